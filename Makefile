@@ -1,0 +1,32 @@
+# Two commands: `make demo` trains a MovieLens model through TorchX, `make test` checks and tests everything.
+VENV := .venv
+PYTHON ?= python3
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.PHONY: demo test lint docs clean
+
+demo: $(VENV)/ready data/movielens/summary.json
+	torchx run -s local_cwd dlrm.multi_node --config trainer/configs/movielens.toml -j 1x2 --out runs/movielens
+
+data/movielens/summary.json: | $(VENV)/ready
+	torchx run -s local_cwd data.movielens --out data/movielens
+
+test: $(VENV)/ready lint
+	pytest
+
+lint: $(VENV)/ready
+	ruff format --check .
+	ruff check .
+	pyrefly check
+
+docs: $(VENV)/ready
+	python -m docs.generate
+
+$(VENV)/ready: requirements-cpu.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --no-deps -r requirements-cpu.txt
+	$(VENV)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+clean:
+	rm -rf $(VENV) data runs

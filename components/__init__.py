@@ -1,0 +1,1 @@
+"""TorchX components: what can be submitted."""

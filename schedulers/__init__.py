@@ -1,0 +1,1 @@
+"""TorchX plugins: where jobs run."""

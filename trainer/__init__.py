@@ -1,0 +1,1 @@
+"""The trainer: plans, shards, trains, evaluates and checkpoints a TorchRec model."""

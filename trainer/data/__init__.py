@@ -1,0 +1,1 @@
+"""Data: Parquet files to batches, and the sources that make data sets."""

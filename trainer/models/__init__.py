@@ -1,0 +1,1 @@
+"""Models, built from configuration; none knows about ranks."""

@@ -1,0 +1,173 @@
+"""How a trainer process is started: the only place that spells torchrun's flags."""
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from torchx import specs
+from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount, macros
+
+# All of them reach every rank, which then has SHUTDOWN_TIMEOUT_SECONDS to save a checkpoint and leave.
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+SHUTDOWN_TIMEOUT_SECONDS = 120
+
+# Below the ports that the system hands out by itself (32768 and up on Linux).
+FIRST_PORT = 20000
+PORTS = 10000
+
+
+class ArgumentError(ValueError):
+    """A component was given a value that it cannot use."""
+
+    def __init__(self, flag: str, value: object, allowed: str) -> None:
+        super().__init__(f"{flag} {value}: must be {allowed}")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many nodes a job has, and how many processes each of them runs."""
+
+    min_nodes: int | None
+    nodes: int
+    procs: int
+
+    @classmethod
+    def parse(cls, j: str) -> "Shape":
+        """Reads `NODESxPROCS` or `MIN:NODESxPROCS`."""
+        match = re.fullmatch(r"(?:([1-9]\d*):)?([1-9]\d*)x([1-9]\d*)", j)
+        if match:
+            least, nodes, procs = (int(group) if group else None for group in match.groups())
+            if nodes and procs and (least or 1) <= nodes:
+                return cls(least, nodes, procs)
+        raise ArgumentError("-j", j, "NODESxPROCS or MIN:NODESxPROCS, such as 2x8 or 1:2x8, with 1 <= MIN <= NODES")
+
+    @property
+    def nnodes(self) -> str:
+        """The value of torchrun's `--nnodes`."""
+        return f"{self.min_nodes}:{self.nodes}" if self.min_nodes else str(self.nodes)
+
+
+def one_node(nproc: int) -> str:
+    """The `-j` of a job with `nproc` processes on one node."""
+    if nproc < 1:
+        raise ArgumentError("--nproc", nproc, "a number of processes from 1 up")
+    return f"1x{nproc}"
+
+
+def choice(flag: str, value: str, allowed: tuple[str, ...]) -> str:
+    """Returns `value` if it is one of `allowed`."""
+    if value not in allowed:
+        raise ArgumentError(flag, value, ", ".join(allowed))
+    return value
+
+
+def resource(h: str | None, cpu: int, gpu: int, memMB: int) -> Resource:
+    """What one replica asks for: the named resource `h` if there is one, else the numbers."""
+    try:
+        return specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h)
+    except KeyError as error:
+        raise ArgumentError("-h", h, f"the name of a registered resource ({error.args[0]})") from error
+
+
+def parse_mounts(mounts: list[str] | None) -> list[BindMount | VolumeMount | DeviceMount]:
+    """The mounts of a role."""
+    try:
+        return specs.parse_mounts(mounts or [])
+    except (KeyError, ValueError) as error:
+        allowed = f"type=bind|volume|device,src=...,dst=...[,readonly] ({error.args[0]})"
+        raise ArgumentError("--mounts", ",".join(mounts or []), allowed) from error
+
+
+def torchrun(
+    *trainer_args: str,
+    name: str,
+    j: str,
+    resource: Resource,
+    image: str,
+    env: dict[str, str] | None,
+    mounts: list[str] | None,
+    max_retries: int,
+) -> AppDef:
+    """One role whose replicas each run the trainer under torchrun."""
+    if not re.fullmatch(r"[A-Za-z][\w.-]*", name):
+        raise ArgumentError("--name", name, "a letter, then letters, digits, '.', '_' or '-'")
+    shape = Shape.parse(j)
+    defaults = {
+        "LOGLEVEL": "WARNING",
+        "OMP_NUM_THREADS": str(max(1, resource.cpu // shape.procs)),
+        # torchrun tees through files, and Python would hold back what it writes to a file.
+        "PYTHONUNBUFFERED": "1",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
+        # The ranks get a store of their own, so that it does not fall with an agent.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    role = Role(
+        # No dash: Volcano derives the name of a shell variable from it.
+        name="trainer",
+        image=image,
+        entrypoint="bash",
+        args=["-c", _torchrun_command(shape, trainer_args)],
+        env=defaults | (env or {}),
+        num_replicas=shape.nodes,
+        min_replicas=shape.min_nodes,
+        max_retries=max_retries,
+        resource=resource,
+        mounts=parse_mounts(mounts),
+    )
+    return AppDef(name=name, roles=[role])
+
+
+def python(
+    *args: str,
+    name: str,
+    resource: Resource,
+    image: str,
+    env: dict[str, str] | None,
+    mounts: list[str] | None,
+    port_map: dict[str, int] | None = None,
+) -> AppDef:
+    """One role of one process, `python -m ARGS`."""
+    role = Role(
+        name=name,
+        image=image,
+        entrypoint="python",
+        args=["-m", *args],
+        env={"PYTHONUNBUFFERED": "1"} | (env or {}),
+        resource=resource,
+        mounts=parse_mounts(mounts),
+        port_map=port_map or {},
+    )
+    return AppDef(name=name, roles=[role])
+
+
+def _torchrun_command(shape: Shape, trainer_args: tuple[str, ...]) -> str:
+    # Every argument is quoted, and TorchX still substitutes its macros inside the quotes.
+    return " ".join(
+        [
+            # Signals are for torchrun, not for a shell in between.
+            "exec torchrun",
+            f"--nnodes {shape.nnodes}",
+            f"--nproc-per-node {shape.procs}",
+            "--rdzv-backend c10d",
+            f"--rdzv-id '{macros.app_id}'",
+            f"--rdzv-endpoint {_rdzv_endpoint(shape)}",
+            "--max-restarts 0",
+            f"--signals-to-handle {SIGNALS}",
+            f"--shutdown-timeout {SHUTDOWN_TIMEOUT_SECONDS}",
+            "--tee 3",
+            f"-m trainer {shlex.join(trainer_args)}",
+        ]
+    )
+
+
+def _rdzv_endpoint(shape: Shape) -> str:
+    """Host and port at which the nodes meet, as a word for the shell.
+
+    The port is a checksum of the app id: the same on all nodes of a job, another one for another job on the host.
+    """
+    if shape.nodes == 1:
+        return "localhost:0"
+    # TorchX turns `$$` into `$`. A missing host is an error: each node would wait for the others at its own localhost.
+    host = f"$${{{macros.rank0_env}:?names the host of replica 0 and is not set}}"
+    checksum = f"$$(cksum <<< '{macros.app_id}' | cut -d ' ' -f 1)"
+    return f'"{host}:$$(({FIRST_PORT} + {checksum} % {PORTS}))"'

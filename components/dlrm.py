@@ -1,0 +1,217 @@
+"""Recommendation model jobs: train on one node or on many, and evaluate."""
+
+import torchx
+from torchx.specs import AppDef
+
+from components import _launch
+
+
+def single_node(
+    *trainer_args: str,
+    config: str,
+    out: str = "runs/${app_id}",
+    nproc: int = 1,
+    h: str | None = None,
+    cpu: int = 2,
+    gpu: int = 0,
+    memMB: int = 4096,
+    resume: str = "auto",
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+    max_retries: int = 0,
+    name: str = "dlrm",
+) -> AppDef:
+    """Trains a recommendation model on one node.
+
+    Example: torchx run -s local_cwd dlrm.single_node --config trainer/configs/movielens.toml -- --train.steps 100
+
+    Args:
+        trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
+        config: Configuration file (TOML), as the job sees it.
+        out: Run directory, a path or an fsspec URL.
+        nproc: Number of processes (ranks), usually one for each GPU.
+        h: Named resource of the node; replaces cpu, gpu and memMB.
+        cpu: CPU cores of the node.
+        gpu: GPUs of the node.
+        memMB: Memory of the node in MB.
+        resume: What to do with checkpoints in the run directory: auto (go on from the newest, if any),
+            never (start a new run) or must (fail if there is none).
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        max_retries: How often the scheduler starts a failed job again.
+        name: Name of the job; its app id begins with it.
+    """
+    return multi_node(
+        *trainer_args,
+        config=config,
+        out=out,
+        j=_launch.one_node(nproc),
+        h=h,
+        cpu=cpu,
+        gpu=gpu,
+        memMB=memMB,
+        resume=resume,
+        image=image,
+        env=env,
+        mounts=mounts,
+        max_retries=max_retries,
+        name=name,
+    )
+
+
+def multi_node(
+    *trainer_args: str,
+    config: str,
+    out: str = "runs/${app_id}",
+    j: str = "1x2",
+    h: str | None = None,
+    cpu: int = 2,
+    gpu: int = 0,
+    memMB: int = 4096,
+    resume: str = "auto",
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+    max_retries: int = 0,
+    name: str = "dlrm",
+) -> AppDef:
+    """Trains a recommendation model on several nodes, its tables sharded over all ranks.
+
+    Example: torchx run -s slurm dlrm.multi_node --config trainer/configs/criteo.toml -j 2x8 --gpu 8 -- --train.epochs 1
+
+    Args:
+        trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
+        config: Configuration file (TOML), as the job sees it.
+        out: Run directory, a path or an fsspec URL that every node reaches.
+        j: NODESxPROCS: nodes, and processes (ranks) on each; MIN:NODESxPROCS starts with MIN nodes.
+        h: Named resource of each node; replaces cpu, gpu and memMB.
+        cpu: CPU cores of each node.
+        gpu: GPUs of each node.
+        memMB: Memory of each node in MB.
+        resume: What to do with checkpoints in the run directory: auto (go on from the newest, if any),
+            never (start a new run) or must (fail if there is none).
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        max_retries: How often the scheduler starts a failed job again.
+        name: Name of the job; its app id begins with it.
+    """
+    _launch.choice("--resume", resume, ("auto", "never", "must"))
+    return _launch.torchrun(
+        *("train", config, "--out", out, "--resume", resume),
+        *trainer_args,
+        name=name,
+        j=j,
+        resource=_launch.resource(h, cpu, gpu, memMB),
+        image=image,
+        env=env,
+        mounts=mounts,
+        max_retries=max_retries,
+    )
+
+
+def data_parallel(
+    *trainer_args: str,
+    config: str,
+    out: str = "runs/${app_id}",
+    j: str = "1x2",
+    h: str | None = None,
+    cpu: int = 2,
+    gpu: int = 0,
+    memMB: int = 4096,
+    resume: str = "auto",
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+    max_retries: int = 0,
+    name: str = "dlrm",
+) -> AppDef:
+    """Trains a recommendation model with a copy of every table on every rank.
+
+    Example: torchx run -s local_cwd dlrm.data_parallel --config trainer/configs/movielens.toml -j 1x2
+
+    Args:
+        trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
+        config: Configuration file (TOML), as the job sees it.
+        out: Run directory, a path or an fsspec URL that every node reaches.
+        j: NODESxPROCS: nodes, and processes (ranks) on each; MIN:NODESxPROCS starts with MIN nodes.
+        h: Named resource of each node; replaces cpu, gpu and memMB.
+        cpu: CPU cores of each node.
+        gpu: GPUs of each node.
+        memMB: Memory of each node in MB.
+        resume: What to do with checkpoints in the run directory: auto (go on from the newest, if any),
+            never (start a new run) or must (fail if there is none).
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        max_retries: How often the scheduler starts a failed job again.
+        name: Name of the job; its app id begins with it.
+    """
+    return multi_node(
+        *("--planner.mode", "data_parallel"),
+        *trainer_args,
+        config=config,
+        out=out,
+        j=j,
+        h=h,
+        cpu=cpu,
+        gpu=gpu,
+        memMB=memMB,
+        resume=resume,
+        image=image,
+        env=env,
+        mounts=mounts,
+        max_retries=max_retries,
+        name=name,
+    )
+
+
+def evaluate(
+    *trainer_args: str,
+    config: str,
+    out: str,
+    split: str = "test",
+    j: str = "1x2",
+    h: str | None = None,
+    cpu: int = 2,
+    gpu: int = 0,
+    memMB: int = 4096,
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+    max_retries: int = 0,
+    name: str = "evaluate",
+) -> AppDef:
+    """Evaluates the newest checkpoint of a run.
+
+    Example: torchx run -s local_cwd dlrm.evaluate --config trainer/configs/movielens.toml --out runs/movielens
+
+    Args:
+        trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
+        config: Configuration file (TOML), as the job sees it.
+        out: Run directory that holds the checkpoint, a path or an fsspec URL.
+        split: Split of the data set to evaluate on.
+        j: NODESxPROCS: nodes, and processes (ranks) on each.
+        h: Named resource of each node; replaces cpu, gpu and memMB.
+        cpu: CPU cores of each node.
+        gpu: GPUs of each node.
+        memMB: Memory of each node in MB.
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        max_retries: How often the scheduler starts a failed job again.
+        name: Name of the job; its app id begins with it.
+    """
+    return _launch.torchrun(
+        *("evaluate", config, "--out", out, "--split", split),
+        *trainer_args,
+        name=name,
+        j=j,
+        resource=_launch.resource(h, cpu, gpu, memMB),
+        image=image,
+        env=env,
+        mounts=mounts,
+        max_retries=max_retries,
+    )

@@ -1,0 +1,120 @@
+"""Tools around a run: watch it, plan it, measure the machine."""
+
+import torchx
+from torchx.specs import AppDef
+
+from components import _launch
+
+
+def tensorboard(
+    *args: str,
+    logdir: str = "runs",
+    port: int = 6006,
+    host: str = "localhost",
+    h: str | None = None,
+    cpu: int = 1,
+    memMB: int = 2048,
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+) -> AppDef:
+    """Serves TensorBoard for one run directory or for a directory of them.
+
+    Example: torchx run -s local_cwd tools.tensorboard --logdir runs
+
+    Args:
+        args: After `--`, more arguments of TensorBoard.
+        logdir: Directory whose event files are shown, at any depth.
+        port: Port to serve at.
+        host: Address to serve at; 0.0.0.0 lets other hosts connect.
+        h: Named resource of the node; replaces cpu and memMB.
+        cpu: CPU cores of the node.
+        memMB: Memory of the node in MB.
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+    """
+    return _launch.python(
+        *("tensorboard.main", "--logdir", logdir, "--port", str(port), "--host", host),
+        *args,
+        name="tensorboard",
+        resource=_launch.resource(h, cpu, 0, memMB),
+        image=image,
+        env=env,
+        mounts=mounts,
+        port_map={"http": port},
+    )
+
+
+def plan(
+    *args: str,
+    config: str,
+    nproc: int = 2,
+    h: str | None = None,
+    cpu: int = 1,
+    memMB: int = 2048,
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+) -> AppDef:
+    """Prints the sharding plan of a configuration, with its memory and its predicted step time.
+
+    Example: torchx run -s local_cwd tools.plan --config trainer/configs/criteo.toml --nproc 16
+
+    Args:
+        args: After `--`, overrides of the configuration file: `--section.key value ...`.
+        config: Configuration file (TOML), as the job sees it.
+        nproc: Number of ranks to plan for; the job itself is one process.
+        h: Named resource of the node that plans; replaces cpu and memMB.
+        cpu: CPU cores of the node that plans.
+        memMB: Memory of the node that plans in MB.
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+    """
+    return _launch.python(
+        *("trainer", "plan", config, "--world-size", str(nproc)),
+        *args,
+        name="plan",
+        resource=_launch.resource(h, cpu, 0, memMB),
+        image=image,
+        env=env,
+        mounts=mounts,
+    )
+
+
+def bench(
+    *args: str,
+    out: str = "runs/${app_id}",
+    h: str | None = None,
+    cpu: int = 2,
+    gpu: int = 0,
+    memMB: int = 4096,
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+) -> AppDef:
+    """Measures how fast the trainer reads data and takes steps.
+
+    Example: torchx run -s local_cwd tools.bench --out runs/bench
+
+    Args:
+        args: After `--`, more arguments of `python -m trainer bench`.
+        out: Directory to write the results to.
+        h: Named resource of the node; replaces cpu, gpu and memMB.
+        cpu: CPU cores of the node.
+        gpu: GPUs of the node.
+        memMB: Memory of the node in MB.
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+    """
+    return _launch.python(
+        *("trainer", "bench", "--out", out),
+        *args,
+        name="bench",
+        resource=_launch.resource(h, cpu, gpu, memMB),
+        image=image,
+        env=env,
+        mounts=mounts,
+    )

@@ -1,0 +1,31 @@
+import os
+import subprocess
+
+import pytest
+
+
+@pytest.fixture
+def torchx(tmp_path):
+    """Runs the `torchx` command in an empty directory, with no configuration of the user's."""
+
+    def run(*args, **env):
+        return subprocess.run(
+            ["torchx", *args],
+            cwd=tmp_path,
+            env=os.environ | {"HOME": str(tmp_path), "COLUMNS": "200"} | env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return run
+
+
+@pytest.fixture
+def fake_torchrun(tmp_path_factory):
+    """A PATH on which `torchrun` only prints its arguments, one a line."""
+    bin_dir = tmp_path_factory.mktemp("bin")
+    script = bin_dir / "torchrun"
+    script.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    script.chmod(0o755)
+    return f"{bin_dir}:{os.environ['PATH']}"

@@ -1,0 +1,35 @@
+"""`torchx run` as this project replaces it."""
+
+import json
+
+from components._cli import next_commands
+
+
+def test_handle_alone_is_on_stdout_and_the_hint_on_stderr(torchx, fake_torchrun):
+    done = torchx("run", "-s", "local_cwd", "dlrm.single_node", "--config", "c.toml", PATH=fake_torchrun)
+    assert done.returncode == 0, done.stderr
+    (handle,) = done.stdout.splitlines()
+    assert handle.startswith("local_cwd://torchx/dlrm-")
+    assert next_commands(handle) in done.stderr
+
+
+def test_json_output_is_one_object(torchx, fake_torchrun):
+    done = torchx("run", "-s", "local_cwd", "--json", "dlrm.single_node", "--config", "c.toml", PATH=fake_torchrun)
+    assert json.loads(done.stdout)["state"] == "SUCCEEDED"
+    assert "next:" not in done.stderr
+
+
+def test_next_commands_name_the_handle():
+    assert next_commands("slurm://torchx/42").splitlines() == [
+        "next:",
+        "  torchx status slurm://torchx/42",
+        "  torchx log slurm://torchx/42",
+        "  torchx cancel slurm://torchx/42",
+    ]
+
+
+def test_wrong_argument_is_one_line_and_exit_code_2(torchx):
+    done = torchx("run", "-s", "local_cwd", "dlrm.multi_node", "--config", "c.toml", "-j", "2")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("torchx run: error: -j 2: must be")
+    assert "Traceback" not in done.stderr

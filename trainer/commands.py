@@ -1,0 +1,119 @@
+"""What `python -m trainer` can do. Each command imports what it needs itself, so that each starts fast."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from trainer.flags import parse
+
+PROGRAM = "python -m trainer"
+
+
+def train(flags: list[str]) -> None:
+    """CONFIG --out RUN_DIR: train a model, or go on from its newest checkpoint."""
+    from trainer.config import Config
+    from trainer.loop import train as run
+
+    @dataclass(frozen=True)
+    class Train:
+        """Trains a model. CONFIG is a TOML file, or the name of a ready-made configuration."""
+
+        settings: Annotated[Config, tyro.conf.arg(name="")]
+        out: str
+        """The run directory, any fsspec URL."""
+        resume: Literal["auto", "never", "must"] = "auto"
+        """auto goes on from a checkpoint if there is one; must needs one; never refuses to start with one."""
+
+    asked = _with_config(Train, "train", flags, out=tyro.MISSING)
+    run(asked.settings, asked.out, asked.resume)
+
+
+def evaluate(flags: list[str]) -> None:
+    """CONFIG --out RUN_DIR: evaluate a run's newest checkpoint."""
+    from trainer.config import Config
+    from trainer.evaluate import evaluate as run
+
+    @dataclass(frozen=True)
+    class Evaluate:
+        """Evaluates the newest checkpoint of a run. CONFIG is a TOML file, such as RUN_DIR/config.toml."""
+
+        settings: Annotated[Config, tyro.conf.arg(name="")]
+        out: str
+        """The run directory, any fsspec URL."""
+        split: Literal["validation", "test"] = "test"
+        """Which of the configuration's data sets to evaluate on."""
+
+    asked = _with_config(Evaluate, "evaluate", flags, out=tyro.MISSING)
+    run(asked.settings, asked.out, asked.split)
+
+
+def plan(flags: list[str]) -> None:
+    """CONFIG: print the sharding plan for this machine."""
+    from trainer.config import Config
+    from trainer.job import print_plan as run
+
+    @dataclass(frozen=True)
+    class Plan:
+        """Prints the sharding plan of a configuration. CONFIG is a TOML file, or the name of a ready-made one."""
+
+        settings: Annotated[Config, tyro.conf.arg(name="")]
+        world_size: int = 2
+        """Ranks to plan for, all on this machine."""
+        out: str | None = None
+        """Where to save the plan.json, any fsspec URL; planner.plan takes it."""
+
+    asked = _with_config(Plan, "plan", flags)
+    run(asked.settings, asked.world_size, asked.out)
+
+
+def bench(flags: list[str]) -> None:
+    """--out DIR: measure the loader and the loop against baselines."""
+    from trainer.bench import bench as run
+
+    parse(run, flags, f"{PROGRAM} bench")
+
+
+def movielens(flags: list[str]) -> None:
+    """--out DIR: make the MovieLens-100k data set."""
+    from trainer.data.movielens import movielens as run
+
+    parse(run, flags, f"{PROGRAM} movielens")
+
+
+def criteo(flags: list[str]) -> None:
+    """--source FILES --out URL: convert Criteo's click logs to Parquet."""
+    from trainer.data.criteo import criteo as run
+
+    parse(run, flags, f"{PROGRAM} criteo")
+
+
+def synthetic(flags: list[str]) -> None:
+    """--out URL: make a data set of Criteo's shape whose best reachable AUC is known."""
+    from trainer.data.synthetic import synthetic as run
+
+    parse(run, flags, f"{PROGRAM} synthetic")
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    command.__name__: command for command in (train, evaluate, plan, bench, movielens, criteo, synthetic)
+}
+
+
+def usage() -> str:
+    """Returns the list of commands, for people."""
+    lines = [f"  {name:<10} {command.__doc__}" for name, command in COMMANDS.items()]
+    return "\n".join([f"usage: {PROGRAM} COMMAND ...", "", *lines, "", f"{PROGRAM} COMMAND --help lists its flags."])
+
+
+def _with_config(kind: type, command: str, flags: list[str], **defaults: Any) -> Any:
+    """Reads a configuration file, named by the first argument, and the flags that change single values of it."""
+    from trainer.config import example_config, load_config
+
+    program = f"{PROGRAM} {command} CONFIG"
+    if flags and not flags[0].startswith("-"):
+        return parse(kind, flags[1:], program, kind(settings=load_config(flags[0]), **defaults))
+    if "--help" in flags or "-h" in flags:
+        parse(kind, ["--help"], program, kind(settings=example_config(), **defaults))
+    raise ValueError(f"which configuration? {program} ..., with a TOML file or the name of a ready-made one")

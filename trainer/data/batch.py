@@ -1,0 +1,80 @@
+"""What a step gets: the local batch as tensors."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+from trainer.data.rows import NO_ID, Bags, Rows, offsets_of
+from trainer.data.schema import DataConfig
+
+
+@dataclass
+class Batch(Pipelineable):
+    """The local batch of one step: `B` rows, `D` dense features, `F` sparse features, `T` labels.
+
+    Attributes:
+        dense: Dense features, `[B, D]` float32.
+        sparse: Ids; its keys are the sparse features in the order of the configuration.
+        labels: Labels, `[B, T]` float32.
+        weights: Weight of each row, `[B]` float32; 0 for padding.
+        scale: What the sum of the weighted losses of these rows is multiplied with, so that the mean over the ranks
+            is the mean over the real rows of the global batch; a scalar.
+    """
+
+    dense: Tensor
+    sparse: KeyedJaggedTensor
+    labels: Tensor
+    weights: Tensor
+    scale: Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        """Returns the batch on another device."""
+        return Batch(
+            *(getattr(self, field.name).to(device=device, non_blocking=non_blocking) for field in fields(self))
+        )
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tells the allocator that another stream uses this batch."""
+        for field in fields(self):
+            getattr(self, field.name).record_stream(stream)
+
+    def pin_memory(self) -> "Batch":
+        """Returns the batch in memory that a GPU can copy from without waiting."""
+        return Batch(*(getattr(self, field.name).pin_memory() for field in fields(self)))
+
+
+def to_batch(rows: Rows, config: DataConfig, scale: float) -> Batch:
+    """Lays out rows as tensors."""
+    numbers = torch.from_numpy(rows.numbers)
+    split = len(config.dense)
+    return Batch(
+        dense=numbers[:split].t().contiguous(),
+        sparse=_to_jagged(rows, config),
+        labels=numbers[split:-1].t().contiguous(),
+        weights=numbers[-1].contiguous(),
+        scale=torch.tensor(scale, dtype=torch.float32),
+    )
+
+
+def _to_jagged(rows: Rows, config: DataConfig) -> KeyedJaggedTensor:
+    """Lays out ids feature by feature; ids and lengths are int32, half the bytes for every exchange between ranks."""
+    if not rows.bags and (rows.ids.size == 0 or rows.ids.min() > NO_ID):
+        values, lengths = rows.ids.reshape(-1), np.ones(rows.ids.size, np.int32)
+    else:
+        bags = {
+            name: Bags(ids[ids > NO_ID], offsets_of(ids > NO_ID)) for name, ids in _single(rows, config)
+        } | rows.bags
+        values = np.concatenate([bags[name].flat for name in config.sparse])
+        lengths = np.concatenate([bags[name].lengths for name in config.sparse]).astype(np.int32)
+    return KeyedJaggedTensor(
+        keys=list(config.sparse), values=torch.from_numpy(values), lengths=torch.from_numpy(lengths), stride=len(rows)
+    )
+
+
+def _single(rows: Rows, config: DataConfig) -> Iterator[tuple[str, np.ndarray]]:
+    return zip((name for name in config.sparse if name not in rows.bags), rows.ids, strict=True)

@@ -1,0 +1,129 @@
+"""The order of an epoch: which rows make up step k, for any number of ranks.
+
+An epoch is the data set's row groups in an order that depends on `(seed, epoch)` alone, read as one sequence of rows.
+The sequence is cut into `L` lanes whose lengths differ by at most one row. Inside a lane, rows are shuffled within
+windows. Step `k` takes the next `B / L` rows of every lane, where `B` is the global batch size. So the position of a
+job is one number, the step, and a global batch holds the same rows whatever the number of ranks.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.data.files import RowGroup
+
+MIN_LANES = 8
+EPOCH_STREAM = np.iinfo(np.uint64).max  # the counter of the epoch's own permutation; no lane has this number
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """How the rows of an epoch fall into lanes and steps.
+
+    Attributes:
+        rows: Rows of the data set.
+        lanes: Number of lanes, `L`.
+        global_batch_size: Rows per step over all ranks, `B`; a multiple of `L`.
+        keep_last: Whether the last, short step counts.
+    """
+
+    rows: int
+    lanes: int
+    global_batch_size: int
+    keep_last: bool = True
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows that one lane gives to one step, `B / L`."""
+        return self.global_batch_size // self.lanes
+
+    @property
+    def steps(self) -> int:
+        """Steps of one epoch, the same on every rank."""
+        longest, shortest = -(-self.rows // self.lanes), self.rows // self.lanes
+        return -(-longest // self.rows_per_step) if self.keep_last else shortest // self.rows_per_step
+
+    def bounds(self, lane: int) -> tuple[int, int]:
+        """Returns the first row of a lane, and the row after its last, in the epoch's sequence."""
+        length, longer = divmod(self.rows, self.lanes)
+        start = lane * length + min(lane, longer)
+        return start, start + length + (lane < longer)
+
+    def length(self, lane: int) -> int:
+        """Returns the rows of a lane."""
+        start, stop = self.bounds(lane)
+        return stop - start
+
+    def rows_in_step(self, step: int) -> int:
+        """Returns the real rows, over all ranks, of a step of the epoch; padding is not counted."""
+        return sum(
+            min(self.rows_per_step, max(0, self.length(lane) - step * self.rows_per_step)) for lane in range(self.lanes)
+        )
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank serves: whole lanes, or an equal part of one lane's rows.
+
+    Attributes:
+        lanes: The lanes.
+        part: Which part of each step's rows, in `[0, parts)`.
+        parts: Parts that each step's rows of these lanes are cut into.
+    """
+
+    lanes: range
+    part: int
+    parts: int
+
+
+def default_lanes(world_size: int) -> int:
+    """Returns the smallest multiple of the number of ranks that is at least 8."""
+    return world_size * -(-MIN_LANES // world_size)
+
+
+def check_lanes(lanes: int, world_size: int, global_batch_size: int) -> None:
+    """Refuses numbers that do not divide.
+
+    Raises:
+        ValueError: The number of ranks is neither a divisor nor a multiple of the lanes, or the batch cannot be cut
+            into equal parts.
+    """
+    if lanes % world_size and world_size % lanes:
+        allowed = [n for n in range(1, lanes + 1) if lanes % n == 0]
+        raise ValueError(
+            f"{world_size} ranks cannot share data.lanes = {lanes}; use a number of ranks that divides it "
+            f"({', '.join(map(str, allowed))}) or is a multiple of it"
+        )
+    parts = max(lanes, world_size)
+    if global_batch_size % parts:
+        raise ValueError(
+            f"data.global_batch_size is {global_batch_size}, which {parts} {'lanes' if parts == lanes else 'ranks'} "
+            f"do not divide; use a multiple of {parts}, such as {max(1, round(global_batch_size / parts)) * parts}"
+        )
+
+
+def share_of(rank: int, world_size: int, lanes: int) -> Share:
+    """Returns what a rank serves."""
+    if world_size <= lanes:
+        each = lanes // world_size
+        return Share(range(rank * each, (rank + 1) * each), 0, 1)
+    parts = world_size // lanes
+    return Share(range(rank // parts, rank // parts + 1), rank % parts, parts)
+
+
+def epoch_order(groups: list[RowGroup], seed: int, epoch: int, shuffle: bool) -> list[RowGroup]:
+    """Returns the row groups in the order of the epoch."""
+    if not shuffle:
+        return groups
+    return [groups[i] for i in _random(seed, epoch, EPOCH_STREAM, EPOCH_STREAM).permutation(len(groups))]
+
+
+def window_order(rows: int, seed: int, epoch: int, lane: int, window: int) -> np.ndarray:
+    """Returns the order of the rows of a shuffle window, `[rows]`."""
+    return _random(seed, epoch, lane, window).permutation(rows)
+
+
+def _random(seed: int, epoch: int, high: int, low: int) -> np.random.Generator:
+    """A counter-based generator (Philox: Salmon et al., SC 2011), keyed so that no state has to be carried along."""
+    counter = np.array([0, 0, low, high], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(counter=counter, key=np.array([seed, epoch], dtype=np.uint64)))

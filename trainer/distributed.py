@@ -1,0 +1,106 @@
+"""Ranks, devices and the process group; the only file that reads the environment that torchrun sets."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where this process stands among the processes of the job.
+
+    Attributes:
+        rank: This rank, in `[0, world_size)`.
+        world_size: Ranks of the job.
+        local_rank: This rank among those of its node.
+        local_world_size: Ranks on this node.
+        device: The device that this rank computes on.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the one rank that prints and writes the run's small files."""
+        return self.rank == 0
+
+
+def current_ranks() -> Ranks:
+    """Returns this process's place, as torchrun tells it; alone without torchrun."""
+    rank, world, local, local_world = (
+        int(os.environ.get(name, default))
+        for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+    )
+    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+    return Ranks(rank, world, local, local_world, device)
+
+
+@contextmanager
+def process_group() -> Iterator[Ranks]:
+    """Joins the job's process group, NCCL with a GPU and Gloo without, and leaves it at the end."""
+    ranks = current_ranks()
+    if ranks.device.type == "cuda":
+        torch.cuda.set_device(ranks.device)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // ranks.local_world_size)))
+    alone = {} if dist.is_torchelastic_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    backend = "nccl" if ranks.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, **alone)
+    try:
+        yield ranks
+    finally:
+        dist.destroy_process_group()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def from_main(ranks: Ranks, make: Callable[[], T]) -> T:
+    """Runs `make` on the main rank and returns its result on every rank.
+
+    Raises:
+        ValueError, OSError: What `make` raised, on the main rank; the others leave quietly with exit code 2.
+    """
+    result, error = None, None
+    if ranks.is_main:
+        try:
+            result = make()
+        except (ValueError, OSError) as caught:
+            error = caught
+    outcome = [result, error]
+    dist.broadcast_object_list(outcome, src=0, device=_object_device(ranks))
+    result, error = outcome
+    if error is not None:
+        raise error if ranks.is_main else SystemExit(2)
+    return result
+
+
+def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """Returns the sum of a tensor over all ranks, on the CPU."""
+    total = values.to(ranks.device)
+    dist.all_reduce(total)
+    return total.cpu()
+
+
+def gather_to_all(value: T, ranks: Ranks) -> list[T]:
+    """Returns every rank's value, in the order of the ranks."""
+    values: list[T | None] = [None] * ranks.world_size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _object_device(ranks: Ranks) -> torch.device | None:
+    return ranks.device if ranks.device.type == "cuda" else None

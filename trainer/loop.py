@@ -1,0 +1,38 @@
+"""The loop."""
+
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+
+from trainer.config import Config, check_length
+from trainer.distributed import process_group
+from trainer.run import Resume
+from trainer.session import prepare
+
+
+def train(config: Config, out: str, resume: Resume) -> None:
+    """Trains a model, from scratch or from the newest checkpoint of the run directory.
+
+    Args:
+        config: The configuration.
+        out: The run directory, any fsspec URL.
+        resume: auto goes on from a checkpoint if there is one, must refuses to start without, never refuses to start
+            with one.
+
+    Raises:
+        ValueError: The configuration, the data or the run directory cannot be used.
+    """
+    check_length(config)
+    with process_group() as ranks:
+        session = prepare(config, out, resume, ranks)
+        job, last = session.job, session.last_step
+        pipeline = TrainPipelineSparseDist(job.model, job.optimizers.combined, ranks.device)
+
+        for step in range(session.first_step + 1, last + 1):
+            job.optimizers.set_rates(step)
+            loss, *_ = pipeline.progress(session.batches)
+            session.note(step, loss)
+            if session.evaluator.due(step) and step < last:
+                session.evaluate(step, pipeline.detach(), ["validation"])
+            if session.checkpoints.due(step) or step == last:
+                session.save(step)
+
+        session.finish(session.evaluate(last, pipeline.detach(), session.evaluator.splits))

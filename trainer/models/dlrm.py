@@ -1,0 +1,49 @@
+"""DLRM (Naumov et al., arXiv:1906.00091) and DLRM with DCNv2 interaction (Wang et al., arXiv:2008.13535)."""
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torchrec.models.dlrm import DLRM, DLRM_DCN
+
+if TYPE_CHECKING:
+    from trainer.models.model import ModelInputs
+
+
+def dlrm(inputs: "ModelInputs") -> nn.Module:
+    """Builds DLRM: embeddings and dense features interact by their inner products."""
+    _check(inputs)
+    return DLRM(
+        inputs.tables,
+        inputs.dense_features,
+        [*inputs.config.dense_layers, inputs.config.embedding_dim],
+        [*inputs.config.over_layers, inputs.labels],
+        dense_device=inputs.device,
+    )
+
+
+def dlrm_dcn(inputs: "ModelInputs") -> nn.Module:
+    """Builds DLRM whose interaction is a stack of low-rank cross layers, as in MLPerf's recommendation benchmark."""
+    _check(inputs)
+    return DLRM_DCN(
+        inputs.tables,
+        inputs.dense_features,
+        [*inputs.config.dense_layers, inputs.config.embedding_dim],
+        [*inputs.config.over_layers, inputs.labels],
+        dcn_num_layers=inputs.config.cross_layers,
+        dcn_low_rank_dim=inputs.config.cross_rank,
+        dense_device=inputs.device,
+    )
+
+
+def _check(inputs: "ModelInputs") -> None:
+    config = inputs.config
+    if inputs.dense_features == 0:
+        raise ValueError(f"model.name is '{config.name}', which needs dense features; name one in data.dense")
+    if not config.over_layers:
+        raise ValueError("model.over_layers is empty; name at least one hidden layer")
+    for table in inputs.tables.embedding_bag_configs():
+        if table.embedding_dim != config.embedding_dim:
+            raise ValueError(
+                f"data.sparse.{table.feature_names[0]}.dimension is {table.embedding_dim}, but model.name "
+                f"'{config.name}' needs every table to have model.embedding_dim = {config.embedding_dim}"
+            )

@@ -1,0 +1,210 @@
+"""What a run says of itself: the console, metrics.jsonl, evaluations.jsonl, TensorBoard and the TorchX tracker."""
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import pydantic
+import torch
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+from torchx.tracker import app_run_from_env
+from tqdm import tqdm
+
+from trainer.distributed import Ranks, sum_over_ranks
+from trainer.run_directory import JsonLines, RunDirectory
+from trainer.section import Section
+
+T = TypeVar("T")
+
+
+class ReportConfig(Section):
+    """What training says of itself, and how often."""
+
+    interval_steps: pydantic.PositiveInt = 50
+    """Steps between two console lines and two lines of metrics.jsonl."""
+    tensorboard: bool = True
+    """Write TensorBoard files to RUN_DIR/tensorboard."""
+
+
+class Stopwatch:
+    """Measures how long the items of an iterator are waited for.
+
+    Args:
+        items: The iterator.
+    """
+
+    def __init__(self, items: Iterator[T]) -> None:
+        self._items = items
+        self.waited_seconds = 0.0
+
+    def __iter__(self) -> "Stopwatch":
+        return self
+
+    def __next__(self) -> T:
+        start = time.perf_counter()
+        try:
+            return next(self._items)
+        finally:
+            self.waited_seconds += time.perf_counter() - start
+
+
+class Report:
+    """Collects what happens in steps and passes it on once per interval.
+
+    Args:
+        run: Where files go.
+        config: How often.
+        ranks: This process; only the main rank prints and writes.
+        last_step: The step that training ends with.
+        start_step: Steps done before; later lines of an earlier try are dropped.
+        running: `state()` of the checkpoint that training goes on from.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        config: ReportConfig,
+        ranks: Ranks,
+        last_step: int,
+        start_step: int = 0,
+        running: dict[str, float] | None = None,
+    ) -> None:
+        self._run, self._config, self._ranks = run, config, ranks
+        self._first_step, self._last_step = start_step, last_step
+        running = running or {"loss": 0.0, "steps": 0}
+        self._loss = torch.tensor(running["loss"] / ranks.world_size, dtype=torch.float64, device=ranks.device)
+        self._loss_steps = int(running["steps"])
+        self._step_seconds: list[float] = []
+        self._waited_before, self._rows = 0.0, 0
+        self._clock = time.perf_counter()
+        self._started = self._clock
+        if ranks.is_main:
+            self._metrics = JsonLines(run, "metrics.jsonl", start_step)
+            self._evaluations = JsonLines(run, "evaluations.jsonl", min(start_step, last_step - 1))
+            self._board = (
+                SummaryWriter(run.url_of("tensorboard"), purge_step=start_step + 1) if config.tensorboard else None
+            )
+            watched = sys.stderr.isatty()
+            self._bar = tqdm(total=last_step, initial=start_step, unit="step", disable=not watched)
+
+    def state(self) -> dict[str, float]:
+        """Returns the loss of the interval that is under way, summed over its steps; the same on every rank."""
+        return {"loss": sum_over_ranks(self._loss, self._ranks).item(), "steps": self._loss_steps}
+
+    def step(self, step: int, epoch: int, loss: Tensor, rows: int, waited_seconds: float) -> None:
+        """Takes note of one step.
+
+        Args:
+            step: Its number; the first is 1.
+            epoch: The epoch that it belongs to; the first is 0.
+            loss: This rank's loss, whose mean over the ranks is that of the global batch.
+            rows: Rows of the global batch.
+            waited_seconds: Time that this rank has waited for data since it started.
+        """
+        now = time.perf_counter()
+        self._step_seconds.append(now - self._clock)
+        self._clock = now
+        self._loss += loss
+        self._loss_steps += 1
+        self._rows += rows
+        if self._ranks.is_main:
+            self._bar.update()
+        if step % self._config.interval_steps == 0 or step == self._last_step:
+            self._interval(step, epoch, waited_seconds)
+
+    def _interval(self, step: int, epoch: int, waited_seconds: float) -> None:
+        mean_loss = sum_over_ranks(self._loss, self._ranks).item() / self._ranks.world_size / self._loss_steps
+        seconds = sum(self._step_seconds)
+        waits = sum_over_ranks(torch.tensor(waited_seconds - self._waited_before), self._ranks).item()
+        p50, p99 = np.percentile(self._step_seconds, [50, 99])
+        record = {
+            "step": step,
+            "epoch": epoch,
+            "loss": mean_loss,
+            "samples_per_second": self._rows / seconds,
+            "samples_per_second_per_rank": self._rows / seconds / self._ranks.world_size,
+            "data_wait": waits / self._ranks.world_size / seconds,
+            "step_seconds_p50": float(p50),
+            "step_seconds_p99": float(p99),
+            "memory_gib": memory_gib(self._ranks),
+        }
+        self._loss.zero_()
+        self._loss_steps, self._rows, self._step_seconds, self._waited_before = 0, 0, [], waited_seconds
+        if self._ranks.is_main:
+            self._metrics.add(record)
+            self._to_board("train", record)
+            self.say(self._line(record))
+
+    def _line(self, record: dict[str, Any]) -> str:
+        done = max(1, record["step"] - self._first_step)
+        eta = (self._last_step - record["step"]) * (time.perf_counter() - self._started) / done
+        return (
+            f"step {record['step']:,}/{self._last_step:,}  loss {record['loss']:.5f}  "
+            f"{record['samples_per_second']:,.0f} samples/s ({record['samples_per_second_per_rank']:,.0f} per rank)  "
+            f"data wait {record['data_wait']:.1%}  "
+            f"step {record['step_seconds_p50'] * 1e3:,.1f} ms p50 {record['step_seconds_p99'] * 1e3:,.1f} ms p99  "
+            f"memory {record['memory_gib']:.2f} GiB  ETA {tqdm.format_interval(round(eta))}"
+        )
+
+    def evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
+        """Takes note of an evaluation; the time that it took counts for no step."""
+        self.resume_clock()
+        if not self._ranks.is_main:
+            return
+        self._evaluations.add({"step": step, "split": split, **metrics})
+        self._to_board(split, {"step": step, **metrics})
+        self.say(f"step {step:,}  {split}: " + format_metrics(metrics))
+
+    def resume_clock(self) -> None:
+        """Starts the next step's time now."""
+        self._clock = time.perf_counter()
+
+    def say(self, text: str) -> None:
+        """Prints a line for people, on the main rank."""
+        if self._ranks.is_main:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+
+    def flush(self) -> None:
+        """Writes the files whole where storage cannot append."""
+        if self._ranks.is_main:
+            self._metrics.flush()
+            self._evaluations.flush()
+
+    def close(self, final: dict[str, float], checkpoint_url: str) -> None:
+        """Ends the report and hands the final metrics to the TorchX tracker, if the job has one."""
+        if not self._ranks.is_main:
+            return
+        self.flush()
+        self._bar.close()
+        if self._board:
+            self._board.close()
+        tracked = app_run_from_env()
+        tracked.add_metadata(**final)
+        tracked.add_artifact("checkpoint", checkpoint_url)
+
+    def _to_board(self, group: str, record: dict[str, Any]) -> None:
+        if self._board:
+            for name, value in record.items():
+                if name != "step":
+                    self._board.add_scalar(f"{group}/{name}", value, record["step"])
+
+
+def format_metrics(metrics: dict[str, float]) -> str:
+    """Returns metrics for a console line."""
+    return "  ".join(
+        f"{name} {value:,.0f}" if name == "rows" else f"{name} {value:.5f}"
+        for name, value in metrics.items()
+        if not name.startswith("auc_error")
+    )
+
+
+def memory_gib(ranks: Ranks) -> float:
+    """Returns this rank's peak memory in GiB: the GPU's, or the process's without one."""
+    if ranks.device.type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -1,0 +1,89 @@
+"""A run's own directory, on any fsspec URL: its small files, and whether a configuration belongs there."""
+
+import json
+import posixpath
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+
+class RunDirectory:
+    """The directory that a run leaves behind.
+
+    Args:
+        url: Any fsspec URL or local path; made when the first file is written.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self.fs, self._path = fsspec.core.url_to_fs(self.url)
+        self.appends = isinstance(self.fs, LocalFileSystem)
+
+    def path(self, *names: str) -> str:
+        """Returns a path below the directory, as the file system wants it."""
+        return posixpath.join(self._path, *names)
+
+    def url_of(self, *names: str) -> str:
+        """Returns the URL of something below the directory."""
+        return posixpath.join(self.url, *names)
+
+    def create(self) -> None:
+        """Makes the directory.
+
+        Raises:
+            ValueError: It cannot be written.
+        """
+        try:
+            self.fs.makedirs(self._path, exist_ok=True)
+            self.write("run.json", self.read("run.json") or "{}")
+        except OSError as error:
+            raise ValueError(f"--out is '{self.url}', which cannot be written: {error}; choose another") from error
+
+    def read(self, *names: str) -> str | None:
+        """Returns the text of a file, None if there is no such file."""
+        try:
+            return self.fs.cat_file(self.path(*names)).decode()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a file whole: whoever reads it finds the old text or the new one."""
+        partial = self.path(f"{name}.partial")
+        self.fs.pipe_file(partial, text.encode())
+        self.fs.mv(partial, self.path(name))
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Writes a JSON file for people to read."""
+        self.write(name, json.dumps(content, indent=2) + "\n")
+
+
+class JsonLines:
+    """A file of one JSON object per line, each with a `step`; on storage that cannot append, `flush` rewrites it.
+
+    Args:
+        run: Where the file is.
+        name: Its name.
+        last_step: Lines of later steps are dropped, for a resumed run will write them again.
+    """
+
+    def __init__(self, run: RunDirectory, name: str, last_step: int) -> None:
+        self._run, self._name = run, name
+        existing = (run.read(name) or "").splitlines()
+        self._lines = [line for line in existing if json.loads(line)["step"] <= last_step]
+        self._written = len(existing) if self._lines == existing else -1
+        self.flush()
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Adds one line."""
+        self._lines.append(json.dumps(record))
+        if self._run.appends:
+            with self._run.fs.open(self._run.path(self._name), "a") as file:
+                file.write(self._lines[-1] + "\n")
+            self._written = len(self._lines)
+
+    def flush(self) -> None:
+        """Writes what is not written yet."""
+        if self._written != len(self._lines):
+            self._run.write(self._name, "".join(line + "\n" for line in self._lines))
+            self._written = len(self._lines)

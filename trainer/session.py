@@ -1,0 +1,177 @@
+"""Everything that one training run holds, made ready: what `loop.train` only has to set in motion."""
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tabulate import tabulate
+from torch import Tensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from trainer.checkpoint import Checkpoint, Checkpoints, restore
+from trainer.config import Config
+from trainer.data.files import FileSet, find_files
+from trainer.data.lanes import Lanes, check_lanes, default_lanes
+from trainer.data.loader import Loader
+from trainer.distributed import Ranks, from_main
+from trainer.evaluate import Evaluator
+from trainer.job import Job, build_job
+from trainer.report import Report, Stopwatch
+from trainer.run import Resume, check_start, describe_data, describe_run, digest, find_start, open_run, to_toml
+from trainer.run_directory import RunDirectory
+from trainer.state import all_tensors
+
+
+@dataclass(frozen=True)
+class Session:
+    """One training run, ready to go.
+
+    Attributes:
+        config: The configuration.
+        ranks: This process among the ranks.
+        run: The run directory.
+        files: The training data.
+        lanes: How its rows fall into steps.
+        job: The sharded model and its optimizers.
+        checkpoints: Where state is saved.
+        evaluator: What evaluates the model.
+        report: What tells of it.
+        batches: The batches to train on, in order.
+        first_step: Steps done before.
+        last_step: The step that training ends with.
+    """
+
+    config: Config
+    ranks: Ranks
+    run: RunDirectory
+    files: FileSet
+    lanes: Lanes
+    job: Job
+    checkpoints: Checkpoints
+    evaluator: Evaluator
+    report: Report
+    batches: Stopwatch
+    first_step: int
+    last_step: int
+
+    def note(self, step: int, loss: Tensor) -> None:
+        """Reports a step."""
+        epoch, epoch_step = divmod(step - 1, self.lanes.steps)
+        self.report.step(step, epoch, loss, self.lanes.rows_in_step(epoch_step), self.batches.waited_seconds)
+
+    def evaluate(self, step: int, model: DistributedModelParallel, splits: list[str]) -> dict[str, float]:
+        """Evaluates splits, reports them and returns the metrics, each named `SPLIT_METRIC`."""
+        found: dict[str, float] = {}
+        for split in splits:
+            metrics = self.evaluator.evaluate(model, split)
+            self.report.evaluation(step, split, metrics)
+            found |= {f"{split}_{name}": value for name, value in metrics.items()}
+        return found
+
+    def save(self, step: int) -> None:
+        """Saves a checkpoint; returns once it is committed."""
+        progress: dict[str, Any] = {
+            "epoch": step // self.lanes.steps,
+            "lanes": self.lanes.lanes,
+            "seed": self.config.train.seed,
+            "running": self.report.state(),
+            "data": describe_data(self.files),
+        }
+        texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.job.plan_json, indent=2)}
+        self.report.flush()
+        started = time.perf_counter()
+        checkpoint = self.checkpoints.save(step, all_tensors(self.job.model, self.job.optimizers), progress, texts)
+        self.report.say(f"step {step:,}  saved {checkpoint.url} in {time.perf_counter() - started:.1f} s")
+        self.report.resume_clock()
+
+    def finish(self, metrics: dict[str, float]) -> None:
+        """Ends the report, and prints where everything is and what to type next."""
+        checkpoint = self.checkpoints.url(self.last_step)
+        self.report.close(metrics, checkpoint)
+        url, config = self.run.url, self.run.url_of("config.toml")
+        self.report.say(
+            "\n"
+            + tabulate(
+                [
+                    ["run directory", url],
+                    ["checkpoint", checkpoint],
+                    ["configuration", config],
+                    ["metrics", self.run.url_of("metrics.jsonl")],
+                    ["evaluations", self.run.url_of("evaluations.jsonl")],
+                    *([["TensorBoard", self.run.url_of("tensorboard")]] if self.config.report.tensorboard else []),
+                ],
+                tablefmt="plain",
+            )
+            + f"\n\nNext:  torchx run tools.tensorboard --logdir {url}"
+            + f"\n       torchx run dlrm.evaluate --config {config} --out {url}"
+        )
+
+
+def prepare(config: Config, out: str, resume: Resume, ranks: Ranks) -> Session:
+    """Opens the run directory, reads the data's footers, shards the model, and restores it if there is a checkpoint.
+
+    Raises:
+        ValueError: The configuration, the data or the run directory cannot be used.
+    """
+    run = from_main(ranks, lambda: open_run(out, config))
+    checkpoints = Checkpoints(run, config.checkpoint, ranks)
+    start = from_main(ranks, lambda: find_start(checkpoints, resume, out))
+    files = from_main(ranks, lambda: find_files("train", config.data.train, config.data))
+    lanes = _make_lanes(config, files, ranks, start)
+    evaluator = Evaluator(config, ranks)
+    job = build_job(config, ranks)
+    first, last = start.step if start else 0, config.train.steps or config.train.epochs * lanes.steps
+    if start:
+        job.optimizers.materialize()
+        restore(start, all_tensors(job.model, job.optimizers), ranks)
+    report = Report(run, config.report, ranks, last, first, start.progress["running"] if start else None)
+    loader = Loader(files, config.data, lanes, ranks.rank, ranks.world_size, config.train.seed, config.data.shuffle)
+    batches = Stopwatch(loader.batches(first, last))
+    session = Session(
+        config, ranks, run, files, lanes, job, checkpoints, evaluator, report, batches, min(first, last), last
+    )
+    _introduce(session, start)
+    return session
+
+
+def _make_lanes(config: Config, files: FileSet, ranks: Ranks, start: Checkpoint | None) -> Lanes:
+    recorded = start.progress["lanes"] if start else default_lanes(ranks.world_size)
+    number = config.data.lanes or recorded
+    check_lanes(number, ranks.world_size, config.data.global_batch_size)
+    lanes = Lanes(files.rows, number, config.data.global_batch_size, config.data.last_batch == "keep")
+    if lanes.steps == 0:
+        raise ValueError(
+            f"data.global_batch_size is {lanes.global_batch_size}, but there are only {files.rows} rows to train on and "
+            "data.last_batch is 'drop'; use a smaller batch or 'keep'"
+        )
+    if start:
+        check_start(start, number, config, files)
+    return lanes
+
+
+def _introduce(session: Session, start: Checkpoint | None) -> None:
+    """Prints what is about to happen, and writes plan.json and run.json."""
+    job, report, sent = session.job, session.report, session.job.sent_bytes
+    if session.ranks.is_main:
+        facts = {"plan": digest(job.plan_json), "data": session.files.fingerprint, "lanes": session.lanes.lanes}
+        session.run.write_json("plan.json", job.plan_json)
+        session.run.write_json("run.json", describe_run(session.ranks, **facts))
+    report.say(f"{job.plan_table}\n")
+    report.say(
+        f"{session.files.rows:,} rows in {len(session.files.files):,} files, {session.lanes.steps:,} steps per epoch, "
+        f"{session.ranks.world_size} ranks on {session.ranks.device.type}"
+    )
+    report.say(
+        "embeddings sent between ranks per step: "
+        + ", ".join(
+            f"{direction} {sent[direction] / 2**20:,.2f} MiB ({precision}; {sent['fp32'] / 2**20:,.2f} in fp32)"
+            for direction, precision in (
+                ("forward", session.config.comms.forward),
+                ("backward", session.config.comms.backward),
+            )
+        )
+    )
+    if start:
+        report.say(f"going on after step {start.step:,} from {start.url}")
+    report.say(f"run directory {session.run.url}; watch: torchx run tools.tensorboard --logdir {session.run.url}\n")

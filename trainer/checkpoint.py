@@ -19,6 +19,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from trainer.distributed import Ranks, from_main, gather_to_all
 from trainer.manifest import ChecksumWriter, FileEntry, entry_of, find_damage
@@ -141,10 +142,11 @@ def restore(checkpoint: Checkpoint, tensors: State, ranks: Ranks, partial: bool 
         ValueError: The checkpoint lacks one of the tensors, or holds one that is not asked for.
     """
     reader = FsspecReader(checkpoint.url)
-    saved = reader.read_metadata().state_dict_metadata
-    _check_names(checkpoint.url, set(saved), tensors, ranks, partial)
-    recut = {name: value for name, value in tensors.items() if is_row_state(name, value, saved[name].size)}
-    whole = {name: torch.empty(saved[name].size) for name in recut}
+    metadata = reader.read_metadata().state_dict_metadata
+    _check_names(checkpoint.url, set(metadata), tensors, ranks, partial)
+    sizes = {name: entry.size for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
+    recut = {name: value for name, value in tensors.items() if is_row_state(name, value, sizes[name])}
+    whole = {name: torch.empty(sizes[name]) for name in recut}
     same = {name: value for name, value in tensors.items() if name not in recut}
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     dcp.load(same | whole, storage_reader=reader, planner=planner)

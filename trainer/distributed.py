@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -55,7 +55,9 @@ def process_group() -> Iterator[Ranks]:
     if ranks.device.type == "cuda":
         torch.cuda.set_device(ranks.device)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // ranks.local_world_size)))
-    alone = {} if dist.is_torchelastic_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    alone: dict[str, Any] = (
+        {} if dist.is_torchelastic_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    )
     backend = "nccl" if ranks.device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, **alone)
     try:
@@ -74,18 +76,16 @@ def from_main(ranks: Ranks, make: Callable[[], T]) -> T:
     Raises:
         ValueError, OSError: What `make` raised, on the main rank; the others leave quietly with exit code 2.
     """
-    result, error = None, None
+    outcome: list[Any] = [None, None]
     if ranks.is_main:
         try:
-            result = make()
-        except (ValueError, OSError) as caught:
-            error = caught
-    outcome = [result, error]
+            outcome[0] = make()
+        except (ValueError, OSError) as error:
+            outcome[1] = error
     dist.broadcast_object_list(outcome, src=0, device=_object_device(ranks))
-    result, error = outcome
-    if error is not None:
-        raise error if ranks.is_main else SystemExit(2)
-    return result
+    if outcome[1] is not None:
+        raise outcome[1] if ranks.is_main else SystemExit(2)
+    return outcome[0]
 
 
 def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
@@ -97,7 +97,7 @@ def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
 
 def gather_to_all(value: T, ranks: Ranks) -> list[T]:
     """Returns every rank's value, in the order of the ranks."""
-    values: list[T | None] = [None] * ranks.world_size
+    values: list[Any] = [None] * ranks.world_size
     dist.all_gather_object(values, value)
     return values
 

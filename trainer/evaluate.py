@@ -1,7 +1,7 @@
 """Evaluation: every row of a split exactly once, metrics over all ranks."""
 
 import torch
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torch import nn
 
 from trainer.checkpoint import Checkpoints, restore
 from trainer.config import Config
@@ -49,7 +49,7 @@ class Evaluator:
         return every > 0 and step % every == 0 and "validation" in self._files
 
     @torch.no_grad()
-    def evaluate(self, model: DistributedModelParallel, split: str) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, split: str) -> dict[str, float]:
         """Returns the metrics of a split; the model must not be attached to a training pipeline."""
         files, ranks = self._files[split], self._ranks
         lanes = Lanes(files.rows, ranks.world_size, self._batch_size)

@@ -28,7 +28,7 @@ class ChecksumWriter(FsspecWriter):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.entries: dict[str, FileEntry] = {}
-        self.fs = _CountingFileSystem(self.entries)
+        self.fs: FileSystem = _CountingFileSystem(self.entries)  # pyrefly: ignore
         self.path = self.fs.init_path(url)
 
 

@@ -120,7 +120,7 @@ class Optimizers:
             rate = config.learning_rate * factor(config.schedule, step)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
-                    group["lr"] = rate
+                    group["lr"] = rate  # pyrefly: ignore[unsupported-operation]
 
     def materialize(self) -> None:
         """Makes the state that torch's optimizers only make in their first step, so that a checkpoint can fill it.

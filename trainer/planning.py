@@ -1,7 +1,7 @@
 """Which rank holds which part of which table: how the plan is made and shown."""
 
 import os
-from typing import Literal
+from typing import Any, Literal
 
 import pydantic
 import torch
@@ -63,7 +63,7 @@ class PlannerConfig(Section):
     tables: dict[str, TablePlan] = {}
     """Choices for single tables, by table name; they replace the choices for all."""
     min_columns: pydantic.PositiveInt | None = None
-    """Least width of a shard where a table is cut by columns. Unset: TorchRec's 128, or the whole of a narrower table."""
+    """Least width of a shard where a table is cut by columns. Unset: 128, or the whole of a narrower table."""
     memory_gib: pydantic.PositiveFloat | None = None
     """GPU memory per rank in GiB. Unset: what the device has."""
     host_memory_gib: pydantic.PositiveFloat | None = None
@@ -77,7 +77,7 @@ class PlannerConfig(Section):
 
 
 def make_plan(
-    model: nn.Module, sharder: ModuleSharder[nn.Module], data: DataConfig, config: PlannerConfig, ranks: Ranks
+    model: nn.Module, sharder: ModuleSharder[Any], data: DataConfig, config: PlannerConfig, ranks: Ranks
 ) -> ShardingPlan:
     """Plans on the main rank, or loads the plan that the configuration names, and returns it on every rank.
 
@@ -95,7 +95,7 @@ def make_plan(
 
 def plan_for(
     model: nn.Module,
-    sharder: ModuleSharder[nn.Module],
+    sharder: ModuleSharder[Any],
     data: DataConfig,
     config: PlannerConfig,
     world_size: int,

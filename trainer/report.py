@@ -30,7 +30,7 @@ class ReportConfig(Section):
     """Write TensorBoard files to RUN_DIR/tensorboard."""
 
 
-class Stopwatch:
+class Stopwatch(Iterator[T]):
     """Measures how long the items of an iterator are waited for.
 
     Args:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tabulate import tabulate
-from torch import Tensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torch import Tensor, nn
 
 from trainer.checkpoint import Checkpoint, Checkpoints, restore
-from trainer.config import Config
+from trainer.config import Config, TrainConfig
 from trainer.data.files import FileSet, find_files
 from trainer.data.lanes import Lanes, check_lanes, default_lanes
 from trainer.data.loader import Loader
@@ -60,7 +59,7 @@ class Session:
         epoch, epoch_step = divmod(step - 1, self.lanes.steps)
         self.report.step(step, epoch, loss, self.lanes.rows_in_step(epoch_step), self.batches.waited_seconds)
 
-    def evaluate(self, step: int, model: DistributedModelParallel, splits: list[str]) -> dict[str, float]:
+    def evaluate(self, step: int, model: nn.Module, splits: list[str]) -> dict[str, float]:
         """Evaluates splits, reports them and returns the metrics, each named `SPLIT_METRIC`."""
         found: dict[str, float] = {}
         for split in splits:
@@ -121,7 +120,7 @@ def prepare(config: Config, out: str, resume: Resume, ranks: Ranks) -> Session:
     lanes = _make_lanes(config, files, ranks, start)
     evaluator = Evaluator(config, ranks)
     job = build_job(config, ranks)
-    first, last = start.step if start else 0, config.train.steps or config.train.epochs * lanes.steps
+    first, last = start.step if start else 0, _last_step(config.train, lanes)
     if start:
         job.optimizers.materialize()
         restore(start, all_tensors(job.model, job.optimizers), ranks)
@@ -135,6 +134,10 @@ def prepare(config: Config, out: str, resume: Resume, ranks: Ranks) -> Session:
     return session
 
 
+def _last_step(config: TrainConfig, lanes: Lanes) -> int:
+    return config.steps if config.steps is not None else (config.epochs or 0) * lanes.steps
+
+
 def _make_lanes(config: Config, files: FileSet, ranks: Ranks, start: Checkpoint | None) -> Lanes:
     recorded = start.progress["lanes"] if start else default_lanes(ranks.world_size)
     number = config.data.lanes or recorded
@@ -142,7 +145,7 @@ def _make_lanes(config: Config, files: FileSet, ranks: Ranks, start: Checkpoint 
     lanes = Lanes(files.rows, number, config.data.global_batch_size, config.data.last_batch == "keep")
     if lanes.steps == 0:
         raise ValueError(
-            f"data.global_batch_size is {lanes.global_batch_size}, but there are only {files.rows} rows to train on and "
+            f"data.global_batch_size is {lanes.global_batch_size}, more than the {files.rows} rows to train on, and "
             "data.last_batch is 'drop'; use a smaller batch or 'keep'"
         )
     if start:

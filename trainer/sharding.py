@@ -15,7 +15,7 @@ from trainer.planning import SHARDING_TYPES
 
 
 class Sharder(EmbeddingBagCollectionSharder):
-    """Offers every sharding type on every device; TorchRec's own leaves out the row-wise ones on a CPU, where they work.
+    """Offers every sharding type on every device; TorchRec's own leaves out the row-wise ones on a CPU.
 
     Args:
         comms: Precision of the exchange between ranks.
@@ -31,7 +31,7 @@ class Sharder(EmbeddingBagCollectionSharder):
 
 def shard(model: nn.Module, sharder: Sharder, plan: ShardingPlan, ranks: Ranks, seed: int) -> DistributedModelParallel:
     """Puts every table's shards where the plan says and gives every row its initial value."""
-    sharded = DistributedModelParallel(model, device=ranks.device, plan=plan, sharders=[sharder])
+    sharded = DistributedModelParallel(model, device=ranks.device, plan=plan, sharders=[sharder])  # pyrefly: ignore[bad-argument-type]
     initialize_tables(sharded, seed)
     return sharded
 
@@ -63,7 +63,7 @@ def _fill(part: Tensor, whole: torch.Size, offsets: list[int], table: str, seed:
 
 
 def _uniform(counter: Tensor, key: int) -> Tensor:
-    """Returns numbers in [0, 1) for counters, two rounds of splitmix64 (Steele, Lea, Flood: OOPSLA 2014) apart by key."""
+    """Returns numbers in [0, 1) for counters, by two rounds of splitmix64 (Steele et al., OOPSLA 2014)."""
     key = key - (1 << 64) if key >= 1 << 63 else key
     bits = _splitmix64(_splitmix64(counter) ^ key)
     return ((bits >> 40) & 0xFFFFFF).float() / (1 << 24)

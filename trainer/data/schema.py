@@ -32,7 +32,7 @@ class SparseFeature(Section):
     pooling: Literal["sum", "mean"] = "sum"
     """How the embeddings of a row's ids become one."""
     ids: Literal["error", "modulo", "hash"] = "error"
-    """What becomes of an id: error refuses one outside [0, rows), modulo wraps it, hash mixes it first (strings too)."""
+    """What becomes of an id: error refuses one outside [0, rows), modulo wraps it, hash mixes it (strings too)."""
     hotness: pydantic.PositiveFloat = 1.0
     """Ids per row to expect on average; only the planner uses it."""
 

@@ -13,6 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from trainer.comms import check_comms, exchanged_bytes
 from trainer.config import Config
+from trainer.data.batch import Batch
 from trainer.distributed import Ranks, current_ranks
 from trainer.models.model import build_model
 from trainer.models.task import BinaryTask
@@ -41,6 +42,17 @@ class Job:
     plan_json: dict[str, Any]
     plan_table: str
     sent_bytes: dict[str, float]
+
+    def rehearse(self, batch: Batch) -> None:
+        """Takes a step whose result is to be overwritten.
+
+        After it, every optimizer has the state that a checkpoint fills, and gradients are added up over ranks in the
+        order in which they are in every step but the first, so that a resumed run rounds as an undisturbed one.
+        """
+        self.optimizers.combined.zero_grad()
+        loss, _ = self.model(batch)
+        loss.backward()
+        self.optimizers.combined.step()
 
 
 def build_task(config: Config, device: torch.device) -> BinaryTask:

@@ -5,7 +5,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from trainer.config import Config, check_length
 from trainer.distributed import process_group
 from trainer.run import Resume
-from trainer.session import prepare
+from trainer.session import Session, prepare
 
 
 def train(config: Config, out: str, resume: Resume) -> None:
@@ -22,17 +22,21 @@ def train(config: Config, out: str, resume: Resume) -> None:
     """
     check_length(config)
     with process_group() as ranks:
-        session = prepare(config, out, resume, ranks)
-        job, last = session.job, session.last_step
-        pipeline = TrainPipelineSparseDist(job.model, job.optimizers.combined, ranks.device)
+        run(prepare(config, out, resume, ranks))
 
-        for step in range(session.first_step + 1, last + 1):
-            job.optimizers.set_rates(step)
-            loss, *_ = pipeline.progress(session.batches)
-            session.note(step, loss)
-            if session.evaluator.due(step) and step < last:
-                session.evaluate(step, pipeline.detach(), ["validation"])
-            if session.checkpoints.due(step) or step == last:
-                session.save(step)
 
-        session.finish(session.evaluate(last, pipeline.detach(), session.evaluator.splits))
+def run(session: Session) -> None:
+    """Takes a training run from its first step to its last, and evaluates what came out."""
+    model, optimizers, last = session.job.model, session.job.optimizers, session.last_step
+    pipeline = TrainPipelineSparseDist(model, optimizers.combined, session.ranks.device)
+
+    for step in range(session.first_step + 1, last + 1):
+        optimizers.set_rates(step)
+        loss, *_ = pipeline.progress(session.batches)
+        session.note(step, loss)
+        if session.evaluator.due(step) and step < last:
+            session.evaluate(step, pipeline.detach(), ["validation"])
+        if session.checkpoints.due(step) or step == last:
+            session.save(step)
+
+    session.finish(session.evaluate(last, pipeline.detach(), session.evaluator.splits))

@@ -122,14 +122,6 @@ class Optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = rate  # pyrefly: ignore[unsupported-operation]
 
-    def materialize(self) -> None:
-        """Makes the state that torch's optimizers only make in their first step, so that a checkpoint can fill it.
-
-        This takes a step with a gradient of zero, which may decay weights: load the weights afterwards.
-        """
-        for optimizer in (*self._replicated, *self._dense):
-            optimizer.init_state()
-
     def replicated_state(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields the name and the state of every replicated table's parameter."""
         return _states(self._replicated)

@@ -1,5 +1,6 @@
 """Ranks, devices and the process group; the only file that reads the environment that torchrun sets."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,6 +64,7 @@ def process_group() -> Iterator[Ranks]:
     try:
         yield ranks
     finally:
+        gc.collect()  # models in reference cycles hold on to the group's threads, which must not outlive the interpreter
         dist.destroy_process_group()
 
 

@@ -44,11 +44,7 @@ class Job:
     sent_bytes: dict[str, float]
 
     def rehearse(self, batch: Batch) -> None:
-        """Takes a step whose result is to be overwritten.
-
-        After it, every optimizer has the state that a checkpoint fills, and gradients are added up over ranks in the
-        order in which they are in every step but the first, so that a resumed run rounds as an undisturbed one.
-        """
+        """Takes a step that a checkpoint is to overwrite: after it, every optimizer has the state that is filled."""
         self.optimizers.combined.zero_grad()
         loss, _ = self.model(batch)
         loss.backward()

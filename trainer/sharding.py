@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan
 
 from trainer.comms import CommsConfig, codecs
@@ -31,7 +31,15 @@ class Sharder(EmbeddingBagCollectionSharder):
 
 def shard(model: nn.Module, sharder: Sharder, plan: ShardingPlan, ranks: Ranks, seed: int) -> DistributedModelParallel:
     """Puts every table's shards where the plan says and gives every row its initial value."""
-    sharded = DistributedModelParallel(model, device=ranks.device, plan=plan, sharders=[sharder])  # pyrefly: ignore[bad-argument-type]
+    sharded = DistributedModelParallel(
+        model,
+        device=ranks.device,
+        plan=plan,
+        sharders=[sharder],  # pyrefly: ignore[bad-argument-type]
+        # Keeps gradients in the buckets of the first step for ever. Others would add them up over ranks in another
+        # order, and a resumed run, whose steps are counted anew, would round otherwise than an undisturbed one.
+        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True),
+    )
     initialize_tables(sharded, seed)
     return sharded
 

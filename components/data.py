@@ -48,10 +48,11 @@ def criteo(
     *args: str,
     source: list[str],
     out: str = "data/criteo",
-    rows_per_file: int = 1_000_000,
-    workers: int = 2,
-    max_malformed: int = 0,
+    layout: str = "kaggle",
+    evaluation_source: str = "day_23",
     dense_transform: str = "log",
+    max_malformed: int = 0,
+    workers: int = 0,
     h: str | None = None,
     cpu: int = 2,
     memMB: int = 4096,
@@ -61,16 +62,17 @@ def criteo(
 ) -> AppDef:
     """Turns Criteo click logs (tab-separated) into a data set.
 
-    Example: torchx run -s local_cwd data.criteo --source "logs/day_*.gz" --out data/criteo --workers 4 --cpu 4
+    Example: torchx run -s local_cwd data.criteo --source "logs/day_*.gz" --layout terabyte --out data/criteo --cpu 4
 
     Args:
         args: After `--`, more arguments of `python -m trainer criteo`.
-        source: Click logs: paths, globs or fsspec URLs, separated by commas.
+        source: Click logs, plain or .gz: paths, globs or fsspec URLs, in the order of time, separated by commas.
         out: Directory or fsspec URL to write the data set to.
-        rows_per_file: Rows of each Parquet file.
-        workers: Processes that convert at the same time.
-        max_malformed: Malformed lines that are skipped and counted before the job fails.
+        layout: kaggle splits one log by time; terabyte validates and tests on the last of its days.
+        evaluation_source: For terabyte, the name, without .gz, of the file to validate and test on.
         dense_transform: What is stored of a dense feature: log, its logarithm, or none, the value itself.
+        max_malformed: Malformed lines that are left out and reported before the job gives up.
+        workers: Threads that convert at the same time; 0 is one for each core.
         h: Named resource of the node; replaces cpu and memMB.
         cpu: CPU cores of the node.
         memMB: Memory of the node in MB.
@@ -78,11 +80,12 @@ def criteo(
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
     """
+    _launch.choice("--layout", layout, ("kaggle", "terabyte"))
     _launch.choice("--dense_transform", dense_transform, ("log", "none"))
     return _launch.python(
         *("trainer", "criteo", "--source", *source, "--out", out),
-        *("--rows-per-file", str(rows_per_file), "--workers", str(workers)),
-        *("--max-malformed", str(max_malformed), "--dense-transform", dense_transform),
+        *("--layout", layout, "--evaluation-source", evaluation_source, "--dense-transform", dense_transform),
+        *("--max-malformed", str(max_malformed), "--workers", str(workers)),
         *args,
         name="criteo",
         resource=_launch.resource(h, cpu, 0, memMB),
@@ -95,11 +98,11 @@ def criteo(
 def synthetic(
     *args: str,
     out: str = "data/synthetic",
-    rows: int = 100_000,
+    rows: int = 1_000_000,
     files: int = 8,
-    validation_rows: int = 10_000,
-    test_rows: int = 10_000,
-    hotness: int = 3,
+    validation_rows: int = 100_000,
+    test_rows: int = 100_000,
+    hotness: int = 1,
     zipf: float = 1.1,
     seed: int = 0,
     h: str | None = None,
@@ -109,18 +112,18 @@ def synthetic(
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
 ) -> AppDef:
-    """Makes a random data set whose labels can be learned.
+    """Makes a data set in the shape of Criteo's logs, whose best reachable AUC is known and printed.
 
-    Example: torchx run -s local_cwd data.synthetic --rows 1000000 --files 16
+    Example: torchx run -s local_cwd data.synthetic --rows 10000000 --files 64
 
     Args:
         args: After `--`, more arguments of `python -m trainer synthetic`.
         out: Directory or fsspec URL to write the data set to.
-        rows: Rows of the train split.
-        files: Parquet files of the train split.
-        validation_rows: Rows of the validation split.
-        test_rows: Rows of the test split.
-        hotness: Ids of a row in each list feature.
+        rows: Rows to train on.
+        files: Parquet files that they are spread over.
+        validation_rows: Rows to validate on.
+        test_rows: Rows to test on.
+        hotness: Ids per row and sparse feature: 1 gives single ids, more gives lists of one to this many.
         zipf: Exponent of the Zipf distribution of the ids; a larger one makes frequent ids more frequent.
         seed: Seed; the same one makes the same data set.
         h: Named resource of the node; replaces cpu and memMB.

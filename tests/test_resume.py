@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from jobs import config, launch, losses, saved_tensors, write_rows
+from jobs import config, launch, saved_tensors, write_rows
 
 KINDS = ["table_wise", "row_wise", "table_row_wise", "column_wise", "grid_shard", "data_parallel"]
 
@@ -44,7 +44,8 @@ def runs(tmp_path_factory):
                 shutil.copytree(folder / f"{kind}-4", folder / f"{kind}-{ranks}")
     for ranks in (1, 2, 4):
         jobs = [
-            {"config": settings(data, kind, 10), "out": str(folder / f"{kind}-{ranks}"), "resume": "must"} for kind in KINDS
+            {"config": settings(data, kind, 10), "out": str(folder / f"{kind}-{ranks}"), "resume": "must"}
+            for kind in KINDS
         ]
         launch(jobs, ranks, folder)
     return folder

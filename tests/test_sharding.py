@@ -11,8 +11,8 @@ from trainer.config import Config
 from trainer.data.files import find_files
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
-from trainer.models.model import ModelInputs, table_configs
 from trainer.models.dlrm import dlrm
+from trainer.models.model import ModelInputs, table_configs
 from trainer.sharding import initialize_tables
 
 PLANS = [
@@ -39,7 +39,9 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     data = write_rows(folder / "data", SIZES)
     for ranks in (1, 2, 4):
-        jobs = [{"config": planned(data, kind, train__steps=60), "out": str(folder / f"{kind}-{ranks}")} for kind in PLANS]
+        jobs = [
+            {"config": planned(data, kind, train__steps=60), "out": str(folder / f"{kind}-{ranks}")} for kind in PLANS
+        ]
         launch(jobs, ranks, folder)
     return folder
 
@@ -87,7 +89,7 @@ def optimized(tmp_path_factory):
 
 
 class RowWiseAdagrad(torch.optim.Optimizer):
-    """Adagrad with one accumulator per row, the mean of the squared gradient (Gupta et al., ICML 2014), in plain torch."""
+    """Adagrad with one accumulator for each row (and cut): the mean of the squared gradient, in plain torch."""
 
     def __init__(self, parameters, lr, eps, cuts):
         super().__init__(parameters, {"lr": lr, "eps": eps, "cuts": cuts})

@@ -146,8 +146,8 @@ class Report:
             f"step {record['step']:,}/{self._last_step:,}  loss {record['loss']:.5f}  "
             f"{record['samples_per_second']:,.0f} samples/s ({record['samples_per_second_per_rank']:,.0f} per rank)  "
             f"data wait {record['data_wait']:.1%}  "
-            f"step {record['step_seconds_p50'] * 1e3:,.1f} ms p50 {record['step_seconds_p99'] * 1e3:,.1f} ms p99  "
-            f"memory {record['memory_gib']:.2f} GiB  ETA {tqdm.format_interval(round(eta))}"
+            f"step {record['step_seconds_p50'] * 1e3:,.1f} ms (p99 {record['step_seconds_p99'] * 1e3:,.1f})  "
+            f"{record['memory_gib']:.2f} GiB  ETA {tqdm.format_interval(round(eta))}"
         )
 
     def evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:

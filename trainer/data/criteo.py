@@ -122,7 +122,7 @@ def criteo(
         out: Directory to write to, on any fsspec URL.
         layout: How the lines become splits.
         evaluation_source: terabyte: name, without .gz, of the file that validates and tests. Empty: train only.
-        dense_transform: log stores log(x + 3) of the 13 integers (below -2 is malformed), none stores them as they are.
+        dense_transform: log stores log(max(x, -2) + 3) of the 13 integers, none stores them as they are.
         source_bytes_per_file: Text that becomes one Parquet file; 256 MiB are about a million rows.
         max_malformed: Malformed lines to leave out, and report, before giving up.
         workers: Threads. 0: one per core.

@@ -57,7 +57,7 @@ class DataConfig(Section):
     global_batch_size: pydantic.PositiveInt = 8192
     """Rows per step, over all ranks."""
     lanes: pydantic.PositiveInt | None = None
-    """Equal parts that the epoch is cut into. Unset: the smallest multiple of the first run's ranks that is at least 8."""
+    """Equal parts of an epoch. Unset: the smallest multiple of the first run's number of ranks that is at least 8."""
     shuffle: bool = True
     """Permute the row groups every epoch and shuffle rows within windows. Evaluation never shuffles."""
     shuffle_window_rows: pydantic.PositiveInt = 65536

@@ -3,6 +3,8 @@
 `torchrun --nproc-per-node N tests/jobs.py JOBS.json`, where JOBS.json is a list of {"config": {...}, "out": ...}.
 """
 
+import functools
+import inspect
 import json
 import os
 import subprocess
@@ -90,6 +92,40 @@ def saved_tensors(out: Path, step: int) -> dict:
     return tensors
 
 
+def count_sent_bytes() -> dict[str, list[int]]:
+    """Counts, from here on, the bytes of embeddings that this rank sends to others, call by call."""
+    import torch
+    import torch.distributed as dist
+
+    sent: dict[str, list[int]] = {"all_to_all": [], "reduce_scatter": [], "all_gather": []}
+    rank = dist.get_rank()
+
+    world = dist.get_world_size()
+
+    def to_others(call: dict) -> int:
+        splits = call["input_split_sizes"]
+        return (sum(splits) - splits[rank]) * call["input"].element_size()
+
+    def counting(original, count, bytes_of):
+        @functools.wraps(original)
+        def call(*args, **kwargs):
+            given = inspect.signature(original).bind(*args, **kwargs).arguments
+            tensor = given.get("input", given.get("input_tensor"))
+            if tensor.dtype not in (torch.int32, torch.int64):  # ids and lengths
+                count.append(bytes_of(given))
+            return original(*args, **kwargs)
+
+        return call
+
+    for function, name, bytes_of in (
+        ("all_to_all_single", "all_to_all", to_others),
+        ("reduce_scatter_tensor", "reduce_scatter", lambda call: call["input"].nbytes * (world - 1) // world),
+        ("all_gather_into_tensor", "all_gather", lambda call: call["input_tensor"].nbytes * (world - 1)),
+    ):
+        setattr(dist, function, counting(getattr(dist, function), sent[name], bytes_of))
+    return sent
+
+
 def main(file: str) -> None:
     from trainer.config import Config
     from trainer.distributed import process_group
@@ -100,7 +136,10 @@ def main(file: str) -> None:
     hush()
     with process_group() as ranks:
         for job in json.loads(Path(file).read_text()):
+            sent = count_sent_bytes() if job.get("count") else None
             run(prepare(Config.model_validate(job["config"]), job["out"], job.get("resume", "auto"), ranks))
+            if sent is not None:
+                Path(job["out"], f"sent-{ranks.rank}.json").write_text(json.dumps(sent))
 
 
 if __name__ == "__main__":

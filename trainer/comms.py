@@ -1,19 +1,21 @@
 """The exchange of embeddings between ranks: its precision, and how many bytes it sends."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from torch import nn
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
-from torchrec.distributed.types import CommOp, QuantizedCommCodecs, ShardingPlan
+from torchrec.distributed.types import CommOp, ParameterSharding, QuantizedCommCodecs, ShardingPlan
 
 from trainer.data.schema import DataConfig
 from trainer.distributed import Ranks
-from trainer.plan_file import table_plans
+from trainer.plan_file import shards_of, table_plans
 from trainer.planning import table_shapes
 from trainer.section import Section
 
 Precision = Literal["fp32", "fp16", "bf16", "int8"]
-BYTES_PER_VALUE: dict[str, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1.25}  # int8: 8 bytes of scale per 32
+INT8_BLOCK = 32  # values that share a scale, for which another 8 bytes are sent
+BYTES_PER_VALUE: dict[str, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1 + 8 / INT8_BLOCK}
 REDUCING = ("row_wise", "table_row_wise", "grid_shard")  # these add up partial sums on their way, in a reduce-scatter
 
 
@@ -37,22 +39,36 @@ def codecs(comms: CommsConfig) -> dict[str, QuantizedCommCodecs] | None:
     return {operation.name: get_qcomm_codecs(config) for operation in CommOp}
 
 
-def check_comms(comms: CommsConfig, plan: ShardingPlan) -> None:
+def check_comms(comms: CommsConfig, plan: ShardingPlan, batch_rows: Iterable[int]) -> None:
     """Refuses a precision that the plan's sharding types cannot use.
+
+    Args:
+        comms: The precision of each direction.
+        plan: Where the tables are.
+        batch_rows: Sizes of the batches that a rank will see, in training and in evaluation.
 
     Raises:
         ValueError: The message names the direction, the table and the reason.
     """
     for direction in ("forward", "backward"):
-        if getattr(comms, direction) != "int8":
-            continue
-        for name, table in table_plans(plan).items():
-            if table.sharding_type in REDUCING:
-                raise ValueError(
-                    f"comms.{direction} is 'int8', but table '{name}' is sharded {table.sharding_type}, which adds up "
-                    f"embeddings on their way between ranks, and int8 values with scales of their own cannot be added; "
-                    f"use fp16 or bf16, or other planner.sharding_types, such as table_wise and column_wise"
-                )
+        if getattr(comms, direction) == "int8":
+            for name, table in table_plans(plan).items():
+                _check_int8(f"comms.{direction} is 'int8', but table '{name}'", table, batch_rows)
+
+
+def _check_int8(refused: str, table: ParameterSharding, batch_rows: Iterable[int]) -> None:
+    if table.sharding_type in REDUCING:
+        raise ValueError(
+            f"{refused} is sharded {table.sharding_type}, which adds up embeddings on their way between ranks, and "
+            "int8 values with scales of their own cannot be added; use fp16 or bf16, or planner.sharding_types of "
+            "table_wise, column_wise and table_column_wise"
+        )
+    for rows, columns in ((rows, shard.shard_sizes[1]) for rows in batch_rows for shard in shards_of(table)):
+        if rows * columns % INT8_BLOCK:
+            raise ValueError(
+                f"{refused} sends {rows} rows of {columns} columns from a rank, which is no multiple of {INT8_BLOCK}, "
+                "the values that share a scale; change data.global_batch_size or evaluate.global_batch_size"
+            )
 
 
 def exchanged_bytes(

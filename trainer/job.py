@@ -77,13 +77,19 @@ def build_job(config: Config, ranks: Ranks) -> Job:
     """
     task, sharder = build_task(config, ranks.device), Sharder(config.comms)
     plan = make_plan(task, sharder, config.data, config.planner, ranks)
-    check_comms(config.comms, plan)
+    check_comms(config.comms, plan, _batch_rows(config, ranks.world_size))
     plan_json = plan_to_json(plan, ranks.world_size)
     plan_table = render_plan(plan, task, ranks.world_size)
     sent_bytes = exchanged_bytes(plan, task, config.data, config.comms, ranks)
     model = shard(task, sharder, plan, ranks, config.train.seed)
     optimizers = Optimizers(model, replicated_tables(plan), config.optimizer)
     return Job(model, optimizers, plan, plan_json, plan_table, sent_bytes)
+
+
+def _batch_rows(config: Config, world_size: int) -> tuple[int, int]:
+    """Returns the rows of a rank's batch in training and in evaluation."""
+    training = config.data.global_batch_size
+    return training // world_size, (config.evaluate.global_batch_size or training) // world_size
 
 
 def print_plan(config: Config, world_size: int, out: str | None) -> None:
@@ -101,7 +107,7 @@ def print_plan(config: Config, world_size: int, out: str | None) -> None:
     check_sparse_optimizer(config.optimizer.sparse, device_type)
     task = build_task(config, torch.device("meta"))
     plan = plan_for(task, Sharder(config.comms), config.data, config.planner, world_size, world_size, device_type)
-    check_comms(config.comms, plan)
+    check_comms(config.comms, plan, _batch_rows(config, world_size))
     print(render_plan(plan, task, world_size))
     if out:
         with fsspec.open(out, "w") as file:

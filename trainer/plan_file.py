@@ -19,6 +19,11 @@ def table_plans(plan: ShardingPlan) -> dict[str, ParameterSharding]:
     }
 
 
+def shards_of(table: ParameterSharding) -> list[ShardMetadata]:
+    """Returns the shards of a table; none if every rank holds it whole."""
+    return table.sharding_spec.shards if table.sharding_spec else []  # pyrefly: ignore[missing-attribute]
+
+
 def plan_to_json(plan: ShardingPlan, world_size: int) -> dict[str, Any]:
     """Returns the plan as what plan.json holds."""
     return {
@@ -33,15 +38,13 @@ def plan_to_json(plan: ShardingPlan, world_size: int) -> dict[str, Any]:
 
 
 def _table_to_json(table: ParameterSharding) -> dict[str, Any]:
-    shards = table.sharding_spec.shards if table.sharding_spec else None  # pyrefly: ignore
     return {
         "sharding_type": table.sharding_type,
         "compute_kernel": table.compute_kernel,
         "ranks": table.ranks,
-        "shards": shards
-        and [
+        "shards": [
             {"offsets": shard.shard_offsets, "sizes": shard.shard_sizes, "placement": str(shard.placement)}
-            for shard in shards
+            for shard in shards_of(table)
         ],
     }
 
@@ -82,9 +85,7 @@ def plan_from_json(content: dict[str, Any]) -> ShardingPlan:
 
 
 def _table_from_json(table: dict[str, Any]) -> ParameterSharding:
-    shards = table["shards"] and [
-        ShardMetadata(shard["offsets"], shard["sizes"], shard["placement"]) for shard in table["shards"]
-    ]
+    shards = [ShardMetadata(shard["offsets"], shard["sizes"], shard["placement"]) for shard in table["shards"]]
     spec = EnumerableShardingSpec(shards) if shards else None
     return ParameterSharding(table["sharding_type"], table["compute_kernel"], table["ranks"], spec)
 
@@ -95,10 +96,10 @@ def _check_shapes(url: str, plan: ShardingPlan, shapes: dict[str, tuple[int, int
         differing = ", ".join(sorted(planned.keys() ^ shapes.keys()))
         raise ValueError(f"planner.plan is '{url}', a plan for other tables; they differ in: {differing}")
     for name, table in planned.items():
-        if table.sharding_spec is None:
-            continue
-        shards: list[ShardMetadata] = table.sharding_spec.shards  # pyrefly: ignore
-        ends = ([o + s for o, s in zip(shard.shard_offsets, shard.shard_sizes, strict=True)] for shard in shards)
+        ends = (
+            [start + size for start, size in zip(shard.shard_offsets, shard.shard_sizes, strict=True)]
+            for shard in shards_of(table)
+        )
         shape = tuple(max(end) for end in zip(*ends, strict=True))
-        if shape != shapes[name]:
+        if shape not in (shapes[name], ()):  # a replicated table has no shards
             raise ValueError(f"planner.plan is '{url}', where table '{name}' is {shape}; the model's is {shapes[name]}")

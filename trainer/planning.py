@@ -26,7 +26,7 @@ from torchrec.distributed.types import ModuleSharder, ParameterSharding, Shardin
 from trainer.data.schema import DataConfig
 from trainer.distributed import Ranks
 from trainer.optimizers import REPLICATED
-from trainer.plan_file import load_plan, table_plans
+from trainer.plan_file import load_plan, shards_of, table_plans
 from trainer.section import Section, nearest
 
 SHARDING_TYPES = (
@@ -228,7 +228,7 @@ def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:
         for rank, size in _shard_bytes(table, rows * columns * 4, world_size):
             on_rank[rank] += size
         ranks = "all" if len(set(table.ranks or [])) in (0, world_size) else ",".join(map(str, table.ranks or []))
-        shards = len(table.sharding_spec.shards) if table.sharding_spec else world_size  # pyrefly: ignore
+        shards = len(shards_of(table)) or world_size
         mib = rows * columns * 4 / 2**20
         lines.append([name, rows, columns, table.sharding_type, table.compute_kernel, shards, ranks, mib])
     headers = ["table", "rows", "columns", "sharding type", "kernel", "shards", "ranks", "MiB"]
@@ -242,10 +242,8 @@ def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:
 
 
 def _shard_bytes(table: ParameterSharding, whole_bytes: int, world_size: int) -> list[tuple[int, int]]:
-    if table.sharding_spec is None:
-        return [(rank, whole_bytes) for rank in range(world_size)]
-    shards: list[ShardMetadata] = table.sharding_spec.shards  # pyrefly: ignore
-    return [(_rank_of(shard), shard.shard_sizes[0] * shard.shard_sizes[1] * 4) for shard in shards]
+    shards = [(_rank_of(shard), shard.shard_sizes[0] * shard.shard_sizes[1] * 4) for shard in shards_of(table)]
+    return shards or [(rank, whole_bytes) for rank in range(world_size)]
 
 
 def _rank_of(shard: ShardMetadata) -> int:

@@ -157,7 +157,12 @@ def _introduce(session: Session, start: Checkpoint | None) -> None:
     """Prints what is about to happen, and writes plan.json and run.json."""
     job, report, sent = session.job, session.report, session.job.sent_bytes
     if session.ranks.is_main:
-        facts = {"plan": digest(job.plan_json), "data": session.files.fingerprint, "lanes": session.lanes.lanes}
+        facts = {
+            "plan": digest(job.plan_json),
+            "data": session.files.fingerprint,
+            "lanes": session.lanes.lanes,
+            "sent_bytes_per_step": sent,
+        }
         session.run.write_json("plan.json", job.plan_json)
         session.run.write_json("run.json", describe_run(session.ranks, **facts))
     report.say(f"{job.plan_table}\n")

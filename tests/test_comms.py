@@ -93,5 +93,5 @@ def test_int8_needs_whole_blocks(tmp_path):
             data, planner__sharding_types=["table_wise"], comms={"forward": "int8"}, evaluate={"global_batch_size": 3}
         )
     )
-    with process_group() as ranks, pytest.raises(ValueError, match="3 rows of 16 columns .* no multiple of 32"):
+    with process_group() as ranks, pytest.raises(ValueError, match=r"3 rows of 16 columns .* no multiple of 32"):
         build_job(settings, ranks)

@@ -64,7 +64,7 @@ def process_group() -> Iterator[Ranks]:
     try:
         yield ranks
     finally:
-        gc.collect()  # models in reference cycles hold on to threads of the group, which must not outlive the interpreter
+        gc.collect()  # models in reference cycles hold on to the group's threads, which must end before the interpreter
         dist.destroy_process_group()
 
 

@@ -183,9 +183,15 @@ class Report:
         self._bar.close()
         if self._board:
             self._board.close()
-        tracked = app_run_from_env()
-        tracked.add_metadata(**final)
-        tracked.add_artifact("checkpoint", checkpoint_url)
+        self._track(final, checkpoint_url)
+
+    def _track(self, final: dict[str, float], checkpoint_url: str) -> None:
+        try:
+            tracked = app_run_from_env()
+            tracked.add_metadata(**final)
+            tracked.add_artifact("checkpoint", checkpoint_url)
+        except Exception as error:  # whatever a tracker raises, the run itself is done and saved
+            self.say(f"the TorchX tracker took no note of this run: {type(error).__name__}: {error}")
 
     def _to_board(self, group: str, record: dict[str, Any]) -> None:
         if self._board:

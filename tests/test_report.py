@@ -88,7 +88,15 @@ def test_run_json_says_what_ran(run):
 
 
 def test_the_written_configuration_runs_and_gives_the_same_losses(run, tmp_path):
-    command = [sys.executable, "-m", "trainer", "train", str(run[0] / "out/config.toml"), "--out", str(tmp_path / "again")]
+    command = [
+        sys.executable,
+        "-m",
+        "trainer",
+        "train",
+        str(run[0] / "out/config.toml"),
+        "--out",
+        str(tmp_path / "again"),
+    ]
     assert subprocess.run(command, capture_output=True).returncode == 0
     again, before = lines(tmp_path / "again/metrics.jsonl"), lines(run[0] / "out/metrics.jsonl")
     assert [record["loss"] for record in again] == [record["loss"] for record in before]

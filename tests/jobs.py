@@ -63,13 +63,14 @@ def config(data: Path, **changes: object) -> dict:
     return tree
 
 
-def launch(jobs: list[dict], ranks: int, folder: Path) -> None:
-    """Runs the jobs one after the other in one process group of `ranks` ranks on Gloo."""
+def launch(jobs: list[dict], ranks: int, folder: Path) -> str:
+    """Runs the jobs one after the other in one process group of `ranks` ranks on Gloo; returns what they said."""
     file = folder / f"jobs-{ranks}.json"
     file.write_text(json.dumps(jobs))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), __file__, str(file)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
 
 
 def losses(out: Path) -> list[float]:

@@ -1,12 +1,14 @@
 """`python -m trainer COMMAND ...`: parses, runs, and maps errors to exit codes.
 
-0: done. 1: failed. 2: wrong input, said in one line.
+0: done. 1: failed, with a traceback. 2: wrong input, said in one line.
 """
 
 import sys
+import traceback
 
 from trainer.commands import COMMANDS, usage
 from trainer.quiet import hush
+from trainer.section import nearest
 
 
 def main(arguments: list[str]) -> int:
@@ -15,15 +17,23 @@ def main(arguments: list[str]) -> int:
         print(usage())
         return 0
     name, *rest = arguments
+    hush()
     try:
-        hush()
         if name not in COMMANDS:
-            raise ValueError(f"unknown command '{name}'; known: {', '.join(COMMANDS)}")
+            raise ValueError(f"unknown command '{name}'{nearest(name, COMMANDS)}")
         COMMANDS[name](rest)
     except (ValueError, OSError) as error:
+        if not _raised_here(error):
+            raise
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
+
+
+def _raised_here(error: BaseException) -> bool:
+    """Tells whether this package raised an error, which is then about the input; one out of a library is a bug."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("trainer", "__main__")
 
 
 if __name__ == "__main__":

@@ -65,6 +65,8 @@ def plan(flags: list[str]) -> None:
         """Where to save the plan.json, any fsspec URL; planner.plan takes it."""
 
     asked = _with_config(Plan, "plan", flags)
+    if asked.world_size < 1:
+        raise ValueError(f"--world-size is {asked.world_size}; it must be at least 1")
     run(asked.settings, asked.world_size, asked.out)
 
 
@@ -72,28 +74,28 @@ def bench(flags: list[str]) -> None:
     """--out DIR: measure the loader and the loop against baselines."""
     from trainer.bench import bench as run
 
-    parse(run, flags, f"{PROGRAM} bench")
+    parse(run, flags, f"{PROGRAM} bench")()
 
 
 def movielens(flags: list[str]) -> None:
     """--out DIR: make the MovieLens-100k data set."""
     from trainer.data.movielens import movielens as run
 
-    parse(run, flags, f"{PROGRAM} movielens")
+    parse(run, flags, f"{PROGRAM} movielens")()
 
 
 def criteo(flags: list[str]) -> None:
     """--source FILES --out URL: convert Criteo's click logs to Parquet."""
     from trainer.data.criteo import criteo as run
 
-    parse(run, flags, f"{PROGRAM} criteo")
+    parse(run, flags, f"{PROGRAM} criteo")()
 
 
 def synthetic(flags: list[str]) -> None:
     """--out URL: make a data set of Criteo's shape whose best reachable AUC is known."""
     from trainer.data.synthetic import synthetic as run
 
-    parse(run, flags, f"{PROGRAM} synthetic")
+    parse(run, flags, f"{PROGRAM} synthetic")()
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {

@@ -2,7 +2,7 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import fsspec
 import pydantic
@@ -14,7 +14,7 @@ from trainer.models.model import ModelConfig
 from trainer.optimizers import OptimizerConfig
 from trainer.planning import PlannerConfig, TablePlan
 from trainer.report import ReportConfig
-from trainer.section import Section, nearest
+from trainer.section import Section, explain
 
 READY_MADE = Path(__file__).parent / "configs"
 
@@ -88,7 +88,7 @@ def find_config(name: str) -> str:
     except FileNotFoundError as error:
         known = ", ".join(sorted(ready_made))
         raise FileNotFoundError(f"configuration '{name}': no such file; ready-made ones: {known}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, ImportError) as error:
         raise ValueError(f"configuration '{name}' cannot be read: {error}") from error
 
 
@@ -104,31 +104,7 @@ def load_config(name: str) -> Config:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"configuration '{name}' is not TOML: {error}") from error
     except pydantic.ValidationError as error:
-        raise ValueError(f"configuration '{name}': {explain(error)}") from error
-
-
-def explain(error: pydantic.ValidationError) -> str:
-    """Returns the first thing that is wrong, in one line that names the key, the value and what is allowed."""
-    first = error.errors(include_url=False)[0]
-    key = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{nearest(str(first['loc'][-1]), _known_keys(first['loc'][:-1]))}"
-    if first["type"] == "missing":
-        return f"'{key}' is missing; it has no default"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error":
-        return message
-    return f"{key} is {first['input']!r}: {message[0].lower()}{message[1:]}"
-
-
-def _known_keys(path: tuple[int | str, ...]) -> list[str]:
-    """Returns the keys of the section at a path; below a table of named things, those of the thing."""
-    section: Any = Config
-    for step in path:
-        field = section.model_fields.get(step) if hasattr(section, "model_fields") else None
-        kind = field.annotation if field else section
-        section = next((arg for arg in getattr(kind, "__args__", ()) if hasattr(arg, "model_fields")), kind)
-    return list(section.model_fields)
+        raise ValueError(f"configuration '{name}': {explain(error, Config)}") from error
 
 
 def example_config() -> Config:

@@ -21,6 +21,7 @@ from trainer.optimizers import Optimizers, check_sparse_optimizer, fuse
 from trainer.plan_file import plan_to_json
 from trainer.planning import check_planner, make_plan, plan_for, render_plan, replicated_tables
 from trainer.sharding import Sharder, shard
+from trainer.storage import named
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def print_plan(config: Config, world_size: int, out: str | None) -> None:
         out: Where to write the plan.json, any fsspec URL; None for nowhere.
 
     Raises:
-        ValueError: The model cannot be built or planned as configured.
+        ValueError: The model cannot be built or planned as configured, or the plan not written.
     """
     device_type = current_ranks().device.type
     check_sparse_optimizer(config.optimizer.sparse, device_type)
@@ -110,6 +111,6 @@ def print_plan(config: Config, world_size: int, out: str | None) -> None:
     check_comms(config.comms, plan, _batch_rows(config, world_size))
     print(render_plan(plan, task, world_size))
     if out:
-        with fsspec.open(out, "w") as file:
+        with named("--out", out), fsspec.open(out, "w") as file:
             json.dump(plan_to_json(plan, world_size), file, indent=2)  # pyrefly: ignore
         print(f"\nwritten to {out}; use it with --planner.plan {out} on {world_size} ranks")

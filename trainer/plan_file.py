@@ -64,7 +64,7 @@ def load_plan(url: str, shapes: dict[str, tuple[int, int]], world_size: int) -> 
         with fsspec.open(url, "r") as file:
             content = json.load(file)  # pyrefly: ignore
         plan = plan_from_json(content)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
         raise ValueError(f"planner.plan is '{url}', which cannot be read as a plan: {error}") from error
     if content["world_size"] != world_size:
         raise ValueError(

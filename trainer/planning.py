@@ -17,6 +17,7 @@ from torchrec.distributed.planner.types import (
     HardwareConfig,
     KernelConfig,
     PlannerError,
+    PlannerErrorType,
     Topology,
     TopologyFactory,
     TrainerConfig,
@@ -90,7 +91,7 @@ def make_plan(
     try:
         return planner.collective_plan(model, [sharder], dist.group.WORLD)
     except PlannerError as error:
-        raise ValueError(_explain(error)) from error
+        raise ValueError(_explain(error, model, config)) from error
 
 
 def plan_for(
@@ -110,7 +111,7 @@ def plan_for(
     try:
         return _planner(data, config, world_size, local_world_size, device_type).plan(model, [sharder])
     except PlannerError as error:
-        raise ValueError(_explain(error)) from error
+        raise ValueError(_explain(error, model, config)) from error
 
 
 def _planner(
@@ -205,11 +206,16 @@ def _types_for(table: str, config: PlannerConfig) -> list[str]:
     return own or config.sharding_types or list(SHARDING_TYPES)
 
 
-def _explain(error: PlannerError) -> str:
-    text = " ".join(str(error).split())
+def _explain(error: PlannerError, model: nn.Module, config: PlannerConfig) -> str:
+    if error.error_type not in (PlannerErrorType.INSUFFICIENT_STORAGE, PlannerErrorType.PARTITION):
+        return f"the tables cannot be placed: {' '.join(str(error).split())[:300]}; allow more planner.sharding_types"
+    tables = sum(rows * columns * 4 for rows, columns in table_shapes(model).values())
+    limits = (
+        f"planner.{key} is {getattr(config, key) or 'unset'}" for key in ("memory_gib", "host_memory_gib", "reserve")
+    )
     return (
-        f"the tables cannot be placed ({error.error_type.value}): {text[:300]} ... "
-        f"Give planner.memory_gib or planner.host_memory_gib, use more ranks, or allow more planner.sharding_types"
+        f"the tables, {tables / GIB:.3g} GiB without their optimizer's state, do not fit the memory of the ranks: "
+        f"{', '.join(limits)}; give more memory, use more ranks, or allow more planner.sharding_types"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import tomli_w
 
-from trainer.checkpoint import Checkpoint, Checkpoints
+from trainer.checkpoint import FOLDER, MANIFEST, Checkpoint, Checkpoints
 from trainer.config import Config
 from trainer.data.files import FileSet
 from trainer.distributed import Ranks
@@ -39,13 +39,15 @@ def to_toml(config: Config) -> str:
 def open_run(url: str, config: Config) -> RunDirectory:
     """Makes a run's directory, or takes up the one of an earlier try, and writes the configuration to it.
 
+    What an earlier try left before its first checkpoint is nothing to go on from, whatever its configuration was.
+
     Raises:
-        ValueError: The directory cannot be written, or holds a run of another configuration.
+        ValueError: The directory cannot be written, or holds checkpoints of another configuration.
     """
     run = RunDirectory(url)
     run.create()
     earlier = run.read("config.toml")
-    if earlier is not None:
+    if earlier is not None and any(path.endswith(f"/{MANIFEST}") for path in run.fs.find(run.path(FOLDER))):
         _refuse_other(url, _flat(tomllib.loads(earlier)), _flat(tomllib.loads(to_toml(config))))
     run.write("config.toml", to_toml(config))
     return run

@@ -7,17 +7,23 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from trainer.storage import named
+
 
 class RunDirectory:
     """The directory that a run leaves behind.
 
     Args:
         url: Any fsspec URL or local path; made when the first file is written.
+
+    Raises:
+        ValueError: There is no such storage.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self.fs, self._path = fsspec.core.url_to_fs(self.url)
+        with named("--out", url):
+            self.fs, self._path = fsspec.core.url_to_fs(self.url)
         self.appends = isinstance(self.fs, LocalFileSystem)
 
     def path(self, *names: str) -> str:
@@ -34,11 +40,9 @@ class RunDirectory:
         Raises:
             ValueError: It cannot be written.
         """
-        try:
+        with named("--out", self.url):
             self.fs.makedirs(self._path, exist_ok=True)
             self.write("run.json", self.read("run.json") or "{}")
-        except OSError as error:
-            raise ValueError(f"--out is '{self.url}', which cannot be written: {error}; choose another") from error
 
     def read(self, *names: str) -> str | None:
         """Returns the text of a file, None if there is no such file."""

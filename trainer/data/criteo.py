@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from trainer.data import criteo_tsv as tsv
 from trainer.data.writing import DataSetWriter, PartWriter, as_table, in_parallel
+from trainer.storage import named
 
 SHOWN_FAULTS = 10
 SPLIT_RULES = {
@@ -170,7 +171,8 @@ def find_sources(patterns: tuple[str, ...]) -> list[str]:
         raise ValueError("--source is empty; name Criteo's text files, such as train.txt or 'day_*.gz'")
     urls = []
     for pattern in patterns:
-        fs, path = fsspec.core.url_to_fs(pattern)
+        with named("--source", pattern):
+            fs, path = fsspec.core.url_to_fs(pattern)
         if fs.isdir(path):
             raise ValueError(
                 f"--source '{pattern}' is a directory; name its files, such as '{pattern.rstrip('/')}/day_*'"

@@ -20,6 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tabulate
 
+from trainer.storage import named
+
 ROW_GROUP_ROWS = 65_536
 FOOTER_THREADS = 16
 SPLITS = ("train", "validation", "test")
@@ -75,17 +77,20 @@ class DataSetWriter:
         settings: What the set is made from and how: JSON values. Parts made with other settings never mix with these.
 
     Raises:
-        ValueError: `out` already holds a data set made with other settings, or files that no data set here explains.
+        ValueError: `out` already holds a data set made with other settings, or files that no data set here explains, or
+            cannot be written.
     """
 
     def __init__(self, out: str, settings: Mapping[str, Any]) -> None:
         self.out = out.rstrip("/")
         self.settings = json.loads(json.dumps(settings))
-        self._fs, self._root = fsspec.core.url_to_fs(self.out)
+        with named("--out", out):
+            self._fs, self._root = fsspec.core.url_to_fs(self.out)
         self._check_settings()
-        for split in SPLITS:
-            self._fs.makedirs(f"{self._root}/{split}", exist_ok=True)
-        self._write_json("settings.json", self.settings)
+        with named("--out", out):
+            for split in SPLITS:
+                self._fs.makedirs(f"{self._root}/{split}", exist_ok=True)
+            self._write_json("settings.json", self.settings)
 
     def counts(self, split: str, part: str) -> dict[str, int] | None:
         """Returns the numbers recorded in a part that is already there, or None."""
@@ -133,7 +138,7 @@ class DataSetWriter:
     def _check_settings(self) -> None:
         try:
             there = json.loads(self._fs.cat_file(f"{self._root}/settings.json"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             if any(
                 self._fs.exists(f"{self._root}/{split}") and self._fs.find(f"{self._root}/{split}") for split in SPLITS
             ):

@@ -1,0 +1,226 @@
+"""Wrong input leads to one clear line and exit code 2, and leaves nothing behind that is taken for good."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from command import run_trainer, write_config
+from jobs import config
+
+GOOD_TSV = "\t".join(["1", *["2"] * 13, *["68fd1e64"] * 26]) + "\n"
+BAD_TSV = GOOD_TSV + GOOD_TSV.replace("68fd1e64", "not-hex!", 1) + GOOD_TSV
+
+
+@dataclass(frozen=True)
+class Case:
+    """One wrong input: what is changed in a good configuration, the flags, and what the line has to name."""
+
+    name: str
+    says: list[str]
+    changes: dict = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
+    data: str = "good"
+    out: str = "{folder}/out"
+
+    def __str__(self):
+        return self.name
+
+
+CASES = [
+    Case("unknown key", ["'train.flavour'", "known: epochs, precision, seed, steps"], {"train__flavour": 1}),
+    Case("unknown flag", ["unknown flag --train.flavour"], flags=["--train.flavour", "1"]),
+    Case(
+        "misspelt key", ["'optimizer.sparse.lerning_rate'", "'learning_rate'"], {"optimizer__sparse__lerning_rate": 1}
+    ),
+    Case(
+        "misspelt key of a feature", ["'data.sparse.s0.dimensoin'", "'dimension'"], {"data__sparse__s0__dimensoin": 8}
+    ),
+    Case("misspelt flag", ["--train.stpes", "--train.steps"], flags=["--train.stpes", "3"]),
+    Case("wrong type", ["train.steps", "'ten'", "integer"], {"train__steps": "ten"}),
+    Case("wrong type of a flag", ["--train.steps", "'ten'", "INT"], flags=["--train.steps", "ten"]),
+    Case("out of range", ["train.steps is 0", "greater than 0"], flags=["--train.steps", "0"]),
+    Case("steps and epochs", ["train.steps is 20", "train.epochs is 1", "one of them"], {"train__epochs": 1}),
+    Case("steps and epochs by flag", ["train.steps is 20", "train.epochs is 1"], flags=["--train.epochs", "1"]),
+    Case("missing file", ["data.train", "missing.parquet", "check the path"], data="missing.parquet"),
+    Case("missing column", ["part-00.parquet", "'nothing'", "d0, d1, s0"], {"data__dense__nothing": {}}),
+    Case("wrong dtype", ["column 'd0'", "string", "a number"], data="text.parquet"),
+    Case(
+        "id out of range", ["column 's0'", "[0, 50)", "data.sparse.s0.rows", "modulo"], {"data__sparse__s0__rows": 50}
+    ),
+    Case("null label", ["null.parquet", "row 57", "column 'label'", "fill it"], data="null.parquet"),
+    Case("empty data set", ["data.train", "no rows", "empty.parquet"], data="empty.parquet"),
+    Case("truncated Parquet", ["truncated.parquet", "is it whole?"], data="truncated.parquet"),
+    Case("damaged Parquet", ["damaged.parquet", "row group", "is it whole?"], data="damaged.parquet"),
+    Case("batch not divisible", ["data.global_batch_size is 63", "multiple of 8"], {"data__global_batch_size": 63}),
+    Case("unknown optimizer", ["optimizer.sparse.name", "'sdg'", "'sgd'"], {"optimizer__sparse__name": "sdg"}),
+    Case(
+        "unknown optimizer by flag",
+        ["--optimizer.dense.name", "'sdg'", "'sgd'"],
+        flags=["--optimizer.dense.name", "sdg"],
+    ),
+    Case(
+        "optimizer missing on CPU",
+        ["optimizer.sparse.name is 'adam'", "CPU", "rowwise_adagrad"],
+        {"optimizer__sparse__name": "adam"},
+    ),
+    Case(
+        "unwritable run directory",
+        ["--out is", "good/part-00.parquet/out", "choose another"],
+        out="{folder}/good/part-00.parquet/out",
+    ),
+    Case("unwritable file system", ["--out is '/proc/out'", "choose another"], out="/proc/out"),
+    Case(
+        "unknown sharding type",
+        ["planner.sharding_types", "'row_wide'", "'row_wise'"],
+        {"planner__sharding_types": ["row_wide"]},
+    ),
+    Case(
+        "plan that does not fit",
+        ["planner.host_memory_gib is 1e-06", "use more ranks"],
+        {"planner__host_memory_gib": 1e-6},
+    ),
+    Case(
+        "int8 on row_wise",
+        ["comms.forward is 'int8'", "row_wise", "bf16"],
+        {"comms__forward": "int8", "planner__sharding_types": ["row_wise"]},
+    ),
+]
+
+
+def write_wrong_data(folder: Path, good: Path) -> None:
+    (folder / "good").symlink_to(good)
+    table = pq.read_table(good / "part-00.parquet")
+    label = pa.array([None if row == 57 else 1.0 for row in range(len(table))], pa.float32())
+    text = pa.array(["x"] * len(table))
+    whole = (good / "part-00.parquet").read_bytes()
+    pq.write_table(replaced(table, "d0", text), folder / "text.parquet")
+    pq.write_table(replaced(table, "label", label), folder / "null.parquet")
+    pq.write_table(table.slice(0, 0), folder / "empty.parquet")
+    (folder / "truncated.parquet").write_bytes(whole[: len(whole) // 2])
+    (folder / "damaged.parquet").write_bytes(whole[:4] + b"\xff" * (len(whole) // 2) + whole[4 + len(whole) // 2 :])
+
+
+def replaced(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    return table.set_column(table.column_names.index(name), name, column)
+
+
+class Runs:
+    """Runs the cases, each once and the next one already beside it."""
+
+    def __init__(self, folder: Path, pool: ThreadPoolExecutor) -> None:
+        self.folder, self._pool, self._started = folder, pool, {}
+
+    def out(self, case: Case) -> Path:
+        own = self.folder / case.name if case.out == Case.out else self.folder
+        return Path(case.out.format(folder=own))
+
+    def start(self, case: Case) -> Future:
+        if case.name not in self._started:
+            tree = config(self.folder / case.data, **case.changes)
+            file = write_config(self.folder / f"{case.name}.toml", tree)
+            arguments = ["train", file, "--out", self.out(case), *case.flags]
+            self._started[case.name] = self._pool.submit(run_trainer, *arguments)
+        return self._started[case.name]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, rows):
+    folder = tmp_path_factory.mktemp("wrong")
+    write_wrong_data(folder, rows)
+    with ThreadPoolExecutor(2) as pool:
+        yield Runs(folder, pool)
+
+
+@pytest.fixture
+def done(runs):
+    """A finished run in FOLDER/done."""
+    case = Case("done", [], flags=["--train.steps", "2"], out="{folder}/done")
+    assert runs.start(case).result().returncode == 0
+    return contents(runs.out(case))
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_one_line(done, says: list[str]) -> None:
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    for words in says:
+        assert words in done.stderr
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_says_one_line_and_commits_nothing(runs, case):
+    runs.start(case)
+    following = CASES.index(case) + 1
+    if following < len(CASES):
+        runs.start(CASES[following])
+    assert_one_line(runs.start(case).result(), case.says)
+    assert not list(runs.out(case).rglob("manifest.json"))
+
+
+def test_leaves_another_configurations_run_alone(runs, done):
+    case = Case(
+        "other",
+        ["--out is", "model.embedding_dim is 16 there", "and 8 here", "choose another"],
+        {"model__embedding_dim": 8},
+        out="{folder}/done",
+    )
+    assert_one_line(runs.start(case).result(), case.says)
+    assert contents(runs.out(case)) == done
+
+
+@pytest.mark.parametrize("name", ["missing file", "id out of range", "null label", "damaged Parquet"])
+def test_same_directory_trains_once_the_input_is_right(runs, name):
+    case = next(case for case in CASES if case.name == name)
+    assert runs.start(case).result().returncode == 2
+    good = write_config(runs.folder / f"{name}.toml", config(runs.folder / "good", train__steps=4))
+    done = run_trainer("train", good, "--out", runs.out(case))
+    assert done.returncode == 0, done.stderr
+    assert (runs.out(case) / "checkpoints/step-000000004/manifest.json").exists()
+
+
+def test_a_wrong_value_on_one_rank_ends_the_job(runs, tmp_path):
+    case = next(case for case in CASES if case.name == "null label")
+    file = write_config(tmp_path / "config.toml", config(runs.folder / case.data, **case.changes))
+    done = run_trainer("train", file, "--out", tmp_path / "out", ranks=2, seconds=60)
+    assert done.returncode != 0
+    line = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert all(words in line for words in case.says)
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+def test_malformed_lines_of_criteo_are_named(tmp_path):
+    (tmp_path / "bad.tsv").write_text(BAD_TSV)
+    arguments = ["criteo", "--source", tmp_path / "bad.tsv", "--out", tmp_path / "out"]
+    assert_one_line(run_trainer(*arguments), ["bad.tsv:2:", "cat_0", "not-hex!", "--max-malformed is 0", "repair"])
+    assert not list(tmp_path.rglob("train/*.parquet"))
+    assert not list(tmp_path.rglob("summary.json"))
+    (tmp_path / "bad.tsv").write_text(GOOD_TSV * 3)
+    assert run_trainer(*arguments).returncode == 0
+    assert list(tmp_path.rglob("summary.json"))
+
+
+OWN_MODEL = """
+import logging, warnings
+
+def build(inputs):
+    logging.getLogger(__name__).warning("logged")
+    warnings.warn("warned")
+    raise ValueError("failed")
+"""
+
+
+def test_a_bug_is_no_wrong_input(tmp_path, rows):
+    """What fails outside of this package keeps its traceback and exits with 1; what it logs is shown."""
+    (tmp_path / "own_model.py").write_text(OWN_MODEL)
+    file = write_config(tmp_path / "config.toml", config(rows, model__name="own_model:build"))
+    done = run_trainer("train", file, "--out", tmp_path / "out", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert all(words in done.stderr for words in ("Traceback", "ValueError: failed", "logged", "warned"))

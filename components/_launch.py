@@ -93,7 +93,6 @@ def torchrun(
         raise ArgumentError("--name", name, "a letter, then letters, digits, '.', '_' or '-'")
     shape = Shape.parse(j)
     defaults = {
-        "LOGLEVEL": "WARNING",
         "OMP_NUM_THREADS": str(max(1, resource.cpu // shape.procs)),
         # torchrun tees through files, and Python would hold back what it writes to a file.
         "PYTHONUNBUFFERED": "1",

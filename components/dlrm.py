@@ -36,7 +36,7 @@ def single_node(
         gpu: GPUs of the node.
         memMB: Memory of the node in MB.
         resume: What to do with checkpoints in the run directory: auto (go on from the newest, if any),
-            never (start a new run) or must (fail if there is none).
+            never (refuse if there is one) or must (refuse if there is none).
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
@@ -79,7 +79,7 @@ def multi_node(
 ) -> AppDef:
     """Trains a recommendation model on several nodes, its tables sharded over all ranks.
 
-    Example: torchx run -s slurm dlrm.multi_node --config trainer/configs/criteo.toml -j 2x8 --gpu 8 -- --train.epochs 1
+    Example: torchx run -s slurm dlrm.multi_node --config trainer/configs/criteo_kaggle.toml -j 2x8 --gpu 8 -- --train.epochs 1
 
     Args:
         trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
@@ -91,7 +91,7 @@ def multi_node(
         gpu: GPUs of each node.
         memMB: Memory of each node in MB.
         resume: What to do with checkpoints in the run directory: auto (go on from the newest, if any),
-            never (start a new run) or must (fail if there is none).
+            never (refuse if there is one) or must (refuse if there is none).
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
@@ -142,7 +142,7 @@ def data_parallel(
         gpu: GPUs of each node.
         memMB: Memory of each node in MB.
         resume: What to do with checkpoints in the run directory: auto (go on from the newest, if any),
-            never (start a new run) or must (fail if there is none).
+            never (refuse if there is one) or must (refuse if there is none).
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].

@@ -59,7 +59,7 @@ def plan(
 ) -> AppDef:
     """Prints the sharding plan of a configuration, with its memory and its predicted step time.
 
-    Example: torchx run -s local_cwd tools.plan --config trainer/configs/criteo.toml --nproc 16
+    Example: torchx run -s local_cwd tools.plan --config trainer/configs/criteo_kaggle.toml --nproc 16
 
     Args:
         args: After `--`, overrides of the configuration file: `--section.key value ...`.

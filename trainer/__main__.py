@@ -3,6 +3,7 @@
 0: done. 1: failed, with a traceback. 2: wrong input, said in one line.
 """
 
+import os
 import sys
 import traceback
 
@@ -22,6 +23,8 @@ def main(arguments: list[str]) -> int:
         if name not in COMMANDS:
             raise ValueError(f"unknown command '{name}'{nearest(name, COMMANDS)}")
         COMMANDS[name](rest)
+    except BrokenPipeError:  # whoever reads the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         if not _raised_here(error):
             raise

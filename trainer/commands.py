@@ -115,7 +115,15 @@ def _with_config(kind: type, command: str, flags: list[str], **defaults: Any) ->
 
     program = f"{PROGRAM} {command} CONFIG"
     if flags and not flags[0].startswith("-"):
-        return parse(kind, flags[1:], program, kind(settings=load_config(flags[0]), **defaults))
+        settings = _without_length(load_config(flags[0]), flags)
+        return parse(kind, flags[1:], program, kind(settings=settings, **defaults))
     if "--help" in flags or "-h" in flags:
         parse(kind, ["--help"], program, kind(settings=example_config(), **defaults))
     raise ValueError(f"which configuration? {program} ..., with a TOML file or the name of a ready-made one")
+
+
+def _without_length(settings: Any, flags: list[str]) -> Any:
+    """Forgets the file's length of training if a flag gives one, be it the other of steps and epochs."""
+    if not any(flag.startswith(("--train.steps", "--train.epochs")) for flag in flags):
+        return settings
+    return settings.model_copy(update={"train": settings.train.model_copy(update={"steps": None, "epochs": None})})

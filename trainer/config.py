@@ -58,8 +58,7 @@ class Config(Section):
     def _length(self) -> Self:
         if self.train.steps is not None and self.train.epochs is not None:
             raise ValueError(
-                f"train.steps is {self.train.steps} and train.epochs is {self.train.epochs}; set one of them "
-                "(a flag unsets the other: --train.epochs None)"
+                f"train.steps is {self.train.steps} and train.epochs is {self.train.epochs}; set one of them"
             )
         return self
 

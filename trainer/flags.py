@@ -57,7 +57,7 @@ def _explain(stop: SystemExit, printed: str, read: Callable[..., Any]) -> str:
     _, message, *more = (" ".join(part.split()) for part in re.split(r"^ *-+ *$", printed, flags=re.MULTILINE))
     if error := _validation_error(stop):
         section = re.match(r"Error parsing \w+\.(\S+):", message)
-        return explain(error, prefix=section[1] if section else "")
+        return explain(error, prefix=section[1].removeprefix("settings.") if section else "")
     if found := re.search(r"Unrecognized options: ([^\s,]+)", " ".join([message, *more])):
         return _explain_unknown(found[1], read)
     if found := re.match(r"Missing from .*?: (--\S+) (.*?) \(required\)", message):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from trainer.data.rows import NO_ID, Bags, Rows, offsets_of
+from trainer.data.rows import NO_ID, Bags, Rows, empty, offsets_of
 from trainer.data.schema import DataConfig
 
 
@@ -50,15 +50,21 @@ class Batch(Pipelineable):
 
 def to_batch(rows: Rows, config: DataConfig, scale: float) -> Batch:
     """Lays out rows as tensors."""
-    numbers = torch.from_numpy(rows.numbers)
     split = len(config.dense)
     return Batch(
-        dense=numbers[:split].t().contiguous(),
+        dense=_by_row(rows.numbers[:split]),
         sparse=_to_jagged(rows, config),
-        labels=numbers[split:-1].t().contiguous(),
-        weights=numbers[-1].contiguous(),
+        labels=_by_row(rows.numbers[split:-1]),
+        weights=torch.from_numpy(rows.numbers[-1].copy()),
         scale=torch.tensor(scale, dtype=torch.float32),
     )
+
+
+def _by_row(block: np.ndarray) -> Tensor:
+    """Returns columns, `[C, R]`, as `[R, C]`."""
+    turned = empty(block.T.shape, block.dtype)
+    turned[:] = block.T
+    return torch.from_numpy(turned)
 
 
 def _to_jagged(rows: Rows, config: DataConfig) -> KeyedJaggedTensor:

@@ -1,7 +1,7 @@
 """One Parquet row group to rows, checked: what leaves this file can be trained on."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import fsspec
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trainer.data.files import first_line, is_list, is_string
-from trainer.data.rows import NO_ID, Bags, Rows, offsets_of
+from trainer.data.rows import NO_ID, Bags, Rows, empty, offsets_of
 from trainer.data.schema import DataConfig, DenseFeature, SparseFeature
 
 TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -24,55 +24,51 @@ class RowGroupReader:
     """Reads row groups and keeps each file's footer.
 
     Args:
-        config: The columns and what to do with them.
+        columns: The columns to read.
     """
 
-    def __init__(self, config: DataConfig) -> None:
-        self._config = config
+    def __init__(self, columns: list[str]) -> None:
+        self._columns = columns
         self._footers: dict[str, pq.FileMetaData] = {}
 
-    def read(self, url: str, index: int) -> Rows:
+    def read(self, url: str, index: int) -> pa.Table:
         """Reads one row group.
 
         Raises:
-            ValueError: The bytes are damaged, or a value is not allowed; the message names file, row group, column and
-                value.
+            ValueError: The file is gone or damaged.
         """
-        table = self._read_table(url, index)
-        try:
-            return decode(table, self._config)
-        except ValueError as error:
-            raise ValueError(f"{url}, row group {index}, {error}") from error
-
-    def _read_table(self, url: str, index: int) -> pa.Table:
         fs, path = fsspec.core.url_to_fs(url)
         try:
             with pq.ParquetFile(path, filesystem=fs, metadata=self._footers.get(url)) as file:
                 self._footers.setdefault(url, file.metadata)
-                return file.read_row_group(index, self._config.columns, use_threads=False)
+                return file.read_row_group(index, self._columns, use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise ValueError(f"{url}, row group {index}: cannot be read, is it whole? ({first_line(error)})") from error
 
 
-def decode(table: pa.Table, config: DataConfig) -> Rows:
+def decode(table: pa.Table, config: DataConfig, order: np.ndarray | None = None) -> Rows:
     """Turns a table into rows.
 
+    Column by column, so that what is between table and rows stays in the cache.
+
+    Args:
+        table: The columns.
+        config: What to do with them.
+        order: The position of each row in the table, `[R]`. Unset: as in the table.
+
     Raises:
-        ValueError: A value is not allowed; the message names the column and the value.
+        ValueError: A value is not allowed; the message names the row, the column and the value.
     """
-    numbers = [_number(name, _whole(table, name), dense) for name, dense in config.dense.items()]
-    numbers += [_label(name, _whole(table, name)) for name in config.labels]
-    numbers.append(_weight(config.weight, table))
-    single: list[np.ndarray] = []
-    bags: dict[str, Bags] = {}
-    for name, sparse in config.sparse.items():
-        array = _whole(table, name)
-        if is_list(array.type):
-            bags[name] = _bags(name, array, sparse)
-        else:
-            single.append(_ids(name, array, sparse))
-    ids = np.stack(single) if single else np.empty((0, table.num_rows), np.int32)
-    return Rows(np.stack(numbers), ids, bags)
+    rows = table.num_rows
+    lists = [name for name in config.sparse if is_list(table.schema.field(name).type)]
+    single = [name for name in config.sparse if name not in lists]
+    bags = {name: _bags(name, _whole(table, name), config.sparse[name]) for name in lists}
+    ids = (_ids(name, _whole(table, name), config.sparse[name]) for name in single)
+    return Rows(
+        _stack(_numbers(table, config), (len(config.dense) + len(config.labels) + 1, rows), np.float32, order),
+        _stack(ids, (len(single), rows), np.int32, order),
+        bags if order is None else {name: bag.take(order) for name, bag in bags.items()},
+    )
 
 
 def _whole(table: pa.Table, name: str) -> pa.Array:
@@ -86,17 +82,39 @@ def _refuse(name: str, values: np.ndarray, wrong: np.ndarray, why: str) -> None:
         raise ValueError(f"row {row}, column '{name}': {values[row]} {why}")
 
 
+def _stack(columns: Iterable[np.ndarray], shape: tuple[int, int], dtype: type, order: np.ndarray | None) -> np.ndarray:
+    """Returns columns as a block, `[C, R]`, its rows in order."""
+    block = empty(shape, dtype)
+    for target, column in zip(block, columns, strict=True):
+        if order is None:
+            target[:] = column
+        else:
+            np.take(column, order, out=target, mode="wrap")  # "raise", the default, would buffer the output
+    return block
+
+
+def _numbers(table: pa.Table, config: DataConfig) -> Iterator[np.ndarray]:
+    """Yields dense features, labels and the weight, `[R]` float32 each."""
+    for name, feature in config.dense.items():
+        yield _dense(name, _whole(table, name), feature)
+    for name in config.labels:
+        yield _label(name, _whole(table, name))
+    yield _weight(config.weight, table)
+
+
 def _float32(array: pa.Array) -> np.ndarray:
     return pc.cast(array, pa.float32(), safe=False).to_numpy(zero_copy_only=False)
 
 
-def _number(name: str, array: pa.Array, feature: DenseFeature) -> np.ndarray:
-    raw = _float32(array.fill_null(feature.missing) if array.null_count else array)
-    with np.errstate(invalid="ignore", divide="ignore"):
+def _dense(name: str, array: pa.Array, feature: DenseFeature) -> np.ndarray:
+    array = pc.cast(array, pa.float32(), safe=False)
+    raw = (array.fill_null(feature.missing) if array.null_count else array).to_numpy(zero_copy_only=False)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         values = TRANSFORMS[feature.transform](raw)
-    if (feature.mean, feature.std) != (0.0, 1.0):
-        values = (values - np.float32(feature.mean)) / np.float32(feature.std)
-    if not np.isfinite(values.sum()):  # one pass over the good case; the mask below only names the bad value
+        if (feature.mean, feature.std) != (0.0, 1.0):
+            values = (values - np.float32(feature.mean)) / np.float32(feature.std)
+        good = np.isfinite(values.sum())  # one pass over the good case; the mask below only names the bad value
+    if not good:
         _refuse(name, raw, ~np.isfinite(values), f"has no finite value under the transform '{feature.transform}'")
     return values
 
@@ -135,7 +153,8 @@ def _ids(name: str, array: pa.Array, feature: SparseFeature) -> np.ndarray:
 
 def _bags(name: str, array: pa.Array, feature: SparseFeature) -> Bags:
     """Returns the ids of each row; a null list is empty, a null in a list is left out."""
-    offsets = offsets_of(pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False))
+    lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
+    offsets = offsets_of(lengths.fill_null(0).to_numpy(zero_copy_only=False))
     array = array.flatten()
     if array.null_count:
         offsets = offsets_of(array.is_valid().to_numpy(zero_copy_only=False))[offsets]
@@ -148,10 +167,11 @@ def _into_table(name: str, array: pa.Array, feature: SparseFeature) -> np.ndarra
     ids = _hash_text(array) if is_string(array.type) else array.to_numpy(zero_copy_only=False)
     if feature.ids == "hash":
         return (mix(ids) % np.uint64(feature.rows)).astype(np.int32)
-    if len(ids) and (ids.min() < 0 or ids.max() >= feature.rows):
+    limit = min(feature.rows, np.iinfo(ids.dtype).max + 1)
+    if len(ids) and ids.view(f"u{ids.itemsize}").max() >= limit:  # one pass: unsigned, a negative id is a huge one
         if feature.ids == "error":
             _refuse_id(name, ids, feature.rows)
-        ids = ids % feature.rows
+        ids = (ids if ids.dtype == np.uint64 else ids.astype(np.int64)) % feature.rows
     return ids.astype(np.int32, copy=False)
 
 

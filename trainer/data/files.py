@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.data.schema import DataConfig
+from trainer.storage import named
 
 FOOTER_THREADS = 16
 
@@ -95,16 +96,14 @@ def find_files(split: str, patterns: Sequence[str], config: DataConfig) -> FileS
 
 
 def _expand(split: str, pattern: str) -> list[str]:
-    fs, path = fsspec.core.url_to_fs(pattern)
-    try:
+    with named(f"data.{split}", pattern):
+        fs, path = fsspec.core.url_to_fs(pattern)
         if "*" in path or "?" in path:
             paths = fs.glob(path)
         elif fs.isdir(path):
             paths = [found for found in fs.find(path) if found.endswith(".parquet")]
         else:
             paths = [path] if fs.exists(path) else []
-    except OSError as error:
-        raise ValueError(f"data.{split}: cannot list '{pattern}': {error}") from error
     if not paths:
         raise FileNotFoundError(
             f"data.{split}: no Parquet file at '{pattern}'; check the path, or make the data set first"
@@ -129,22 +128,25 @@ def _check_columns(url: str, schema: pa.Schema, config: DataConfig) -> None:
     for name in config.columns:
         if name not in schema.names:
             raise ValueError(f"{url}: no column '{name}'; the file has: {', '.join(schema.names)}")
+    weight = [config.weight] if config.weight else []
+    for name in (*config.dense, *config.labels, *weight):
         dtype = schema.field(name).type
-        allowed, usable = _usable(name, dtype, config)
-        if not usable:
-            raise ValueError(f"{url}: column '{name}' is of type {dtype}; it must be {allowed}")
+        if not (pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_boolean(dtype)):
+            raise ValueError(f"{url}: column '{name}' is of type {dtype}; it must be a number")
+    for name, feature in config.sparse.items():
+        _check_ids(url, name, schema.field(name).type, feature.ids == "hash")
 
 
-def _usable(name: str, dtype: pa.DataType, config: DataConfig) -> tuple[str, bool]:
-    if name not in config.sparse:
-        return "a number", pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_boolean(dtype)
+def _check_ids(url: str, name: str, dtype: pa.DataType, hashed: bool) -> None:
     ids = dtype.value_type if is_list(dtype) else dtype
-    if config.sparse[name].ids == "hash":
-        return "an integer, a string, or a list of either", pa.types.is_integer(ids) or is_string(ids)
-    return (
-        f"an integer or a list of integers (strings need data.sparse.{name}.ids = 'hash')",
-        pa.types.is_integer(ids),
+    if pa.types.is_integer(ids) or (hashed and is_string(ids)):
+        return
+    allowed = (
+        "an integer, a string, or a list of either"
+        if hashed
+        else f"an integer or a list of integers (strings need data.sparse.{name}.ids = 'hash')"
     )
+    raise ValueError(f"{url}: column '{name}' is of type {dtype}; it must be {allowed}")
 
 
 def is_list(dtype: pa.DataType) -> bool:

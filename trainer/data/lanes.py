@@ -6,6 +6,7 @@ windows. Step `k` takes the next `B / L` rows of every lane, where `B` is the gl
 job is one number, the step, and a global batch holds the same rows whatever the number of ranks.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,6 +117,34 @@ def epoch_order(groups: list[RowGroup], seed: int, epoch: int, shuffle: bool) ->
     if not shuffle:
         return groups
     return [groups[i] for i in _random(seed, epoch, EPOCH_STREAM, EPOCH_STREAM).permutation(len(groups))]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The rows in `[start, stop)` of a row group."""
+
+    group: RowGroup
+    start: int
+    stop: int
+
+
+def spans(order: list[RowGroup], start: int, stop: int) -> list[Span]:
+    """Returns where the rows in `[start, stop)` of the epoch's sequence are."""
+    ends = np.cumsum([group.rows for group in order])
+    first, last = np.searchsorted(ends, [start, stop - 1], side="right")
+    return [
+        Span(group, max(0, start - int(end) + group.rows), min(group.rows, stop - int(end) + group.rows))
+        for group, end in zip(order[first : last + 1], ends[first : last + 1], strict=True)
+    ]
+
+
+def windows(lane: int, lanes: Lanes, size: int) -> Iterator[tuple[int, int, int]]:
+    """Yields number, first row and end of a lane's shuffle windows; each lane's begin elsewhere, to spread the work."""
+    length, shift = lanes.length(lane), size * lane // lanes.lanes
+    for number in range(-(-(length + shift) // size)):
+        start, stop = max(0, number * size - shift), min(length, (number + 1) * size - shift)
+        if start < stop:
+            yield number, start, stop
 
 
 def window_order(rows: int, seed: int, epoch: int, lane: int, window: int) -> np.ndarray:

@@ -1,23 +1,23 @@
 """Batches ahead of training: threads that read, decode, shuffle and assemble while the model computes."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
-from typing import TypeVar
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from trainer.data.batch import Batch, to_batch
-from trainer.data.decode import RowGroupReader
-from trainer.data.files import FileSet, RowGroup
-from trainer.data.lanes import Lanes, epoch_order, share_of, window_order
-from trainer.data.rows import Rows, offsets_of
+from trainer.data.decode import RowGroupReader, decode
+from trainer.data.files import FileSet, RowGroup, first_line
+from trainer.data.lanes import Lanes, Span, epoch_order, share_of, spans, window_order, windows
+from trainer.data.rows import Rows
 from trainer.data.schema import DataConfig
 
-A = TypeVar("A")
 T = TypeVar("T")
-END = object()
+END: Any = object()
 
 
 class Loader:
@@ -41,8 +41,9 @@ class Loader:
         self._files, self._config, self._lanes = files, config, lanes
         self._share, self._world_size = share_of(rank, world_size, lanes.lanes), world_size
         self._seed, self._shuffle = seed, shuffle
-        self._reader = RowGroupReader(config)
-        self._read = lru_cache(maxsize=len(self._share.lanes) + 1)(self._read_row_group)
+        self._reader = RowGroupReader(list(dict.fromkeys(config.columns)))
+        few = len(files.row_groups) <= len(self._share.lanes)  # a small data set stays in memory
+        self._read = lru_cache(maxsize=None if few else 0)(self._read_row_group)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -70,40 +71,46 @@ class Loader:
         """Yields this rank's rows of the steps in `[first, last)` of an epoch."""
         order = epoch_order(self._files.row_groups, self._seed, epoch, self._shuffle)
         streams = [
-            self._lane(epoch, lane, order, first * self._lanes.rows_per_step, pool) for lane in self._share.lanes
+            self._steps(one_ahead(self._windows(epoch, lane, order, first * self._lanes.rows_per_step), pool))
+            for lane in self._share.lanes
         ]
         for _ in range(first, last):
-            yield Rows.join([next(stream) for stream in streams])
-
-    def _lane(
-        self, epoch: int, lane: int, order: list[RowGroup], offset: int, pool: ThreadPoolExecutor
-    ) -> Iterator[Rows]:
-        """Yields this rank's part of every step of a lane, from a row of the lane on."""
-        starts = offsets_of(np.array([group.rows for group in order]))
-        lane_start, _ = self._lanes.bounds(lane)
-
-        def window(number: int, start: int, stop: int) -> Rows:
-            rows = self._span(order, starts, lane_start + start, lane_start + stop)
-            if self._shuffle:
-                rows = rows.take(window_order(len(rows), self._seed, epoch, lane, number))
-            return rows.slice(max(0, offset - start), len(rows))
-
-        spans = [span for span in self._window_spans(lane) if span[2] > offset]
-        windows = one_ahead(lambda span: window(*span), spans, pool)
-        part = self._lanes.rows_per_step // self._share.parts
-        for rows in self._steps(windows, order):
+            rows = Rows.join([next(stream) for stream in streams])
+            part = len(rows) // self._share.parts
             yield rows.slice(self._share.part * part, (self._share.part + 1) * part)
 
-    def _window_spans(self, lane: int) -> Iterator[tuple[int, int, int]]:
-        """Yields number, first row and end of a lane's shuffle windows; each lane's begin at other steps, to spread work."""
-        size, length = self._config.shuffle_window_rows, self._lanes.length(lane)
-        shift = size * lane // self._lanes.lanes
-        for number in range(-(-(length + shift) // size)):
-            start, stop = max(0, number * size - shift), min(length, (number + 1) * size - shift)
-            if start < stop:
-                yield number, start, stop
+    def _windows(self, epoch: int, lane: int, order: list[RowGroup], offset: int) -> Iterator[Rows]:
+        """Yields a lane's shuffle windows from a row of the lane on."""
+        lane_start, _ = self._lanes.bounds(lane)
+        read = lru_cache(maxsize=1)(self._read)  # the row group that a window has in common with the next
+        for number, start, stop in windows(lane, self._lanes, self._config.shuffle_window_rows):
+            if stop <= offset:
+                continue
+            tables = {span: read(span.group) for span in spans(order, lane_start + start, lane_start + stop)}
+            shuffled = window_order(stop - start, self._seed, epoch, lane, number) if self._shuffle else None
+            yield self._decode(tables, shuffled).slice(max(0, offset - start), stop - start)
 
-    def _steps(self, windows: Iterator[Rows], order: list[RowGroup]) -> Iterator[Rows]:
+    def _decode(self, tables: dict[Span, pa.Table], order: np.ndarray | None) -> Rows:
+        pieces = [table.slice(span.start, span.stop - span.start) for span, table in tables.items()]
+        try:
+            whole = pa.concat_tables(pieces, promote_options="permissive")
+        except pa.ArrowException as error:
+            urls = ", ".join(dict.fromkeys(self._files.files[span.group.file].url for span in tables))
+            raise ValueError(f"{urls}: types that do not go together ({first_line(error)}); make them alike") from error
+        try:
+            return decode(whole, self._config, order)
+        except ValueError:
+            for span, table in tables.items():  # once more, to tell in which of them it is
+                self._check(span.group, table)
+            raise
+
+    def _check(self, group: RowGroup, table: pa.Table) -> None:
+        try:
+            decode(table, self._config)
+        except ValueError as error:
+            raise ValueError(f"{self._files.files[group.file].url}, row group {group.index}, {error}") from error
+
+    def _steps(self, windows: Iterator[Rows]) -> Iterator[Rows]:
         """Cuts windows into steps of equal length, the last padded, and then yields padding for ever."""
         parts: list[Rows] = []
         need = self._lanes.rows_per_step
@@ -116,42 +123,33 @@ class Loader:
                 parts.append(window.slice(at, len(window)))
                 need -= len(window) - at
         while True:
-            parts = parts or [self._read(order[0]).slice(0, 0)]
-            yield Rows.join(parts).pad(need)
+            yield Rows.join([*parts, Rows.padding(need, self._config, self._files.files[0].lists)])
             parts, need = [], self._lanes.rows_per_step
 
-    def _span(self, order: list[RowGroup], starts: np.ndarray, start: int, stop: int) -> Rows:
-        """Returns the rows in `[start, stop)` of the epoch's sequence, out of the row groups that hold them."""
-        first, last = np.searchsorted(starts, [start, stop - 1], side="right") - 1
-        return Rows.join(
-            [
-                self._read(order[i]).slice(max(0, start - starts[i]), min(order[i].rows, stop - starts[i]))
-                for i in range(first, last + 1)
-            ]
-        )
-
-    def _read_row_group(self, group: RowGroup) -> Rows:
+    def _read_row_group(self, group: RowGroup) -> pa.Table:
         return self._reader.read(self._files.files[group.file].url, group.index)
 
 
-def one_ahead(make: Callable[[A], T], arguments: Iterable[A], pool: ThreadPoolExecutor) -> Iterator[T]:
-    """Yields `make(argument)` for every argument in order, the next one always being made in the pool already."""
-    pending = None
-    for argument in arguments:
-        current, pending = pending, pool.submit(make, argument)
-        if current is not None:
-            yield current.result()
-    if pending is not None:
-        yield pending.result()
+def one_ahead(items: Iterator[T], pool: ThreadPoolExecutor) -> Iterator[T]:
+    """Returns the items, the next one always being made in the pool already, from now on."""
+    first = pool.submit(next, items, END)
+
+    def take(pending: Future[T]) -> Iterator[T]:
+        while (item := pending.result()) is not END:
+            pending = pool.submit(next, items, END)
+            yield item
+
+    return take(first)
 
 
 def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
     """Yields the items, up to `depth` of them taken beforehand by a background thread."""
     pool = ThreadPoolExecutor(1, "assemble")
+    take = partial(pool.submit, next, items, END)
     try:
-        waiting = deque(pool.submit(next, items, END) for _ in range(depth))
+        waiting = deque(take() for _ in range(depth))
         while (item := waiting.popleft().result()) is not END:
-            waiting.append(pool.submit(next, items, END))
+            waiting.append(take())
             yield item
     finally:
         pool.shutdown(cancel_futures=True)

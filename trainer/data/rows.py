@@ -1,9 +1,13 @@
 """Rows in memory, in blocks of columns: what can be sliced, joined and shuffled without an object per row."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
+
+from trainer.data.schema import DataConfig
 
 NO_ID = -1  # stands in `Rows.ids` where a row has no id
 
@@ -41,10 +45,6 @@ class Bags:
         source = np.repeat(self.offsets[:-1][order] - offsets[:-1], lengths) + np.arange(offsets[-1])
         return Bags(self.values[source], offsets)
 
-    def pad(self, rows: int) -> "Bags":
-        """Returns these rows and as many empty ones behind them."""
-        return Bags(self.values, np.concatenate([self.offsets, np.full(rows, self.offsets[-1])]))
-
     @staticmethod
     def join(parts: Sequence["Bags"]) -> "Bags":
         """Returns the rows of several parts behind one another."""
@@ -79,18 +79,15 @@ class Rows:
         bags = {name: bag.slice(start, stop) for name, bag in self.bags.items()}
         return Rows(self.numbers[:, start:stop], self.ids[:, start:stop], bags)
 
-    def take(self, order: np.ndarray) -> "Rows":
-        """Returns the rows at the positions `order`, `[R']`."""
-        bags = {name: bag.take(order) for name, bag in self.bags.items()}
-        return Rows(_take(self.numbers, order), _take(self.ids, order), bags)
-
-    def pad(self, rows: int) -> "Rows":
-        """Returns these rows and as many behind them that weigh nothing and have no ids."""
-        if rows == 0:
-            return self
-        bags = {name: bag.pad(rows) for name, bag in self.bags.items()}
-        numbers = np.pad(self.numbers, ((0, 0), (0, rows)))
-        return Rows(numbers, np.pad(self.ids, ((0, 0), (0, rows)), constant_values=NO_ID), bags)
+    @staticmethod
+    def padding(rows: int, config: DataConfig, lists: Collection[str]) -> "Rows":
+        """Returns rows that weigh nothing and have no ids; `lists` names the features in bags."""
+        numbers = len(config.dense) + len(config.labels) + 1
+        return Rows(
+            np.zeros((numbers, rows), np.float32),
+            np.full((len(config.sparse) - len(lists), rows), NO_ID, np.int32),
+            {name: Bags(np.empty(0, np.int32), np.zeros(rows + 1, np.int64)) for name in lists},
+        )
 
     @staticmethod
     def join(parts: Sequence["Rows"]) -> "Rows":
@@ -98,14 +95,22 @@ class Rows:
         if len(parts) == 1:
             return parts[0]
         return Rows(
-            np.concatenate([part.numbers for part in parts], axis=1),
-            np.concatenate([part.ids for part in parts], axis=1),
+            _join([part.numbers for part in parts]),
+            _join([part.ids for part in parts]),
             {name: Bags.join([part.bags[name] for part in parts]) for name in parts[0].bags},
         )
 
 
-def _take(block: np.ndarray, order: np.ndarray) -> np.ndarray:
-    taken = np.empty((len(block), len(order)), block.dtype)
-    for source, target in zip(block, taken, strict=True):
-        np.take(source, order, out=target, mode="wrap")  # "raise", the default, would buffer the output
-    return taken
+def _join(blocks: Sequence[np.ndarray]) -> np.ndarray:
+    shape = (len(blocks[0]), sum(block.shape[1] for block in blocks))
+    return np.concatenate(blocks, axis=1, out=empty(shape, blocks[0].dtype))
+
+
+def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
+    """Returns an array to be filled, in memory that is used again and again.
+
+    It is Arrow's, which keeps what is freed. NumPy gives large blocks back to the system, and getting new ones, page
+    by page, takes longer than filling them.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    return np.ndarray(shape, dtype, pa.allocate_buffer(size))

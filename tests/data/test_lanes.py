@@ -1,0 +1,115 @@
+"""The arithmetic of lanes: every row of an epoch falls into exactly one place."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.data.files import RowGroup
+from trainer.data.lanes import (
+    Lanes,
+    check_lanes,
+    default_lanes,
+    epoch_order,
+    share_of,
+    spans,
+    window_order,
+    windows,
+)
+
+
+@st.composite
+def some_lanes(draw):
+    lanes = draw(st.integers(1, 24))
+    return Lanes(draw(st.integers(1, 5000)), lanes, lanes * draw(st.integers(1, 40)), draw(st.booleans()))
+
+
+@given(some_lanes())
+def test_lanes_partition_the_rows(lanes):
+    bounds = [lanes.bounds(lane) for lane in range(lanes.lanes)]
+    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
+    assert bounds[-1][1] == lanes.rows
+    lengths = [lanes.length(lane) for lane in range(lanes.lanes)]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@given(some_lanes())
+def test_steps_hold_every_row(lanes):
+    in_steps = [lanes.rows_in_step(step) for step in range(lanes.steps)]
+    if lanes.keep_last:
+        assert sum(in_steps) == lanes.rows
+        assert in_steps[-1] > 0
+    else:
+        assert set(in_steps) <= {lanes.global_batch_size}
+        assert 0 <= lanes.rows - sum(in_steps) < lanes.global_batch_size + lanes.lanes
+    assert in_steps == sorted(in_steps, reverse=True)
+
+
+@given(some_lanes(), st.integers(1, 700))
+def test_windows_partition_a_lane(lanes, size):
+    for lane in range(lanes.lanes):
+        found = list(windows(lane, lanes, size))
+        assert [row for _, start, stop in found for row in range(start, stop)] == list(range(lanes.length(lane)))
+        assert len({number for number, *_ in found}) == len(found)
+        assert all(stop - start <= size for _, start, stop in found)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.data())
+def test_spans_are_the_rows_asked_for(sizes, data):
+    order = [RowGroup(0, index, rows) for index, rows in enumerate(sizes)]
+    start = data.draw(st.integers(0, sum(sizes) - 1))
+    stop = data.draw(st.integers(start + 1, sum(sizes)))
+    sequence = [(group.index, row) for group in order for row in range(group.rows)]
+    found = [(span.group.index, row) for span in spans(order, start, stop) for row in range(span.start, span.stop)]
+    assert found == sequence[start:stop]
+
+
+@given(st.sampled_from([(8, world) for world in (1, 2, 4, 8, 16, 24)] + [(12, 3), (12, 6), (12, 36), (1, 5)]))
+def test_ranks_share_lanes_evenly(case):
+    lanes, world_size = case
+    shares = [share_of(rank, world_size, lanes) for rank in range(world_size)]
+    served = [(lane, share.part) for share in shares for lane in share.lanes]
+    assert served == [(lane, part) for lane in range(lanes) for part in range(shares[0].parts)]
+    assert len({(len(share.lanes), share.parts) for share in shares}) == 1
+
+
+@given(st.integers(1, 100))
+def test_default_lanes(world_size):
+    lanes = default_lanes(world_size)
+    assert lanes % world_size == 0
+    assert 8 <= lanes < max(8, world_size) + world_size
+
+
+def test_numbers_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match=r"3 ranks cannot share data\.lanes = 8.*1, 2, 4, 8.*multiple"):
+        check_lanes(8, 3, 8192)
+    with pytest.raises(ValueError, match=r"data\.global_batch_size is 100, which 8 lanes do not divide.*such as 96"):
+        check_lanes(8, 2, 100)
+    with pytest.raises(ValueError, match="which 16 ranks do not divide; use a multiple of 16, such as 16"):
+        check_lanes(8, 16, 8)
+    check_lanes(8, 16, 8192)
+
+
+def test_an_epoch_has_its_own_order():
+    groups = [RowGroup(0, index, 10) for index in range(50)]
+    order = epoch_order(groups, seed=1, epoch=2, shuffle=True)
+    assert order == epoch_order(groups, seed=1, epoch=2, shuffle=True)
+    assert sorted(order, key=lambda group: group.index) == groups
+    others = [epoch_order(groups, *key, shuffle=True) for key in ((1, 3), (2, 2), (2, 1))]
+    assert all(order != other for other in [*others, groups])
+    assert epoch_order(groups, 1, 2, shuffle=False) == groups
+
+
+def test_window_orders_differ_from_one_another():
+    keys = [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)]
+    orders = [tuple(window_order(100, *key)) for key in keys]
+    assert len(set(orders)) == len(orders)
+    assert all(sorted(order) == list(range(100)) for order in orders)
+    np.testing.assert_array_equal(window_order(6, 7, 1, 2, 3), window_order(6, 7, 1, 2, 3))
+
+
+def test_window_order_is_the_same_everywhere():
+    """Checkpoints hold a step and no rows, so this order may never change."""
+    generator = np.random.Philox(counter=[0, 0, 3, 2], key=np.array([7, 1], np.uint64))
+    np.testing.assert_array_equal(window_order(12, 7, 1, 2, 3), np.random.Generator(generator).permutation(12))
+    assert window_order(8, 0, 0, 0, 0).tolist() == [5, 0, 6, 1, 7, 2, 4, 3]

@@ -79,7 +79,7 @@ def multi_node(
 ) -> AppDef:
     """Trains a recommendation model on several nodes, its tables sharded over all ranks.
 
-    Example: torchx run -s slurm dlrm.multi_node --config trainer/configs/criteo_kaggle.toml -j 2x8 --gpu 8 -- --train.epochs 1
+    Example: torchx run -s slurm dlrm.multi_node --config criteo_kaggle -j 2x8 --gpu 8 -- --train.epochs 2
 
     Args:
         trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.

@@ -109,19 +109,18 @@ def test_must_needs_a_checkpoint(finished, tmp_path):
     assert "--resume is must" in done.stderr
 
 
-def test_changed_data_is_refused_until_accepted(copy, tmp_path):
-    folder, out = copy
+def test_changed_data_is_refused_until_accepted(finished, tmp_path):
     data = tmp_path / "data"
-    shutil.copytree(folder / "data", data)
-    first = trainer(folder, tmp_path / "run", "--data.train", str(data), "--train.steps", "2")
+    shutil.copytree(finished / "data", data)
+    first = trainer(finished, tmp_path / "run", "--data.train", str(data), "--train.steps", "2")
     assert first.returncode == 0, first.stderr
     write_rows(data, [200, 40])
     flags = ["--data.train", str(data), "--train.steps", "4"]
-    refused = trainer(folder, tmp_path / "run", *flags)
+    refused = trainer(finished, tmp_path / "run", *flags)
     assert refused.returncode == 2
     assert "part-01.parquet had" in refused.stderr
     assert "56 rows, now" in refused.stderr
-    accepted = trainer(folder, tmp_path / "run", *flags, "--data.accept-changed", "True")
+    accepted = trainer(finished, tmp_path / "run", *flags, "--data.accept-changed", "True")
     assert accepted.returncode == 0, accepted.stderr
     assert "going on after step 2" in accepted.stdout
 

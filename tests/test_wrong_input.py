@@ -43,7 +43,11 @@ CASES = [
     Case("wrong type of a flag", ["--train.steps", "'ten'", "INT"], flags=["--train.steps", "ten"]),
     Case("out of range", ["train.steps is 0", "greater than 0"], flags=["--train.steps", "0"]),
     Case("steps and epochs", ["train.steps is 20", "train.epochs is 1", "one of them"], {"train__epochs": 1}),
-    Case("steps and epochs by flag", ["train.steps is 20", "train.epochs is 1"], flags=["--train.steps", "20", "--train.epochs", "1"]),
+    Case(
+        "steps and epochs by flag",
+        ["train.steps is 20", "train.epochs is 1"],
+        flags=["--train.steps", "20", "--train.epochs", "1"],
+    ),
     Case("missing file", ["data.train", "missing.parquet", "check the path"], data="missing.parquet"),
     Case("missing column", ["part-00.parquet", "'nothing'", "d0, d1, s0"], {"data__dense__nothing": {}}),
     Case("wrong dtype", ["column 'd0'", "string", "a number"], data="text.parquet"),

@@ -1,0 +1,238 @@
+"""Writes the parts of the documentation that come from the code: `python -m docs.generate`.
+
+A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`; everything else is written by hand.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args, get_origin
+
+from docstring_parser import Docstring, parse
+from torchx.specs import AppDef
+
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+COMPONENT_FILES = ("dlrm", "data", "tools")
+SOURCES = ("movielens", "criteo", "synthetic")
+
+
+def main() -> None:
+    """Rewrites every page whose generated parts are out of date."""
+    for page in PAGES:
+        old = page.read_text()
+        new = render(old)
+        if new != old:
+            page.write_text(new)
+            print(f"wrote {page.relative_to(ROOT)}")
+
+
+def render(page: str) -> str:
+    """Returns a page with its generated parts as the code is now."""
+    return PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", page)
+
+
+def table(headers: list[str], rows: list[list[str]]) -> str:
+    """Returns a Markdown table."""
+    lines = [headers, ["---"] * len(headers), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def configuration() -> str:
+    """Every key of the configuration, a table for each section."""
+    from trainer.config import Config
+
+    schema = Config.model_json_schema()
+    parts = []
+    for path, section in _sections(schema, schema["$defs"], ""):
+        keys = {name: value for name, value in section["properties"].items() if not _below(value, schema["$defs"])}
+        if keys:
+            rows = [_key(name, value, name in section.get("required", ())) for name, value in keys.items()]
+            head = f"### `[{path}]`\n\n{section['description'].partition(chr(10) * 2)[0]}"
+            parts.append(f"{head}\n\n{table(['Key', 'Type', 'Default', 'Meaning'], rows)}")
+    return "\n\n".join(parts)
+
+
+def _sections(section: dict[str, Any], known: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if path:
+        yield path, section
+    for name, value in section["properties"].items():
+        if below := _below(value, known):
+            here = f"{path}.{name}" if path else name
+            yield from _sections(below, known, f"{here}.NAME" if "additionalProperties" in value else here)
+
+
+def _below(value: dict[str, Any], known: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the section that a key holds, or holds many of by name; None if the key holds a plain value."""
+    many = value.get("additionalProperties")
+    reference = value.get("$ref") or (many.get("$ref") if isinstance(many, dict) else None)
+    return known[reference.rpartition("/")[2]] if reference else None
+
+
+def _key(name: str, value: dict[str, Any], required: bool) -> list[str]:
+    default = "required" if required else _toml(value["default"])
+    return [f"`{name}`", _type(value), default, " ".join(value["description"].split())]
+
+
+def _type(value: dict[str, Any]) -> str:
+    if "anyOf" in value:
+        return _type(next(option for option in value["anyOf"] if option["type"] != "null"))
+    if "enum" in value:
+        return ", ".join(f"`{_quoted(option)}`" for option in value["enum"])
+    if value["type"] == "array":
+        name, _, bounds = _type(value["items"]).partition(" ")
+        return f"list of {name}s {bounds}".rstrip()
+    return " ".join([{"object": "table"}.get(value["type"], value["type"]), *_bounds(value)])
+
+
+def _bounds(value: dict[str, Any]) -> list[str]:
+    signs = {"exclusiveMinimum": ">", "minimum": "≥", "maximum": "≤", "exclusiveMaximum": "<"}
+    found = [f"{sign} {_number(value[key])}" for key, sign in signs.items() if key in value]
+    return [", ".join(found)] if found else []
+
+
+def _number(value: float) -> str:
+    exponent = int(value).bit_length() - 1
+    return f"2^{exponent}" if exponent > 20 and value == 2**exponent else f"{value:g}"
+
+
+def _quoted(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, list):
+        return f"`[{', '.join(map(_quoted, value))}]`"
+    return f"`{_quoted(value)}`"
+
+
+def ready_made() -> str:
+    """The configurations that come with the trainer, each by the first sentence of its comment."""
+    rows = []
+    for file in sorted((ROOT / "trainer" / "configs").glob("*.toml")):
+        comment = " ".join(line.lstrip("# ") for line in file.read_text().partition("\n#\n")[0].splitlines())
+        rows.append([f"`{file.stem}`", comment])
+    return table(["Name", "What it trains on"], rows)
+
+
+def components() -> str:
+    """Every component with its arguments."""
+    return "\n\n".join(
+        f"### `{name}`\n\n{_component(function)}" for module in _modules() for name, function in _members(module)
+    )
+
+
+def component_list() -> str:
+    """One line for each component."""
+    rows = []
+    for module in _modules():
+        for name, function in _members(module):
+            rows.append([f"[`{name}`](docs/components.md#{name.replace('.', '')})", _docs(function).short_description])
+    return table(["Component", "What it does"], rows)
+
+
+def _modules() -> list[ModuleType]:
+    return [importlib.import_module(f"components.{name}") for name in COMPONENT_FILES]
+
+
+def _members(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
+    for name, function in vars(module).items():
+        if inspect.isfunction(function) and inspect.signature(function).return_annotation is AppDef:
+            yield f"{module.__name__.rpartition('.')[2]}.{name}", function
+
+
+def _docs(function: Callable[..., Any]) -> Any:
+    return parse(inspect.getdoc(function) or "")
+
+
+def _component(function: Callable[..., Any]) -> str:
+    docs: Docstring = _docs(function)
+    example = (docs.long_description or "").removeprefix("Example: ")
+    return f"{docs.short_description}\n\n```sh\n{example}\n```\n\n{_arguments(function, _component_flag)}"
+
+
+def _component_flag(parameter: inspect.Parameter) -> str:
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return "`-- ...`"
+    return f"`-{parameter.name}`" if len(parameter.name) == 1 else f"`--{parameter.name}`"
+
+
+def _trainer_flag(parameter: inspect.Parameter) -> str:
+    return f"`--{parameter.name.replace('_', '-')}`"
+
+
+def _arguments(function: Callable[..., Any], flag: Callable[[inspect.Parameter], str]) -> str:
+    helps = {param.arg_name: " ".join((param.description or "").split()) for param in _docs(function).params}
+    rows = [
+        [flag(parameter), _python_type(parameter), _default(parameter), helps[name]]
+        for name, parameter in inspect.signature(function).parameters.items()
+    ]
+    return table(["Argument", "Type", "Default", "Meaning"], rows)
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return "none"
+    if parameter.default is parameter.empty:
+        return "required"
+    if parameter.name == "image":
+        return "TorchX's own"
+    value = parameter.default
+    if value is None:
+        return "unset"
+    if value == "":
+        return "empty"
+    return f"`{' '.join(map(str, value)) if isinstance(value, tuple) else value}`"
+
+
+def _python_type(parameter: inspect.Parameter) -> str:
+    kind = next((kind for kind in get_args(parameter.annotation) if kind is not type(None)), parameter.annotation)
+    if get_origin(parameter.annotation) in (list, tuple):
+        return f"{_name(kind)}s"
+    if isinstance(kind, str):
+        return ", ".join(f"`{choice}`" for choice in get_args(parameter.annotation))
+    return _name(kind)
+
+
+def _name(kind: Any) -> str:
+    if get_origin(kind):
+        return f"{_name(get_args(kind)[0])}s" if get_origin(kind) is list else "map"
+    return {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}[kind.__name__]
+
+
+def sources() -> str:
+    """Every command that makes a data set, with its flags."""
+    parts = []
+    for name in SOURCES:
+        function = getattr(importlib.import_module(f"trainer.data.{name}"), name)
+        about = f"### `{name}`\n\n{_docs(function).short_description}\n\n{_docs(function).long_description}"
+        parts.append(f"{about}\n\n{_arguments(function, _trainer_flag)}")
+    return "\n\n".join(parts)
+
+
+def commands() -> str:
+    """Every command of the trainer."""
+    from trainer.commands import COMMANDS
+
+    rows = []
+    for name, command in COMMANDS.items():
+        usage, _, about = (command.__doc__ or "").partition(": ")
+        rows.append([f"`python -m trainer {name} {usage}`", about])
+    return table(["Command", "What it does"], rows)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    part.__name__.replace("_", "-"): part
+    for part in (configuration, ready_made, components, component_list, sources, commands)
+}
+
+if __name__ == "__main__":
+    main()

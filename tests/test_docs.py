@@ -1,0 +1,215 @@
+"""The documentation is true: its generated parts are current, its links lead somewhere, and its commands run."""
+
+import ast
+import contextlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torchx.cli.main import main as torchx
+from torchx.specs.builders import materialize_appdef
+from torchx.specs.finder import get_component
+
+from docs.generate import render
+from trainer import commands
+from trainer.__main__ import main as trainer
+from trainer.config import Config, load_config
+from trainer.run import to_toml
+
+ROOT = Path(__file__).parent.parent
+DOCS = [ROOT / "docs" / f"{name}.md" for name in ("quickstart", "data", "configuration", "components", "runs")]
+PAGES = [ROOT / "README.md", *DOCS]  # in the order in which they are read
+
+SKIPPED = ("git clone ", "cd ", "source ")  # they change the reader's shell
+DRY_RUN = (None, "local_cwd", "slurm")  # a dry run on the others needs a Docker daemon
+
+RUN_ALL = """
+import json, os, runpy, subprocess, sys
+sys.path.insert(0, os.getcwd())
+from trainer.__main__ import main
+for command in json.loads(sys.argv[1]):
+    print("$", *command, flush=True)
+    match command:
+        case ["python", "-m", "trainer", *arguments]:
+            try:
+                code = main(arguments)
+            except SystemExit as stop:
+                code = stop.code
+        case ["python", script]:
+            code = runpy.run_path(script) and 0
+        case ["torchrun", *arguments]:
+            code = subprocess.run([sys.executable, "-m", "torch.distributed.run", *arguments]).returncode
+    assert not code, f"{command}: exit code {code}"
+"""
+
+
+def blocks(language: str) -> list[str]:
+    fence = re.compile(rf"^```{language}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    return [block for page in PAGES for block in fence.findall(page.read_text())]
+
+
+def shown(*programs: str) -> list[str]:
+    lines = [line for block in blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
+    return list(dict.fromkeys(line for line in lines if line.startswith(programs)))
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    """A directory as the reader's, with the files that the documentation asks to save."""
+    folder = tmp_path_factory.mktemp("reader")
+    for name in ("trainer", "components", ".torchxconfig"):
+        (folder / name).symlink_to(ROOT / name)
+    for block in [*blocks("python"), *blocks("toml")]:
+        if name := re.match(r"# (\w+\.\w+)\n", block):
+            (folder / name[1]).write_text(block)
+    return folder
+
+
+@pytest.fixture
+def reader(workspace, monkeypatch):
+    """The same, as the current directory, with the configurations of runs that the documentation takes as done."""
+    for name in ("movielens", "synthetic"):
+        run = workspace / "runs" / name
+        run.mkdir(parents=True, exist_ok=True)
+        (run / "config.toml").write_text(to_toml(load_config(name)))
+    monkeypatch.chdir(workspace)
+    return workspace
+
+
+@pytest.fixture(scope="module")
+def runs(workspace):
+    """The directory of runs, after all commands for a shell without TorchX."""
+    todo = [shlex.split(command) for command in shown("python ", "torchrun ")]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL, json.dumps(todo)], cwd=workspace, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return workspace / "runs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_generated_parts_are_current(page):
+    assert page.read_text() == render(page.read_text()), "run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_all_commands_are_checked():
+    checked = ("make ", "torchx run ", "python ", "torchrun ")
+    lines = shown("")
+    assert [line for line in lines if not line.startswith((*SKIPPED, *checked)) and line] == []
+    assert "make demo" in lines
+    assert "make test" in lines
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+@pytest.mark.parametrize("command", shown("make "))
+def test_make_targets_exist(command):
+    done = subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", shown("torchx run "))
+def test_torchx_commands_are_understood(command, reader, monkeypatch):
+    words = shlex.split(command)[2:]
+    place = next(i for i, word in enumerate(words) if re.fullmatch(r"(dlrm|data|tools)\.\w+", word))
+    scheduler = words[words.index("-s") + 1] if "-s" in words[:place] else None
+    if scheduler in DRY_RUN:
+        torchx(["run", "--dryrun", *words])
+    role = materialize_appdef(get_component(words[place]).fn, words[place + 1 :]).roles[0]
+    command_line = shlex.split(role.args[1]) if role.entrypoint == "bash" else role.args
+    if "trainer" in command_line:
+        check_trainer_understands(command_line[command_line.index("trainer") + 1 :], monkeypatch)
+
+
+class Understood(Exception):
+    """The flags were read without an error."""
+
+
+def check_trainer_understands(arguments: list[str], monkeypatch) -> None:
+    read = commands.parse
+
+    def parse(*args):
+        read(*args)
+        raise Understood
+
+    monkeypatch.setattr(commands, "parse", parse)
+    with pytest.raises(Understood):
+        commands.COMMANDS[arguments[0]](arguments[1:])
+
+
+@pytest.mark.parametrize("block", blocks("toml"))
+def test_configurations_are_valid(block):
+    Config.model_validate(tomllib.loads(block))
+
+
+def test_error_messages_are_as_shown(runs, monkeypatch, capsys):
+    monkeypatch.chdir(runs.parent)
+    wrong = Path("mine.toml").read_text()
+    with contextlib.ExitStack() as restore:
+        restore.callback(Path("mine.toml").write_text, wrong)
+        for right, typo in (("global_batch_size", "glob_batch_size"), ("price =", "prize =")):
+            Path("mine.toml").write_text(wrong.replace(right, typo))
+            assert trainer(["train", "mine.toml", "--out", "runs/wrong"]) == 2
+    said = capsys.readouterr().err.replace(str(runs.parent), "/home/you").splitlines()
+    shown_errors = [line for block in blocks("text") for line in block.splitlines() if line.startswith("error: ")]
+    assert sorted(said) == sorted(shown_errors)
+
+
+@pytest.mark.parametrize("name", ["mine", "my_model", "planned", "flags"])
+def test_files_and_keys_of_a_run_are_documented(name, runs):
+    page = (ROOT / "docs" / "runs.md").read_text()
+    run = runs / name
+    found = {path.name for path in run.iterdir()}
+    for step in (run / "checkpoints").iterdir():
+        found |= {path.name for path in step.iterdir() if path.suffix != ".distcp"}
+        found |= set(json.loads((step / "state.json").read_text()))
+    for file in ("metrics.jsonl", "evaluations.jsonl"):
+        found |= {key.partition("/")[0] for line in (run / file).read_text().splitlines() for key in json.loads(line)}
+    found |= set(json.loads((run / "run.json").read_text()))
+    assert {name for name in found if name not in page} == set()
+
+
+def test_environment_variables_are_documented():
+    page = (ROOT / "docs" / "runs.md").read_text()
+    files = [file for file in (ROOT / "trainer").rglob("*.py") if "environ" in file.read_text()]
+    assert files
+    for file in files:
+        names = re.findall(r"\"([A-Z]+(?:_[A-Z]+)*)\"", file.read_text())
+        assert [name for name in names if name not in page and name not in ("ERROR", "WARNING")] == [], file
+
+
+def source_files(*suffixes: str) -> list[Path]:
+    folders = [ROOT / name for name in ("components", "trainer", "schedulers", "tests", "docs")]
+    return [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]
+
+
+def test_files_are_short():
+    lengths = {path: len(path.read_text().splitlines()) for path in source_files(".py", ".toml", ".md")}
+    assert {str(path): length for path, length in lengths.items() if length > 500} == {}
+
+
+def test_most_functions_are_short():
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for path in source_files(".py") for node in ast.walk(ast.parse(path.read_text()))]
+    lengths = [(node.end_lineno or 0) - node.lineno + 1 for node in nodes if isinstance(node, kinds)]
+    assert np.percentile(lengths, 90) <= 50

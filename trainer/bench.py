@@ -23,7 +23,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 from tabulate import tabulate
+from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+from torchrec.datasets.utils import Batch as RandomBatch
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.models.dlrm import DLRM, DLRMTrain
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim import RowWiseAdagrad
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.config import Config
@@ -34,13 +42,16 @@ from trainer.data.loader import Loader
 from trainer.data.schema import DataConfig, DenseFeature, SparseFeature
 from trainer.data.synthetic import DENSE_FEATURES, SPARSE_FEATURES, synthetic
 from trainer.distributed import Ranks, from_main, process_group
+from trainer.models.model import table_configs
 from trainer.report import Stopwatch
 from trainer.run import describe_run
 from trainer.session import Session, prepare
+from trainer.sharding import Sharder
 
 TABLE_ROWS = 100_000
 MODEL = {"embedding_dim": 32, "dense_layers": [256, 128], "over_layers": [256, 128]}
 WARM_STEPS = 5
+RATE = 0.02  # of both optimizers, as is the default
 MEMORY_BATCHES = 8
 PYTHON_ROWS = 1 / 100  # the part of the rows that the slowest reader gets
 
@@ -80,7 +91,8 @@ def bench(
 
     Three comparisons: the loader with plain pyarrow and with a reader that makes Python objects, all on one core and
     by the processor time that they take;
-    training from Parquet with training on batches in memory; the loop with one that does nothing but step. Under
+    training from Parquet with training on batches in memory; the same loop with one written by hand that does nothing
+    but step on random batches. Under
     torchrun the last two run on all ranks. Writes `OUT/bench.json` with every repeat.
 
     Args:
@@ -220,7 +232,7 @@ def _one_core() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-# The loop, on batches from Parquet and from memory, beside one that only steps.
+# The loop, on batches from Parquet and from memory, beside one written by hand.
 
 
 def _compare_loops(session: Session, steps: int, repeats: int) -> list[Comparison]:
@@ -234,15 +246,17 @@ def _compare_loops(session: Session, steps: int, repeats: int) -> list[Compariso
         shuffle=True,
     )
     kept = list(loader.batches(0, MEMORY_BATCHES))
-    parquet, memory, bare = _alternate(
+    by_hand = _write_by_hand(session)
+    drawn = [_random_batch(session) for _ in range(MEMORY_BATCHES)]
+    parquet, memory, hand = _alternate(
         repeats,
         lambda: _train(session, loader.batches(0, WARM_STEPS + steps), steps),
         lambda: _train(session, _cycle(kept, WARM_STEPS + steps), steps),
-        lambda: _train_bare(session, _cycle(kept, WARM_STEPS + steps), steps),
+        lambda: _train_by_hand(session, *by_hand, drawn, steps),
     )
     return [
         Comparison("training from Parquet", "training from memory", "samples/s", 0.95, parquet, memory),
-        Comparison("training from memory", "a loop that only steps", "samples/s", 0.97, memory, bare),
+        Comparison("training from memory", "a loop written by hand", "samples/s", 0.97, memory, hand),
     ]
 
 
@@ -265,14 +279,44 @@ def _train(session: Session, batches: Iterator[Batch], steps: int) -> float:
     return _time_steps(session, pipeline, step, steps)
 
 
-def _train_bare(session: Session, batches: Iterator[Batch], steps: int) -> float:
-    """Returns samples per second of the least that trains: the pipeline and nothing else."""
-    pipeline = TrainPipelineSparseDist(session.job.model, session.job.optimizers.combined, session.ranks.device)
-    return _time_steps(session, pipeline, lambda _: pipeline.progress(batches), steps)
+def _write_by_hand(session: Session) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    """Returns the same model under the same plan, put together as TorchRec's own examples do it."""
+    config, ranks = session.config, session.ranks
+    tables = EmbeddingBagCollection(tables=table_configs(config.data, config.model), device=torch.device("meta"))
+    dense_layers = [*config.model.dense_layers, config.model.embedding_dim]
+    model = DLRMTrain(DLRM(tables, DENSE_FEATURES, dense_layers, [*config.model.over_layers, 1], ranks.device))
+    for parameter in tables.parameters():
+        apply_optimizer_in_backward(RowWiseAdagrad, [parameter], {"lr": RATE})
+    sharder = Sharder(config.comms)
+    sharded = DistributedModelParallel(model, device=ranks.device, plan=session.job.plan, sharders=[sharder])  # pyrefly: ignore[bad-argument-type]
+    rest = dict(in_backward_optimizer_filter(sharded.named_parameters()))
+    dense = KeyedOptimizerWrapper(rest, lambda parameters: torch.optim.Adagrad(parameters, lr=RATE))
+    return sharded, CombinedOptimizer([sharded.fused_optimizer, dense])
+
+
+def _random_batch(session: Session) -> RandomBatch:
+    rows = session.config.data.global_batch_size // session.ranks.world_size
+    ids = torch.randint(TABLE_ROWS, (SPARSE_FEATURES * rows,))
+    lengths = torch.ones(SPARSE_FEATURES * rows, dtype=torch.int32)
+    sparse = KeyedJaggedTensor(keys=list(session.config.data.sparse), values=ids, lengths=lengths)
+    return RandomBatch(torch.rand(rows, DENSE_FEATURES), sparse, torch.randint(2, (rows,)))
+
+
+def _train_by_hand(
+    session: Session,
+    model: DistributedModelParallel,
+    optimizer: CombinedOptimizer,
+    batches: list[RandomBatch],
+    steps: int,
+) -> float:
+    """Returns samples per second of the least that trains: random batches, the pipeline and nothing else."""
+    pipeline = TrainPipelineSparseDist(model, optimizer, session.ranks.device)
+    endless = itertools.cycle(batches)
+    return _time_steps(session, pipeline, lambda _: pipeline.progress(endless), steps)
 
 
 def _time_steps(
-    session: Session, pipeline: TrainPipelineSparseDist[Batch, Any], step: Callable[[int], Any], steps: int
+    session: Session, pipeline: TrainPipelineSparseDist[Any, Any], step: Callable[[int], Any], steps: int
 ) -> float:
     for number in range(1, WARM_STEPS + 1):
         step(number)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -70,7 +71,7 @@ def _by_row(block: np.ndarray) -> Tensor:
 def _to_jagged(rows: Rows, config: DataConfig) -> KeyedJaggedTensor:
     """Lays out ids feature by feature; ids and lengths are int32, half the bytes for every exchange between ranks."""
     if not rows.bags and (rows.ids.size == 0 or rows.ids.min() > NO_ID):
-        values, lengths = rows.ids.reshape(-1), np.ones(rows.ids.size, np.int32)
+        values, lengths = rows.ids.reshape(-1), _ones(rows.ids.size)
     else:
         bags = {
             name: Bags(ids[ids > NO_ID], offsets_of(ids > NO_ID)) for name, ids in _single(rows, config)
@@ -80,6 +81,12 @@ def _to_jagged(rows: Rows, config: DataConfig) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(
         keys=list(config.sparse), values=torch.from_numpy(values), lengths=torch.from_numpy(lengths), stride=len(rows)
     )
+
+
+@lru_cache(maxsize=2)
+def _ones(size: int) -> np.ndarray:
+    """Returns the lengths of single ids; batches of one size share them, as nobody changes them."""
+    return np.ones(size, np.int32)
 
 
 def _single(rows: Rows, config: DataConfig) -> Iterator[tuple[str, np.ndarray]]:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from trainer.data.batch import Batch, to_batch
 from trainer.data.decode import RowGroupReader, decode
@@ -64,7 +65,8 @@ class Loader:
             epoch, first = divmod(start, self._lanes.steps)
             last = min(self._lanes.steps, first + stop - start)
             for step, rows in enumerate(self._epoch(epoch, first, last, pool), first):
-                yield to_batch(rows, self._config, self._world_size / self._lanes.rows_in_step(step))
+                batch = to_batch(rows, self._config, self._world_size / self._lanes.rows_in_step(step))
+                yield batch.pin_memory() if torch.cuda.is_available() else batch
             start += last - first
 
     def _epoch(self, epoch: int, first: int, last: int, pool: ThreadPoolExecutor) -> Iterator[Rows]:

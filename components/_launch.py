@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torchx import specs
 from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount, macros
 
-# All of them reach every rank, which then has SHUTDOWN_TIMEOUT_SECONDS to save a checkpoint and leave.
+# All of them reach every rank, which then has SHUTDOWN_TIMEOUT_SECONDS to leave.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 SHUTDOWN_TIMEOUT_SECONDS = 120
 

@@ -92,6 +92,7 @@ def test_a_finished_run_trains_no_further(copy):
     [
         (["--resume", "never"], "--resume is never, but '{out}' holds a checkpoint of step 6"),
         (["--train.seed", "1"], "--out is '{out}', which holds a run of another configuration: train.seed is 0 there"),
+        (["--train.steps", "5"], "--out is '{out}', where 6 steps are done already, more than the 5 of train.steps"),
         (["--data.lanes", "16"], "data.lanes is 16, but the checkpoint"),
     ],
 )

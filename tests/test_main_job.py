@@ -63,6 +63,25 @@ def test_the_same_command_with_more_epochs_goes_on(movielens):
     assert "step 237  test: auc 0.7" in said
 
 
+def test_two_nodes_are_like_one(movielens, tmp_path):
+    """Two agents on this machine meet at a port of their own, and so do those of another job at the same time."""
+    folder, _ = movielens
+    shutil.copytree(folder / "data", tmp_path / "data")
+    job = ["torchx", "run", "-s", "local_cwd", "dlrm.multi_node", "--config", "movielens", "-j", "2x2", "--out"]
+    started = [
+        subprocess.Popen([*job, out, "--", "--train.steps", "20"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        for out in ("one", "two")
+    ]
+    for process in started:
+        said = process.communicate()[1]
+        assert process.returncode == 0, said[-4000:]
+    about = json.loads((tmp_path / "one/run.json").read_text())
+    assert (about["world_size"], about["local_world_size"]) == (4, 2)
+    reference = lines(folder / "runs/movielens/metrics.jsonl")[0]
+    for out in ("one", "two"):
+        assert lines(tmp_path / out / "metrics.jsonl")[0]["loss"] == pytest.approx(reference["loss"], rel=1e-5)
+
+
 def test_data_parallel_is_the_same_training(movielens, tmp_path):
     folder, _ = movielens
     shutil.copytree(folder / "data", tmp_path / "data")

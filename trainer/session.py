@@ -121,15 +121,18 @@ def prepare(config: Config, out: str, resume: Resume, ranks: Ranks) -> Session:
     evaluator = Evaluator(config, ranks)
     job = build_job(config, ranks)
     first, last = start.step if start else 0, _last_step(config.train, lanes)
+    if first > last:
+        raise ValueError(
+            f"--out is '{out}', where {first} steps are done already, more than the {last} of train.steps or "
+            "train.epochs; raise them or choose another --out"
+        )
     loader = Loader(files, config.data, lanes, ranks.rank, ranks.world_size, config.train.seed, config.data.shuffle)
     if start:
         job.rehearse(next(loader.batches(0, 1)).to(ranks.device))
         restore(start, all_tensors(job.model, job.optimizers), ranks)
     report = Report(run, config.report, ranks, last, first, start.progress["running"] if start else None)
     batches = Stopwatch(loader.batches(first, last))
-    session = Session(
-        config, ranks, run, files, lanes, job, checkpoints, evaluator, report, batches, min(first, last), last
-    )
+    session = Session(config, ranks, run, files, lanes, job, checkpoints, evaluator, report, batches, first, last)
     _introduce(session, start)
     return session
 

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trainer.data.decode import decode
+from trainer.data.decode import Piece, decode
 from trainer.data.rows import NO_ID, Bags, Rows
 from trainer.data.schema import DataConfig
 
@@ -29,12 +29,12 @@ def hashed_text(text: str, rows: int) -> int:
 
 def sparse(column: pa.Array | pa.ChunkedArray, order=None, **feature) -> Rows:
     table = pa.table({"id": column, "label": pa.array([0.0] * len(column))})
-    return decode(table, DataConfig(sparse={"id": {"rows": 10} | feature}), order)
+    return decode([Piece(table)], DataConfig(sparse={"id": {"rows": 10} | feature}), order)
 
 
 def dense(values, order=None, dtype=None, **feature) -> np.ndarray:
     table = pa.table({"x": pa.array(values, dtype), "label": pa.array([0] * len(values), pa.int8())})
-    return decode(table, DataConfig(dense={"x": feature}), order).numbers[0]
+    return decode([Piece(table)], DataConfig(dense={"x": feature}), order).numbers[0]
 
 
 def lists(bags: Bags) -> list[list[int]]:
@@ -139,14 +139,14 @@ def test_dense_order_and_booleans():
 
 def test_labels_and_weights():
     table = pa.table({"a": [0, 1, 1], "b": [0.5, 0.0, 1.0], "w": pa.array([2, 0, 3], pa.int32())})
-    rows = decode(table, DataConfig(labels=["b", "a"], weight="w"))
+    rows = decode([Piece(table)], DataConfig(labels=["b", "a"], weight="w"))
     assert rows.numbers.tolist() == [[0.5, 0, 1], [0, 1, 1], [2, 0, 3]]
-    assert decode(table, DataConfig(labels=["a"])).numbers.tolist() == [[0, 1, 1], [1, 1, 1]]
+    assert decode([Piece(table)], DataConfig(labels=["a"])).numbers.tolist() == [[0, 1, 1], [1, 1, 1]]
 
 
 def test_one_column_in_two_roles():
     table = pa.table({"x": pa.array([1, 2]), "label": pa.array([0, 1])})
-    rows = decode(table, DataConfig(dense={"x": {}}, sparse={"x": {"rows": 5}}))
+    rows = decode([Piece(table)], DataConfig(dense={"x": {}}, sparse={"x": {"rows": 5}}))
     assert (rows.numbers[0].tolist(), rows.ids.tolist()) == ([1, 2], [[1, 2]])
 
 
@@ -173,4 +173,4 @@ def test_refused_values(columns, message):
     config = DataConfig(dense={"x": {"transform": "log3"}}, sparse={"id": {"rows": 10}}, weight="w")
     table = pa.table({"x": [0.0, 1.0], "id": [1, 2], "label": [0, 1], "w": [1.0, 1.0]} | columns)
     with pytest.raises(ValueError, match=message):
-        decode(table, config)
+        decode([Piece(table)], config)

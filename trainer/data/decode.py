@@ -1,7 +1,10 @@
 """One Parquet row group to rows, checked: what leaves this file can be trained on."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import fsspec
 import numpy as np
@@ -12,6 +15,9 @@ import pyarrow.parquet as pq
 from trainer.data.files import first_line, is_list, is_string
 from trainer.data.rows import NO_ID, Bags, Rows, empty, offsets_of
 from trainer.data.schema import DataConfig, DenseFeature, SparseFeature
+
+T = TypeVar("T")
+Reader = Callable[[pa.Table], np.ndarray]
 
 TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda x: x,
@@ -46,68 +52,102 @@ class RowGroupReader:
             raise ValueError(f"{url}, row group {index}: cannot be read, is it whole? ({first_line(error)})") from error
 
 
-def decode(table: pa.Table, config: DataConfig, order: np.ndarray | None = None) -> Rows:
-    """Turns a table into rows.
+@dataclass(frozen=True)
+class Piece:
+    """Rows that lie together in a row group.
+
+    Attributes:
+        table: The rows.
+        where: What an error message begins with to tell where the row group is.
+        first_row: Where in the row group they begin.
+    """
+
+    table: pa.Table
+    where: str = ""
+    first_row: int = 0
+
+
+class _Refused(ValueError):
+    """A value is not allowed; where a row is known, it is counted from the beginning of the piece."""
+
+    def __init__(self, message: str, row: int | None = None) -> None:
+        super().__init__(message)
+        self.row = row
+
+
+def decode(pieces: Sequence[Piece], config: DataConfig, order: np.ndarray | None = None) -> Rows:
+    """Turns pieces of tables into rows.
 
     Column by column, so that what is between table and rows stays in the cache.
 
     Args:
-        table: The columns.
-        config: What to do with them.
-        order: The position of each row in the table, `[R]`. Unset: as in the table.
+        pieces: The rows, `R` in all.
+        config: What to do with their columns.
+        order: The position of each row in the pieces, `[R]`. Unset: as in the pieces.
 
     Raises:
-        ValueError: A value is not allowed; the message names the row, the column and the value.
+        ValueError: A value is not allowed; the message names row group, row, column and value.
     """
-    rows = table.num_rows
-    lists = [name for name in config.sparse if is_list(table.schema.field(name).type)]
+    schema = pieces[0].table.schema
+    lists = [name for name in config.sparse if is_list(schema.field(name).type)]
     single = [name for name in config.sparse if name not in lists]
-    bags = {name: _bags(name, _whole(table, name), config.sparse[name]) for name in lists}
-    ids = (_ids(name, _whole(table, name), config.sparse[name]) for name in single)
+    bags = {name: Bags.join(_read(pieces, partial(_bags, name, config.sparse[name]))) for name in lists}
     return Rows(
-        _stack(_numbers(table, config), (len(config.dense) + len(config.labels) + 1, rows), np.float32, order),
-        _stack(ids, (len(single), rows), np.int32, order),
+        _stack(pieces, _numbers(config), np.float32, order),
+        _stack(pieces, [partial(_ids, name, config.sparse[name]) for name in single], np.int32, order),
         bags if order is None else {name: bag.take(order) for name, bag in bags.items()},
     )
 
 
+def _numbers(config: DataConfig) -> list[Reader]:
+    """Returns what reads dense features, labels and the weight, `[R]` float32 each."""
+    dense = [partial(_dense, name, feature) for name, feature in config.dense.items()]
+    return [*dense, *(partial(_label, name) for name in config.labels), partial(_weight, config.weight)]
+
+
+def _stack(pieces: Sequence[Piece], readers: list[Reader], dtype: type, order: np.ndarray | None) -> np.ndarray:
+    """Returns columns as a block, `[C, R]`, its rows in order."""
+    rows = sum(piece.table.num_rows for piece in pieces)
+    block, column = empty((len(readers), rows), dtype), np.empty(rows, dtype)
+    for target, reader in zip(block, readers, strict=True):
+        np.concatenate(_read(pieces, reader), out=target if order is None else column, casting="unsafe")
+        if order is not None:
+            np.take(column, order, out=target, mode="wrap")  # "raise", the default, would buffer the output
+    return block
+
+
+def _read(pieces: Sequence[Piece], reader: Callable[[pa.Table], T]) -> list[T]:
+    return [_read_piece(piece, reader) for piece in pieces]
+
+
+def _read_piece(piece: Piece, reader: Callable[[pa.Table], T]) -> T:
+    try:
+        return reader(piece.table)
+    except _Refused as error:
+        row = "" if error.row is None else f"row {piece.first_row + error.row}, "
+        raise ValueError(f"{piece.where}{row}{error}") from error
+
+
 def _whole(table: pa.Table, name: str) -> pa.Array:
-    column = table.column(name).combine_chunks()
+    column = table.column(name)
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    column = column.combine_chunks()
     return column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
 
 
 def _refuse(name: str, values: np.ndarray, wrong: np.ndarray, why: str) -> None:
     if wrong.any():
         row = int(wrong.argmax())
-        raise ValueError(f"row {row}, column '{name}': {values[row]} {why}")
-
-
-def _stack(columns: Iterable[np.ndarray], shape: tuple[int, int], dtype: type, order: np.ndarray | None) -> np.ndarray:
-    """Returns columns as a block, `[C, R]`, its rows in order."""
-    block = empty(shape, dtype)
-    for target, column in zip(block, columns, strict=True):
-        if order is None:
-            target[:] = column
-        else:
-            np.take(column, order, out=target, mode="wrap")  # "raise", the default, would buffer the output
-    return block
-
-
-def _numbers(table: pa.Table, config: DataConfig) -> Iterator[np.ndarray]:
-    """Yields dense features, labels and the weight, `[R]` float32 each."""
-    for name, feature in config.dense.items():
-        yield _dense(name, _whole(table, name), feature)
-    for name in config.labels:
-        yield _label(name, _whole(table, name))
-    yield _weight(config.weight, table)
+        raise _Refused(f"column '{name}': {values[row]} {why}", row)
 
 
 def _float32(array: pa.Array) -> np.ndarray:
     return pc.cast(array, pa.float32(), safe=False).to_numpy(zero_copy_only=False)
 
 
-def _dense(name: str, array: pa.Array, feature: DenseFeature) -> np.ndarray:
-    array = pc.cast(array, pa.float32(), safe=False)
+def _dense(name: str, feature: DenseFeature, table: pa.Table) -> np.ndarray:
+    array = pc.cast(_whole(table, name), pa.float32(), safe=False)
     raw = (array.fill_null(feature.missing) if array.null_count else array).to_numpy(zero_copy_only=False)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         values = TRANSFORMS[feature.transform](raw)
@@ -119,7 +159,8 @@ def _dense(name: str, array: pa.Array, feature: DenseFeature) -> np.ndarray:
     return values
 
 
-def _label(name: str, array: pa.Array) -> np.ndarray:
+def _label(name: str, table: pa.Table) -> np.ndarray:
+    array = _whole(table, name)
     _refuse_nulls(name, array, "a label")
     values = _float32(array)
     _refuse(name, values, ~((values >= 0) & (values <= 1)), "is not a label; labels are in [0, 1]")
@@ -139,11 +180,12 @@ def _weight(name: str | None, table: pa.Table) -> np.ndarray:
 def _refuse_nulls(name: str, array: pa.Array, what: str) -> None:
     if array.null_count:
         row = int(array.is_null().to_numpy(zero_copy_only=False).argmax())
-        raise ValueError(f"row {row}, column '{name}': null is not allowed for {what}; fill it or leave the row out")
+        raise _Refused(f"column '{name}': null is not allowed for {what}; fill it or leave the row out", row)
 
 
-def _ids(name: str, array: pa.Array, feature: SparseFeature) -> np.ndarray:
-    """Returns the id of each row, `[R]` int32, NO_ID for a null."""
+def _ids(name: str, feature: SparseFeature, table: pa.Table) -> np.ndarray:
+    """Returns the id of each row, `[R]`, NO_ID for a null."""
+    array = _whole(table, name)
     if not array.null_count:
         return _into_table(name, array, feature)
     ids = np.full(len(array), NO_ID, np.int32)
@@ -151,33 +193,34 @@ def _ids(name: str, array: pa.Array, feature: SparseFeature) -> np.ndarray:
     return ids
 
 
-def _bags(name: str, array: pa.Array, feature: SparseFeature) -> Bags:
+def _bags(name: str, feature: SparseFeature, table: pa.Table) -> Bags:
     """Returns the ids of each row; a null list is empty, a null in a list is left out."""
+    array = _whole(table, name)
     lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
     offsets = offsets_of(lengths.fill_null(0).to_numpy(zero_copy_only=False))
     array = array.flatten()
     if array.null_count:
         offsets = offsets_of(array.is_valid().to_numpy(zero_copy_only=False))[offsets]
         array = array.drop_null()
-    return Bags(_into_table(name, array, feature), offsets)
+    return Bags(_into_table(name, array, feature).astype(np.int32, copy=False), offsets)
 
 
 def _into_table(name: str, array: pa.Array, feature: SparseFeature) -> np.ndarray:
-    """Applies the feature's rule for ids: what comes back is int32 in [0, rows)."""
+    """Applies the feature's rule for ids: what comes back is in [0, rows), whatever its type."""
     ids = _hash_text(array) if is_string(array.type) else array.to_numpy(zero_copy_only=False)
     if feature.ids == "hash":
-        return (mix(ids) % np.uint64(feature.rows)).astype(np.int32)
+        return mix(ids) % np.uint64(feature.rows)
     limit = min(feature.rows, np.iinfo(ids.dtype).max + 1)
     if len(ids) and ids.view(f"u{ids.itemsize}").max() >= limit:  # one pass: unsigned, a negative id is a huge one
         if feature.ids == "error":
             _refuse_id(name, ids, feature.rows)
         ids = (ids if ids.dtype == np.uint64 else ids.astype(np.int64)) % feature.rows
-    return ids.astype(np.int32, copy=False)
+    return ids
 
 
 def _refuse_id(name: str, ids: np.ndarray, rows: int) -> None:
     wrong = ids[(ids < 0) | (ids >= rows)][0]
-    raise ValueError(
+    raise _Refused(
         f"column '{name}': id {wrong} is outside [0, {rows}); "
         f"raise data.sparse.{name}.rows or set data.sparse.{name}.ids to 'modulo' or 'hash'"
     )

@@ -6,14 +6,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import torch
 
 from trainer.data.batch import Batch, to_batch
-from trainer.data.decode import RowGroupReader, decode
-from trainer.data.files import FileSet, RowGroup, first_line
-from trainer.data.lanes import Lanes, Span, epoch_order, share_of, spans, window_order, windows
+from trainer.data.decode import Piece, RowGroupReader, decode
+from trainer.data.files import FileSet, RowGroup
+from trainer.data.lanes import Lanes, epoch_order, share_of, spans, window_order, windows
 from trainer.data.rows import Rows
 from trainer.data.schema import DataConfig
 
@@ -88,29 +87,15 @@ class Loader:
         for number, start, stop in windows(lane, self._lanes, self._config.shuffle_window_rows):
             if stop <= offset:
                 continue
-            tables = {span: read(span.group) for span in spans(order, lane_start + start, lane_start + stop)}
+            pieces = [
+                Piece(read(span.group).slice(span.start, span.stop - span.start), self._where(span.group), span.start)
+                for span in spans(order, lane_start + start, lane_start + stop)
+            ]
             shuffled = window_order(stop - start, self._seed, epoch, lane, number) if self._shuffle else None
-            yield self._decode(tables, shuffled).slice(max(0, offset - start), stop - start)
+            yield decode(pieces, self._config, shuffled).slice(max(0, offset - start), stop - start)
 
-    def _decode(self, tables: dict[Span, pa.Table], order: np.ndarray | None) -> Rows:
-        pieces = [table.slice(span.start, span.stop - span.start) for span, table in tables.items()]
-        try:
-            whole = pa.concat_tables(pieces, promote_options="permissive")
-        except pa.ArrowException as error:
-            urls = ", ".join(dict.fromkeys(self._files.files[span.group.file].url for span in tables))
-            raise ValueError(f"{urls}: types that do not go together ({first_line(error)}); make them alike") from error
-        try:
-            return decode(whole, self._config, order)
-        except ValueError:
-            for span, table in tables.items():  # once more, to tell in which of them it is
-                self._check(span.group, table)
-            raise
-
-    def _check(self, group: RowGroup, table: pa.Table) -> None:
-        try:
-            decode(table, self._config)
-        except ValueError as error:
-            raise ValueError(f"{self._files.files[group.file].url}, row group {group.index}, {error}") from error
+    def _where(self, group: RowGroup) -> str:
+        return f"{self._files.files[group.file].url}, row group {group.index}, "
 
     def _steps(self, windows: Iterator[Rows]) -> Iterator[Rows]:
         """Cuts windows into steps of equal length, the last padded, and then yields padding for ever."""

@@ -128,9 +128,13 @@ class Span:
     stop: int
 
 
-def spans(order: list[RowGroup], start: int, stop: int) -> list[Span]:
-    """Returns where the rows in `[start, stop)` of the epoch's sequence are."""
-    ends = np.cumsum([group.rows for group in order])
+def ends_of(order: list[RowGroup]) -> np.ndarray:
+    """Returns where each row group ends in the epoch's sequence, `[G]`."""
+    return np.cumsum([group.rows for group in order])
+
+
+def spans(order: list[RowGroup], ends: np.ndarray, start: int, stop: int) -> list[Span]:
+    """Returns where the rows in `[start, stop)` of the epoch's sequence are; `ends` is `ends_of(order)`."""
     first, last = np.searchsorted(ends, [start, stop - 1], side="right")
     return [
         Span(group, max(0, start - int(end) + group.rows), min(group.rows, stop - int(end) + group.rows))

@@ -6,13 +6,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import torch
 
 from trainer.data.batch import Batch, to_batch
 from trainer.data.decode import Piece, RowGroupReader, decode
 from trainer.data.files import FileSet, RowGroup
-from trainer.data.lanes import Lanes, epoch_order, share_of, spans, window_order, windows
+from trainer.data.lanes import Lanes, ends_of, epoch_order, share_of, spans, window_order, windows
 from trainer.data.rows import Rows
 from trainer.data.schema import DataConfig
 
@@ -71,16 +72,16 @@ class Loader:
     def _epoch(self, epoch: int, first: int, last: int, pool: ThreadPoolExecutor) -> Iterator[Rows]:
         """Yields this rank's rows of the steps in `[first, last)` of an epoch."""
         order = epoch_order(self._files.row_groups, self._seed, epoch, self._shuffle)
+        ends, offset = ends_of(order), first * self._lanes.rows_per_step
         streams = [
-            self._steps(one_ahead(self._windows(epoch, lane, order, first * self._lanes.rows_per_step), pool))
-            for lane in self._share.lanes
+            self._steps(one_ahead(self._windows(epoch, lane, order, ends, offset), pool)) for lane in self._share.lanes
         ]
         for _ in range(first, last):
             rows = Rows.join([next(stream) for stream in streams])
             part = len(rows) // self._share.parts
             yield rows.slice(self._share.part * part, (self._share.part + 1) * part)
 
-    def _windows(self, epoch: int, lane: int, order: list[RowGroup], offset: int) -> Iterator[Rows]:
+    def _windows(self, epoch: int, lane: int, order: list[RowGroup], ends: np.ndarray, offset: int) -> Iterator[Rows]:
         """Yields a lane's shuffle windows from a row of the lane on."""
         lane_start, _ = self._lanes.bounds(lane)
         read = lru_cache(maxsize=1)(self._read)  # the row group that a window has in common with the next
@@ -89,7 +90,7 @@ class Loader:
                 continue
             pieces = [
                 Piece(read(span.group).slice(span.start, span.stop - span.start), self._where(span.group), span.start)
-                for span in spans(order, lane_start + start, lane_start + stop)
+                for span in spans(order, ends, lane_start + start, lane_start + stop)
             ]
             shuffled = window_order(stop - start, self._seed, epoch, lane, number) if self._shuffle else None
             yield decode(pieces, self._config, shuffled).slice(max(0, offset - start), stop - start)

@@ -72,6 +72,9 @@ def _to_jagged(rows: Rows, config: DataConfig) -> KeyedJaggedTensor:
     """Lays out ids feature by feature; ids and lengths are int32, half the bytes for every exchange between ranks."""
     if not rows.bags and (rows.ids.size == 0 or rows.ids.min() > NO_ID):
         values, lengths = rows.ids.reshape(-1), _ones(rows.ids.size)
+    elif not rows.bags:
+        present = rows.ids > NO_ID
+        values, lengths = rows.ids[present], present.reshape(-1).astype(np.int32)
     else:
         bags = {
             name: Bags(ids[ids > NO_ID], offsets_of(ids > NO_ID)) for name, ids in _single(rows, config)

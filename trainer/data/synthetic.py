@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainer.data.writing import ROW_GROUP_ROWS, SPLITS, DataSetWriter, as_table, in_parallel, ranking_auc
+from trainer.data.writing import ROW_GROUP_ROWS, SPLITS, DataSetWriter, as_table, in_parallel, next_command, ranking_auc
 
 DENSE_FEATURES, SPARSE_FEATURES = 13, 26
 HEAD_IDS = 16
@@ -138,7 +138,8 @@ def synthetic(
     best = {outcome.split: _best(outcome) for outcome in made if outcome}
     summary = data_set.commit([(part.split, part.name) for part in parts], best)
     print(as_table(summary, ["best_auc", "best_log_loss"]))
-    print(f"synthetic data in {out}; next: torchx run dlrm.multi_node --config trainer/configs/synthetic.toml -j 1x2")
+    print(f"synthetic data in {out}")
+    print(next_command("synthetic", out))
     return summary
 
 

@@ -164,6 +164,14 @@ def _total(counts: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     return {"files": len(counts), "rows": rows, "label_rate": positives / rows if rows else None}
 
 
+def next_command(config: str, out: str) -> str:
+    """Returns what trains on a data set: a ready-made configuration, told where the data is if not where it looks."""
+    command = f"next: torchx run dlrm.multi_node --config {config} -j 1x2"
+    if out.rstrip("/") == f"data/{config}":
+        return command
+    return f"{command} -- " + " ".join(f"--data.{split} {out.rstrip('/')}/{split}" for split in SPLITS)
+
+
 def as_table(summary: Mapping[str, Any], columns: Sequence[str] = ()) -> str:
     """Returns the splits of a summary as text, one line for each.
 

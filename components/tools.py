@@ -57,7 +57,7 @@ def plan(
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
 ) -> AppDef:
-    """Prints the sharding plan of a configuration, with its memory and its predicted step time.
+    """Prints the sharding plan of a configuration for this machine: where each table is, and how much each rank holds.
 
     Example: torchx run -s local_cwd tools.plan --config trainer/configs/criteo_kaggle.toml --nproc 16
 

@@ -10,6 +10,13 @@ from jobs import config, launch, saved_tensors, write_rows
 
 KINDS = ["table_wise", "row_wise", "table_row_wise", "column_wise", "grid_shard", "data_parallel"]
 
+REPLANNED = [
+    ("table_wise", "row_wise"),
+    ("row_wise", "data_parallel"),
+    ("data_parallel", "table_row_wise"),
+    ("table_row_wise", "table_wise"),
+]
+
 
 def settings(data, kind, steps):
     """Half way through the second epoch and in the middle of a report interval, so that both have to be carried on."""
@@ -68,6 +75,32 @@ def test_metrics_go_on_as_if_nothing_had_happened(runs, kind):
     by_step = {line["step"]: line["loss"] for line in resumed}
     assert by_step[9] == [line["loss"] for line in straight][2]
     assert by_step[10] == [line["loss"] for line in straight][3]
+
+
+@pytest.fixture(scope="module")
+def replanned(runs, tmp_path_factory):
+    """Runs that stopped under one plan on 4 ranks and go on under another on 2."""
+    folder = tmp_path_factory.mktemp("replanned")
+    jobs = []
+    for before, after in REPLANNED:
+        out = folder / f"{before}-{after}"
+        shutil.copytree(runs / f"{before}-4", out)
+        shutil.rmtree(out / "checkpoints/step-000000010")
+        jobs.append({"config": settings(runs / "data", after, 10), "out": str(out), "resume": "must"})
+    launch(jobs, 2, folder)
+    return folder
+
+
+@pytest.mark.parametrize(("before", "after"), REPLANNED)
+def test_another_plan_goes_on_the_same(runs, replanned, before, after):
+    """These types compute the same with one accumulator per row; cuts by columns would keep several."""
+    straight, resumed = (
+        saved_tensors(runs / f"{before}-straight", 10),
+        saved_tensors(replanned / f"{before}-{after}", 10),
+    )
+    assert straight.keys() == resumed.keys()
+    for name, value in straight.items():
+        np.testing.assert_allclose(resumed[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("ranks", [2, 1])

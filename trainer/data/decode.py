@@ -1,4 +1,4 @@
-"""One Parquet row group to rows, checked: what leaves this file can be trained on."""
+"""Pieces of Parquet row groups to rows, checked: what leaves this file can be trained on."""
 
 import hashlib
 from collections.abc import Callable, Sequence

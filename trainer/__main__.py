@@ -1,6 +1,6 @@
 """`python -m trainer COMMAND ...`: parses, runs, and maps errors to exit codes.
 
-0: done. 1: failed, with a traceback. 2: wrong input, said in one line.
+0: done. 1: failed, with a traceback. 2: wrong input, said in one line. 75: stopped on request (preemption.py).
 """
 
 import os

@@ -43,6 +43,7 @@ from trainer.data.schema import DataConfig, DenseFeature, SparseFeature
 from trainer.data.synthetic import DENSE_FEATURES, SPARSE_FEATURES, synthetic
 from trainer.distributed import Ranks, from_main, process_group
 from trainer.models.model import table_configs
+from trainer.preemption import StopRequest
 from trainer.report import Stopwatch
 from trainer.run import describe_run
 from trainer.session import Session, prepare
@@ -117,7 +118,9 @@ def bench(
     with process_group() as ranks:
         from_main(ranks, lambda: _make_data(out, rows))
         with tempfile.TemporaryDirectory() as scratch, _silence():
-            session = prepare(_config(out, global_batch_size), f"{scratch}/{ranks.rank}", "never", ranks)
+            session = prepare(
+                _config(out, global_batch_size), f"{scratch}/{ranks.rank}", "never", ranks, StopRequest(ranks)
+            )
             found = _compare_readers(session, repeats) if ranks.is_main else []
             found += _compare_loops(session, steps, repeats)
         if ranks.is_main:

@@ -11,6 +11,7 @@ The manifest is the commit: a directory without one does not exist for anybody.
 
 import json
 import posixpath
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,8 @@ class CheckpointConfig(Section):
 
     every_steps: pydantic.NonNegativeInt = 0
     """Save every so many steps. 0: only at the end."""
+    grace_seconds: pydantic.NonNegativeFloat = 120.0
+    """Time between a signal that asks to stop and the kill. A job whose saves take longer leaves without one."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,15 @@ class Checkpoints:
         run: The run directory.
         config: When to save.
         ranks: This process among the ranks that save and restore together.
+
+    Attributes:
+        saved_step: Steps done at the last save, or in the checkpoint that this job started from; 0 without either.
+        save_seconds: How long the longest save took.
     """
 
     def __init__(self, run: RunDirectory, config: CheckpointConfig, ranks: Ranks) -> None:
         self._run, self._config, self._ranks = run, config, ranks
+        self.saved_step, self.save_seconds = 0, 0.0
 
     def url(self, step: int) -> str:
         """Returns where the checkpoint of a step is."""
@@ -82,7 +90,7 @@ class Checkpoints:
             progress: Everything else that changes the future; the same on every rank, JSON-able.
             texts: Files to lie beside the tensors, by name.
         """
-        name, url = _name(step), self.url(step)
+        name, url, started = _name(step), self.url(step), time.monotonic()
         from_main(self._ranks, lambda: self._clear(name))
         writer = ChecksumWriter(url)
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -90,6 +98,7 @@ class Checkpoints:
         entries = {name: entry for part in gather_to_all(writer.entries, self._ranks) for name, entry in part.items()}
         texts = {**texts, "state.json": json.dumps({"step": step, **progress}, indent=2)}
         from_main(self._ranks, lambda: self._commit(name, entries, texts))
+        self.saved_step, self.save_seconds = step, max(self.save_seconds, time.monotonic() - started)
         return Checkpoint(url, step, progress)
 
     def _clear(self, name: str) -> None:

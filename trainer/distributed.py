@@ -1,4 +1,4 @@
-"""Ranks, devices and the process group; the only file that reads the environment that torchrun sets."""
+"""Ranks, devices and the process group; the only file that reads what torchrun and schedulers set."""
 
 import gc
 import os
@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
+# A scheduler that wants to know how the job ended names a file here: no exit code of torchrun's says it.
+OUTCOME_FILE = "TORCHX_OUTCOME_FILE"
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 
@@ -102,6 +105,12 @@ def gather_to_all(value: T, ranks: Ranks) -> list[T]:
     values: list[Any] = [None] * ranks.world_size
     dist.all_gather_object(values, value)
     return values
+
+
+def tell_scheduler(outcome: str) -> None:
+    """Leaves a line for the scheduler that started the job, if it wants one: how the job ended."""
+    if file := os.environ.get(OUTCOME_FILE):
+        Path(file).write_text(f"{outcome}\n")
 
 
 def _object_device(ranks: Ranks) -> torch.device | None:

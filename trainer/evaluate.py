@@ -1,5 +1,7 @@
 """Evaluation: every row of a split exactly once, metrics over all ranks."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -49,14 +51,27 @@ class Evaluator:
         return every > 0 and step % every == 0 and "validation" in self._files
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, split: str) -> dict[str, float]:
-        """Returns the metrics of a split; the model must not be attached to a training pipeline."""
+    def evaluate(
+        self, model: nn.Module, split: str, give_up: Callable[[], bool] = lambda: False
+    ) -> dict[str, float] | None:
+        """Evaluates on a split.
+
+        Args:
+            model: It must not be attached to a training pipeline.
+            split: validation or test.
+            give_up: Asked before every batch; the same on all ranks.
+
+        Returns:
+            The metrics, None if it was given up.
+        """
         files, ranks = self._files[split], self._ranks
         lanes = Lanes(files.rows, ranks.world_size, self._batch_size)
         loader = Loader(files, self._config.data, lanes, ranks.rank, ranks.world_size, seed=0, shuffle=False)
         metrics = BinaryMetrics(self._config.data.labels, ranks.device)
         model.eval()
         for batch in loader.batches(0, loader.steps_per_epoch):
+            if give_up():
+                return None
             _, (_, logits, labels, weights) = model(batch.to(ranks.device))
             metrics.update(logits, labels, weights)
         model.train()
@@ -85,7 +100,7 @@ def evaluate(config: Config, out: str, split: str) -> None:
         job = build_job(config, ranks)
         restore(checkpoint, model_tensors(job.model), ranks, partial=True)
         metrics = evaluator.evaluate(job.model, split)
-        if ranks.is_main:
+        if ranks.is_main and metrics:
             print(f"step {checkpoint.step:,}  {split}: {format_metrics(metrics)}")
             run.write_json(f"evaluation-{split}.json", {"step": checkpoint.step, "split": split, **metrics})
             print(f"written to {run.url_of(f'evaluation-{split}.json')}")

@@ -4,6 +4,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from trainer.config import Config, check_length
 from trainer.distributed import process_group
+from trainer.preemption import stop_on_signals
 from trainer.run import Resume
 from trainer.session import Session, prepare
 
@@ -19,10 +20,11 @@ def train(config: Config, out: str, resume: Resume) -> None:
 
     Raises:
         ValueError: The configuration, the data or the run directory cannot be used.
+        Stopped: A signal asked training to stop.
     """
     check_length(config)
-    with process_group() as ranks:
-        run(prepare(config, out, resume, ranks))
+    with process_group() as ranks, stop_on_signals(ranks) as stop:
+        run(prepare(config, out, resume, ranks, stop))
 
 
 def run(session: Session) -> None:
@@ -30,13 +32,17 @@ def run(session: Session) -> None:
     model, optimizers, last = session.job.model, session.job.optimizers, session.last_step
     pipeline = TrainPipelineSparseDist(model, optimizers.combined, session.ranks.device)
 
+    if session.lacks_evaluation():
+        session.evaluate(session.first_step, pipeline.detach(), ["validation"])
     for step in range(session.first_step + 1, last + 1):
         optimizers.set_rates(step)
         loss, *_ = pipeline.progress(session.batches)
         session.note(step, loss)
-        if session.evaluator.due(step) and step < last:
-            session.evaluate(step, pipeline.detach(), ["validation"])
         if session.checkpoints.due(step) or step == last:
             session.save(step)
+        if session.evaluator.due(step) and step < last:
+            session.evaluate(step, pipeline.detach(), ["validation"])
+        if session.stop.agreed():
+            session.leave(step)
 
     session.finish(session.evaluate(last, pipeline.detach(), session.evaluator.splits))

@@ -159,6 +159,10 @@ class Report:
         self._to_board(split, {"step": step, **metrics})
         self.say(f"step {step:,}  {split}: " + format_metrics(metrics))
 
+    def evaluated(self, step: int) -> bool:
+        """Tells, on the main rank, whether there is an evaluation of a step."""
+        return self._evaluations.has(step)
+
     def resume_clock(self) -> None:
         """Starts the next step's time now."""
         self._clock = time.perf_counter()
@@ -175,17 +179,19 @@ class Report:
             self._metrics.flush()
             self._evaluations.flush()
 
-    def close(self, final: dict[str, float], checkpoint_url: str) -> None:
-        """Ends the report and hands the final metrics to the TorchX tracker, if the job has one."""
+    def close(self) -> None:
+        """Ends the report."""
         if not self._ranks.is_main:
             return
         self.flush()
         self._bar.close()
         if self._board:
             self._board.close()
-        self._track(final, checkpoint_url)
 
-    def _track(self, final: dict[str, float], checkpoint_url: str) -> None:
+    def track(self, final: dict[str, float], checkpoint_url: str) -> None:
+        """Hands the final metrics and the checkpoint to the TorchX tracker, if the job has one."""
+        if not self._ranks.is_main:
+            return
         try:
             tracked = app_run_from_env()
             tracked.add_metadata(**final)

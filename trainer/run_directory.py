@@ -86,6 +86,10 @@ class JsonLines:
                 file.write(self._lines[-1] + "\n")
             self._written = len(self._lines)
 
+    def has(self, step: int) -> bool:
+        """Tells whether there is a line of a step."""
+        return any(json.loads(line)["step"] == step for line in self._lines)
+
     def flush(self) -> None:
         """Writes what is not written yet."""
         if self._written != len(self._lines):

@@ -3,7 +3,7 @@
 import json
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from tabulate import tabulate
 from torch import Tensor, nn
@@ -13,9 +13,10 @@ from trainer.config import Config, TrainConfig
 from trainer.data.files import FileSet, find_files
 from trainer.data.lanes import Lanes, check_lanes, default_lanes
 from trainer.data.loader import Loader
-from trainer.distributed import Ranks, from_main
+from trainer.distributed import Ranks, from_main, tell_scheduler
 from trainer.evaluate import Evaluator
 from trainer.job import Job, build_job
+from trainer.preemption import Stopped, StopRequest
 from trainer.report import Report, Stopwatch
 from trainer.run import Resume, check_start, describe_data, describe_run, digest, find_start, open_run, to_toml
 from trainer.run_directory import RunDirectory
@@ -37,6 +38,7 @@ class Session:
         evaluator: What evaluates the model.
         report: What tells of it.
         batches: The batches to train on, in order.
+        stop: Whether training was asked to stop.
         first_step: Steps done before.
         last_step: The step that training ends with.
     """
@@ -51,6 +53,7 @@ class Session:
     evaluator: Evaluator
     report: Report
     batches: Stopwatch
+    stop: StopRequest
     first_step: int
     last_step: int
 
@@ -60,13 +63,25 @@ class Session:
         self.report.step(step, epoch, loss, self.lanes.rows_in_step(epoch_step), self.batches.waited_seconds)
 
     def evaluate(self, step: int, model: nn.Module, splits: list[str]) -> dict[str, float]:
-        """Evaluates splits, reports them and returns the metrics, each named `SPLIT_METRIC`."""
+        """Evaluates splits, reports them and returns the metrics, each named `SPLIT_METRIC`.
+
+        Raises:
+            Stopped: A signal asked training to stop.
+        """
         found: dict[str, float] = {}
         for split in splits:
-            metrics = self.evaluator.evaluate(model, split)
+            metrics = self.evaluator.evaluate(model, split, self.stop.agreed)
+            if metrics is None:
+                self.leave(step)
             self.report.evaluation(step, split, metrics)
             found |= {f"{split}_{name}": value for name, value in metrics.items()}
         return found
+
+    def lacks_evaluation(self) -> bool:
+        """Tells whether the run goes on from a step that was saved but not evaluated any more."""
+        step = self.first_step
+        due = 0 < step < self.last_step and self.evaluator.due(step)
+        return due and not from_main(self.ranks, lambda: self.report.evaluated(step))
 
     def save(self, step: int) -> None:
         """Saves a checkpoint; returns once it is committed."""
@@ -84,10 +99,34 @@ class Session:
         self.report.say(f"step {step:,}  saved {checkpoint.url} in {time.perf_counter() - started:.1f} s")
         self.report.resume_clock()
 
+    def leave(self, step: int) -> NoReturn:
+        """Saves if the step is not saved and the time is enough for it, and ends training.
+
+        Raises:
+            Stopped: Always.
+        """
+        left = self.config.checkpoint.grace_seconds - self.stop.waiting_seconds
+        if self.checkpoints.saved_step != step and from_main(self.ranks, lambda: self.checkpoints.save_seconds < left):
+            self.save(step)
+        saved = self.checkpoints.saved_step
+        word = f"stopped at step {step}, " + (f"saved {self.checkpoints.url(saved)}" if saved else "nothing saved")
+        self._end("stopped", step, word)
+        self.report.close()
+        self.report.say(f"{word}\n\nThe same command goes on from there.")
+        raise Stopped
+
+    def _end(self, state: str, step: int, word: str) -> None:
+        if self.ranks.is_main:
+            about = json.loads(self.run.read("run.json") or "{}")
+            self.run.write_json("run.json", about | {"state": state, "step": step})
+            tell_scheduler(word)
+
     def finish(self, metrics: dict[str, float]) -> None:
         """Ends the report, and prints where everything is and what to type next."""
         checkpoint = self.checkpoints.url(self.last_step)
-        self.report.close(metrics, checkpoint)
+        self.report.close()
+        self.report.track(metrics, checkpoint)
+        self._end("finished", self.last_step, f"finished at step {self.last_step}")
         url, config = self.run.url, self.run.url_of("config.toml")
         self.report.say(
             "\n"
@@ -107,7 +146,7 @@ class Session:
         )
 
 
-def prepare(config: Config, out: str, resume: Resume, ranks: Ranks) -> Session:
+def prepare(config: Config, out: str, resume: Resume, ranks: Ranks, stop: StopRequest) -> Session:
     """Opens the run directory, reads the data's footers, shards the model, and restores it if there is a checkpoint.
 
     Raises:
@@ -130,9 +169,10 @@ def prepare(config: Config, out: str, resume: Resume, ranks: Ranks) -> Session:
     if start:
         job.rehearse(next(loader.batches(0, 1)).to(ranks.device))
         restore(start, all_tensors(job.model, job.optimizers), ranks)
+        checkpoints.saved_step = start.step
     report = Report(run, config.report, ranks, last, first, start.progress["running"] if start else None)
     batches = Stopwatch(loader.batches(first, last))
-    session = Session(config, ranks, run, files, lanes, job, checkpoints, evaluator, report, batches, first, last)
+    session = Session(config, ranks, run, files, lanes, job, checkpoints, evaluator, report, batches, stop, first, last)
     _introduce(session, start)
     return session
 
@@ -165,6 +205,7 @@ def _introduce(session: Session, start: Checkpoint | None) -> None:
             "data": session.files.fingerprint,
             "lanes": session.lanes.lanes,
             "sent_bytes_per_step": sent,
+            "state": "running",
         }
         session.run.write_json("plan.json", job.plan_json)
         session.run.write_json("run.json", describe_run(session.ranks, **facts))

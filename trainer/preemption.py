@@ -1,0 +1,107 @@
+"""Being asked to stop: the flag that signals set, and the ranks' agreement on it."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from trainer.distributed import COLLECTIVE_TIMEOUT, Ranks
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+# One request can come twice: from the scheduler to the process itself, and passed on by torchrun.
+SAME_REQUEST_SECONDS = 2.0
+
+
+EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
+
+
+class Stopped(SystemExit):
+    """Training left before its end because it was asked to; the process ends with exit code 75."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_CODE)
+
+
+class StopRequest:
+    """Whether somebody asked the job to stop, and whether all ranks know.
+
+    Args:
+        ranks: This process among the ranks that leave together.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        self._asked_at: float | None = None
+        self._vote: tuple[torch.Tensor, dist.Work] | None = None
+        self._agreed = False
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Time since this rank was asked to stop; 0 if it was not."""
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+
+    def agreed(self) -> bool:
+        """Tells, on every rank the same, whether a rank had been asked to stop by the time of the last call.
+
+        Every rank has to call it equally often. The votes travel between two calls, so that no step waits for them.
+        """
+        if self._vote:
+            votes, work = self._vote
+            work.wait()
+            self._vote, self._agreed = None, bool(votes.item())
+        if not self._agreed:
+            votes = torch.tensor(int(self._asked_at is not None))
+            work = dist.all_reduce(votes, dist.ReduceOp.MAX, self._group, async_op=True)
+            assert work is not None
+            self._vote = votes, work
+        return self._agreed
+
+    def take(self, number: int) -> None:
+        """Takes a signal: the first asks to stop, the next leaves at once, which loses what is not saved."""
+        name = signal.Signals(number).name
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+            self._say(f"{name}: training stops after this step and saves; a second signal ends it at once")
+        elif self.waiting_seconds > SAME_REQUEST_SECONDS:
+            self._say(f"{name}: training ends at once; it goes on from the last checkpoint")
+            os._exit(128 + number)
+
+    def _say(self, text: str) -> None:
+        if self._ranks.is_main:
+            print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def stop_on_signals(ranks: Ranks) -> Iterator[StopRequest]:
+    """Lets SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 ask to stop, as long as the block runs.
+
+    A thread takes them, for a handler of Python's would have to wait until the main thread leaves a collective.
+    """
+    request = StopRequest(ranks)
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    threading.Thread(target=_take_all, args=(request, ours), name="signals", daemon=True).start()
+    before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+    wakeup = signal.set_wakeup_fd(theirs.fileno())
+    try:
+        yield request
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        theirs.close()
+
+
+def _take_all(request: StopRequest, numbers: socket.socket) -> None:
+    with numbers:
+        while number := numbers.recv(1):
+            if number[0] in SIGNALS:
+                request.take(number[0])

@@ -46,7 +46,7 @@ from trainer.models.model import table_configs
 from trainer.preemption import StopRequest
 from trainer.report import Stopwatch
 from trainer.run import describe_run
-from trainer.session import Session, prepare
+from trainer.session import Session, open_session
 from trainer.sharding import Sharder
 
 TABLE_ROWS = 100_000
@@ -117,10 +117,11 @@ def bench(
     settings = {"rows": rows, "global_batch_size": global_batch_size, "steps": steps, "repeats": repeats}
     with process_group() as ranks:
         from_main(ranks, lambda: _make_data(out, rows))
-        with tempfile.TemporaryDirectory() as scratch, _silence():
-            session = prepare(
-                _config(out, global_batch_size), f"{scratch}/{ranks.rank}", "never", ranks, StopRequest(ranks)
-            )
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            _silence(),
+            open_session(_config(out, global_batch_size), scratch, "never", ranks, StopRequest(ranks)) as session,
+        ):
             found = _compare_readers(session, repeats) if ranks.is_main else []
             found += _compare_loops(session, steps, repeats)
         if ranks.is_main:
@@ -277,7 +278,7 @@ def _train(session: Session, batches: Iterator[Batch], steps: int) -> float:
         optimizers.set_rates(number)
         loss, *_ = pipeline.progress(session.batches)
         session.note(number, loss)
-        return session.evaluator.due(number) or session.checkpoints.due(number)
+        return session.evaluator.due(number) or session.saver.due(number)
 
     return _time_steps(session, pipeline, step, steps)
 

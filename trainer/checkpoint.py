@@ -1,4 +1,4 @@
-"""Checkpoints: when, where and how, and which is the newest good one.
+"""Checkpoints: what one is, which is the newest good one, and how a job is restored from it.
 
     RUN_DIR/checkpoints/step-000001000/
         *.distcp, .metadata     tensors, as torch.distributed.checkpoint writes them
@@ -11,34 +11,25 @@ The manifest is the commit: a directory without one does not exist for anybody.
 
 import json
 import posixpath
-import time
+import re
 from dataclasses import dataclass
 from typing import Any
 
-import pydantic
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from trainer.distributed import Ranks, from_main, gather_to_all
-from trainer.manifest import ChecksumWriter, FileEntry, entry_of, find_damage
+from trainer.distributed import Ranks, gather_to_all
+from trainer.manifest import FileEntry, entry_of, find_damage
 from trainer.run_directory import RunDirectory
-from trainer.section import Section
 from trainer.state import State, is_row_state, write_row_state
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
-
-
-class CheckpointConfig(Section):
-    """When training saves its state."""
-
-    every_steps: pydantic.NonNegativeInt = 0
-    """Save every so many steps. 0: only at the end."""
-    grace_seconds: pydantic.NonNegativeFloat = 120.0
-    """Time between a signal that asks to stop and the kill. A job whose saves take longer leaves without one."""
+STATE = "state.json"
+NAME = re.compile(r"step-\d{9,}")
 
 
 @dataclass(frozen=True)
@@ -57,81 +48,92 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints in a run directory.
 
     Args:
         run: The run directory.
-        config: When to save.
-        ranks: This process among the ranks that save and restore together.
-
-    Attributes:
-        saved_step: Steps done at the last save, or in the checkpoint that this job started from; 0 without either.
-        save_seconds: How long the longest save took.
     """
 
-    def __init__(self, run: RunDirectory, config: CheckpointConfig, ranks: Ranks) -> None:
-        self._run, self._config, self._ranks = run, config, ranks
-        self.saved_step, self.save_seconds = 0, 0.0
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
 
     def url(self, step: int) -> str:
         """Returns where the checkpoint of a step is."""
         return self._run.url_of(FOLDER, _name(step))
 
-    def due(self, step: int) -> bool:
-        """Tells whether to save after a step."""
-        return self._config.every_steps > 0 and step % self._config.every_steps == 0
-
-    def save(self, step: int, tensors: State, progress: dict[str, Any], texts: dict[str, str]) -> Checkpoint:
-        """Saves the state of all ranks; returns once it is committed.
-
-        Args:
-            step: Steps done.
-            tensors: This rank's tensors, by names that do not depend on the plan.
-            progress: Everything else that changes the future; the same on every rank, JSON-able.
-            texts: Files to lie beside the tensors, by name.
-        """
-        name, url, started = _name(step), self.url(step), time.monotonic()
-        from_main(self._ranks, lambda: self._clear(name))
-        writer = ChecksumWriter(url)
-        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        dcp.save(tensors, storage_writer=writer, planner=planner)
-        entries = {name: entry for part in gather_to_all(writer.entries, self._ranks) for name, entry in part.items()}
-        texts = {**texts, "state.json": json.dumps({"step": step, **progress}, indent=2)}
-        from_main(self._ranks, lambda: self._commit(name, entries, texts))
-        self.saved_step, self.save_seconds = step, max(self.save_seconds, time.monotonic() - started)
-        return Checkpoint(url, step, progress)
-
-    def _clear(self, name: str) -> None:
-        directory = self._run.path(FOLDER, name)
-        if self._run.fs.exists(directory):
-            self._run.fs.rm(directory, recursive=True)
-        self._run.fs.makedirs(directory, exist_ok=True)
-
-    def _commit(self, name: str, entries: dict[str, FileEntry], texts: dict[str, str]) -> None:
-        for file, text in texts.items():
-            self._run.write(posixpath.join(FOLDER, name, file), text)
-        entries = entries | {file: entry_of(text.encode()) for file, text in texts.items()}
-        self._run.write_json(posixpath.join(FOLDER, name, MANIFEST), {"version": 1, "files": entries})
+    def steps(self) -> list[int]:
+        """Returns the steps of the committed checkpoints, in order."""
+        return sorted(int(name.removeprefix("step-")) for name in self._names() if self._manifest(name) is not None)
 
     def newest(self) -> Checkpoint | None:
         """Returns the newest committed checkpoint whose files are as they were written; damaged ones are reported."""
-        for name in sorted(self._names(), reverse=True):
-            manifest = self._run.read(FOLDER, name, MANIFEST)
-            if manifest is None:
-                continue
-            damage = find_damage(self._run.fs, self._run.path(FOLDER, name), json.loads(manifest)["files"])
-            if damage:
-                print(f"checkpoint {name} is skipped: {damage}; trying the one before it", flush=True)
-                continue
-            progress = json.loads(self._run.read(FOLDER, name, "state.json") or "")
-            return Checkpoint(self._run.url_of(FOLDER, name), progress.pop("step"), progress)
+        for step in reversed(self.steps()):
+            damage = self.damage(step)
+            if damage is None:
+                return self.at(step)
+            print(f"checkpoint {_name(step)} is skipped: {damage}; trying the one before it", flush=True)
         return None
+
+    def at(self, step: int) -> Checkpoint:
+        """Returns the committed checkpoint of a step."""
+        progress = json.loads(self._run.read(FOLDER, _name(step), STATE) or "")
+        return Checkpoint(self.url(step), progress.pop("step"), progress)
+
+    def damage(self, step: int) -> str | None:
+        """Reads the files of a committed checkpoint and returns what is wrong with them, None if nothing is."""
+        manifest = self._manifest(_name(step))
+        try:
+            entries = json.loads(manifest or "")["files"]
+        except (ValueError, KeyError):
+            return f"{MANIFEST} is damaged"
+        return find_damage(self._run.fs, self._run.path(FOLDER, _name(step)), entries)
+
+    def begin(self, step: int) -> str:
+        """Makes the empty directory of a checkpoint and returns its URL."""
+        self.remove(step)
+        self._run.fs.makedirs(self._run.path(FOLDER, _name(step)), exist_ok=True)
+        return self.url(step)
+
+    def commit(self, step: int, entries: dict[str, FileEntry], texts: dict[str, str]) -> None:
+        """Writes the small files of a checkpoint and then the manifest, with which it begins to exist.
+
+        Args:
+            step: Steps done.
+            entries: The files that are written already.
+            texts: Files to lie beside them, by name.
+        """
+        for file, text in texts.items():
+            self._run.write(posixpath.join(FOLDER, _name(step), file), text)
+        entries = entries | {file: entry_of(text.encode()) for file, text in texts.items()}
+        self._run.write_json(posixpath.join(FOLDER, _name(step), MANIFEST), {"version": 1, "files": entries})
+
+    def remove(self, step: int) -> None:
+        """Deletes a checkpoint, the manifest first, so that none is ever half there."""
+        self._remove(_name(step))
+
+    def remove_leftovers(self) -> list[str]:
+        """Deletes what saves left that were never committed, and returns their names."""
+        leftovers = [name for name in self._names() if self._manifest(name) is None]
+        for name in leftovers:
+            self._remove(name)
+        return leftovers
+
+    def _remove(self, name: str) -> None:
+        directory, manifest = self._run.path(FOLDER, name), self._run.path(FOLDER, name, MANIFEST)
+        if self._run.fs.exists(manifest):
+            self._run.fs.rm_file(manifest)
+        if self._run.fs.exists(directory):
+            self._run.fs.rm(directory, recursive=True)
+
+    def _manifest(self, name: str) -> str | None:
+        return self._run.read(FOLDER, name, MANIFEST)
 
     def _names(self) -> list[str]:
         folder = self._run.path(FOLDER)
         if not self._run.fs.exists(folder):
             return []
-        return [posixpath.basename(path.rstrip("/")) for path in self._run.fs.ls(folder, detail=False)]
+        names = (posixpath.basename(path.rstrip("/")) for path in self._run.fs.ls(folder, detail=False))
+        return [name for name in names if NAME.fullmatch(name)]
 
 
 def _name(step: int) -> str:

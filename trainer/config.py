@@ -7,13 +7,13 @@ from typing import Literal, Self
 import fsspec
 import pydantic
 
-from trainer.checkpoint import CheckpointConfig
 from trainer.comms import CommsConfig
 from trainer.data.schema import DataConfig, DenseFeature, SparseFeature
 from trainer.models.model import ModelConfig
 from trainer.optimizers import OptimizerConfig
 from trainer.planning import PlannerConfig, TablePlan
 from trainer.report import ReportConfig
+from trainer.saving import CheckpointConfig
 from trainer.section import Section, explain
 
 READY_MADE = Path(__file__).parent / "configs"

@@ -75,7 +75,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def from_main(ranks: Ranks, make: Callable[[], T]) -> T:
+def from_main(ranks: Ranks, make: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Runs `make` on the main rank and returns its result on every rank.
 
     Raises:
@@ -87,7 +87,7 @@ def from_main(ranks: Ranks, make: Callable[[], T]) -> T:
             outcome[0] = make()
         except (ValueError, OSError) as error:
             outcome[1] = error
-    dist.broadcast_object_list(outcome, src=0, device=_object_device(ranks))
+    dist.broadcast_object_list(outcome, src=0, group=group, device=None if group else _object_device(ranks))
     if outcome[1] is not None:
         raise outcome[1] if ranks.is_main else SystemExit(2)
     return outcome[0]
@@ -100,11 +100,23 @@ def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     return total.cpu()
 
 
-def gather_to_all(value: T, ranks: Ranks) -> list[T]:
+def gather_to_all(value: T, ranks: Ranks, group: dist.ProcessGroup | None = None) -> list[T]:
     """Returns every rank's value, in the order of the ranks."""
     values: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group)
     return values
+
+
+def background_group() -> dist.ProcessGroup:
+    """Returns a group of all ranks on the CPU, for what goes on beside training."""
+    group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def torchx_job() -> str | None:
+    """Returns the handle of the TorchX job that this process belongs to, None outside of TorchX."""
+    return os.environ.get("TORCHX_JOB_ID")
 
 
 def tell_scheduler(outcome: str) -> None:

@@ -94,7 +94,7 @@ def evaluate(config: Config, out: str, split: str) -> None:
         evaluator = Evaluator(config, ranks)
         if split not in evaluator.splits:
             raise ValueError(f"--split is {split}, but data.{split} is empty; name at least one Parquet file")
-        checkpoint = from_main(ranks, Checkpoints(run, config.checkpoint, ranks).newest)
+        checkpoint = from_main(ranks, Checkpoints(run).newest)
         if checkpoint is None:
             raise ValueError(f"--out is '{out}', which holds no committed checkpoint; train first")
         job = build_job(config, ranks)

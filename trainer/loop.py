@@ -4,9 +4,9 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from trainer.config import Config, check_length
 from trainer.distributed import process_group
-from trainer.preemption import stop_on_signals
+from trainer.preemption import Wish, stop_on_signals
 from trainer.run import Resume
-from trainer.session import Session, prepare
+from trainer.session import Session, open_session
 
 
 def train(config: Config, out: str, resume: Resume) -> None:
@@ -23,8 +23,12 @@ def train(config: Config, out: str, resume: Resume) -> None:
         Stopped: A signal asked training to stop.
     """
     check_length(config)
-    with process_group() as ranks, stop_on_signals(ranks) as stop:
-        run(prepare(config, out, resume, ranks, stop))
+    with (
+        process_group() as ranks,
+        stop_on_signals(ranks) as stop,
+        open_session(config, out, resume, ranks, stop) as session,
+    ):
+        run(session)
 
 
 def run(session: Session) -> None:
@@ -38,11 +42,12 @@ def run(session: Session) -> None:
         optimizers.set_rates(step)
         loss, *_ = pipeline.progress(session.batches)
         session.note(step, loss)
-        if session.checkpoints.due(step) or step == last:
+        wish = session.stop.agree(save=session.saver.overdue())
+        if session.saver.due(step) or step == last or wish is Wish.SAVE:
             session.save(step)
         if session.evaluator.due(step) and step < last:
             session.evaluate(step, pipeline.detach(), ["validation"])
-        if session.stop.agreed():
+        if wish is Wish.STOP:
             session.leave(step)
 
     session.finish(session.evaluate(last, pipeline.detach(), session.evaluator.splits))

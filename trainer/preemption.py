@@ -8,15 +8,24 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 
 import torch
 import torch.distributed as dist
 
-from trainer.distributed import COLLECTIVE_TIMEOUT, Ranks
+from trainer.distributed import Ranks, background_group
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 # One request can come twice: from the scheduler to the process itself, and passed on by torchrun.
 SAME_REQUEST_SECONDS = 2.0
+
+
+class Wish(IntEnum):
+    """What ranks can agree to do between two steps; of several wishes the greatest counts."""
+
+    NOTHING = 0
+    SAVE = 1
+    STOP = 2
 
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
@@ -38,31 +47,43 @@ class StopRequest:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        self._group = background_group()
         self._asked_at: float | None = None
         self._vote: tuple[torch.Tensor, dist.Work] | None = None
-        self._agreed = False
+        self._agreed = Wish.NOTHING
 
     @property
     def waiting_seconds(self) -> float:
         """Time since this rank was asked to stop; 0 if it was not."""
         return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
-    def agreed(self) -> bool:
-        """Tells, on every rank the same, whether a rank had been asked to stop by the time of the last call.
+    def agree(self, save: bool = False) -> Wish:
+        """Returns, the same on every rank, the greatest wish of the ranks at the time of the last call.
 
         Every rank has to call it equally often. The votes travel between two calls, so that no step waits for them.
+
+        Args:
+            save: Whether this rank wishes to save.
         """
-        if self._vote:
-            votes, work = self._vote
-            work.wait()
-            self._vote, self._agreed = None, bool(votes.item())
-        if not self._agreed:
-            votes = torch.tensor(int(self._asked_at is not None))
-            work = dist.all_reduce(votes, dist.ReduceOp.MAX, self._group, async_op=True)
-            assert work is not None
-            self._vote = votes, work
+        if self._agreed is not Wish.STOP:
+            self._agreed = self._count()
+            mine = Wish.STOP if self._asked_at is not None else Wish.SAVE if save else Wish.NOTHING
+            # A save that is about to begin need not be wished for.
+            self._cast(mine if mine is not self._agreed else Wish.NOTHING)
         return self._agreed
+
+    def _count(self) -> Wish:
+        if not self._vote:
+            return Wish.NOTHING
+        votes, work = self._vote
+        work.wait()
+        return Wish(int(votes.item()))
+
+    def _cast(self, wish: Wish) -> None:
+        votes = torch.tensor(int(wish))
+        work = dist.all_reduce(votes, dist.ReduceOp.MAX, self._group, async_op=True)
+        assert work is not None
+        self._vote = votes, work
 
     def take(self, number: int) -> None:
         """Takes a signal: the first asks to stop, the next leaves at once, which loses what is not saved."""

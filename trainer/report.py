@@ -4,6 +4,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -135,8 +136,9 @@ class Report:
         self._loss.zero_()
         self._loss_steps, self._rows, self._step_seconds, self._waited_before = 0, 0, [], waited_seconds
         if self._ranks.is_main:
-            self._metrics.add(record)
-            self._to_board("train", record)
+            with self._or_later():
+                self._metrics.add(record)
+                self._to_board("train", record)
             self.say(self._line(record))
 
     def _line(self, record: dict[str, Any]) -> str:
@@ -155,13 +157,14 @@ class Report:
         self.resume_clock()
         if not self._ranks.is_main:
             return
-        self._evaluations.add({"step": step, "split": split, **metrics})
-        self._to_board(split, {"step": step, **metrics})
+        with self._or_later():
+            self._evaluations.add({"step": step, "split": split, **metrics})
+            self._to_board(split, {"step": step, **metrics})
         self.say(f"step {step:,}  {split}: " + format_metrics(metrics))
 
-    def evaluated(self, step: int) -> bool:
-        """Tells, on the main rank, whether there is an evaluation of a step."""
-        return self._evaluations.has(step)
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Returns, on the main rank, the lines of evaluations.jsonl."""
+        return self._evaluations.records()
 
     def resume_clock(self) -> None:
         """Starts the next step's time now."""
@@ -174,10 +177,18 @@ class Report:
             sys.stdout.flush()
 
     def flush(self) -> None:
-        """Writes the files whole where storage cannot append."""
+        """Writes the files whole where storage cannot append, or could not."""
         if self._ranks.is_main:
-            self._metrics.flush()
-            self._evaluations.flush()
+            with self._or_later():
+                self._metrics.flush()
+                self._evaluations.flush()
+
+    @contextmanager
+    def _or_later(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.say(f"{self._run.url} cannot be written to: {error}; training goes on, and the next time is tried")
 
     def close(self) -> None:
         """Ends the report."""
@@ -186,7 +197,8 @@ class Report:
         self.flush()
         self._bar.close()
         if self._board:
-            self._board.close()
+            with self._or_later():
+                self._board.close()
 
     def track(self, final: dict[str, float], checkpoint_url: str) -> None:
         """Hands the final metrics and the checkpoint to the TorchX tracker, if the job has one."""

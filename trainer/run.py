@@ -36,7 +36,7 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(config.model_dump(exclude_none=True))
 
 
-def open_run(url: str, config: Config) -> RunDirectory:
+def open_run(run: RunDirectory, config: Config) -> None:
     """Makes a run's directory, or takes up the one of an earlier try, and writes the configuration to it.
 
     What an earlier try left before its first checkpoint is nothing to go on from, whatever its configuration was.
@@ -44,13 +44,11 @@ def open_run(url: str, config: Config) -> RunDirectory:
     Raises:
         ValueError: The directory cannot be written, or holds checkpoints of another configuration.
     """
-    run = RunDirectory(url)
     run.create()
     earlier = run.read("config.toml")
     if earlier is not None and any(path.endswith(f"/{MANIFEST}") for path in run.fs.find(run.path(FOLDER))):
-        _refuse_other(url, _flat(tomllib.loads(earlier)), _flat(tomllib.loads(to_toml(config))))
+        _refuse_other(run.url, _flat(tomllib.loads(earlier)), _flat(tomllib.loads(to_toml(config))))
     run.write("config.toml", to_toml(config))
-    return run
 
 
 def _refuse_other(url: str, earlier: dict[str, Any], now: dict[str, Any]) -> None:

@@ -81,14 +81,15 @@ class JsonLines:
     def add(self, record: dict[str, Any]) -> None:
         """Adds one line."""
         self._lines.append(json.dumps(record))
-        if self._run.appends:
+        if self._run.appends and self._written == len(self._lines) - 1:
+            self._written = -1  # until the line is there
             with self._run.fs.open(self._run.path(self._name), "a") as file:
                 file.write(self._lines[-1] + "\n")
             self._written = len(self._lines)
 
-    def has(self, step: int) -> bool:
-        """Tells whether there is a line of a step."""
-        return any(json.loads(line)["step"] == step for line in self._lines)
+    def records(self) -> list[dict[str, Any]]:
+        """Returns the lines."""
+        return [json.loads(line) for line in self._lines]
 
     def flush(self) -> None:
         """Writes what is not written yet."""

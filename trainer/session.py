@@ -1,7 +1,8 @@
 """Everything that one training run holds, made ready: what `loop.train` only has to set in motion."""
 
 import json
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -16,10 +17,12 @@ from trainer.data.loader import Loader
 from trainer.distributed import Ranks, from_main, tell_scheduler
 from trainer.evaluate import Evaluator
 from trainer.job import Job, build_job
-from trainer.preemption import Stopped, StopRequest
+from trainer.lock import RunLock, locked
+from trainer.preemption import Stopped, StopRequest, Wish
 from trainer.report import Report, Stopwatch
 from trainer.run import Resume, check_start, describe_data, describe_run, digest, find_start, open_run, to_toml
 from trainer.run_directory import RunDirectory
+from trainer.saving import Saver
 from trainer.state import all_tensors
 
 
@@ -34,7 +37,7 @@ class Session:
         files: The training data.
         lanes: How its rows fall into steps.
         job: The sharded model and its optimizers.
-        checkpoints: Where state is saved.
+        saver: What saves its state.
         evaluator: What evaluates the model.
         report: What tells of it.
         batches: The batches to train on, in order.
@@ -49,7 +52,7 @@ class Session:
     files: FileSet
     lanes: Lanes
     job: Job
-    checkpoints: Checkpoints
+    saver: Saver
     evaluator: Evaluator
     report: Report
     batches: Stopwatch
@@ -70,7 +73,7 @@ class Session:
         """
         found: dict[str, float] = {}
         for split in splits:
-            metrics = self.evaluator.evaluate(model, split, self.stop.agreed)
+            metrics = self.evaluator.evaluate(model, split, lambda: self.stop.agree() is Wish.STOP)
             if metrics is None:
                 self.leave(step)
             self.report.evaluation(step, split, metrics)
@@ -81,10 +84,13 @@ class Session:
         """Tells whether the run goes on from a step that was saved but not evaluated any more."""
         step = self.first_step
         due = 0 < step < self.last_step and self.evaluator.due(step)
-        return due and not from_main(self.ranks, lambda: self.report.evaluated(step))
+        return due and not from_main(self.ranks, lambda: self._is_evaluated(step))
+
+    def _is_evaluated(self, step: int) -> bool:
+        return any(line["step"] == step for line in self.report.evaluations())
 
     def save(self, step: int) -> None:
-        """Saves a checkpoint; returns once it is committed."""
+        """Begins to save a checkpoint."""
         progress: dict[str, Any] = {
             "epoch": step // self.lanes.steps,
             "lanes": self.lanes.lanes,
@@ -94,9 +100,7 @@ class Session:
         }
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.job.plan_json, indent=2)}
         self.report.flush()
-        started = time.perf_counter()
-        checkpoint = self.checkpoints.save(step, all_tensors(self.job.model, self.job.optimizers), progress, texts)
-        self.report.say(f"step {step:,}  saved {checkpoint.url} in {time.perf_counter() - started:.1f} s")
+        self.saver.save(step, all_tensors(self.job.model, self.job.optimizers), progress, texts)
         self.report.resume_clock()
 
     def leave(self, step: int) -> NoReturn:
@@ -105,17 +109,21 @@ class Session:
         Raises:
             Stopped: Always.
         """
+        self.saver.wait()
         left = self.config.checkpoint.grace_seconds - self.stop.waiting_seconds
-        if self.checkpoints.saved_step != step and from_main(self.ranks, lambda: self.checkpoints.save_seconds < left):
+        if self.saver.saved_step != step and from_main(self.ranks, lambda: self.saver.save_seconds < left):
             self.save(step)
-        saved = self.checkpoints.saved_step
-        word = f"stopped at step {step}, " + (f"saved {self.checkpoints.url(saved)}" if saved else "nothing saved")
+            self.saver.wait()
+        word = f"stopped at step {step}, {self._saved()}"
         self._end("stopped", step, word)
-        self.report.close()
         self.report.say(f"{word}\n\nThe same command goes on from there.")
         raise Stopped
 
+    def _saved(self) -> str:
+        return f"saved {self.saver.newest_url}" if self.saver.newest_url else "nothing saved"
+
     def _end(self, state: str, step: int, word: str) -> None:
+        self.report.close()
         if self.ranks.is_main:
             about = json.loads(self.run.read("run.json") or "{}")
             self.run.write_json("run.json", about | {"state": state, "step": step})
@@ -123,8 +131,11 @@ class Session:
 
     def finish(self, metrics: dict[str, float]) -> None:
         """Ends the report, and prints where everything is and what to type next."""
-        checkpoint = self.checkpoints.url(self.last_step)
-        self.report.close()
+        self.saver.wait()
+        if self.saver.saved_step != self.last_step:
+            self.report.say(f"error: the last step could not be saved, {self._saved()}; the same command goes on")
+            raise SystemExit(1)
+        checkpoint = self.saver.newest_url or ""
         self.report.track(metrics, checkpoint)
         self._end("finished", self.last_step, f"finished at step {self.last_step}")
         url, config = self.run.url, self.run.url_of("config.toml")
@@ -146,15 +157,27 @@ class Session:
         )
 
 
-def prepare(config: Config, out: str, resume: Resume, ranks: Ranks, stop: StopRequest) -> Session:
+@contextmanager
+def open_session(config: Config, out: str, resume: Resume, ranks: Ranks, stop: StopRequest) -> Iterator[Session]:
     """Opens the run directory, reads the data's footers, shards the model, and restores it if there is a checkpoint.
 
     Raises:
         ValueError: The configuration, the data or the run directory cannot be used.
     """
-    run = from_main(ranks, lambda: open_run(out, config))
-    checkpoints = Checkpoints(run, config.checkpoint, ranks)
-    start = from_main(ranks, lambda: find_start(checkpoints, resume, out))
+    run = from_main(ranks, lambda: RunDirectory(out))
+    with locked(run, ranks) as lock:
+        session = _prepare(config, run, resume, ranks, stop, lock)
+        yield session
+        session.saver.close()
+
+
+def _prepare(
+    config: Config, run: RunDirectory, resume: Resume, ranks: Ranks, stop: StopRequest, lock: RunLock
+) -> Session:
+    from_main(ranks, lambda: open_run(run, config))
+    checkpoints = Checkpoints(run)
+    from_main(ranks, lambda: _clean_up(checkpoints))
+    start = from_main(ranks, lambda: find_start(checkpoints, resume, run.url))
     files = from_main(ranks, lambda: find_files("train", config.data.train, config.data))
     lanes = _make_lanes(config, files, ranks, start)
     evaluator = Evaluator(config, ranks)
@@ -162,19 +185,27 @@ def prepare(config: Config, out: str, resume: Resume, ranks: Ranks, stop: StopRe
     first, last = start.step if start else 0, _last_step(config.train, lanes)
     if first > last:
         raise ValueError(
-            f"--out is '{out}', where {first} steps are done already, more than the {last} of train.steps or "
+            f"--out is '{run.url}', where {first} steps are done already, more than the {last} of train.steps or "
             "train.epochs; raise them or choose another --out"
         )
     loader = Loader(files, config.data, lanes, ranks.rank, ranks.world_size, config.train.seed, config.data.shuffle)
     if start:
         job.rehearse(next(loader.batches(0, 1)).to(ranks.device))
         restore(start, all_tensors(job.model, job.optimizers), ranks)
-        checkpoints.saved_step = start.step
     report = Report(run, config.report, ranks, last, first, start.progress["running"] if start else None)
     batches = Stopwatch(loader.batches(first, last))
-    session = Session(config, ranks, run, files, lanes, job, checkpoints, evaluator, report, batches, stop, first, last)
+    saver = Saver(checkpoints, config.checkpoint, ranks, first, report.say, report.evaluations, lock.check)
+    session = Session(config, ranks, run, files, lanes, job, saver, evaluator, report, batches, stop, first, last)
     _introduce(session, start)
     return session
+
+
+def _clean_up(checkpoints: Checkpoints) -> None:
+    try:
+        for name in checkpoints.remove_leftovers():
+            print(f"checkpoint {name} was never committed; what was left of it is deleted", flush=True)
+    except OSError as error:
+        print(f"what a save left that was never committed cannot be deleted: {error}", flush=True)
 
 
 def _last_step(config: TrainConfig, lanes: Lanes) -> int:

@@ -50,6 +50,11 @@ def _dense(optimizers: Optimizers) -> Iterator[tuple[str, Any]]:
                 yield f"dense.{parameter}.{name}", value
 
 
+def local_pieces(value: Tensor) -> list[Tensor]:
+    """Returns what this rank holds of a tensor, whole or sharded."""
+    return [shard.tensor for shard in value.local_shards()] if isinstance(value, ShardedTensor) else [value]
+
+
 def is_row_state(name: str, value: Any, saved: torch.Size) -> bool:
     """Tells whether a saved slot has one value per row, once for every cut by columns, and now is cut otherwise."""
     return name.startswith("table.") and value.dim() == 1 and value.size() != saved

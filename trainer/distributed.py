@@ -2,6 +2,7 @@
 
 import gc
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,8 +67,11 @@ def process_group() -> Iterator[Ranks]:
     dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, **alone)
     try:
         yield ranks
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
     finally:
-        gc.collect()  # models in reference cycles hold on to the group's threads, which must end before the interpreter
+        gc.collect()  # models in cycles and tracebacks hold on to the group's threads, which must end before Python
         dist.destroy_process_group()
 
 

@@ -3,7 +3,7 @@
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from trainer.config import Config, check_length
-from trainer.distributed import process_group
+from trainer.distributed import Ranks, process_group
 from trainer.preemption import Wish, stop_on_signals
 from trainer.run import Resume
 from trainer.session import Session, open_session
@@ -23,11 +23,12 @@ def train(config: Config, out: str, resume: Resume) -> None:
         Stopped: A signal asked training to stop.
     """
     check_length(config)
-    with (
-        process_group() as ranks,
-        stop_on_signals(ranks) as stop,
-        open_session(config, out, resume, ranks, stop) as session,
-    ):
+    with process_group() as ranks:
+        _train(config, out, resume, ranks)
+
+
+def _train(config: Config, out: str, resume: Resume, ranks: Ranks) -> None:
+    with stop_on_signals(ranks) as stop, open_session(config, out, resume, ranks, stop) as session:
         run(session)
 
 

@@ -73,9 +73,10 @@ class JsonLines:
 
     def __init__(self, run: RunDirectory, name: str, last_step: int) -> None:
         self._run, self._name = run, name
-        existing = (run.read(name) or "").splitlines()
-        self._lines = [line for line in existing if json.loads(line)["step"] <= last_step]
-        self._written = len(existing) if self._lines == existing else -1
+        text = run.read(name) or ""
+        whole = text[: text.rfind("\n") + 1].splitlines()  # the last line may be torn
+        self._lines = [line for line in whole if json.loads(line)["step"] <= last_step]
+        self._written = len(whole) if "".join(f"{line}\n" for line in self._lines) == text else -1
         self.flush()
 
     def add(self, record: dict[str, Any]) -> None:

@@ -1,0 +1,90 @@
+"""A training job that a test watches, disturbs and starts again."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from components._launch import SIGNALS
+
+QUIET = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+class Training:
+    """`python -m trainer train FILE --out OUT FLAGS`, under torchrun unless `ranks` is 0."""
+
+    def __init__(self, file: Path, out: Path | str, *flags: str, ranks: int = 2, **environment: str) -> None:
+        launcher = f"-m torch.distributed.run --nproc-per-node {ranks} --signals-to-handle {SIGNALS}".split()
+        command = [sys.executable, *(launcher if ranks else []), "-m", "trainer", "train", file, "--out", out, *flags]
+        self.out = Path(out)
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a pipe that nobody reads would stop the job
+        self.process = subprocess.Popen(
+            [str(word) for word in command],
+            env=os.environ | QUIET | {"TORCHX_OUTCOME_FILE": f"{out}-outcome"} | environment,
+            stdout=self._said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def wait_until(self, condition: Callable[[], object], seconds: float = 120) -> "Training":
+        """Returns when something has happened, which has to happen before the job ends."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.02)
+        return self
+
+    def after_steps(self, steps: int) -> "Training":
+        """Returns when so many steps are reported, with `report.interval_steps` 1."""
+        return self.wait_until(lambda: self.steps() >= steps)
+
+    def signal(self, number: signal.Signals) -> "Training":
+        """Sends a signal to the first process."""
+        self.process.send_signal(number)
+        return self
+
+    def kill(self) -> None:
+        """Ends all processes of the job, without a word."""
+        for worker in self.workers():
+            os.kill(worker, signal.SIGKILL)
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def end(self, seconds: float = 180) -> str:
+        """Waits for the end and returns what was said."""
+        self.process.wait(timeout=seconds)
+        return self.said()
+
+    def said(self) -> str:
+        """Returns what the job said so far."""
+        self._said.seek(0)
+        return self._said.read()
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+        return self.process.wait()
+
+    def workers(self) -> list[int]:
+        """Returns the process ids of torchrun's children, the ranks in order."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+    def steps(self) -> int:
+        """Returns how many steps are reported."""
+        file = self.out / "metrics.jsonl"
+        return file.read_text().count("\n") if file.exists() else 0
+
+    def outcome(self) -> str:
+        """Returns the line that was left for the scheduler."""
+        return Path(f"{self.out}-outcome").read_text()
+
+
+def committed(out: Path) -> list[int]:
+    """Returns the steps of the committed checkpoints of a run, in order."""
+    return sorted(int(file.parent.name.removeprefix("step-")) for file in out.glob("checkpoints/*/manifest.json"))

@@ -131,16 +131,15 @@ def main(file: str) -> None:
     from trainer.config import Config
     from trainer.distributed import process_group
     from trainer.loop import run
-    from trainer.preemption import stop_on_signals
     from trainer.quiet import hush
     from trainer.session import open_session
 
     hush()
-    with process_group() as ranks, stop_on_signals(ranks) as stop:
+    with process_group() as ranks:
         for job in json.loads(Path(file).read_text()):
             sent = count_sent_bytes() if job.get("count") else None
             settings = Config.model_validate(job["config"])
-            with open_session(settings, job["out"], job.get("resume", "auto"), ranks, stop) as session:
+            with open_session(settings, job["out"], job.get("resume", "auto"), ranks) as session:
                 run(session)
             if sent is not None:
                 Path(job["out"], f"sent-{ranks.rank}.json").write_text(json.dumps(sent))

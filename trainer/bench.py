@@ -43,7 +43,6 @@ from trainer.data.schema import DataConfig, DenseFeature, SparseFeature
 from trainer.data.synthetic import DENSE_FEATURES, SPARSE_FEATURES, synthetic
 from trainer.distributed import Ranks, from_main, process_group
 from trainer.models.model import table_configs
-from trainer.preemption import StopRequest
 from trainer.report import Stopwatch
 from trainer.run import describe_run
 from trainer.session import Session, open_session
@@ -120,7 +119,7 @@ def bench(
         with (
             tempfile.TemporaryDirectory() as scratch,
             _silence(),
-            open_session(_config(out, global_batch_size), scratch, "never", ranks, StopRequest(ranks)) as session,
+            open_session(_config(out, global_batch_size), scratch, "never", ranks) as session,
         ):
             found = _compare_readers(session, repeats) if ranks.is_main else []
             found += _compare_loops(session, steps, repeats)

@@ -9,6 +9,7 @@ import pydantic
 
 from trainer.comms import CommsConfig
 from trainer.data.schema import DataConfig, DenseFeature, SparseFeature
+from trainer.distributed import COLLECTIVE_TIMEOUT
 from trainer.models.model import ModelConfig
 from trainer.optimizers import OptimizerConfig
 from trainer.planning import PlannerConfig, TablePlan
@@ -30,6 +31,8 @@ class TrainConfig(Section):
     """Seed of the initial weights and of the order of the data."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """What the dense part computes in; weights and losses stay float32."""
+    stuck_seconds: float = pydantic.Field(default=300.0, gt=0, lt=COLLECTIVE_TIMEOUT.total_seconds())
+    """When nothing has happened for so long, every rank prints where it is; after 600 s the job ends."""
 
 
 class EvaluateConfig(Section):

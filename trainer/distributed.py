@@ -2,6 +2,8 @@
 
 import gc
 import os
+import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,10 +14,15 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 T = TypeVar("T")
 # A scheduler that wants to know how the job ended names a file here: no exit code of torchrun's says it.
 OUTCOME_FILE = "TORCHX_OUTCOME_FILE"
+# What Gloo and NCCL say when the process at the other end is gone.
+LOST_PEER = re.compile(
+    "closed by peer|reset by peer|Broken pipe|connectFullMesh failed|remote process exited|Failed to recv, got 0 bytes"
+)
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 
@@ -69,10 +76,24 @@ def process_group() -> Iterator[Ranks]:
         yield ranks
     except BaseException as error:
         traceback.clear_frames(error.__traceback__)
+        _explain(error, ranks)
         raise
     finally:
         gc.collect()  # models in cycles and tracebacks hold on to the group's threads, which must end before Python
         dist.destroy_process_group()
+
+
+def _explain(error: BaseException, ranks: Ranks) -> None:
+    """Leaves the first error of a job to be seen, by torchrun too: ranks that lost their peer only say so.
+
+    Raises:
+        SystemExit: Another rank's error counts.
+    """
+    if LOST_PEER.search(str(error)):
+        print(f"rank {ranks.rank} lost the connection to another rank, whose error counts", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+    if not isinstance(error, SystemExit):
+        get_error_handler().record_exception(error)
 
 
 def _cores() -> int:

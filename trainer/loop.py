@@ -4,7 +4,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from trainer.config import Config, check_length
 from trainer.distributed import Ranks, process_group
-from trainer.preemption import Wish, stop_on_signals
+from trainer.preemption import Wish
 from trainer.run import Resume
 from trainer.session import Session, open_session
 
@@ -28,7 +28,7 @@ def train(config: Config, out: str, resume: Resume) -> None:
 
 
 def _train(config: Config, out: str, resume: Resume, ranks: Ranks) -> None:
-    with stop_on_signals(ranks) as stop, open_session(config, out, resume, ranks, stop) as session:
+    with open_session(config, out, resume, ranks) as session:
         run(session)
 
 

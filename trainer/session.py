@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from tabulate import tabulate
@@ -18,12 +19,13 @@ from trainer.distributed import Ranks, from_main, tell_scheduler
 from trainer.evaluate import Evaluator
 from trainer.job import Job, build_job
 from trainer.lock import RunLock, locked
-from trainer.preemption import Stopped, StopRequest, Wish
+from trainer.preemption import Stopped, StopRequest, Wish, stop_on_signals
 from trainer.report import Report, Stopwatch
 from trainer.run import Resume, check_start, describe_data, describe_run, digest, find_start, open_run, to_toml
 from trainer.run_directory import RunDirectory
 from trainer.saving import Saver
 from trainer.state import all_tensors
+from trainer.watchdog import Watchdog, watched
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Session:
         report: What tells of it.
         batches: The batches to train on, in order.
         stop: Whether training was asked to stop.
+        watchdog: What notices when nothing happens any more.
         first_step: Steps done before.
         last_step: The step that training ends with.
     """
@@ -57,11 +60,13 @@ class Session:
     report: Report
     batches: Stopwatch
     stop: StopRequest
+    watchdog: Watchdog
     first_step: int
     last_step: int
 
     def note(self, step: int, loss: Tensor) -> None:
         """Reports a step."""
+        self.watchdog.note(f"the work after step {step}")
         epoch, epoch_step = divmod(step - 1, self.lanes.steps)
         self.report.step(step, epoch, loss, self.lanes.rows_in_step(epoch_step), self.batches.waited_seconds)
 
@@ -73,7 +78,7 @@ class Session:
         """
         found: dict[str, float] = {}
         for split in splits:
-            metrics = self.evaluator.evaluate(model, split, lambda: self.stop.agree() is Wish.STOP)
+            metrics = self.evaluator.evaluate(model, split, partial(self._give_up, step, split))
             if metrics is None:
                 self.leave(step)
             self.report.evaluation(step, split, metrics)
@@ -102,6 +107,10 @@ class Session:
         self.report.flush()
         self.saver.save(step, all_tensors(self.job.model, self.job.optimizers), progress, texts)
         self.report.resume_clock()
+
+    def _give_up(self, step: int, split: str) -> bool:
+        self.watchdog.note(f"the evaluation on {split} after step {step}")
+        return self.stop.agree() is Wish.STOP
 
     def leave(self, step: int) -> NoReturn:
         """Saves if the step is not saved and the time is enough for it, and ends training.
@@ -158,21 +167,31 @@ class Session:
 
 
 @contextmanager
-def open_session(config: Config, out: str, resume: Resume, ranks: Ranks, stop: StopRequest) -> Iterator[Session]:
+def open_session(config: Config, out: str, resume: Resume, ranks: Ranks) -> Iterator[Session]:
     """Opens the run directory, reads the data's footers, shards the model, and restores it if there is a checkpoint.
 
     Raises:
         ValueError: The configuration, the data or the run directory cannot be used.
     """
     run = from_main(ranks, lambda: RunDirectory(out))
-    with locked(run, ranks) as lock:
-        session = _prepare(config, run, resume, ranks, stop, lock)
+    with (
+        watched(ranks, config.train.stuck_seconds) as watchdog,
+        stop_on_signals(ranks) as stop,
+        locked(run, ranks) as lock,
+    ):
+        session = _prepare(config, run, resume, ranks, stop, watchdog, lock)
         yield session
         session.saver.close()
 
 
 def _prepare(
-    config: Config, run: RunDirectory, resume: Resume, ranks: Ranks, stop: StopRequest, lock: RunLock
+    config: Config,
+    run: RunDirectory,
+    resume: Resume,
+    ranks: Ranks,
+    stop: StopRequest,
+    watchdog: Watchdog,
+    lock: RunLock,
 ) -> Session:
     from_main(ranks, lambda: open_run(run, config))
     checkpoints = Checkpoints(run)
@@ -195,7 +214,9 @@ def _prepare(
     report = Report(run, config.report, ranks, last, first, start.progress["running"] if start else None)
     batches = Stopwatch(loader.batches(first, last))
     saver = Saver(checkpoints, config.checkpoint, ranks, first, report.say, report.evaluations, lock.check)
-    session = Session(config, ranks, run, files, lanes, job, saver, evaluator, report, batches, stop, first, last)
+    session = Session(
+        config, ranks, run, files, lanes, job, saver, evaluator, report, batches, stop, watchdog, first, last
+    )
     _introduce(session, start)
     return session
 

@@ -11,6 +11,9 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeM
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 SHUTDOWN_TIMEOUT_SECONDS = 120
 
+# How often an elastic job goes on without a node that it lost; a node that comes back does not count.
+ELASTIC_RESTARTS = 100
+
 # Below the ports that the system hands out by itself (32768 and up on Linux).
 FIRST_PORT = 20000
 PORTS = 10000
@@ -45,6 +48,11 @@ class Shape:
     def nnodes(self) -> str:
         """The value of torchrun's `--nnodes`."""
         return f"{self.min_nodes}:{self.nodes}" if self.min_nodes else str(self.nodes)
+
+    @property
+    def restarts(self) -> int:
+        """The value of torchrun's `--max-restarts`; a job that is not elastic is started again by its scheduler."""
+        return ELASTIC_RESTARTS if self.min_nodes else 0
 
 
 def one_node(nproc: int) -> str:
@@ -150,7 +158,7 @@ def _torchrun_command(shape: Shape, trainer_args: tuple[str, ...]) -> str:
             "--rdzv-backend c10d",
             f"--rdzv-id '{macros.app_id}'",
             f"--rdzv-endpoint {_rdzv_endpoint(shape)}",
-            "--max-restarts 0",
+            f"--max-restarts {shape.restarts}",
             f"--signals-to-handle {SIGNALS}",
             f"--shutdown-timeout {SHUTDOWN_TIMEOUT_SECONDS}",
             "--tee 3",

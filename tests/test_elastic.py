@@ -1,0 +1,80 @@
+"""A job of a least and a greatest number of nodes loses one, goes on, and takes it in again."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from command import write_config
+from jobs import config, losses
+from torchx.specs import macros
+from trainer_process import QUIET, Training, committed
+
+from components import dlrm
+
+
+def start_node(app, log: Path) -> subprocess.Popen:
+    values = macros.Values(img_root="", app_id=log.parent.name, replica_id="0", rank0_env="RANK0_HOST")
+    role = values.apply(app.roles[0])
+    return subprocess.Popen(
+        [role.entrypoint, *role.args],
+        env=os.environ | role.env | QUIET | {"RANK0_HOST": "localhost"},
+        stdout=log.open("w"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def cut_power(node: subprocess.Popen) -> None:
+    children = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text()
+    for worker in children.split():
+        os.kill(int(worker), signal.SIGKILL)
+    os.killpg(node.pid, signal.SIGKILL)
+    node.wait()
+
+
+def wait_until(condition: Callable[[], object], *logs: Path) -> None:
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert time.monotonic() < deadline, "".join(log.read_text()[-3000:] for log in logs)
+        time.sleep(0.1)
+
+
+def world_size(out: Path) -> int:
+    try:
+        return json.loads((out / "run.json").read_text())["world_size"]
+    except (FileNotFoundError, KeyError):
+        return 0
+
+
+def test_a_lost_node_and_its_return_cost_no_step(rows, tmp_path):
+    out, first_log, second_log = tmp_path / "out", tmp_path / "first.log", tmp_path / "second.log"
+    tree = config(rows, train__steps=1_000_000, checkpoint__every_steps=50)
+    file = write_config(tmp_path / "config.toml", tree)
+    app = dlrm.multi_node(config=str(file), out=str(out), j="1:2x1")
+
+    def goes_on_with(ranks: int) -> None:
+        wait_until(lambda: world_size(out) == ranks, first_log, second_log)
+        before = max(committed(out), default=0)
+        wait_until(lambda: max(committed(out), default=0) > before, first_log, second_log)
+
+    first = start_node(app, first_log)
+    time.sleep(5)  # the node that comes first is where all meet, which is the one that cannot be spared
+    second = start_node(app, second_log)
+    goes_on_with(2)
+    cut_power(second)
+    goes_on_with(1)
+    second = start_node(app, second_log)
+    goes_on_with(2)
+    first.send_signal(signal.SIGTERM)
+    first.wait(60)
+    cut_power(second)
+
+    last = committed(out)[-1]
+    straight = Training(file, tmp_path / "straight", "--train.steps", str(last), ranks=0)
+    assert straight.end(600)
+    np.testing.assert_allclose(losses(out)[:last], losses(tmp_path / "straight"), rtol=1e-5)

@@ -1,6 +1,7 @@
 """Writes the parts of the documentation that come from the code: `python -m docs.generate`.
 
-A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`; everything else is written by hand.
+A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`; everything else is written by hand. Some
+parts are about one thing of several: `<!-- generated: scheduler-options slurm -->`.
 """
 
 import importlib
@@ -12,11 +13,12 @@ from types import ModuleType
 from typing import Any, get_args, get_origin
 
 from docstring_parser import Docstring, parse
-from torchx.specs import AppDef
+from torchx.schedulers import get_scheduler_factories
+from torchx.specs import AppDef, runopt
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+PART = re.compile(r"(<!-- generated: ([\w-]+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 COMPONENT_FILES = ("dlrm", "data", "tools")
 SOURCES = ("movielens", "criteo", "synthetic")
 
@@ -33,7 +35,7 @@ def main() -> None:
 
 def render(page: str) -> str:
     """Returns a page with its generated parts as the code is now."""
-    return PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", page)
+    return PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]](*found[3].split())}\n\n{found[4]}", page)
 
 
 def table(headers: list[str], rows: list[list[str]]) -> str:
@@ -229,9 +231,25 @@ def commands() -> str:
     return table(["Command", "What it does"], rows)
 
 
-PARTS: dict[str, Callable[[], str]] = {
+def scheduler_options(scheduler: str) -> str:
+    """Every option of a scheduler, as `-cfg KEY=VALUE` takes them."""
+    options = get_scheduler_factories()[scheduler]("docs").run_opts()
+    return table(["Option", "Type", "Default", "Meaning"], [_option(name, option) for name, option in options])
+
+
+def _option(name: str, option: runopt) -> list[str]:
+    if option.is_required:
+        default = "required"
+    elif option.default in (None, "", [], {}):
+        default = "unset"
+    else:
+        default = f"`{option.default}`"
+    return [f"`{name}`", _name(option.opt_type), default, " ".join(option.help.replace("``", "`").split())]
+
+
+PARTS: dict[str, Callable[..., str]] = {
     part.__name__.replace("_", "-"): part
-    for part in (configuration, ready_made, components, component_list, sources, commands)
+    for part in (configuration, ready_made, components, component_list, sources, commands, scheduler_options)
 }
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torchx.cli.main import create_parser, get_sub_cmds
 from torchx.cli.main import main as torchx
 from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import get_component
@@ -25,7 +26,8 @@ from trainer.run import to_toml
 
 ROOT = Path(__file__).parent.parent
 DOCS = [ROOT / "docs" / f"{name}.md" for name in ("quickstart", "data", "configuration", "components", "runs")]
-PAGES = [ROOT / "README.md", *DOCS]  # in the order in which they are read
+SCHEDULERS = sorted((ROOT / "docs/schedulers").glob("*.md"))
+PAGES = [ROOT / "README.md", *DOCS, *SCHEDULERS]  # in the order in which they are read
 
 SKIPPED = ("git clone ", "cd ", "source ")  # they change the reader's shell
 DRY_RUN = (None, "local_cwd", "slurm")  # a dry run on the others needs a Docker daemon
@@ -99,6 +101,12 @@ def test_generated_parts_are_current(page):
     assert page.read_text() == render(page.read_text()), "run `make docs`"
 
 
+def test_options_of_a_scheduler_are_a_table():
+    page = render("<!-- generated: scheduler-options local_cwd -->\n<!-- end -->")
+    assert "| `log_dir` | string | unset | Directory" in page
+    assert "| `prepend_cwd` | boolean | `False` | " in page
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
@@ -114,7 +122,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_all_commands_are_checked():
-    checked = ("make ", "torchx run ", "python ", "torchrun ")
+    checked = ("make ", "torchx ", "python ", "torchrun ")
     lines = shown("")
     assert [line for line in lines if not line.startswith((*SKIPPED, *checked)) and line] == []
     assert "make demo" in lines
@@ -126,6 +134,11 @@ def test_all_commands_are_checked():
 def test_make_targets_exist(command):
     done = subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", sorted(set(shown("torchx ")) - set(shown("torchx run "))))
+def test_other_torchx_commands_are_understood(command):
+    create_parser(get_sub_cmds()).parse_args(shlex.split(command)[1:])
 
 
 @pytest.mark.parametrize("command", shown("torchx run "))

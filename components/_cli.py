@@ -1,30 +1,80 @@
-"""`torchx run`, which also says what to type next."""
+"""`torchx run` and `torchx log` for people: the next command to type, and one line for what cannot be done."""
 
 import argparse
+import json
 import re
 import sys
-from contextlib import redirect_stdout
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
-from torchx.cli.cmd_run import CmdRun
+from torchx.cli.cmd_log import CmdLog
+from torchx.cli.cmd_run import CmdRun, TorchXRunArgs, _run_result_json
+from torchx.runner import Runner
+from torchx.schedulers.local_scheduler import SignalException
 
 from components._launch import ArgumentError
-
-# The builtin `local_cwd` keeps its jobs in the memory of the shell that runs them.
-FORGETFUL_SCHEDULERS = {"local_cwd"}
+from schedulers.errors import SchedulerError
 
 
 class Run(CmdRun):
-    """TorchX's own `run`, with the next commands after the app handle and one line for a wrong argument."""
+    """TorchX's own `run`, with the next commands after the app handle, and detached local jobs."""
 
     def run(self, args: argparse.Namespace) -> None:
         """Runs the command; the handle alone goes to stdout, as ever."""
-        try:
-            with redirect_stdout(_HandleWatcher(sys.stdout)):
-                super().run(args)
-        except ArgumentError as error:
-            print(f"torchx run: error: {error}", file=sys.stderr)
-            sys.exit(2)
+        with _for_people("run"), redirect_stdout(_HandleWatcher(sys.stdout)):
+            super().run(args)
+
+    def _submit(
+        self,
+        runner: Runner,
+        args: TorchXRunArgs,
+        component_args: dict[str, Any] | list[str],
+        json_output: bool,
+    ) -> None:
+        # TorchX would wait for every scheduler whose name begins with "local".
+        if not args.scheduler_cfg.get("detach") or args.wait or args.log:
+            super()._submit(runner, args, component_args, json_output)
+            return
+        handle = runner.run_component(
+            args.component_name,
+            component_args,
+            args.scheduler,
+            workspace=args.workspace,
+            cfg=args.scheduler_cfg,
+            parent_run_id=args.parent_run_id,
+        )
+        print(json.dumps(_run_result_json(handle, runner.status(handle))) if json_output else handle)
+
+
+class Log(CmdLog):
+    """TorchX's own `log`, with `-f` for those who know it from `tail`."""
+
+    def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
+        """Adds `-f`, which is `-t` by another name."""
+        super().add_arguments(subparser)
+        subparser.add_argument("-f", "--follow", dest="tail", action="store_true", help="The same as --tail")
+
+    def run(self, args: argparse.Namespace) -> None:
+        """Prints the logs; what goes wrong in one of its threads is raised here once more, and said once."""
+        threading.excepthook = lambda _: None
+        with _for_people("log"):
+            super().run(args)
+
+
+@contextmanager
+def _for_people(command: str) -> Iterator[None]:
+    """Ends the program with one line for wrong input, and without a word when it is interrupted."""
+    try:
+        yield
+    except (ArgumentError, SchedulerError) as error:
+        print(f"torchx {command}: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except SignalException as stop:
+        sys.exit(128 + stop.sigval)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 class _HandleWatcher:
@@ -52,7 +102,5 @@ class _HandleWatcher:
 
 
 def next_commands(handle: str) -> str:
-    """What somebody who has just submitted `handle` can do now."""
-    if handle.partition("://")[0] in FORGETFUL_SCHEDULERS:
-        return "next: the job runs in this shell; Ctrl-C cancels it"
-    return "\n".join(["next:", *(f"  torchx {command} {handle}" for command in ("status", "log", "cancel"))])
+    """What somebody who has just submitted `handle` can do now, in any shell."""
+    return "\n".join(["next:", *(f"  torchx {command} {handle}" for command in ("status", "log -f", "cancel"))])

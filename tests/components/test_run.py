@@ -23,7 +23,7 @@ def test_next_commands_name_the_handle():
     assert next_commands("slurm://torchx/42").splitlines() == [
         "next:",
         "  torchx status slurm://torchx/42",
-        "  torchx log slurm://torchx/42",
+        "  torchx log -f slurm://torchx/42",
         "  torchx cancel slurm://torchx/42",
     ]
 

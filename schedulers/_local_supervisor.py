@@ -1,0 +1,208 @@
+"""Runs one local job to its end: `python -P -m schedulers._local_supervisor RECORD_DIR`.
+
+`schedulers.local` starts one for each job, in a session of its own. A supervisor starts the replicas, joins their logs,
+starts them again when they fail, and ends them when the job is cancelled; what it knows is in the record. It lives as
+long as the job does, and the replicas of one that dies are asked to stop by the kernel.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+
+from schedulers._local_record import Process, Progress, Record, Replica
+from schedulers._processes import end_with_parent, kill_all_with
+
+TICK_SECONDS = 0.1
+CANNOT_START = 127
+
+
+class Logs:
+    """The files that a replica writes to, and the one in which whole lines of both stand as they came."""
+
+    def __init__(self, replica: Replica) -> None:
+        Path(replica.combined).parent.mkdir(parents=True, exist_ok=True)
+        self.stdout, self.stderr, self.combined = (
+            FileIO(name, "a") for name in (replica.stdout, replica.stderr, replica.combined)
+        )
+        self._sources = [FileIO(name) for name in (replica.stdout, replica.stderr)]
+        self._rests = [b"", b""]
+
+    def combine(self, *, last: bool = False) -> None:
+        """Copies what is new; the last time, unfinished lines too."""
+        for number, source in enumerate(self._sources):
+            new = self._rests[number] + source.read()
+            whole, newline, self._rests[number] = new.rpartition(b"\n")
+            self.combined.write(whole + newline)
+        if last:
+            self.combined.write(b"".join(rest + b"\n" for rest in self._rests if rest))
+
+    def note(self, text: str) -> None:
+        """Says something between two attempts."""
+        self.stderr.write(f"torchx: {text}\n".encode())
+
+
+class Supervisor:
+    """One job, from its first attempt to its last."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.job = record.job()
+        self.logs = [Logs(replica) for replica in self.job.replicas]
+        self.progress = Progress(state="RUNNING", supervisor=os.getpid())
+        self.running: list[subprocess.Popen[bytes]] = []
+        self.stop_asked = False
+        self.cancelled = False
+        self._watched = [] if self.job.detach else [sys.stdin]
+        signal.signal(signal.SIGTERM, self._ask_to_stop)
+
+    def _ask_to_stop(self, *_: object) -> None:
+        self.stop_asked = True
+
+    def run(self) -> None:
+        """Attempts until the job is done, has failed for good, or is cancelled."""
+        failures = 0
+        self.attempt()
+        while not (state := self.verdict(failures)):
+            failures += not self.stopped()
+            self.progress.restarts += 1
+            self.note(f"{self.summary()}; starting again, restart {self.progress.restarts}")
+            self.attempt()
+        self.end(state)
+
+    def verdict(self, failures: int) -> str | None:
+        """The state in which the job ends after this attempt, or None if it is to be started again."""
+        well = all(process.exit_code == 0 for process in self.progress.processes)
+        if self.record.outcome().startswith("finished") or (well and not self.cancelled):
+            return "SUCCEEDED"
+        if self.stop_asked:
+            return "CANCELLED"
+        if self.stopped() or failures < self.job.max_retries:
+            return None
+        return "FAILED"
+
+    def stopped(self) -> bool:
+        """Tells whether the job left in order, with its state saved, because somebody sent it a signal."""
+        return self.record.outcome().startswith("stopped")
+
+    def attempt(self) -> None:
+        """Starts all replicas and waits until all have ended."""
+        self.record.outcome_file.unlink(missing_ok=True)
+        self.running = []
+        self.progress.processes = []
+        for replica, logs in zip(self.job.replicas, self.logs, strict=True):
+            replica.error_file.unlink(missing_ok=True)
+            self.progress.processes.append(self.start(replica, logs))
+        self.save()
+        self.wait()
+
+    def start(self, replica: Replica, logs: Logs) -> Process:
+        """Starts one replica; one that cannot be started has failed with exit code 127."""
+        try:
+            process = subprocess.Popen(
+                replica.args,
+                env={"PYTHONUNBUFFERED": "1"} | os.environ | replica.env,
+                cwd=replica.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=logs.stdout,
+                stderr=logs.stderr,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+        except OSError as error:
+            logs.note(f"cannot start {replica.name}: {error}")
+            return Process(pid=0, exit_code=CANNOT_START)
+        self.running.append(process)
+        return Process(pid=process.pid)
+
+    def wait(self) -> None:
+        """Waits for all replicas; stops the others when one fails or when the job is cancelled."""
+        deadline = None
+        while self.look():
+            self.tick()
+            if deadline is None and (self.stop_asked or any(process.exit_code for process in self.progress.processes)):
+                self.cancelled = self.stop_asked
+                self.terminate()
+                deadline = time.monotonic() + self.job.grace_seconds
+            if deadline is not None and time.monotonic() > deadline:
+                kill_all_with(self.record.mark)
+        kill_all_with(self.record.mark)  # what a replica has left behind
+
+    def look(self) -> bool:
+        """Notes which replicas have ended, and tells whether some still run."""
+        codes = {process.pid: process.poll() for process in self.running}
+        news = [each for each in self.progress.processes if each.exit_code != codes.get(each.pid, each.exit_code)]
+        for process in news:
+            process.exit_code = codes[process.pid]
+        if news:
+            self.save()
+        return None in codes.values()
+
+    def tick(self) -> None:
+        """Lets a moment pass, joins the logs, and notices when the shell of an attached job is gone."""
+        if any(select.select(self._watched, [], [], TICK_SECONDS)):
+            self._watched = []
+            self.stop_asked = True
+        for logs in self.logs:
+            logs.combine()
+
+    def terminate(self) -> None:
+        """Asks the replicas that still run to save and leave."""
+        if self.cancelled:
+            self.progress.message = f"being cancelled; killed after {self.job.grace_seconds} seconds"
+            self.save()
+        for process in self.running:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+
+    def end(self, state: str) -> None:
+        """Writes the last word."""
+        for logs in self.logs:
+            logs.combine(last=True)
+        self.progress.state = state
+        self.progress.message = self.record.outcome() or ("" if state == "SUCCEEDED" else self.summary())
+        self.save()
+        if self.record.delete_file.exists():
+            self.record.remove()
+
+    def note(self, text: str) -> None:
+        """Says something in the log of every replica."""
+        for logs in self.logs:
+            logs.note(text)
+
+    def summary(self) -> str:
+        """How the attempt ended: what the job itself said of it, or how each replica ended that did not end well."""
+        ends = zip(self.job.replicas, self.progress.processes, strict=True)
+        bad = [f"{replica.name} {ending(process.exit_code)}" for replica, process in ends if process.exit_code]
+        return self.record.outcome() or ", ".join(bad)
+
+    def save(self) -> None:
+        """Writes where the job is."""
+        self.record.write(self.progress)
+
+
+def ending(exit_code: int | None) -> str:
+    """An exit code in words."""
+    if exit_code == CANNOT_START:
+        return "could not be started or ended with exit code 127: its program was not found"
+    if exit_code is not None and exit_code < 0:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"
+
+
+def main() -> None:
+    """Supervises the job of the record that the command line names."""
+    supervisor = Supervisor(Record(Path(sys.argv[1])))
+    supervisor.record.write(supervisor.progress)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # tells who started this one that it is ready
+    supervisor.run()
+
+
+if __name__ == "__main__":
+    main()

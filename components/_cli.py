@@ -13,6 +13,7 @@ from torchx.cli.cmd_log import CmdLog
 from torchx.cli.cmd_run import CmdRun, TorchXRunArgs, _run_result_json
 from torchx.runner import Runner
 from torchx.schedulers.local_scheduler import SignalException
+from torchx.specs import InvalidRunConfigException
 
 from components._launch import ArgumentError
 from schedulers.errors import SchedulerError
@@ -25,6 +26,14 @@ class Run(CmdRun):
         """Runs the command; the handle alone goes to stdout, as ever."""
         with _for_people("run"), redirect_stdout(_HandleWatcher(sys.stdout)):
             super().run(args)
+
+    def _run_from_cli_args(self, runner: Runner, args: argparse.Namespace) -> None:
+        try:
+            runner.scheduler_run_opts(args.scheduler).cfg_from_str(args.scheduler_args or "")
+        except (ValueError, InvalidRunConfigException) as error:
+            allowed = f"KEY=VALUE,... as `torchx runopts {args.scheduler}` lists them ({error})"
+            raise ArgumentError("-cfg", args.scheduler_args, allowed) from error
+        super()._run_from_cli_args(runner, args)
 
     def _submit(
         self,

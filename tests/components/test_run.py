@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from components._cli import next_commands
 
 
@@ -33,3 +35,11 @@ def test_wrong_argument_is_one_line_and_exit_code_2(torchx):
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("torchx run: error: -j 2: must be")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("option", ["detach=maybe", "grace_seconds=soon", "no_such_option=1", "detach"])
+def test_wrong_scheduler_option_is_one_line_and_exit_code_2(torchx, option):
+    done = torchx("run", "-s", "local_cwd", "-cfg", option, "dlrm.single_node", "--config", "c.toml")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"torchx run: error: -cfg {option}: must be KEY=VALUE,... as `torchx runopts local_cwd`")

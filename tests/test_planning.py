@@ -11,7 +11,7 @@ from jobs import config, write_rows
 from trainer.config import Config
 from trainer.job import build_task
 from trainer.plan_file import load_plan, plan_to_json, table_plans
-from trainer.planning import plan_for, render_plan, table_shapes
+from trainer.planning import _topology, plan_for, render_plan, table_shapes
 from trainer.sharding import Sharder
 
 KINDS = ["table_wise", "row_wise", "table_row_wise", "column_wise", "grid_shard", "data_parallel"]
@@ -89,3 +89,11 @@ def test_the_plan_command_writes_what_a_job_then_uses(tmp_path):
     done = subprocess.run([*train, "--planner.plan", str(tmp_path / "plan.json")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run/plan.json").read_text()) == json.loads((tmp_path / "plan.json").read_text())
+
+
+def test_the_planner_counts_with_the_bandwidths_that_it_is_given(tmp_path):
+    settings = Config.model_validate(
+        config(tmp_path, planner__intra_node_gb_per_second=300.0, planner__inter_node_gb_per_second=25.0)
+    )
+    bandwidths = _topology(settings.planner, 16, 8, "cpu").comms_bandwidths
+    assert (bandwidths.intra_host_bw, bandwidths.inter_host_bw) == (3e8, 2.5e7)  # bytes per millisecond

@@ -141,7 +141,7 @@ def _topology(config: PlannerConfig, world_size: int, local_world_size: int, dev
             intra_host_bw=config.intra_node_gb_per_second * GB_PER_SECOND,
             inter_host_bw=config.inter_node_gb_per_second * GB_PER_SECOND,
         ),
-        KernelConfig(compute_device=device_type),
+        KernelConfig(compute_device=device_type, use_hardware_based_bandwidth=True),
     )
 
 

@@ -247,9 +247,30 @@ def _option(name: str, option: runopt) -> list[str]:
     return [f"`{name}`", _name(option.opt_type), default, " ".join(option.help.replace("``", "`").split())]
 
 
+def resources() -> str:
+    """Every host, with its figures."""
+    from schedulers.resources import HOSTS
+
+    rows = [[f"`{name}`", *_host(host)] for name, host in HOSTS.items() if not name.endswith(("_4", "_2", "_1"))]
+    headers = ["Name", "Cores", "Host GiB", "GPUs", "GPU GiB", "HBM", "NVLink", "Network", "Figures"]
+    return table(headers, rows)
+
+
+def _host(host: Any) -> list[str]:
+    gpu = host.gpu
+    of_gpu = (
+        [f"{gpu.memory_gib}", f"{gpu.hbm_gb_per_second:,.0f}", f"{gpu.nvlink_gb_per_second:,.0f}"]
+        if gpu
+        else ["", "", ""]
+    )
+    network = f"{host.network_gb_per_second:g}" if host.network_gb_per_second else ""
+    sources = [f"[host]({host.source})", *([f"[GPU]({gpu.source})"] if gpu else [])]
+    return [f"{host.cpu}", f"{host.memory_gib:,}", f"{host.gpus}", *of_gpu, network, ", ".join(sources)]
+
+
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__.replace("_", "-"): part
-    for part in (configuration, ready_made, components, component_list, sources, commands, scheduler_options)
+    for part in (configuration, ready_made, components, component_list, sources, commands, scheduler_options, resources)
 }
 
 if __name__ == "__main__":

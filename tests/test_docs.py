@@ -25,7 +25,9 @@ from trainer.config import Config, load_config
 from trainer.run import to_toml
 
 ROOT = Path(__file__).parent.parent
-DOCS = [ROOT / "docs" / f"{name}.md" for name in ("quickstart", "data", "configuration", "components", "runs")]
+DOCS = [
+    ROOT / "docs" / f"{name}.md" for name in ("quickstart", "data", "configuration", "components", "runs", "resources")
+]
 SCHEDULERS = sorted((ROOT / "docs/schedulers").glob("*.md"))
 PAGES = [ROOT / "README.md", *DOCS, *SCHEDULERS]  # in the order in which they are read
 

@@ -60,7 +60,7 @@ def plan(flags: list[str]) -> None:
 
         settings: Annotated[Config, tyro.conf.arg(name="")]
         world_size: int = 2
-        """Ranks to plan for, all on this machine."""
+        """Ranks to plan for: on this machine, or on as many of planner.hardware as they need."""
         out: str | None = None
         """Where to save the plan.json, any fsspec URL; planner.plan takes it."""
 

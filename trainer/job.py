@@ -19,7 +19,7 @@ from trainer.models.model import build_model
 from trainer.models.task import BinaryTask
 from trainer.optimizers import Optimizers, check_sparse_optimizer, fuse
 from trainer.plan_file import plan_to_json
-from trainer.planning import check_planner, make_plan, plan_for, render_plan, replicated_tables
+from trainer.planning import PlannerConfig, check_planner, host_of, make_plan, plan_for, render_plan, replicated_tables
 from trainer.sharding import Sharder, shard
 from trainer.storage import named
 
@@ -93,8 +93,19 @@ def _batch_rows(config: Config, world_size: int) -> tuple[int, int]:
     return training // world_size, (config.evaluate.global_batch_size or training) // world_size
 
 
+def _nodes(config: PlannerConfig, world_size: int) -> tuple[int, str]:
+    """Returns the ranks on each node, and the device that each of them has, without asking a process group."""
+    host = host_of(config)
+    if host is None:
+        return world_size, current_ranks().device.type
+    on_each_node = min(world_size, host.gpus or world_size)
+    if world_size % on_each_node:
+        raise ValueError(f"--world-size is {world_size}; on hosts of {host.gpus} GPUs it must be a multiple of that")
+    return on_each_node, "cuda" if host.gpu else "cpu"
+
+
 def print_plan(config: Config, world_size: int, out: str | None) -> None:
-    """Prints the plan for a number of ranks on this machine, and saves it if asked to.
+    """Prints the plan for a number of ranks on this machine or on other hardware, and saves it if asked to.
 
     Args:
         config: The configuration.
@@ -104,10 +115,10 @@ def print_plan(config: Config, world_size: int, out: str | None) -> None:
     Raises:
         ValueError: The model cannot be built or planned as configured, or the plan not written.
     """
-    device_type = current_ranks().device.type
-    check_sparse_optimizer(config.optimizer.sparse, device_type)
     task = build_task(config, torch.device("meta"))
-    plan = plan_for(task, Sharder(config.comms), config.data, config.planner, world_size, world_size, device_type)
+    on_each_node, device_type = _nodes(config.planner, world_size)
+    check_sparse_optimizer(config.optimizer.sparse, device_type)
+    plan = plan_for(task, Sharder(config.comms), config.data, config.planner, world_size, on_each_node, device_type)
     check_comms(config.comms, plan, _batch_rows(config, world_size))
     print(render_plan(plan, task, world_size))
     if out:

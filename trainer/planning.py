@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
+from torchrec.distributed.planner.constants import HBM_MEM_BW
 from torchrec.distributed.planner.stats import NoopEmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
@@ -24,6 +25,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 
+from schedulers.resources import HOSTS, Host
 from trainer.data.schema import DataConfig
 from trainer.distributed import Ranks
 from trainer.optimizers import REPLICATED
@@ -41,6 +43,16 @@ SHARDING_TYPES = (
 )
 GIB = 1024**3
 GB_PER_SECOND = 1e9 / 1e3  # TorchRec counts bandwidth in bytes per millisecond
+BANDWIDTHS = {
+    "intra_node_gb_per_second": "intra_host_bw",
+    "inter_node_gb_per_second": "inter_host_bw",
+    "hbm_gb_per_second": "hbm_mem_bw",
+}
+UNKNOWN_HARDWARE = {
+    "intra_node_gb_per_second": 600.0,
+    "inter_node_gb_per_second": 12.5,
+    "hbm_gb_per_second": HBM_MEM_BW / GB_PER_SECOND,
+}
 
 
 class TablePlan(Section):
@@ -65,16 +77,20 @@ class PlannerConfig(Section):
     """Choices for single tables, by table name; they replace the choices for all."""
     min_columns: pydantic.PositiveInt | None = None
     """Least width of a shard where a table is cut by columns. Unset: 128, or the whole of a narrower table."""
+    hardware: str | None = None
+    """Host to plan for, such as h100 (see docs/resources.md); it decides what is unset below. Unset: this machine."""
     memory_gib: pydantic.PositiveFloat | None = None
-    """GPU memory per rank in GiB. Unset: what the device has."""
+    """GPU memory per rank in GiB. Unset: the hardware's, or what the device has."""
     host_memory_gib: pydantic.PositiveFloat | None = None
-    """Host memory per rank in GiB. Unset: the machine's, divided by its ranks."""
+    """Host memory per rank in GiB. Unset: the hardware's or the machine's, divided by its ranks."""
     reserve: float = pydantic.Field(default=0.15, ge=0, lt=1)
     """Part of the memory that is kept free of tables, for activations, gradients and buffers."""
-    intra_node_gb_per_second: pydantic.PositiveFloat = 600.0
-    """Bandwidth between two ranks of a node, in GB/s."""
-    inter_node_gb_per_second: pydantic.PositiveFloat = 12.5
-    """Bandwidth between two nodes, in GB/s."""
+    intra_node_gb_per_second: pydantic.PositiveFloat | None = None
+    """Bandwidth between two ranks of a node, in GB/s. Unset: the hardware's, or 600."""
+    inter_node_gb_per_second: pydantic.PositiveFloat | None = None
+    """Bandwidth from a rank to other nodes, in GB/s. Unset: the hardware's, or 12.5."""
+    hbm_gb_per_second: pydantic.PositiveFloat | None = None
+    """Bandwidth of GPU memory, in GB/s. Unset: the hardware's, or TorchRec's 963."""
 
 
 def make_plan(
@@ -128,6 +144,7 @@ def _planner(
 
 
 def _topology(config: PlannerConfig, world_size: int, local_world_size: int, device_type: str) -> Topology:
+    config = _with_hardware(config, local_world_size)
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_world_size
     if config.host_memory_gib:
         host = int(config.host_memory_gib * GIB)
@@ -138,11 +155,29 @@ def _topology(config: PlannerConfig, world_size: int, local_world_size: int, dev
         HardwareConfig(
             hbm_cap_bytes=_gpu_memory_bytes(config, device_type),
             ddr_cap_bytes=host,
-            intra_host_bw=config.intra_node_gb_per_second * GB_PER_SECOND,
-            inter_host_bw=config.inter_node_gb_per_second * GB_PER_SECOND,
+            **{name: getattr(config, key) * GB_PER_SECOND for key, name in BANDWIDTHS.items()},
         ),
         KernelConfig(compute_device=device_type, use_hardware_based_bandwidth=True),
     )
+
+
+def _with_hardware(config: PlannerConfig, local_world_size: int) -> PlannerConfig:
+    """Returns the configuration with the figures of its hardware where it leaves them open, then TorchRec's own."""
+    figures: dict[str, float | None] = dict(UNKNOWN_HARDWARE)
+    if host := host_of(config):
+        figures |= {"host_memory_gib": host.memory_gib / local_world_size}
+        figures |= (
+            {"inter_node_gb_per_second": host.network_gb_per_second_per_gpu} if host.network_gb_per_second else {}
+        )
+        if host.gpu:
+            figures |= {"memory_gib": host.gpu.memory_gib, "hbm_gb_per_second": host.gpu.hbm_gb_per_second}
+            figures |= {"intra_node_gb_per_second": host.gpu.nvlink_gb_per_second}
+    return config.model_copy(update={key: value for key, value in figures.items() if getattr(config, key) is None})
+
+
+def host_of(config: PlannerConfig) -> Host | None:
+    """Returns the kind of host that is planned for, or None for this machine."""
+    return HOSTS[config.hardware] if config.hardware else None
 
 
 def _gpu_memory_bytes(config: PlannerConfig, device_type: str) -> int | None:
@@ -159,6 +194,10 @@ def check_planner(data: DataConfig, config: PlannerConfig, sparse_optimizer: str
     Raises:
         ValueError: The message names the key, the value and what is allowed.
     """
+    if config.hardware and config.hardware not in HOSTS:
+        raise ValueError(
+            f"planner.hardware is '{config.hardware}', which is no known host{nearest(config.hardware, HOSTS)}"
+        )
     tables = {data.table_of(name) for name in data.sparse}
     kernels = [kernel.value for kernel in EmbeddingComputeKernel]
     choices = {"planner.sharding_types": config.sharding_types}

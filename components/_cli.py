@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
-from torchx.cli.cmd_log import CmdLog
+from torchx.cli.cmd_log import CmdLog, validate
 from torchx.cli.cmd_run import CmdRun, TorchXRunArgs, _run_result_json
-from torchx.runner import Runner
+from torchx.runner import Runner, get_runner
 from torchx.schedulers.local_scheduler import SignalException
 from torchx.specs import InvalidRunConfigException
 
@@ -68,7 +68,13 @@ class Log(CmdLog):
     def run(self, args: argparse.Namespace) -> None:
         """Prints the logs; what goes wrong in one of its threads is raised here once more, and said once."""
         threading.excepthook = lambda _: None
+        validate(args.identifier)
+        handle = "/".join(args.identifier.split("/")[:4])
         with _for_people("log"):
+            with get_runner() as runner:
+                if runner.status(handle) is None:
+                    print(f"torchx log: error: there is no job {handle}", file=sys.stderr)
+                    sys.exit(1)
             super().run(args)
 
 

@@ -29,6 +29,7 @@ from torchx.specs import (
 )
 from torchx.util.types import none_throws
 
+from components._launch import SHUTDOWN_TIMEOUT_SECONDS
 from schedulers._local_record import ENDED, OUTCOME_FILE, Job, Process, Record, Replica, prune, state_directory
 from schedulers.errors import SchedulerError
 
@@ -45,7 +46,7 @@ class Opts(BuiltinOpts):
     detach: bool = False
     """Return at once; the job outlives the shell. Otherwise the shell shows its logs, and it ends with the shell."""
 
-    grace_seconds: int = 130
+    grace_seconds: int = SHUTDOWN_TIMEOUT_SECONDS + 10
     """How long replicas have to save and leave when the job is cancelled or one of them fails; then they are killed."""
 
     @classmethod

@@ -119,6 +119,13 @@ def test_a_replica_that_is_not_there_is_one_line(torchx):
     assert done.stderr == f"torchx log: error: job {app} has no replica sh/7; it has sh/0\n"
 
 
+@pytest.mark.parametrize("part", ["", "/sh", "/sh/0"])
+def test_a_job_that_is_not_there_is_one_line(torchx, part):
+    done = torchx("log", f"local_cwd://torchx/sh-nowhere{part}")
+    assert done.returncode == torchx("status", "local_cwd://torchx/sh-nowhere").returncode == 1
+    assert done.stderr == "torchx log: error: there is no job local_cwd://torchx/sh-nowhere\n"
+
+
 def test_cancel_lets_the_job_say_goodbye(torchx, tmp_path):
     script = f"trap 'echo saving; sleep 0.3; echo saved; exit 0' TERM; {waiting(tmp_path / 'go')}"
     handle = torchx.detached(*SH, script)

@@ -1,0 +1,67 @@
+"""`torchx doctor`: what is there to run jobs with, and what to do about what is not."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from tabulate import tabulate
+from torchx.cli.cmd_base import SubCommand
+
+from schedulers import _cluster_probes as clusters
+from schedulers import _probes as here
+from schedulers._findings import Finding, Level
+
+COLORS = {Level.OK: "\033[32m", Level.NOTE: "\033[33m", Level.ABSENT: "\033[2m", Level.WRONG: "\033[31m"}
+PLAIN = "\033[0m"
+SCHEDULERS = ("local_cwd", "slurm", "kubernetes", "jobset")
+
+
+class Doctor(SubCommand):
+    """Looks at this machine and at the clusters that it reaches; ends with exit code 1 if a line is wrong.
+
+    Without options, Slurm and Kubernetes need not be there. What an option asks for must be.
+    """
+
+    def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
+        """Adds what can be asked for."""
+        subparser.add_argument("-s", "--scheduler", choices=SCHEDULERS, help="A scheduler that has to work from here")
+        subparser.add_argument("--out", help="A run directory that has to be writable, a path or an fsspec URL")
+        subparser.add_argument("--storage", help="A data set that has to be readable, a path or an fsspec URL")
+
+    def run(self, args: argparse.Namespace) -> None:
+        """Prints a line for each check."""
+        findings = examine(args.scheduler, args.out, args.storage)
+        print(render(findings, color=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+        if any(finding.level is Level.WRONG for finding in findings):
+            sys.exit(1)
+
+
+def examine(scheduler: str | None, out: str | None, storage: str | None) -> list[Finding]:
+    """Runs all probes side by side; each has a time limit of its own."""
+    probes: list[Callable[[], list[Finding]]] = [
+        here.python,
+        here.torchx,
+        here.plugins,
+        here.torch,
+        partial(clusters.slurm, asked=scheduler == "slurm"),
+        partial(clusters.kubernetes, asked=scheduler if scheduler in ("kubernetes", "jobset") else None),
+    ]
+    if out:
+        probes.append(partial(here.writable, out))
+    if storage:
+        probes.append(partial(here.readable, storage))
+    with ThreadPoolExecutor(len(probes)) as pool:
+        return [finding for found in pool.map(lambda probe: probe(), probes) for finding in found]
+
+
+def render(findings: list[Finding], color: bool) -> str:
+    """Returns the table for people."""
+    rows = [[_painted(each.level, color), each.check, each.found, each.remedy] for each in findings]
+    return tabulate(rows, ["", "check", "found", "what to do"], maxcolwidths=[None, None, 60, 60])
+
+
+def _painted(level: Level, color: bool) -> str:
+    return f"{COLORS[level]}{level.value}{PLAIN}" if color else level.value

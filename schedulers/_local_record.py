@@ -7,7 +7,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -101,7 +101,10 @@ class Record:
     @classmethod
     def all(cls) -> list["Record"]:
         """Returns every record on this host, the newest first."""
-        found = [(file.stat().st_mtime, file.parent) for file in state_directory().glob("*/job.json")]
+        found = []
+        for file in state_directory().glob("*/job.json"):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                found.append((file.stat().st_mtime, file.parent))
         return [cls(folder) for _, folder in sorted(found, reverse=True)]
 
     def create(self, job: Job) -> TextIO:
@@ -145,6 +148,11 @@ class Record:
         """The line that the job left when it ended in order: `finished ...`, `stopped ...`, or nothing."""
         return self.outcome_file.read_text().strip() if self.outcome_file.exists() else ""
 
+    def last_words(self) -> str:
+        """What the supervisor said last of its own errors; nothing if it had none."""
+        lines = (self.folder / "supervisor.log").read_text().splitlines()
+        return lines[-1].strip() if lines else ""
+
     def supervised(self) -> bool:
         """Tells whether the supervisor of the job lives."""
         with (self.folder / "lock").open() as lock:
@@ -169,7 +177,8 @@ class Record:
             self.remove()
 
     def remove(self) -> None:
-        """Removes the directory, which somebody else may be doing at the same time."""
+        """Removes the directory, for readers all at once; somebody else may be doing it at the same time."""
+        (self.folder / "job.json").unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _death(self, supervisor: int) -> str:
@@ -177,7 +186,8 @@ class Record:
             return "the job was never started: torchx was killed while it submitted it"
         left = ", ".join(map(str, processes_with(self.mark)))
         there = f"; it left process {left}, which `torchx delete` kills" if left else ""
-        return f"the supervisor of the job (process {supervisor}) was killed or lost its machine{there}"
+        why = f"died: {said}" if (said := self.last_words()) else "was killed or lost its machine"
+        return f"the supervisor of the job (process {supervisor}) {why}{there}"
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         part = self.folder / f"{name}.part"
@@ -193,13 +203,9 @@ def state_directory() -> Path:
 
 def prune() -> None:
     """Removes the records of ended jobs that are too old or too many."""
-    for record in _surplus():
-        if not record.supervised():
-            record.remove()
-
-
-def _surplus() -> Iterator[Record]:
     oldest = time.time() - DAYS_KEPT * 24 * 3600
     for position, record in enumerate(Record.all()):
-        if position >= JOBS_KEPT or (record.folder / "job.json").stat().st_mtime < oldest:
-            yield record
+        with suppress(FileNotFoundError):  # removed meanwhile
+            surplus = position >= JOBS_KEPT or (record.folder / "job.json").stat().st_mtime < oldest
+            if surplus and not record.supervised():
+                record.remove()

@@ -200,7 +200,8 @@ def main() -> None:
     """Supervises the job of the record that the command line names."""
     supervisor = Supervisor(Record(Path(sys.argv[1])))
     supervisor.record.write(supervisor.progress)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # tells who started this one that it is ready
+    print("ready", flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     supervisor.run()
 
 

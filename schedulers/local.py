@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
@@ -85,7 +86,7 @@ class PersistentLocalScheduler(LocalScheduler):
         """Starts the job's supervisor and returns when the job is under way.
 
         Raises:
-            SchedulerError: The state directory cannot be written.
+            SchedulerError: The state directory or the directory of the logs cannot be written.
         """
         job = _job(dryrun_info.request, none_throws(dryrun_info.app), cast(Opts, dryrun_info.cfg))
         record = Record(state_directory() / job.app_id)
@@ -100,8 +101,10 @@ class PersistentLocalScheduler(LocalScheduler):
                 pass_fds=[lock.fileno()],
                 start_new_session=True,
             )
-        if supervisor.stdout:
-            supervisor.stdout.read()  # closed when the record says that the job is under way, or by death
+        if not none_throws(supervisor.stdout).read():  # it says that it is ready, or dies
+            why = record.last_words()
+            record.remove()
+            raise SchedulerError(f"the job cannot be started: {why}")
         if not job.detach:
             self._attached.append(supervisor)
         prune()
@@ -112,7 +115,10 @@ class PersistentLocalScheduler(LocalScheduler):
         record = Record.of(app_id)
         if record is None:
             return None
-        job, progress = record.job(), record.progress()
+        try:
+            job, progress = record.job(), record.progress()
+        except FileNotFoundError:  # removed meanwhile
+            return None
         return DescribeAppResponse(
             app_id=app_id,
             state=AppState[progress.state],
@@ -126,11 +132,12 @@ class PersistentLocalScheduler(LocalScheduler):
 
     def list(self, cfg: Mapping[str, CfgVal] | None = None) -> list[ListAppResponse]:
         """Returns the jobs that have a record, the newest first."""
-        records = [(record, record.job()) for record in Record.all()]
-        return [
-            ListAppResponse(app_id=job.app_id, state=AppState[record.progress().state], name=job.name)
-            for record, job in records
-        ]
+        found = []
+        for record in Record.all():
+            with suppress(FileNotFoundError):  # removed meanwhile
+                job, state = record.job(), AppState[record.progress().state]
+                found.append(ListAppResponse(app_id=job.app_id, state=state, name=job.name))
+        return found
 
     def log_iter(
         self,
@@ -153,7 +160,10 @@ class PersistentLocalScheduler(LocalScheduler):
         file, record = _log_file(app_id, role_name, k, streams or Stream.COMBINED)
 
         def ended() -> bool:
-            return not should_tail or record.progress().state in ENDED
+            try:
+                return not should_tail or record.progress().state in ENDED
+            except FileNotFoundError:  # removed meanwhile
+                return True
 
         lines = _lines(file, ended)
         return filter_regex(regex, lines) if regex else lines
@@ -174,8 +184,12 @@ class PersistentLocalScheduler(LocalScheduler):
         """Cancels the jobs that this process started and that are not detached, and waits until they have ended."""
         attached, self._attached = self._attached, []
         for supervisor in attached:
-            if supervisor.stdin:
-                supervisor.stdin.close()
+            if supervisor.poll() is None:
+                print(
+                    "cancelling the job, which may take a while to save; Ctrl-C again leaves it to that",
+                    file=sys.stderr,
+                )
+            none_throws(supervisor.stdin).close()
             supervisor.wait()
 
 

@@ -17,8 +17,9 @@ SH = ("utils.sh", "--", "exec", "sh", "-c")  # utils.sh has a shell around its a
 def torchx(tmp_path):
     shells = Shells(tmp_path)
     yield shells
-    for handle in [line.split()[0] for line in shells("list", "-s", "local_cwd").stdout.splitlines()[2:]]:
-        shells("delete", handle)
+    for line in shells("list", "-s", "local_cwd").stdout.splitlines():
+        if line.endswith("RUNNING"):
+            shells("delete", line.split()[0])
     for shell in shells.opened:
         shell.kill()
         shell.communicate()
@@ -248,6 +249,20 @@ def test_delete_ends_a_running_job_and_forgets_it(torchx, tmp_path):
     assert not runs(int((tmp_path / "go.pid").read_text()))
 
 
+def test_following_ends_when_the_record_is_deleted(torchx, tmp_path):
+    handle = torchx.detached(*SH, waiting(tmp_path / "go"))
+    follower = torchx.open("log", "-f", handle)
+    assert follower.stdout.readline() == "sh/0 waiting\n"
+    torchx("delete", handle)
+    assert follower.wait(60) == 0
+
+
+def test_a_job_that_a_job_submits_is_not_a_part_of_it(torchx, tmp_path):
+    inner = f"torchx run -s local_cwd -cfg detach=True utils.sh --entrypoint sleep -- 600 > {tmp_path}/inner"
+    assert torchx(*RUN, *SH, inner).returncode == 0
+    assert torchx.status((tmp_path / "inner").read_text().strip())["state"] == "RUNNING"
+
+
 def test_shells_do_not_get_in_one_anothers_way(torchx):
     shells = [torchx.open(*RUN, "-cfg", f"detach={number % 2 == 0}", *SH, f"echo {number}") for number in range(6)]
     lists = [torchx.open("list", "-s", "local_cwd") for _ in range(3)]
@@ -290,6 +305,13 @@ def test_a_state_directory_that_cannot_be_made_is_one_line(torchx, tmp_path):
     assert done.returncode == 2
     assert "torchx run: error: cannot keep a record of the job" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_a_directory_of_logs_that_cannot_be_made_is_one_line(torchx):
+    done = torchx(*RUN, "-cfg", "log_dir=/proc/no/logs", *SH, ":")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("torchx run: error: the job cannot be started: FileNotFoundError")
+    assert torchx("list", "-s", "local_cwd").stdout.count("local_cwd://") == 0
 
 
 def test_log_dir_keeps_the_logs_when_the_record_is_gone(torchx, tmp_path):

@@ -94,6 +94,7 @@ def torchrun(
     image: str,
     env: dict[str, str] | None,
     mounts: list[str] | None,
+    metadata: dict[str, str] | None,
     max_retries: int,
 ) -> AppDef:
     """One role whose replicas each run the trainer under torchrun."""
@@ -120,6 +121,7 @@ def torchrun(
         max_retries=max_retries,
         resource=resource,
         mounts=parse_mounts(mounts),
+        metadata=dict(metadata or {}),
     )
     return AppDef(name=name, roles=[role])
 
@@ -131,6 +133,7 @@ def python(
     image: str,
     env: dict[str, str] | None,
     mounts: list[str] | None,
+    metadata: dict[str, str] | None,
     port_map: dict[str, int] | None = None,
 ) -> AppDef:
     """One role of one process, `python -m ARGS`."""
@@ -142,6 +145,7 @@ def python(
         env={"PYTHONUNBUFFERED": "1"} | (env or {}),
         resource=resource,
         mounts=parse_mounts(mounts),
+        metadata=dict(metadata or {}),
         port_map=port_map or {},
     )
     return AppDef(name=name, roles=[role])

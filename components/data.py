@@ -16,6 +16,7 @@ def movielens(
     image: str = torchx.IMAGE,
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Makes the MovieLens data set.
 
@@ -31,6 +32,7 @@ def movielens(
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
     return _launch.python(
         *("trainer", "movielens", "--out", out),
@@ -41,6 +43,7 @@ def movielens(
         image=image,
         env=env,
         mounts=mounts,
+        metadata=metadata,
     )
 
 
@@ -59,6 +62,7 @@ def criteo(
     image: str = torchx.IMAGE,
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Turns Criteo click logs (tab-separated) into a data set.
 
@@ -79,6 +83,7 @@ def criteo(
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
     _launch.choice("--layout", layout, ("kaggle", "terabyte"))
     _launch.choice("--dense_transform", dense_transform, ("log", "none"))
@@ -92,6 +97,7 @@ def criteo(
         image=image,
         env=env,
         mounts=mounts,
+        metadata=metadata,
     )
 
 
@@ -111,6 +117,7 @@ def synthetic(
     image: str = torchx.IMAGE,
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Makes a data set in the shape of Criteo's logs, whose best reachable AUC is known and printed.
 
@@ -132,6 +139,7 @@ def synthetic(
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
     return _launch.python(
         *("trainer", "synthetic", "--out", out, "--rows", str(rows), "--files", str(files)),
@@ -143,4 +151,5 @@ def synthetic(
         image=image,
         env=env,
         mounts=mounts,
+        metadata=metadata,
     )

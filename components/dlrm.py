@@ -19,6 +19,7 @@ def single_node(
     image: str = torchx.IMAGE,
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
     max_retries: int = 0,
     name: str = "dlrm",
 ) -> AppDef:
@@ -40,6 +41,7 @@ def single_node(
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
         max_retries: How often the scheduler starts a failed job again.
         name: Name of the job; its app id begins with it.
     """
@@ -56,6 +58,7 @@ def single_node(
         image=image,
         env=env,
         mounts=mounts,
+        metadata=metadata,
         max_retries=max_retries,
         name=name,
     )
@@ -74,6 +77,7 @@ def multi_node(
     image: str = torchx.IMAGE,
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
     max_retries: int = 0,
     name: str = "dlrm",
 ) -> AppDef:
@@ -95,6 +99,7 @@ def multi_node(
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
         max_retries: How often the scheduler starts a failed job again.
         name: Name of the job; its app id begins with it.
     """
@@ -108,6 +113,7 @@ def multi_node(
         image=image,
         env=env,
         mounts=mounts,
+        metadata=metadata,
         max_retries=max_retries,
     )
 
@@ -125,6 +131,7 @@ def data_parallel(
     image: str = torchx.IMAGE,
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
     max_retries: int = 0,
     name: str = "dlrm",
 ) -> AppDef:
@@ -146,6 +153,7 @@ def data_parallel(
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
         max_retries: How often the scheduler starts a failed job again.
         name: Name of the job; its app id begins with it.
     """
@@ -163,6 +171,7 @@ def data_parallel(
         image=image,
         env=env,
         mounts=mounts,
+        metadata=metadata,
         max_retries=max_retries,
         name=name,
     )
@@ -181,6 +190,7 @@ def evaluate(
     image: str = torchx.IMAGE,
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
     max_retries: int = 0,
     name: str = "evaluate",
 ) -> AppDef:
@@ -201,6 +211,7 @@ def evaluate(
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
         max_retries: How often the scheduler starts a failed job again.
         name: Name of the job; its app id begins with it.
     """
@@ -213,5 +224,6 @@ def evaluate(
         image=image,
         env=env,
         mounts=mounts,
+        metadata=metadata,
         max_retries=max_retries,
     )

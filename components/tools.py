@@ -17,6 +17,7 @@ def tensorboard(
     image: str = torchx.IMAGE,
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Serves TensorBoard for one run directory or for a directory of them.
 
@@ -33,6 +34,7 @@ def tensorboard(
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
     return _launch.python(
         *("tensorboard.main", "--logdir", logdir, "--port", str(port), "--host", host),
@@ -42,6 +44,7 @@ def tensorboard(
         image=image,
         env=env,
         mounts=mounts,
+        metadata=metadata,
         port_map={"http": port},
     )
 
@@ -56,6 +59,7 @@ def plan(
     image: str = torchx.IMAGE,
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Prints the sharding plan of a configuration for this machine: where each table is, and how much each rank holds.
 
@@ -71,6 +75,7 @@ def plan(
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
     return _launch.python(
         *("trainer", "plan", config, "--world-size", str(nproc)),
@@ -80,6 +85,7 @@ def plan(
         image=image,
         env=env,
         mounts=mounts,
+        metadata=metadata,
     )
 
 
@@ -93,6 +99,7 @@ def bench(
     image: str = torchx.IMAGE,
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Measures how fast the trainer reads data and takes steps.
 
@@ -108,6 +115,7 @@ def bench(
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
     return _launch.python(
         *("trainer", "bench", "--out", out),
@@ -117,4 +125,5 @@ def bench(
         image=image,
         env=env,
         mounts=mounts,
+        metadata=metadata,
     )

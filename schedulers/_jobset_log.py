@@ -1,0 +1,90 @@
+"""The log of a replica, over all of its pods while it is followed."""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from torchx.specs import is_terminal
+
+from schedulers import _jobset_spec as spec
+from schedulers._jobset_pod import INDEX
+from schedulers._jobset_state import Object, app_state, newest_pods, pod_reason
+from schedulers._kubernetes import Cluster
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1
+
+
+@dataclass(frozen=True)
+class Window:
+    """From when, until when."""
+
+    since: datetime | None
+    until: datetime | None
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One replica of a job, by the names of its JobSet and role."""
+
+    jobset: str
+    role: str
+    number: int
+
+    def pod(self, cluster: Cluster) -> Object | None:
+        """Its newest pod, None if there is none."""
+        labels = {spec.JOBSET_LABEL: self.jobset, spec.ROLE_LABEL: self.role, INDEX: str(self.number)}
+        return newest_pods(cluster.pods(labels)).get((self.role, self.number))
+
+
+def read(cluster: Cluster, replica: Replica, window: Window) -> Iterator[str]:
+    """The lines of the replica's last attempt so far."""
+    pod = replica.pod(cluster)
+    if pod and _started(pod):
+        yield from _lines(cluster, pod, window, follow=False)
+    else:
+        reason = pod_reason(pod) if pod else "it has no pod"
+        logger.warning("%s/%d has no log yet: %s", replica.role, replica.number, reason or "its pod is being made")
+
+
+def follow(cluster: Cluster, replica: Replica, window: Window) -> Iterator[str]:
+    """The lines of the replica as they come, through restarts, until the job ends."""
+    seen = set()
+    while True:
+        jobset = cluster.jobset(replica.jobset)
+        pod = replica.pod(cluster)
+        if pod and pod["metadata"]["uid"] not in seen and _started(pod):
+            seen.add(pod["metadata"]["uid"])
+            yield from _lines(cluster, pod, window, follow=True)
+        elif jobset is None or is_terminal(app_state(jobset)):
+            return
+        else:
+            time.sleep(POLL_SECONDS)
+
+
+def _started(pod: Object) -> bool:
+    """Whether the pod's container has ever run: the server refuses to read a log before."""
+    states = [status.get("state", {}) for status in pod["status"].get("containerStatuses", ())]
+    return bool(states) and "waiting" not in states[0]
+
+
+def _lines(cluster: Cluster, pod: Object, window: Window, follow: bool) -> Iterator[str]:
+    name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]["name"]
+    for line in cluster.log(name, container, window.since, follow):
+        stamp, text = _split(line)
+        if window.until and stamp and stamp > window.until.astimezone(UTC):
+            return
+        if not (window.since and stamp and stamp < window.since.astimezone(UTC)):
+            yield text
+
+
+def _split(line: str) -> tuple[datetime | None, str]:
+    """The time of a line and its text; the server's own remarks have no time."""
+    stamp, _, text = line.partition(" ")
+    try:
+        return datetime.fromisoformat(stamp), text
+    except ValueError:
+        return None, line

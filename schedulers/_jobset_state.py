@@ -1,0 +1,201 @@
+"""What a JobSet and its pods say about a job, in TorchX's terms."""
+
+import json
+import signal
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from torchx.schedulers.api import DescribeAppResponse
+from torchx.specs import NONE, AppState, ReplicaState, ReplicaStatus, Role, RoleStatus
+
+from schedulers import _jobset_spec as spec
+from schedulers._jobset_pod import INDEX
+
+Object = Mapping[str, Any]
+
+CANCELLED = "torchx.pytorch.org/cancelled"
+PHASES = {
+    "Pending": ReplicaState.PENDING,
+    "Running": ReplicaState.RUNNING,
+    "Succeeded": ReplicaState.SUCCEEDED,
+    "Failed": ReplicaState.FAILED,
+}
+# The state of a replica whose pod is gone or not there yet, by the state of the job.
+WITHOUT_POD = {AppState.SUCCEEDED: ReplicaState.SUCCEEDED, AppState.FAILED: ReplicaState.CANCELLED}
+# A container that waits for one of these is only being made.
+ORDINARY_WAITS = ("ContainerCreating", "PodInitializing")
+# Lines of a failed container's log that are worth a look.
+LAST_LINES = 5
+
+
+def app_state(jobset: Object) -> AppState:
+    """The state of the job, from its JobSet alone."""
+    conditions = _conditions(jobset)
+    if "Completed" in conditions:
+        return AppState.SUCCEEDED
+    if "Failed" in conditions:
+        return AppState.FAILED
+    if was_cancelled(jobset) or "deletionTimestamp" in jobset["metadata"]:
+        return AppState.CANCELLED
+    if jobset["spec"].get("suspend"):
+        return AppState.PENDING
+    jobs = jobset.get("status", {}).get("replicatedJobsStatus", [])
+    started = jobs and all(sum(job.get(count, 0) for count in ("ready", "succeeded", "failed")) for job in jobs)
+    return AppState.RUNNING if started else AppState.PENDING
+
+
+def was_cancelled(jobset: Object) -> bool:
+    """Whether `torchx cancel` marked the JobSet."""
+    return CANCELLED in jobset["metadata"].get("annotations", {})
+
+
+def describe(app_id: str, jobset: Object, pods: Iterable[Object], workloads: Iterable[Object]) -> DescribeAppResponse:
+    """The state of the job and of each replica, with the reasons for it."""
+    state = app_state(jobset)
+    newest = newest_pods(pods)
+    roles = spec.roles(jobset)
+    return DescribeAppResponse(
+        app_id=app_id,
+        state=state,
+        num_restarts=jobset.get("status", {}).get("restarts", 0),
+        msg="; ".join(_messages(jobset, state, newest, workloads)),
+        roles=roles,
+        roles_statuses=[_role_status(jobset, role, state, newest) for role in roles],
+    )
+
+
+def newest_pods(pods: Iterable[Object]) -> dict[tuple[str, int], Object]:
+    """The pod of the last attempt of each replica, by role and replica id."""
+    newest: dict[tuple[str, int], Object] = {}
+    for pod in sorted(pods, key=_age):
+        labels = pod["metadata"].get("labels", {})
+        newest[labels.get(spec.ROLE_LABEL, ""), int(labels.get(INDEX, 0))] = pod
+    return newest
+
+
+def _age(pod: Object) -> tuple[int, str]:
+    metadata = pod["metadata"]
+    return int(metadata.get("labels", {}).get(spec.ATTEMPT_LABEL, 0)), metadata["creationTimestamp"]
+
+
+def _messages(
+    jobset: Object, state: AppState, pods: Mapping[tuple[str, int], Object], workloads: Iterable[Object]
+) -> Iterable[str]:
+    conditions = _conditions(jobset)
+    if state == AppState.FAILED:
+        yield conditions["Failed"].get("message", "failed")
+    elif state == AppState.CANCELLED:
+        leaving = sum(pod["status"].get("phase") == "Running" for pod in pods.values())
+        yield f"cancelled; pods that still save and leave: {leaving}" if leaving else "cancelled"
+    elif state == AppState.PENDING:
+        yield _pending(jobset, pods, workloads)
+    status = jobset.get("status", {})
+    if status.get("restarts"):
+        used, allowed = status.get("restartsCountTowardsMax", 0), jobset["spec"]["failurePolicy"]["maxRestarts"]
+        yield f"restarts: {status['restarts']}; retries used: {used} of {allowed}"
+    outcome = next((_termination(pod).get("message") for pod in pods.values() if _succeeded(pod)), None)
+    if outcome:
+        yield outcome.strip()
+
+
+def _pending(jobset: Object, pods: Mapping[tuple[str, int], Object], workloads: Iterable[Object]) -> str:
+    queue = jobset["metadata"].get("labels", {}).get(spec.QUEUE_LABEL)
+    if jobset["spec"].get("suspend"):
+        admission = [_conditions(each, status="False").get("QuotaReserved", {}) for each in workloads]
+        why = next((condition["message"] for condition in admission if condition.get("message")), "")
+        waits = f"waits for its quota in queue {queue}" if queue else "suspended"
+        return f"{waits}: {why}" if why else waits
+    reasons = [reason for pod in pods.values() if (reason := pod_reason(pod))]
+    replicas = sum(role.num_replicas for role in spec.roles(jobset))
+    running = sum(pod["status"].get("phase") != "Pending" for pod in pods.values())
+    return "; ".join([f"pods started: {running} of {replicas}", *reasons[:1]])
+
+
+def _role_status(jobset: Object, role: Role, state: AppState, pods: Mapping[tuple[str, int], Object]) -> RoleStatus:
+    replicas = []
+    for number in range(role.num_replicas):
+        pod = pods.get((role.name, number))
+        replicas.append(
+            ReplicaStatus(
+                id=number,
+                role=role.name,
+                state=PHASES.get(pod["status"].get("phase"), ReplicaState.UNKNOWN) if pod else _without_pod(state),
+                hostname=f"{jobset['metadata']['name']}-{role.name}-0-{number}.{jobset['metadata']['name']}",
+                hostaddr=pod["status"].get("podIP") if pod else None,
+                structured_error_msg=_structured(pod) if pod else NONE,
+            )
+        )
+    return RoleStatus(role.name, replicas)
+
+
+def _without_pod(state: AppState) -> ReplicaState:
+    return WITHOUT_POD.get(state, ReplicaState.CANCELLED if state == AppState.CANCELLED else ReplicaState.PENDING)
+
+
+def _structured(pod: Object) -> str:
+    """Why the pod is not simply running, as TorchX prints it."""
+    reason = pod_reason(pod)
+    if not reason:
+        return NONE
+    where = f"{reason} (pod {pod['metadata']['name']}{_on_node(pod)})"
+    terminated = _termination(pod)
+    error = {"message": where, "errorCode": terminated.get("exitCode")}
+    if "finishedAt" in terminated:
+        error["timestamp"] = int(datetime.fromisoformat(terminated["finishedAt"]).timestamp())
+    return json.dumps(error)
+
+
+def _on_node(pod: Object) -> str:
+    node = pod["spec"].get("nodeName")
+    return f" on {node}" if node else ""
+
+
+def pod_reason(pod: Object) -> str:
+    """Why a pod does not run, or how it ended; empty if there is nothing to say."""
+    status = pod["status"]
+    disrupted = _conditions(pod).get("DisruptionTarget", {})
+    unscheduled = _conditions(pod, status="False").get("PodScheduled", {})
+    parts = [_spell(each) for each in (disrupted, status, unscheduled)]
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        parts.append(_container_reason(container.get("state", {})))
+    return "; ".join(part for part in parts if part)
+
+
+def _container_reason(state: Object) -> str:
+    if "waiting" in state:
+        return "" if state["waiting"].get("reason") in ORDINARY_WAITS else _spell(state["waiting"])
+    terminated = state.get("terminated", {})
+    code = terminated.get("exitCode", 0)
+    if not code:
+        return ""
+    how = f"exit code {code}{_signal(code)}"
+    if terminated.get("reason") not in (None, "Error"):
+        how = f"{terminated['reason']}, {how}"
+    said = [line for line in terminated.get("message", "").splitlines() if line.strip(" =-")]
+    return ": ".join([how, " | ".join(said[-LAST_LINES:])]) if said else how
+
+
+def _signal(code: int) -> str:
+    try:
+        return f" ({signal.Signals(code - 128).name})"
+    except ValueError:
+        return ""
+
+
+def _spell(condition: Object) -> str:
+    return ": ".join(part for part in (condition.get("reason"), condition.get("message")) if part)
+
+
+def _termination(pod: Object) -> Object:
+    containers = pod["status"].get("containerStatuses", ())
+    return containers[0].get("state", {}).get("terminated", {}) if containers else {}
+
+
+def _succeeded(pod: Object) -> bool:
+    return pod["status"].get("phase") == "Succeeded"
+
+
+def _conditions(resource: Object, status: str = "True") -> dict[str, Object]:
+    conditions = resource.get("status", {}).get("conditions") or ()
+    return {each["type"]: each for each in conditions if each["status"] == status}

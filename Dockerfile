@@ -1,0 +1,36 @@
+# The trainer's image, for Kubernetes and for container runtimes on Slurm.
+#
+#   docker build -t registry/trainer:1 .
+#   docker build -t registry/trainer:1 --build-arg BASE=cuda --build-arg EXTRAS=s3 .
+#
+# BASE is `cpu`, `cuda`, or an image with Python and the matching triple of torch, torchrec and fbgemm-gpu.
+# EXTRAS are extras of the project: s3, gcs.
+# PIP_EXTRA_INDEX_URL is a package index that has torch's CPU builds, where the default one has not.
+ARG BASE=cpu
+
+FROM python:3.11-slim-bookworm AS python
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+
+FROM python AS cpu
+COPY requirements-cpu.txt ./
+# Without what only tests and clients of a cluster need.
+RUN grep -vE "^(hypothesis|kubernetes|pyrefly|pytest|ruff)" requirements-cpu.txt > locked.txt \
+    && pip install --quiet --no-deps -r locked.txt \
+    && rm locked.txt requirements-cpu.txt
+
+FROM python AS cuda
+RUN pip install --quiet torch==2.13.0 torchrec==1.8.0 fbgemm-gpu==1.8.0
+
+FROM ${BASE}
+ARG EXTRAS
+COPY pyproject.toml README.md LICENSE /src/
+COPY components /src/components
+COPY schedulers /src/schedulers
+COPY trainer /src/trainer
+RUN pip install --quiet "/src[${EXTRAS}]" && rm -r /src && install -d -o 1000 -g 1000 /work
+WORKDIR /work
+USER 1000:1000
+# A user without a name in the image still has one, and a home to write to.
+ENV USER=trainer HOME=/work
+CMD ["python", "-m", "trainer", "--help"]

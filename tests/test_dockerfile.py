@@ -1,0 +1,64 @@
+"""The Dockerfile as far as it can be checked where there is no Docker daemon: what it copies, pins and runs."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def ignored(name):
+    return set((ROOT / name).read_text().split())
+
+
+def copied():
+    """The paths that are copied into the image."""
+    return [path for line in re.findall(r"^COPY (.*)$", DOCKERFILE, re.MULTILINE) for path in line.split()[:-1]]
+
+
+def test_what_it_copies_is_there_and_not_ignored():
+    assert copied()
+    assert [path for path in copied() if not (ROOT / path).exists()] == []
+    assert set(copied()) & ignored(".dockerignore") == set()
+
+
+def test_what_never_travels_with_a_workspace_never_gets_into_the_image():
+    assert ignored(".torchxignore") <= ignored(".dockerignore")
+
+
+def test_it_installs_what_the_makefile_and_the_extras_install():
+    makefile = (ROOT / "Makefile").read_text()
+    locked = "pip install --quiet --no-deps -r "
+    assert f"{locked}requirements-cpu.txt" in makefile
+    assert f"{locked}locked.txt" in DOCKERFILE
+    assert f"pip install --quiet {' '.join(PROJECT['optional-dependencies']['cuda'])}" in DOCKERFILE
+
+
+def test_what_it_leaves_out_of_the_locked_list_is_not_a_dependency():
+    left_out = re.compile(re.search(r'grep -vE "(.*?)"', DOCKERFILE)[1])
+    locked = (ROOT / "requirements-cpu.txt").read_text().splitlines()
+    assert any(left_out.match(line) for line in locked)
+    assert [name for name in PROJECT["dependencies"] if left_out.match(name)] == []
+
+
+def test_it_does_not_run_as_root():
+    assert re.findall(r"^USER (.*)$", DOCKERFILE, re.MULTILINE) == ["1000:1000"]
+
+
+def test_what_it_copies_is_enough_to_install_the_project(tmp_path):
+    for name in copied():
+        source = ROOT / name
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, tmp_path / name)
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
+    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"components/dlrm.py", "schedulers/jobset.py", "trainer/configs/movielens.toml"} <= set(names)

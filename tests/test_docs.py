@@ -33,7 +33,7 @@ SCHEDULERS = sorted((ROOT / "docs/schedulers").glob("*.md"))
 PAGES = [ROOT / "README.md", *DOCS, *SCHEDULERS]  # in the order in which they are read
 
 SKIPPED = ("git clone ", "cd ", "source ")  # they change the reader's shell
-DRY_RUN = (None, "local_cwd", "slurm")  # a dry run on the others needs a Docker daemon
+DRY_RUN = (None, "local_cwd", "slurm", "jobset")  # a dry run on the others needs a cluster
 
 RUN_ALL = """
 import json, os, runpy, subprocess, sys

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from trainer.checkpoint import Checkpoints, restore
+from trainer.checkpoint import Checkpoints
 from trainer.config import Config
 from trainer.data.files import FileSet, find_files
 from trainer.data.lanes import Lanes
@@ -14,6 +14,7 @@ from trainer.distributed import Ranks, from_main, process_group
 from trainer.job import build_job
 from trainer.metrics import BinaryMetrics
 from trainer.report import format_metrics
+from trainer.restore import restore
 from trainer.run_directory import RunDirectory
 from trainer.state import model_tensors
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from tabulate import tabulate
 from torch import Tensor, nn
 
-from trainer.checkpoint import Checkpoint, Checkpoints, restore
+from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.config import Config, TrainConfig
 from trainer.data.files import FileSet, find_files
 from trainer.data.lanes import Lanes, check_lanes, default_lanes
@@ -21,6 +21,7 @@ from trainer.job import Job, build_job
 from trainer.lock import RunLock, locked
 from trainer.preemption import Stopped, StopRequest, Wish, stop_on_signals
 from trainer.report import Report, Stopwatch
+from trainer.restore import restore
 from trainer.run import Resume, check_start, describe_data, describe_run, digest, find_start, open_run, to_toml
 from trainer.run_directory import RunDirectory
 from trainer.saving import Saver

@@ -14,8 +14,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from trainer.checkpoint import STATE, Checkpoints
+from trainer.checksum_writer import ChecksumWriter
 from trainer.distributed import Ranks, background_group, from_main, gather_to_all
-from trainer.manifest import ChecksumWriter, FileEntry
+from trainer.manifest import FileEntry
 from trainer.retention import Retention
 from trainer.section import Section
 from trainer.snapshot import Snapshot

@@ -1,0 +1,58 @@
+"""Writing a checkpoint's tensors, and taking note of what was written."""
+
+import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecWriter
+
+from trainer.manifest import FileEntry, add_to, entry_of
+
+
+class ChecksumWriter(FsspecWriter):
+    """Writes a distributed checkpoint and keeps the size and CRC-32 of every file that this process wrote.
+
+    Args:
+        url: Directory to write to, on any fsspec URL.
+
+    Attributes:
+        entries: By file name.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.entries: dict[str, FileEntry] = {}
+        self.fs: FileSystem = _CountingFileSystem(self.entries)  # pyrefly: ignore
+        self.path = self.fs.init_path(url)
+
+
+class _CountingFileSystem(FileSystem):
+    def __init__(self, entries: dict[str, FileEntry]) -> None:
+        super().__init__()
+        self._entries = entries
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as stream:
+            if "w" in mode:
+                stream = _CountingStream(stream)
+                self._entries[posixpath.basename(path)] = stream.entry
+            yield stream
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        super().rename(path, new_path)
+        self._entries[posixpath.basename(new_path)] = self._entries.pop(posixpath.basename(path))
+
+
+class _CountingStream:
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.entry = entry_of(b"")
+
+    def write(self, data: Any) -> int:
+        add_to(self.entry, data)
+        return self._stream.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,5 +1,6 @@
 """Which checkpoints stay."""
 
+import math
 from typing import Any, Self
 
 import pydantic
@@ -32,17 +33,31 @@ class Retention(Section):
             steps: Those of all committed checkpoints, in order.
             evaluations: The lines of evaluations.jsonl.
         """
-        stay = {*steps[-self.newest :], self._best(steps, evaluations)}
-        return [step for step in steps if step not in stay and not (self.every_steps and step % self.every_steps == 0)]
+        return [step for step, reasons in self.reasons(steps, evaluations).items() if not reasons]
 
-    def _best(self, steps: list[int], evaluations: list[dict[str, Any]]) -> int | None:
-        scores = {
-            line["step"]: line[self.best]
-            for line in evaluations
-            if line["step"] in steps and line["split"] == "validation" and self.best in line
+    def reasons(self, steps: list[int], evaluations: list[dict[str, Any]]) -> dict[int, list[str]]:
+        """Returns by step why its checkpoint stays; one without a reason can go.
+
+        Args:
+            steps: Those of all committed checkpoints, in order.
+            evaluations: The lines of evaluations.jsonl.
+        """
+        best = best_step(self.best, scores(self.best, steps, evaluations)) if self.best else None
+        return {
+            step: [f"newest {self.newest}"] * (step in steps[-self.newest :])
+            + [f"best {self.best}"] * (step == best)
+            + [f"every {self.every_steps} steps"] * (self.every_steps > 0 and step % self.every_steps == 0)
+            for step in steps
         }
-        known = {step: score for step, score in scores.items() if score == score}  # not a NaN
-        if not known or self.best is None:
-            return None
-        pick = max if HIGHER_IS_BETTER[self.best.partition("/")[0]] else min
-        return pick(known, key=lambda step: known[step])
+
+
+def scores(metric: str, steps: list[int], evaluations: list[dict[str, Any]]) -> dict[int, float]:
+    """Returns by step what a metric of data.validation was, where it is defined."""
+    found = {line["step"]: line[metric] for line in evaluations if line["split"] == "validation" and metric in line}
+    return {step: found[step] for step in steps if step in found and not math.isnan(found[step])}
+
+
+def best_step(metric: str, scores: dict[int, float]) -> int | None:
+    """Returns the step with the best score; None if there is none."""
+    pick = max if HIGHER_IS_BETTER[metric.partition("/")[0]] else min
+    return pick(scores, key=lambda step: scores[step], default=None)

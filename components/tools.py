@@ -1,4 +1,4 @@
-"""Tools around a run: watch it, plan it, measure the machine."""
+"""Tools around a run: watch it, plan it, look after its checkpoints, measure the machine."""
 
 import torchx
 from torchx.specs import AppDef
@@ -86,6 +86,50 @@ def plan(
         env=env,
         mounts=mounts,
         metadata=metadata,
+    )
+
+
+def checkpoints(
+    *args: str,
+    out: str,
+    verify: bool = False,
+    convert: str | None = None,
+    step: int | None = None,
+    h: str | None = None,
+    cpu: int = 1,
+    memMB: int = 2048,
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+) -> AppDef:
+    """Lists the checkpoints of a run, verifies them, or converts one to a single file of plain tensors.
+
+    Example: torchx run -s local_cwd tools.checkpoints --out runs/movielens --verify True
+
+    Args:
+        args: After `--`, more arguments of `python -m trainer checkpoints`.
+        out: Run directory, a path or an fsspec URL; nothing is written to it.
+        verify: Whether to read all files back; the job fails if a checkpoint is damaged.
+        convert: File to write a checkpoint to, a path or an fsspec URL; torch.load reads it.
+        step: Step of the only checkpoint to deal with; converted is the newest good one without it.
+        h: Named resource of the node; replaces cpu and memMB.
+        cpu: CPU cores of the node.
+        memMB: Memory of the node in MB; to convert a checkpoint takes as much as it is large.
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+    """
+    return _launch.python(
+        *("trainer", "checkpoints", "--out", out),
+        *(("--verify", "True") if verify else ()),
+        *(("--convert", convert) if convert else ()),
+        *(("--step", str(step)) if step is not None else ()),
+        *args,
+        name="checkpoints",
+        resource=_launch.resource(h, cpu, 0, memMB),
+        image=image,
+        env=env,
+        mounts=mounts,
     )
 
 

@@ -27,7 +27,7 @@ from trainer.run import to_toml
 ROOT = Path(__file__).parent.parent
 DOCS = [
     ROOT / "docs" / f"{name}.md"
-    for name in ("quickstart", "data", "configuration", "components", "runs", "resources", "operating")
+    for name in ("quickstart", "data", "configuration", "components", "runs", "checkpoints", "resources", "operating")
 ]
 SCHEDULERS = sorted((ROOT / "docs/schedulers").glob("*.md"))
 PAGES = [ROOT / "README.md", *DOCS, *SCHEDULERS]  # in the order in which they are read

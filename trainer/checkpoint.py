@@ -103,9 +103,13 @@ class Checkpoints:
         """Deletes a checkpoint, the manifest first, so that none is ever half there."""
         self._remove(_name(step))
 
+    def uncommitted(self) -> list[int]:
+        """Returns the steps whose checkpoints are being written, or never were to the end, in order."""
+        return sorted(int(name.removeprefix("step-")) for name in self._names() if self._manifest(name) is None)
+
     def remove_leftovers(self) -> list[str]:
         """Deletes what saves left that were never committed, and returns their names."""
-        leftovers = [name for name in self._names() if self._manifest(name) is None]
+        leftovers = [_name(step) for step in self.uncommitted()]
         for name in leftovers:
             self._remove(name)
         return leftovers

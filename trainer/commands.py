@@ -77,6 +77,13 @@ def bench(flags: list[str]) -> None:
     parse(run, flags, f"{PROGRAM} bench")()
 
 
+def checkpoints(flags: list[str]) -> None:
+    """--out RUN_DIR: list a run's checkpoints, verify them, or convert one to a single file."""
+    from trainer.checkpoint_tools import checkpoints as run
+
+    parse(run, flags, f"{PROGRAM} checkpoints")()
+
+
 def movielens(flags: list[str]) -> None:
     """--out DIR: make the MovieLens-100k data set."""
     from trainer.data.movielens import movielens as run
@@ -99,13 +106,13 @@ def synthetic(flags: list[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    command.__name__: command for command in (train, evaluate, plan, bench, movielens, criteo, synthetic)
+    command.__name__: command for command in (train, evaluate, plan, checkpoints, bench, movielens, criteo, synthetic)
 }
 
 
 def usage() -> str:
     """Returns the list of commands, for people."""
-    lines = [f"  {name:<10} {command.__doc__}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<12} {command.__doc__}" for name, command in COMMANDS.items()]
     return "\n".join([f"usage: {PROGRAM} COMMAND ...", "", *lines, "", f"{PROGRAM} COMMAND --help lists its flags."])
 
 

@@ -28,6 +28,7 @@ COMPONENTS = {
     "data.synthetic": ["--rows", "5", "--", "--quiet", "True"],
     "tools.tensorboard": ["--logdir", "runs/a", "--port", "6007"],
     "tools.plan": ["--config", "c.toml", "--nproc", "16", "--", "--planner.mode", "data_parallel"],
+    "tools.checkpoints": ["--out", "s3://b/run", "--verify", "True", "--convert", "plain.pt", "--step", "0"],
     "tools.bench": ["--out", "runs/bench"],
 }
 

@@ -1,4 +1,4 @@
-"""Tools around a run: watch it, plan it, look after its checkpoints, measure the machine."""
+"""Tools around a run: watch it, plan it, look after its checkpoints, prove its resume, measure the machine."""
 
 import torchx
 from torchx.specs import AppDef
@@ -127,6 +127,53 @@ def checkpoints(
         *args,
         name="checkpoints",
         resource=_launch.resource(h, cpu, 0, memMB),
+        image=image,
+        env=env,
+        mounts=mounts,
+    )
+
+
+def verify_resume(
+    *args: str,
+    config: str,
+    steps: int = 20,
+    ranks: int = 2,
+    other_ranks: int = 1,
+    keep: str | None = None,
+    h: str | None = None,
+    cpu: int = 2,
+    gpu: int = 0,
+    memMB: int = 4096,
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+) -> AppDef:
+    """Proves that a configuration's runs resume exactly: trains, kills, goes on, and compares with a straight run.
+
+    Example: torchx run -s local_cwd tools.verify_resume --config trainer/configs/movielens.toml
+
+    Args:
+        args: After `--`, overrides of the configuration file: `--section.key value ...`.
+        config: Configuration file (TOML), as the job sees it.
+        steps: Steps of each run.
+        ranks: Processes (ranks) of the straight and of the killed run, all on one node.
+        other_ranks: Ranks that the killed run goes on with in the second comparison.
+        keep: New directory for the runs and their logs, which stay there; a temporary one without it.
+        h: Named resource of the node; replaces cpu, gpu and memMB.
+        cpu: CPU cores of the node.
+        gpu: GPUs of the node.
+        memMB: Memory of the node in MB.
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+    """
+    return _launch.python(
+        *("trainer", "verify-resume", config, "--steps", str(steps)),
+        *("--ranks", str(ranks), "--other-ranks", str(other_ranks)),
+        *(("--keep", keep) if keep else ()),
+        *args,
+        name="verify",
+        resource=_launch.resource(h, cpu, gpu, memMB),
         image=image,
         env=env,
         mounts=mounts,

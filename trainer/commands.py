@@ -84,6 +84,29 @@ def checkpoints(flags: list[str]) -> None:
     parse(run, flags, f"{PROGRAM} checkpoints")()
 
 
+def verify_resume(flags: list[str]) -> None:
+    """CONFIG: prove that a killed run goes on exactly, on the same and on another number of ranks."""
+    from trainer.config import Config
+    from trainer.verify_resume import verify_resume as run
+
+    @dataclass(frozen=True)
+    class VerifyResume:
+        """Trains straight, and again with a kill in the middle, and compares. CONFIG is a TOML file or a name."""
+
+        settings: Annotated[Config, tyro.conf.arg(name="")]
+        steps: int = 20
+        """Steps of each run, in place of train.steps and train.epochs."""
+        ranks: int = 2
+        """Ranks of the straight and of the killed run, all on this machine."""
+        other_ranks: int = 1
+        """Ranks that the killed run goes on with in the second comparison."""
+        keep: str | None = None
+        """A new directory for the runs and their logs, which stay there. Unset: a temporary one, deleted."""
+
+    asked = _with_config(VerifyResume, "verify-resume", flags)
+    run(asked.settings, asked.steps, asked.ranks, asked.other_ranks, asked.keep)
+
+
 def movielens(flags: list[str]) -> None:
     """--out DIR: make the MovieLens-100k data set."""
     from trainer.data.movielens import movielens as run
@@ -106,13 +129,14 @@ def synthetic(flags: list[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    command.__name__: command for command in (train, evaluate, plan, checkpoints, bench, movielens, criteo, synthetic)
+    command.__name__.replace("_", "-"): command
+    for command in (train, evaluate, plan, checkpoints, verify_resume, bench, movielens, criteo, synthetic)
 }
 
 
 def usage() -> str:
     """Returns the list of commands, for people."""
-    lines = [f"  {name:<12} {command.__doc__}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<13} {command.__doc__}" for name, command in COMMANDS.items()]
     return "\n".join([f"usage: {PROGRAM} COMMAND ...", "", *lines, "", f"{PROGRAM} COMMAND --help lists its flags."])
 
 

@@ -1,6 +1,7 @@
 """Which checkpoint a run goes on from, and when it refuses to."""
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import tomli_w
 import torch
 from jobs import config, saved_tensors, write_rows
 
-from trainer.state import write_row_state
+from trainer.manifest import entry_of
+from trainer.row_state import Cuts, write_row_state
 
 
 def trainer(folder, out, *flags):
@@ -126,9 +128,40 @@ def test_changed_data_is_refused_until_accepted(finished, tmp_path):
     assert "going on after step 2" in accepted.stdout
 
 
-@pytest.mark.parametrize(("saved_cuts", "cuts"), [(1, 4), (4, 1), (2, 4), (4, 2)])
-def test_row_state_follows_another_number_of_cuts(saved_cuts, cuts):
-    rows = np.random.default_rng(0).random((saved_cuts, 10)).astype(np.float32)
+@pytest.mark.parametrize(("widths", "cuts"), [((16,), 4), ((4, 4, 4, 4), 1), ((8, 8), 4), ((16, 4), 2), ((4, 4, 4), 3)])
+def test_row_state_follows_other_cuts(widths, cuts):
+    rows = np.random.default_rng(0).random((len(widths), 10)).astype(np.float32)
     value = torch.empty(cuts * 10)
-    write_row_state(value, torch.tensor(rows).view(-1), 10)
-    np.testing.assert_allclose(value.view(cuts, 10), np.tile(rows.mean(0), (cuts, 1)))
+    write_row_state(value, torch.tensor(rows).view(-1), Cuts(10, widths), 10)
+    mean = np.average(rows.astype(np.float64), 0, widths).astype(np.float32)
+    np.testing.assert_array_equal(value.view(cuts, 10), np.tile(mean, (cuts, 1)))
+
+
+def forget(step, what):
+    """Makes a checkpoint forget a tensor or a part of one, while its manifest is as good as before."""
+    metadata = pickle.loads((step / ".metadata").read_bytes())
+    name = next(name for name in metadata.state_dict_metadata if name.endswith("s0.weight"))
+    if what == "a part":
+        metadata.state_dict_metadata[name].chunks.pop()
+    else:
+        del metadata.state_dict_metadata[name]
+    (step / ".metadata").write_bytes(pickle.dumps(metadata))
+    manifest = json.loads((step / "manifest.json").read_text())
+    manifest["files"][".metadata"] = entry_of((step / ".metadata").read_bytes())
+    (step / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("a tensor", "lacks 1 tensors of this model, such as 'model.model.sparse_arch"),
+        ("a part", "is not whole: it fills 0 of the 1,600 values of 'model.model.sparse_arch"),
+    ],
+)
+def test_nothing_is_left_unfilled_in_silence(copy, what, says):
+    folder, out = copy
+    forget(out / "checkpoints/step-000000006", what)
+    done = trainer(folder, out, "--train.steps", "8")
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1

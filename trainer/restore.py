@@ -1,49 +1,169 @@
-"""How a job is restored from a checkpoint."""
+"""Fills a job's tensors from a checkpoint, whatever its plan and number of ranks were, and proves that it did."""
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
 
 from trainer.checkpoint import Checkpoint
-from trainer.distributed import Ranks, gather_to_all
-from trainer.state import State, is_row_state, write_row_state
+from trainer.distributed import Ranks, from_main, gather_to_all
+from trainer.row_state import Cuts, is_row_state, write_row_state
+from trainer.state import State, is_table, placed_pieces, table_of
+
+Shapes = dict[str, torch.Size]
 
 
 def restore(checkpoint: Checkpoint, tensors: State, ranks: Ranks, partial: bool = False) -> None:
-    """Fills tensors in place from a checkpoint, whatever its plan and number of ranks were.
+    """Fills all tensors in place from a checkpoint of the same model.
 
     Args:
         checkpoint: Where to read.
-        tensors: This rank's tensors; each is filled.
+        tensors: This rank's tensors.
         ranks: This process among the ranks that restore together.
         partial: Whether the checkpoint may hold more than these tensors, as when only the weights are wanted.
 
     Raises:
-        ValueError: The checkpoint lacks one of the tensors, or holds one that is not asked for.
+        ValueError: The checkpoint lacks one of the tensors or a part of it, or holds one that is not asked for.
     """
-    reader = FsspecReader(checkpoint.url)
-    metadata = reader.read_metadata().state_dict_metadata
-    _check_names(checkpoint.url, set(metadata), tensors, ranks, partial)
-    sizes = {name: entry.size for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
-    recut = {name: value for name, value in tensors.items() if is_row_state(name, value, sizes[name])}
-    whole = {name: torch.empty(sizes[name]) for name in recut}
-    same = {name: value for name, value in tensors.items() if name not in recut}
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    dcp.load(same | whole, storage_reader=reader, planner=planner)
-    for name, value in recut.items():
-        write_row_state(value, whole[name], _table_rows(name, tensors))
+    wanted = shapes_of(tensors, ranks)
+    from_main(ranks, lambda: _check_same(checkpoint.url, saved_shapes(checkpoint.url), wanted, partial))
+    fill(checkpoint.url, tensors, {name: name for name in wanted}, ranks)
 
 
-def _check_names(url: str, saved: set[str], tensors: State, ranks: Ranks, partial: bool) -> None:
-    wanted = set().union(*gather_to_all(set(tensors), ranks))
-    if missing := sorted(wanted - saved):
+def shapes_of(tensors: State, ranks: Ranks) -> Shapes:
+    """Returns the shapes of the whole tensors of all ranks, by name."""
+    shapes = {name: value.size() for name, value in tensors.items()}
+    return {name: shape for part in gather_to_all(shapes, ranks) for name, shape in part.items()}
+
+
+def saved_shapes(url: str) -> Shapes:
+    """Returns the shapes of the tensors in a checkpoint, by name."""
+    return {name: entry.size for name, entry in _entries(FsspecReader(url).read_metadata()).items()}
+
+
+def _entries(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
+    entries = metadata.state_dict_metadata.items()
+    return {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
+
+
+def _check_same(url: str, saved: Shapes, wanted: Shapes, partial: bool) -> None:
+    if missing := sorted(wanted.keys() - saved.keys()):
         raise ValueError(f"checkpoint {url} lacks {len(missing)} tensors of this model, such as '{missing[0]}'")
-    if not partial and (unused := sorted(saved - wanted)):
+    if not partial and (unused := sorted(saved.keys() - wanted.keys())):
         raise ValueError(f"checkpoint {url} holds {len(unused)} tensors that this model lacks, such as '{unused[0]}'")
+    for name, shape in sorted(wanted.items()):
+        recut = is_row_state(name, shape) and is_row_state(name, saved[name])
+        if saved[name] != shape and not recut:
+            raise ValueError(f"checkpoint {url} has '{name}' of shape {[*saved[name]]}, and this model of {[*shape]}")
 
 
-def _table_rows(name: str, tensors: State) -> int:
-    table = name.split(".")[1]
-    return next(value.size(0) for key, value in tensors.items() if key.endswith(f"embedding_bags.{table}.weight"))
+def fill(url: str, tensors: State, sources: dict[str, str], ranks: Ranks) -> None:
+    """Fills tensors in place from a checkpoint.
+
+    Args:
+        url: The checkpoint's directory.
+        tensors: This rank's tensors. A table, and its state, may have more rows than the saved one: they stay.
+        sources: Which tensors to fill, with the name of each in the checkpoint.
+        ranks: This process among the ranks that restore together.
+
+    Raises:
+        ValueError: The checkpoint does not hold all of a tensor; the message names it.
+    """
+    reader = _Reader(url, sources)
+    saved = _entries(reader.read_metadata())
+    wanted = {name: value for name, value in tensors.items() if name in sources}
+    recut = _other_cuts(wanted, saved)
+    whole = {name: torch.empty(saved[name].size) for name in recut}
+    direct = {name: value for name, value in wanted.items() if name not in recut}
+    reader.sizes = {name: value.size() for name, value in direct.items()}
+    planner = _CountingPlanner()
+    dcp.load(direct | whole, storage_reader=reader, planner=planner)
+    _check_filled(url, direct | whole, saved, planner.filled, ranks)
+    for name, (before, now) in recut.items():
+        write_row_state(wanted[name], whole[name], before, now.rows)
+
+
+def _other_cuts(tensors: State, saved: dict[str, TensorStorageMetadata]) -> dict[str, tuple[Cuts, Cuts]]:
+    """Returns the row-wise state whose table was cut otherwise or had fewer rows: how, and how it is now."""
+    tables = {table_of(name): name for name in tensors if is_table(name)}
+    states = {name: tables[table_of(name)] for name, value in tensors.items() if is_row_state(name, value.size())}
+    cuts = {name: (Cuts.of_saved(saved[table]), Cuts.of_table(tensors[table])) for name, table in states.items()}
+    return {name: (before, now) for name, (before, now) in cuts.items() if before != now}
+
+
+class _Reader(FsspecReader):
+    """Reads a checkpoint as if its tensors had other names and sizes.
+
+    Args:
+        url: Its directory.
+        sources: The names to give, each with the name of a tensor in the checkpoint.
+
+    Attributes:
+        sizes: The sizes to claim, by given name. What is not saved of such a tensor is not read.
+    """
+
+    def __init__(self, url: str, sources: dict[str, str]) -> None:
+        super().__init__(url)
+        self.sizes: Shapes = {}
+        self._names: dict[str, list[str]] = defaultdict(list)
+        for name, source in sources.items():
+            self._names[source].append(name)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        saved = super().read_metadata(*args, **kwargs)
+        return replace(
+            saved,
+            state_dict_metadata={
+                name: replace(entry, size=self.sizes.get(name, entry.size))
+                for source, entry in _entries(saved).items()
+                for name in self._names.get(source, [])
+            },
+            storage_data={
+                replace(index, fqn=name): place
+                for index, place in saved.storage_data.items()
+                for name in self._names.get(index.fqn, [])
+            },
+        )
+
+
+class _CountingPlanner(DefaultLoadPlanner):
+    """Loads tensors as they are named, and counts the values that it wrote.
+
+    Attributes:
+        filled: Values written, by name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.filled: dict[str, int] = defaultdict(int)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        self.filled[read_item.dest_index.fqn] += tensor.numel()
+
+
+def _check_filled(
+    url: str, tensors: State, saved: dict[str, TensorStorageMetadata], filled: dict[str, int], ranks: Ranks
+) -> None:
+    found = None
+    for name, value in tensors.items():
+        expected = sum(_kept(piece, offsets, saved[name].size) for piece, offsets in placed_pieces(value))
+        if filled[name] != expected:
+            found = found or f"{filled[name]:,} of the {expected:,} values of '{name}' on rank {ranks.rank}"
+    if problems := [problem for problem in gather_to_all(found, ranks) if problem]:
+        message = f"checkpoint {url} is not whole: it fills {problems[0]}; delete it to go on from the one before it"
+        raise ValueError(message) if ranks.is_main else SystemExit(2)
+
+
+def _kept(piece: Tensor, offsets: list[int], saved: torch.Size) -> int:
+    """Returns how many values of a piece lie in what was saved, which can have fewer rows."""
+    if not piece.dim():
+        return 1
+    rows = max(0, min(len(piece), saved[0] - offsets[0]))
+    return rows * piece[0:1].numel() if len(piece) else 0

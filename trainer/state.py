@@ -8,7 +8,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -25,11 +24,16 @@ def model_tensors(model: DistributedModelParallel) -> State:
 
 
 def all_tensors(model: DistributedModelParallel, optimizers: Optimizers) -> State:
-    """Returns weights and optimizer state, as views that writing to changes the job.
+    """Returns weights and optimizer state, as views that writing to changes the job."""
+    return model_tensors(model) | optimizer_tensors(optimizers)
 
-    A rank that holds no shard of a table has no entry for that table's optimizer state.
+
+def optimizer_tensors(optimizers: Optimizers) -> State:
+    """Returns optimizer state, as views that writing to changes the optimizers.
+
+    A rank that holds no shard of a table has no entry for that table's state.
     """
-    return model_tensors(model) | dict(_sparse(optimizers)) | dict(_dense(optimizers))
+    return dict(_sparse(optimizers)) | dict(_dense(optimizers))
 
 
 def _sparse(optimizers: Optimizers) -> Iterator[tuple[str, Any]]:
@@ -50,32 +54,23 @@ def _dense(optimizers: Optimizers) -> Iterator[tuple[str, Any]]:
                 yield f"dense.{parameter}.{name}", value
 
 
+def is_table(name: str) -> bool:
+    """Tells whether a weight is an embedding table."""
+    return name.startswith("model.") and ".embedding_bags." in name
+
+
+def table_of(name: str) -> str:
+    """Returns the table that a table's weight or state belongs to."""
+    return name.split(".")[-2]
+
+
 def local_pieces(value: Tensor) -> list[Tensor]:
     """Returns what this rank holds of a tensor, whole or sharded."""
-    return [shard.tensor for shard in value.local_shards()] if isinstance(value, ShardedTensor) else [value]
+    return [tensor for tensor, _ in placed_pieces(value)]
 
 
-def is_row_state(name: str, value: Any, saved: torch.Size) -> bool:
-    """Tells whether a saved slot has one value per row, once for every cut by columns, and now is cut otherwise."""
-    return name.startswith("table.") and value.dim() == 1 and value.size() != saved
-
-
-def write_row_state(value: Any, saved: Tensor, rows: int) -> None:
-    """Fills row-wise optimizer state that was saved under another number of cuts by columns.
-
-    A cut sees only its columns' gradients, so `k` equal cuts keep `k` numbers for a row; their mean is what a whole
-    row would have kept, and stands for each of the new cuts.
-
-    Args:
-        value: The state to fill, `[rows * cuts]`.
-        saved: The saved state, `[rows * saved cuts]`.
-        rows: Rows of the table.
-    """
-    per_row = saved.view(-1, rows).mean(0)
-    pieces = (
-        [(shard.tensor, shard.metadata.shard_offsets[0]) for shard in value.local_shards()]
-        if isinstance(value, ShardedTensor)
-        else [(value, 0)]
-    )
-    for tensor, offset in pieces:
-        tensor.copy_(per_row[(offset + torch.arange(len(tensor))) % rows])
+def placed_pieces(value: Tensor) -> list[tuple[Tensor, list[int]]]:
+    """Returns what this rank holds of a tensor, whole or sharded, each piece with its offsets in the whole."""
+    if isinstance(value, ShardedTensor):
+        return [(shard.tensor, shard.metadata.shard_offsets) for shard in value.local_shards()]
+    return [(value, [0] * value.dim())]

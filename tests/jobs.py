@@ -69,7 +69,7 @@ def launch(jobs: list[dict], ranks: int, folder: Path) -> str:
     file.write_text(json.dumps(jobs))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), __file__, str(file)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-20000:]
     return done.stdout
 
 

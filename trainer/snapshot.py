@@ -26,7 +26,8 @@ class Snapshot:
         if self._copies.keys() != tensors.keys():
             self._copies = {name: _empty_like(value) for name, value in tensors.items()}
         for name, value in tensors.items():
-            for copy, piece in zip(local_pieces(self._copies[name]), local_pieces(value), strict=True):
+            pieces = [piece for piece in local_pieces(value) if piece.numel()]
+            for copy, piece in zip(local_pieces(self._copies[name]), pieces, strict=True):
                 copy.copy_(piece)
         return self._copies
 
@@ -35,6 +36,8 @@ def _empty_like(value: Tensor) -> Tensor:
     if not isinstance(value, ShardedTensor):
         return torch.empty_like(value, device="cpu")
     metadata = deepcopy(value.metadata())
+    # A shard without rows would lie where the next one begins, and a checkpoint knows shards by where they lie.
+    metadata.shards_metadata = [shard for shard in metadata.shards_metadata if 0 not in shard.shard_sizes]
     for shard in metadata.shards_metadata:
         assert shard.placement is not None
         shard.placement = _remote_device(f"rank:{shard.placement.rank()}/cpu")
@@ -42,6 +45,7 @@ def _empty_like(value: Tensor) -> Tensor:
     shards = [
         Shard(torch.empty_like(shard.tensor, device="cpu"), offsets[tuple(shard.metadata.shard_offsets)])
         for shard in value.local_shards()
+        if shard.tensor.numel()
     ]
     group = value._process_group
     return ShardedTensor._init_from_local_shards_and_global_metadata(shards, metadata, process_group=group)

@@ -21,6 +21,7 @@ from trainer.optimizers import Optimizers, check_sparse_optimizer, fuse
 from trainer.plan_file import plan_to_json
 from trainer.planning import PlannerConfig, check_planner, host_of, make_plan, plan_for, render_plan, replicated_tables
 from trainer.sharding import Sharder, shard
+from trainer.state import local_pieces, optimizer_tensors
 from trainer.storage import named
 
 
@@ -45,11 +46,15 @@ class Job:
     sent_bytes: dict[str, float]
 
     def rehearse(self, batch: Batch) -> None:
-        """Takes a step that a checkpoint is to overwrite: after it, every optimizer has the state that is filled."""
+        """Makes every optimizer have its state, by a step that changes no weight; the state itself is zero again."""
+        self.optimizers.stand_still()
         self.optimizers.combined.zero_grad()
         loss, _ = self.model(batch)
         loss.backward()
         self.optimizers.combined.step()
+        for value in optimizer_tensors(self.optimizers).values():
+            for piece in local_pieces(value):
+                piece.zero_()
 
 
 def build_task(config: Config, device: torch.device) -> BinaryTask:

@@ -117,10 +117,11 @@ class Optimizers:
             ([self.fused, *self._replicated], self._config.sparse),
             (self._dense, self._config.dense),
         ):
-            rate = config.learning_rate * factor(config.schedule, step)
-            for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = rate  # pyrefly: ignore[unsupported-operation]
+            _set_rate(optimizers, config.learning_rate * factor(config.schedule, step))
+
+    def stand_still(self) -> None:
+        """Sets all learning rates to zero until `set_rates` sets them again: a step changes no weight."""
+        _set_rate([self.fused, *self._replicated, *self._dense], 0.0)
 
     def replicated_state(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields the name and the state of every replicated table's parameter."""
@@ -188,6 +189,12 @@ def _keyed(
         return []
     assert optimizer is not None, "check_planner refuses replicated tables for this optimizer"
     return [KeyedOptimizerWrapper(parameters, lambda values: optimizer(values, **options))]
+
+
+def _set_rate(optimizers: list[KeyedOptimizer], rate: float) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate  # pyrefly: ignore[unsupported-operation]
 
 
 def _states(optimizers: list[KeyedOptimizer]) -> Iterator[tuple[str, dict[str, Any]]]:

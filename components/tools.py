@@ -101,6 +101,7 @@ def checkpoints(
     image: str = torchx.IMAGE,
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Lists the checkpoints of a run, verifies them, or converts one to a single file of plain tensors.
 
@@ -118,6 +119,7 @@ def checkpoints(
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
     return _launch.python(
         *("trainer", "checkpoints", "--out", out),
@@ -130,6 +132,7 @@ def checkpoints(
         image=image,
         env=env,
         mounts=mounts,
+        metadata=metadata,
     )
 
 
@@ -147,6 +150,7 @@ def verify_resume(
     image: str = torchx.IMAGE,
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Proves that a configuration's runs resume exactly: trains, kills, goes on, and compares with a straight run.
 
@@ -166,6 +170,7 @@ def verify_resume(
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
     return _launch.python(
         *("trainer", "verify-resume", config, "--steps", str(steps)),
@@ -177,6 +182,7 @@ def verify_resume(
         image=image,
         env=env,
         mounts=mounts,
+        metadata=metadata,
     )
 
 

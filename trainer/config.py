@@ -10,6 +10,7 @@ import pydantic
 from trainer.comms import CommsConfig
 from trainer.data.schema import DataConfig, DenseFeature, SparseFeature
 from trainer.distributed import COLLECTIVE_TIMEOUT
+from trainer.matching import FinetuneConfig
 from trainer.models.model import ModelConfig
 from trainer.optimizers import OptimizerConfig
 from trainer.planning import PlannerConfig, TablePlan
@@ -54,6 +55,7 @@ class Config(Section):
     planner: PlannerConfig = PlannerConfig()
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    finetune: FinetuneConfig = FinetuneConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     report: ReportConfig = ReportConfig()
 

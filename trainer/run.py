@@ -20,7 +20,7 @@ from trainer.run_directory import RunDirectory
 Resume = Literal["auto", "never", "must"]
 
 # What decides the losses of a run; everything else may change when it is resumed.
-IDENTITY = ("data", "model", "optimizer", "train.seed", "train.precision")
+IDENTITY = ("data", "model", "optimizer", "train.seed", "train.precision", "finetune")
 FREE = (
     "data.read_threads",
     "data.prefetch_batches",

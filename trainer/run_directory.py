@@ -15,14 +15,15 @@ class RunDirectory:
 
     Args:
         url: Any fsspec URL or local path; made when the first file is written.
+        key: The flag or key that gave the URL.
 
     Raises:
         ValueError: There is no such storage.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str = "--out") -> None:
         self.url = url.rstrip("/")
-        with named("--out", url):
+        with named(key, url):
             self.fs, self._path = fsspec.core.url_to_fs(self.url)
         self.appends = isinstance(self.fs, LocalFileSystem)
 

@@ -17,6 +17,7 @@ from trainer.data.lanes import Lanes, check_lanes, default_lanes
 from trainer.data.loader import Loader
 from trainer.distributed import Ranks, from_main, tell_scheduler
 from trainer.evaluate import Evaluator
+from trainer.finetune import finetune
 from trainer.job import Job, build_job
 from trainer.lock import RunLock, locked
 from trainer.preemption import Stopped, StopRequest, Wish, stop_on_signals
@@ -209,16 +210,23 @@ def _prepare(
             "train.epochs; raise them or choose another --out"
         )
     loader = Loader(files, config.data, lanes, ranks.rank, ranks.world_size, config.train.seed, config.data.shuffle)
-    if start:
+
+    def rehearse() -> None:
         job.rehearse(next(loader.batches(0, 1)).to(ranks.device))
+
+    if start:
+        rehearse()
         restore(start, all_tensors(job.model, job.optimizers), ranks)
+        origin = json.loads(run.read("run.json") or "{}").get("finetune")
+    else:
+        origin = finetune(config.finetune, config.data, job, rehearse, ranks)
     report = Report(run, config.report, ranks, last, first, start.progress["running"] if start else None)
     batches = Stopwatch(loader.batches(first, last))
     saver = Saver(checkpoints, config.checkpoint, ranks, first, report.say, report.evaluations, lock.check)
     session = Session(
         config, ranks, run, files, lanes, job, saver, evaluator, report, batches, stop, watchdog, first, last
     )
-    _introduce(session, start)
+    _introduce(session, start, origin)
     return session
 
 
@@ -249,7 +257,7 @@ def _make_lanes(config: Config, files: FileSet, ranks: Ranks, start: Checkpoint 
     return lanes
 
 
-def _introduce(session: Session, start: Checkpoint | None) -> None:
+def _introduce(session: Session, start: Checkpoint | None, origin: dict[str, Any] | None) -> None:
     """Prints what is about to happen, and writes plan.json and run.json."""
     job, report, sent = session.job, session.report, session.job.sent_bytes
     if session.ranks.is_main:
@@ -258,6 +266,7 @@ def _introduce(session: Session, start: Checkpoint | None) -> None:
             "data": session.files.fingerprint,
             "lanes": session.lanes.lanes,
             "sent_bytes_per_step": sent,
+            **({"finetune": origin} if origin else {}),
             "state": "running",
         }
         session.run.write_json("plan.json", job.plan_json)

@@ -1,0 +1,105 @@
+
+# ---- The same for every job from here on.
+
+say() { printf '[torchx] %(%F %T)T %s\n' -1 "$*"; }
+
+record=$job_dir/slurm-$SLURM_JOB_ID
+mkdir -p "$record" || { say "cannot write to $job_dir: the job directory must be on storage that all nodes share"; exit 1; }
+
+note() { say "$1"; printf '%s\n' "$1" > "$record/state"; }
+end() { note "$1"; exit "$2"; }
+
+# Puts the job back into the queue; $1 says why. Slurm may have decided to do so itself by now.
+again() {
+    note "requeued: $1"
+    scontrol requeue "$SLURM_JOB_ID" || end "failed: $1; and Slurm did not requeue the job" "${2:-75}"
+    exit 75
+}
+
+if [[ $(cat "$record/state" 2> /dev/null) == succeeded* ]]; then
+    say "the job is done and does not start again"
+    exit 0
+fi
+
+# With this, `torchx status`, `log` and `list` also find a job that plain sbatch submitted.
+index=${XDG_STATE_HOME:-$HOME/.local/state}/torchx-recsys/slurm/$SLURM_CLUSTER_NAME
+mkdir -p "$index" && printf '%s\n' "$job_dir" > "$index/$SLURM_JOB_ID"
+
+setup
+. "$job_dir/torchx-job.env" || end "failed: cannot read $job_dir/torchx-job.env" 1
+
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd ,)
+printf '%(%F %T)T %s\n' -1 "$nodes" >> "$record/attempts"
+export TORCHX_RANK0_HOST=${nodes%%,*}
+export TORCHX_OUTCOME_FILE=$record/outcome
+rm -f "$TORCHX_OUTCOME_FILE" "$record/layout"
+note "running on $nodes"
+
+# USR1 comes before the time limit, before some preemptions, or by `scancel --signal=USR1 --batch`; srun passes it to
+# every rank. TERM comes when Slurm ends the job; the ranks get theirs from Slurm.
+step=
+ended_by_slurm=
+trap 'say "told to stop"; ${step:+kill -USR1 "$step"}' USR1
+trap 'ended_by_slurm=yes' TERM
+
+# Notes which replica is on which node, for `torchx status`.
+place() { ((SLURM_PROCID)) || echo "$SLURM_STEP_NODELIST $SLURM_STEP_TASKS_PER_NODE" > "${TORCHX_OUTCOME_FILE%/*}/layout"; }
+
+# When the first replica has left, the others get time to save. `wait` returns early when a signal comes.
+srun --kill-on-bad-exit=0 --wait=120 --distribution=block --open-mode="$open_mode" \
+    --output="$record/$role-%t.out" --error="$record/$role-%t.err" "${srun_args[@]}" \
+    bash -c "$(declare -f place replica); place; replica" &
+step=$!
+while wait "$step"; kill -0 "$step" 2> /dev/null; do :; done
+wait "$step"
+code=$?
+outcome=$(cat "$TORCHX_OUTCOME_FILE" 2> /dev/null)
+
+if [[ $outcome == finished* || ($code == 0 && -z $outcome) ]]; then
+    end "succeeded${outcome:+: $outcome}" 0
+fi
+
+# What srun said first of a replica in this attempt, or its exit code.
+how_it_ended() {
+    local first='s/^srun: error: \([^:]*\): tasks\? \([^:]*\): \(.*\)/replica \2 on \1: \3/p' said
+    said=$(tac "$log" | sed '/\] running on /q' | tac | sed -n "$first" | head -n 1)
+    said=${said:-exit code $code}
+    if { echo "$said"; tail -qc 4000 "$record/$role"-*.err 2> /dev/null; } | grep -qi 'oom.kill\|out of memory'; then
+        said="out of memory ($said)"
+    elif [[ $said =~ code\ ([0-9]+)$ ]] && ((BASH_REMATCH[1] > 128)); then
+        said="$said (SIG$(kill -l "$((BASH_REMATCH[1] - 128))"))"
+    fi
+    echo "$said"
+}
+
+# Ends the job, or tries again if it may; $1 says what went wrong.
+fail() {
+    local failures=$(($(cat "$record/failures" 2> /dev/null) + 1))
+    echo "$failures" > "$record/failures"
+    ((failures > max_retries)) && end "failed: $1" "$code"
+    again "failure $failures of at most $max_retries that are retried: $1" "$code"
+}
+
+# Slurm's signal may come to the ranks first.
+[[ $outcome ]] || sleep 2
+
+if [[ $ended_by_slurm ]]; then
+    case $(grep -o "JOB $SLURM_JOB_ID ON .* CANCELLED AT .*" "$log" | tail -n 1) in
+        "") ;; # somebody sent TERM to this script alone
+        *"DUE TO TIME LIMIT"*) [[ $outcome ]] || fail "time limit, and nothing was saved" ;;
+        *"DUE TO"*) note "requeued by Slurm${outcome:+: $outcome}"; exit 75 ;;
+        *) end "cancelled${outcome:+: $outcome}" 1 ;;
+    esac
+fi
+
+[[ $outcome ]] && again "$outcome"
+
+if scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then
+    again "preempted before anything was saved"
+fi
+
+# A node that went down shows first as a failure of the others.
+probe=(srun --overlap --quiet --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1)
+timeout 60 "${probe[@]}" true || again "one of $nodes does not answer"
+
+fail "$(how_it_ended)"

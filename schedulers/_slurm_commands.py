@@ -1,0 +1,133 @@
+"""What Slurm says of jobs, in the text that its commands have printed the same way since 22.05."""
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchx.specs import AppState
+
+from schedulers.errors import SchedulerError
+
+PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+RUNNING = ("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
+SUCCEEDED = ("COMPLETED",)
+CANCELLED = ("CANCELLED", "REVOKED")
+FAILED = (
+    *("BOOT_FAIL", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    *("RECONFIG_FAIL", "TIMEOUT"),
+)
+STATES = {
+    **dict.fromkeys(PENDING, AppState.PENDING),
+    **dict.fromkeys(RUNNING, AppState.RUNNING),
+    **dict.fromkeys(SUCCEEDED, AppState.SUCCEEDED),
+    **dict.fromkeys(CANCELLED, AppState.CANCELLED),
+    **dict.fromkeys(FAILED, AppState.FAILED),
+}
+UNKNOWN_JOB = "Invalid job id specified"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as Slurm sees it; what Slurm did not say is empty."""
+
+    slurm_state: str
+    name: str = ""
+    command: str = ""
+    reason: str = ""
+    start: str = ""
+    nodes: str = ""
+    exit_code: str = ""
+    restarts: int | None = None
+
+    @property
+    def state(self) -> AppState:
+        """The state in TorchX's terms."""
+        return STATES.get(self.slurm_state, AppState.UNKNOWN)
+
+
+def run(*command: str, env: dict[str, str] | None = None) -> str:
+    """Runs a command of Slurm and returns what it printed.
+
+    Raises:
+        SchedulerError: It is not installed, or refused; the message is Slurm's own.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
+    except FileNotFoundError as error:
+        raise SchedulerError(f"{command[0]} is not installed here: run torchx where Slurm's commands work") from error
+    if done.returncode:
+        said = [re.sub(rf"^{command[0]}: (error: )?", "", line.strip()) for line in done.stderr.splitlines()]
+        raise SchedulerError(f"{command[0]}: {'; '.join(filter(None, said)) or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def submit(script: Path) -> str:
+    """Submits a batch script and returns the job's id."""
+    # Within a job of Slurm, the variables of that job would count for the new one.
+    env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith("SLURM_")}
+    return run("sbatch", "--parsable", str(script), env=env).strip().partition(";")[0]
+
+
+def cluster() -> str:
+    """The name of the cluster that this machine belongs to."""
+    found = re.search(r"^ClusterName\s*=\s*(\S+)", run("scontrol", "show", "config"), re.MULTILINE)
+    return found[1] if found else "cluster"
+
+
+def job(job_id: str) -> Job | None:
+    """What Slurm knows of a job; None if it knows none of that number, or has forgotten it."""
+    try:
+        return _from_scontrol(run("scontrol", "show", "job", job_id))
+    except SchedulerError as error:
+        if UNKNOWN_JOB not in str(error):
+            raise
+    return _from_accounting([job_id]).get(job_id)
+
+
+def states(job_ids: list[str]) -> dict[str, Job]:
+    """The states of several jobs, in two calls; jobs that Slurm has forgotten are left out."""
+    listed = run("squeue", "--me", "--states=all", "--noheader", "--format=%A|%T").splitlines()
+    known = {number: Job(state) for number, state in (line.split("|") for line in listed)}
+    missing = [number for number in job_ids if number not in known]
+    return {number: known[number] for number in job_ids if number in known} | _from_accounting(missing)
+
+
+def hostnames(nodes: str) -> list[str]:
+    """The hosts of a node list such as n[1-3]."""
+    return run("scontrol", "show", "hostnames", nodes).split() if nodes else []
+
+
+def _from_scontrol(text: str) -> Job:
+    def value(key: str, pattern: str = r"\S*") -> str:
+        found = re.search(rf"\b{key}=({pattern})", text)
+        return found[1] if found and found[1] not in ("(null)", "None", "Unknown", "N/A") else ""
+
+    return Job(
+        slurm_state=value("JobState"),
+        name=value("JobName", ".*"),
+        command=value("Command", ".*"),
+        reason=value("Reason"),
+        start=value("StartTime"),
+        nodes=value(r"(?<!Req)(?<!Exc)NodeList"),
+        exit_code=value("ExitCode"),
+        restarts=int(value("Restarts") or 0),
+    )
+
+
+def _from_accounting(job_ids: list[str]) -> dict[str, Job]:
+    if not job_ids:
+        return {}
+    columns = "JobIDRaw,State,ExitCode,NodeList,JobName"
+    wanted = ("--allocations", "--noheader", "--parsable2", f"--format={columns}", f"--jobs={','.join(job_ids)}")
+    try:
+        lines = run("sacct", *wanted).splitlines()
+    except SchedulerError:  # no accounting here: what the job left behind has to do
+        return {}
+    found = {}
+    for line in lines:
+        number, state, exit_code, nodes, name = line.split("|", 4)
+        nodes = "" if nodes == "None assigned" else nodes
+        found[number] = Job(state.partition(" ")[0], name=name, exit_code=exit_code, nodes=nodes)
+    return found

@@ -1,0 +1,29 @@
+#!/bin/bash
+#SBATCH --job-name=evaluate
+#SBATCH --chdir=/here
+#SBATCH --output=/here/slurm-jobs/NAME-ID/slurm-%j.log
+#SBATCH --nodes=2
+#SBATCH --ntasks=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --mem=4096
+#SBATCH --signal=B:USR1@120
+#SBATCH --open-mode=append
+#SBATCH --requeue
+# `sbatch /here/slurm-jobs/NAME-ID/torchx-job.sh` runs the job again.
+
+job_dir=/here/slurm-jobs/NAME-ID
+log=$job_dir/slurm-$SLURM_JOB_ID.log
+role=trainer
+max_retries=0
+open_mode=append
+srun_args=(--cpus-per-task=2)
+
+setup() {
+    :
+}
+
+replica() {
+    exec bash -c 'exec torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-id '"'""$SLURM_JOB_ID""'"' --rdzv-endpoint "${TORCHX_RANK0_HOST:?names the host of replica 0 and is not set}:$((20000 + $(cksum <<< '"'""$SLURM_JOB_ID""'"' | cut -d '"'"' '"'"' -f 1) % 10000))" --max-restarts 0 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 --shutdown-timeout 120 --tee 3 -m trainer evaluate c.toml --out runs/a --split validation'
+}
+

@@ -1,0 +1,29 @@
+#!/bin/bash
+#SBATCH --job-name=verify
+#SBATCH --chdir=/here
+#SBATCH --output=/here/slurm-jobs/NAME-ID/slurm-%j.log
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --mem=4096
+#SBATCH --signal=B:USR1@120
+#SBATCH --open-mode=append
+#SBATCH --requeue
+# `sbatch /here/slurm-jobs/NAME-ID/torchx-job.sh` runs the job again.
+
+job_dir=/here/slurm-jobs/NAME-ID
+log=$job_dir/slurm-$SLURM_JOB_ID.log
+role=verify
+max_retries=0
+open_mode=append
+srun_args=(--cpus-per-task=2)
+
+setup() {
+    :
+}
+
+replica() {
+    exec python -m trainer verify-resume c.toml --steps 20 --ranks 4 --other-ranks 1 --keep kept --train.seed 1
+}
+

@@ -1,0 +1,215 @@
+"""The batch script and the options of the slurm scheduler, as a dry run shows them without any Slurm."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_catalog import COMPONENTS
+from torchx.runner import get_runner
+from torchx.schedulers import get_scheduler_factories
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "slurm"
+COMMON = "# ---- The same for every job from here on."
+EVERY_OPTION = {
+    "partition": "gpu,spare",
+    "account": "ads",
+    "qos": "high",
+    "time": "8:00:00",
+    "signal_lead": "300",
+    "requeue": "False",
+    "ntasks_per_node": "2",
+    "constraint": "a100&nvlink",
+    "nodelist": "node[01-04]",
+    "exclude": "node02,node03",
+    "exclusive": "True",
+    "reservation": "maintenance",
+    "gres": "gpu:a100:8",
+    "mem": "64G",
+    "nice": "100",
+    "dependency": "afterok:1234",
+    "begin": "now+1hour",
+    "comment": "it's $5",
+    "mail-user": "me@example.org",
+    "mail-type": "END,FAIL",
+    "open_mode": "truncate",
+    "container_image": "/images/trainer image.sqsh",
+    "container_mounts": "/data:/data:ro",
+    "setup": "module load cuda;. ./env.sh",
+    "sbatch_args": "--licenses matlab;--switches 1",
+    "srun_args": "--mpi none",
+    "job_dir": "job",
+}
+
+
+@pytest.fixture
+def torchx(tmp_path):
+    """Runs torchx on a machine that has no Slurm."""
+
+    def run(*args, **env):
+        path = str(Path(sys.executable).parent)
+        environment = os.environ | {"PATH": path, "HOME": str(tmp_path), "COLUMNS": "200"} | env
+        return subprocess.run(["torchx", *args], cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.fixture
+def dry_run(tmp_path, monkeypatch):
+    """Returns the script of a component."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(component, *args, **options):
+        with get_runner() as runner:
+            cfg = runner.cfg_from_str("slurm", ",".join(f"{name}={value}" for name, value in options.items()))
+            return runner.dryrun_component(component, [*args], "slurm", cfg=cfg).request.script
+
+    return run
+
+
+def readable(script, folder):
+    """The part of the script that differs between jobs, without what differs from run to run."""
+    name = script.partition("job_dir=")[2].partition("\n")[0].rpartition("/")[2]
+    own = script.partition(COMMON)[0].replace(str(folder), "/here")
+    return own.replace(name, "NAME-ID") if name != "job" else own
+
+
+def sbatch(script):
+    lines = script.splitlines()
+    return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+
+
+def compare(text, golden):
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.parent.mkdir(parents=True, exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text(), "UPDATE_GOLDEN=1 pytest tests/schedulers/slurm accepts the change"
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_script_is_as_in_the_golden_file(dry_run, tmp_path, component):
+    script = dry_run(component, *COMPONENTS[component])
+    compare(readable(script, tmp_path), GOLDEN / f"{component}.sh")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_script_with_every_option_is_as_in_the_golden_file(dry_run, tmp_path):
+    assert set(EVERY_OPTION) == {name for name, _ in get_scheduler_factories()["slurm"]("test").run_opts()}
+    mounts = "type=bind,src=/host,dst=/job,readonly"
+    args = ("--config", "c.toml", "-j", "4x8", "--gpu", "8", "--max_retries", "2", "--mounts", mounts)
+    script = dry_run("dlrm.multi_node", *args, **EVERY_OPTION)
+    compare(readable(script, tmp_path), GOLDEN / "every_option.sh")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_script_is_valid_bash_of_constant_size(dry_run):
+    job = ("dlrm.multi_node", "--config", "c.toml", "-j")
+    script, small = (dry_run(*job, nodes, job_dir="job") for nodes in ("200x1", "2x1"))
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+    assert script.partition(COMMON)[2] == small.partition(COMMON)[2]
+    assert len(script) - len(small) == 6  # three times 200 for 2
+
+
+def test_script_itself_is_shown_and_no_value_of_the_environment(torchx):
+    done = torchx("run", "-s", "slurm", "--dryrun", "utils.sh", "--env", "TOKEN=hunter2", "true")
+    request = done.stdout.partition("=== SCHEDULER REQUEST ===")[2]
+    assert "#SBATCH --nodes=1" in request
+    assert "which only you can read, sets TOKEN, " in request
+    assert "hunter2" not in request
+
+
+def test_replicas_share_nodes_if_asked_to(dry_run):
+    args = ("--num_replicas", "5", "--cpu", "3", "--gpu", "1", "--memMB", "1000", "true")
+    shared = ["--nodes=3", "--ntasks=5", "--ntasks-per-node=2", "--cpus-per-task=3", "--mem=2000", "--gpus-per-task=1"]
+    assert sbatch(dry_run("utils.sh", *args, ntasks_per_node=2))[3:9] == shared
+    alone = ["--nodes=5", "--ntasks=5", "--ntasks-per-node=1", "--cpus-per-task=3", "--mem=1000", "--gpus-per-node=1"]
+    assert sbatch(dry_run("utils.sh", *args))[3:9] == alone
+
+
+def test_fewer_nodes_than_wanted_will_do_if_allowed(dry_run):
+    options = sbatch(dry_run("dlrm.multi_node", "--config", "c.toml", "-j", "1:4x2"))
+    assert "--nodes=1-4" in options
+    assert not any(option.startswith("--ntasks=") for option in options)
+
+
+@pytest.mark.parametrize(("mem", "expected"), [("none", []), ("0", ["--mem=0"]), ("9G", ["--mem=9G"])])
+def test_memory(dry_run, mem, expected):
+    options = sbatch(dry_run("utils.sh", "true", mem=mem))
+    assert [option for option in options if option.startswith("--mem")] == expected
+
+
+@pytest.mark.parametrize(
+    ("cfg", "error"),
+    [
+        ("time=2,signal_lead=120", "-cfg signal_lead=120: must be less than the time limit (2)"),
+        ("time=1:30", "-cfg signal_lead=120: must be less than the time limit (1:30)"),
+        ("signal_lead=-1", "-cfg signal_lead=-1: must be 0 or more"),
+        ("ntasks_per_node=0", "-cfg ntasks_per_node=0: must be 1 or more"),
+        ("open_mode=w", "-cfg open_mode=w: must be append or truncate"),
+    ],
+)
+def test_options_that_cannot_work(torchx, cfg, error):
+    done = torchx("run", "-s", "slurm", "-cfg", cfg, "utils.sh", "true")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"torchx run: error: {error}"
+
+
+@pytest.mark.parametrize("time", ["3", "2:01", "0:02:01", "1-0", "0-1:00", "UNLIMITED"])
+def test_time_limits_that_leave_time_to_save(dry_run, time):
+    assert f"--time={time}" in sbatch(dry_run("utils.sh", "true", time=time))
+
+
+def test_wrong_name_of_a_variable(torchx):
+    done = torchx("run", "-s", "slurm", "utils.sh", "--env", "MY-VAR=1", "true")
+    assert done.returncode == 2
+    assert "--env MY-VAR: must be the name of a variable: letters, digits and _" in done.stderr
+
+
+def test_two_roles_are_refused(torchx, tmp_path):
+    (tmp_path / "two.py").write_text(
+        "from torchx.specs import AppDef, Resource, Role\n"
+        "def two() -> AppDef:\n"
+        "    roles = [Role(name, '', entrypoint='true', resource=Resource(1, 0, 1)) for name in ('a', 'b')]\n"
+        "    return AppDef('two', roles=roles)\n"
+    )
+    done = torchx("run", "-s", "slurm", "two.py:two")
+    assert done.returncode == 2
+    assert "two has the roles a, b: the slurm scheduler runs one role; submit one job for each" in done.stderr
+
+
+def test_mounts_without_a_container_are_not_ignored_silently(torchx):
+    mounts = ("--mounts", "type=bind,src=/a,dst=/b")
+    done = torchx("run", "-s", "slurm", "--dryrun", "dlrm.single_node", "--config", "c.toml", *mounts)
+    assert done.returncode == 0
+    assert "mounts take effect only in a container: -cfg container_image=" in done.stderr
+
+
+def test_without_slurm(torchx, tmp_path):
+    done = torchx("run", "-s", "slurm", "utils.sh", "true")
+    assert done.returncode == 2
+    assert "torchx run: error: sbatch is not installed here: run torchx where Slurm's commands work" in done.stderr
+    assert not any(tmp_path.rglob("*.sh"))
+
+
+@pytest.mark.parametrize(
+    "command", [("status", "slurm://torchx/1"), ("list", "-s", "slurm"), ("cancel", "slurm://torchx/1")]
+)
+def test_other_commands_without_slurm(torchx, command):
+    done = torchx(*command)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"torchx {command[0]}: error: scontrol is not installed here: run torchx where Slurm's commands work\n"
+    )
+
+
+def test_every_option_is_documented(torchx):
+    shown = torchx("runopts", "slurm").stdout
+    for name, option in get_scheduler_factories()["slurm"]("test").run_opts():
+        assert option.help.endswith("."), name
+        assert option.help in shown
+
+
+def test_other_schedulers_are_still_there(torchx):
+    shown = torchx("runopts").stdout
+    assert all(f"{name}" in shown for name in ("local_cwd", "local_docker", "kubernetes"))

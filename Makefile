@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test test-slurm24 lint docs clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/configs/movielens.toml -j 1x2 --out runs/movielens
@@ -13,6 +13,11 @@ data/movielens/summary.json: | $(VENV)/ready
 
 test: $(VENV)/ready lint
 	pytest
+
+# The tests that need a Slurm, against 24.11 instead of the system's own.
+test-slurm24: $(VENV)/ready
+	python tests/schedulers/slurm/slurm24.py .slurm24
+	SLURM_PREFIX=$(CURDIR)/.slurm24 pytest -m slurm
 
 lint: $(VENV)/ready
 	ruff format --check .
@@ -29,4 +34,4 @@ $(VENV)/ready: requirements-cpu.txt pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) data runs
+	rm -rf $(VENV) .slurm24 data runs

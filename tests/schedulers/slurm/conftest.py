@@ -1,0 +1,37 @@
+"""A Slurm to test against, and somebody at a shell who uses it.
+
+`SLURM_PREFIX` names a folder into which another Slurm than the system's was unpacked (`make test-slurm24`).
+"""
+
+import contextlib
+import functools
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from slurm_cluster import Cluster, missing
+from slurm_shell import Shell
+
+
+@pytest.fixture(scope="session")
+def clusters():
+    """Brings up a cluster when it is first asked for: one with slurmdbd (True), and one without (False)."""
+    prefix = os.environ.get("SLURM_PREFIX")
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def cluster(dbd: bool) -> Cluster:
+            if lacking := missing(dbd):
+                pytest.skip(lacking)
+            folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short, for the sake of sockets
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            return stack.enter_context(Cluster(folder, dbd, Path(prefix) if prefix else None))
+
+        yield cluster
+
+
+@pytest.fixture
+def shell(clusters, tmp_path):
+    return Shell(clusters(False), tmp_path)

@@ -1,0 +1,123 @@
+"""Training on a real Slurm: what stops it, and that it then goes on as if nothing had happened."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from command import write_config
+from jobs import config, losses
+from slurm_shell import Shell, number
+
+pytestmark = pytest.mark.slurm
+
+STEPS = 400
+FAR_ENOUGH = 45  # beyond the first checkpoints, and far from the end
+
+
+@pytest.fixture(scope="module")
+def trainings(clusters, rows, tmp_path_factory):
+    shell = Shell(clusters(True), tmp_path_factory.mktemp("training"))
+    write_config(shell.folder / "small.toml", config(rows, train__steps=STEPS, checkpoint__every_steps=20))
+    return shell
+
+
+def train(shell, name, *args, cfg=""):
+    job = ("dlrm.multi_node", "--config", "small.toml", "-j", "2x1", "--cpu", "1", "--memMB", "500", "--out", name)
+    return shell.submit(*job, *args, cfg=cfg)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trainings):
+    """The losses of a run that nothing stops."""
+    trainings.wait(train(trainings, "undisturbed"))
+    return losses(trainings.folder / "undisturbed")
+
+
+def wait_for_steps(shell, handle, name, count=FAR_ENOUGH):
+    metrics = shell.folder / name / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not metrics.exists() or metrics.read_text().count("\n") < count:
+        assert time.monotonic() < deadline, shell.batch_log(handle) + shell.torchx("log", handle)
+        time.sleep(0.05)
+
+
+def assert_went_on(shell, handle, name, expected):
+    """The job has finished with the losses of an undisturbed run, and did not start from the beginning again."""
+    status = shell.wait(handle, seconds=240)
+    log = shell.torchx("log", handle)
+    assert status["state"] == "SUCCEEDED", shell.batch_log(handle) + log
+    assert status["num_restarts"] >= 1
+    assert "going on after step" in log
+    assert losses(shell.folder / name) == expected
+    return log
+
+
+def rank_of(out: str) -> int:
+    """The process of a rank of the run, on this machine."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            words = (folder / "cmdline").read_bytes().decode().split("\0") if (folder / "cmdline").exists() else []
+            if out in words and words[1:3] == ["-u", "-m"]:
+                return int(folder.name)
+    raise AssertionError(f"no rank of {out} runs")
+
+
+def test_movielens_to_the_end(trainings, tmp_path):
+    shell = trainings
+    made = shell.submit("data.movielens", "--out", "data/movielens")
+    assert shell.wait(made)["state"] == "SUCCEEDED", shell.torchx("log", made)
+    job = ("dlrm.multi_node", "--config", "movielens", "-j", "2x1", "--cpu", "1", "--memMB", "500")
+    handle = shell.submit(*job, "--", "--train.steps", "40")
+    followed = shell.torchx("log", "--tail", handle, cwd=tmp_path)
+    assert "2 ranks on cpu" in followed
+    assert "test: auc" in followed
+    status = shell.wait(handle)
+    assert status["state"] == "SUCCEEDED"
+    assert status["msg"].startswith("succeeded: finished at step 40; replica 0 on n")
+    evaluation = (shell.folder / "runs" / number(handle) / "evaluations.jsonl").read_text().splitlines()[-1]
+    assert json.loads(evaluation)["rows"] == 10_000
+    assert shell.listed()[handle] == "SUCCEEDED"
+
+
+def test_warning_and_crash(trainings, undisturbed):
+    """Two jobs on the same nodes at once: one is warned, as before a time limit, and a rank of the other is killed."""
+    shell = trainings
+    warned = train(shell, "warned", cfg="nodelist=n[1-2]")
+    crashed = train(shell, "crashed", "--max_retries", "1", cfg="nodelist=n[1-2]")
+    wait_for_steps(shell, warned, "warned")
+    shell.cluster.run("scancel", "--signal=USR1", "--batch", number(warned))
+    wait_for_steps(shell, crashed, "crashed")
+    os.kill(rank_of("crashed"), signal.SIGKILL)
+    assert "requeued: stopped at step" in shell.wait(warned, "PENDING", "SUCCEEDED", "FAILED")["msg"]
+    for handle, name in ((warned, "warned"), (crashed, "crashed")):
+        assert_went_on(shell, handle, name, undisturbed)
+    assert "failure 1 of at most 1 that are retried" in shell.batch_log(crashed)
+
+
+def test_preemption(trainings, undisturbed):
+    shell, name = trainings, "preempted"
+    handle = train(shell, name, cfg="exclusive=True")
+    wait_for_steps(shell, handle, name)
+    urgent = shell.shell_job("true", "--num_replicas", "3", cfg="partition=high,exclusive=True")
+    assert shell.wait(urgent)["state"] == "SUCCEEDED"
+    assert "stopped at step" in shell.batch_log(handle)
+    assert_went_on(shell, handle, name, undisturbed)
+
+
+def test_power_cut(trainings, undisturbed):
+    """A node is lost that runs the batch script of one job, and only a replica of the other."""
+    shell = trainings
+    nodes = {"low": "n[1-2]", "high": "n[2-3]"}
+    jobs = {name: train(shell, name, cfg=f"nodelist={nodes[name]}") for name in nodes}
+    for name, handle in jobs.items():
+        wait_for_steps(shell, handle, name)
+    shell.cluster.cut_power("n2")
+    for handle in jobs.values():
+        shell.wait(handle, "PENDING")
+    shell.cluster.start_node("n2")
+    for name, handle in jobs.items():
+        assert_went_on(shell, handle, name, undisturbed)
+        assert not (shell.job_dir(handle) / f"slurm-{number(handle)}" / "failures").exists()

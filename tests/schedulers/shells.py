@@ -71,7 +71,7 @@ class Shells:
         return json.loads((self.record(handle) / "progress.json").read_text())["supervisor"]
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
     """Waits until something is so."""
     deadline = time.monotonic() + seconds
     while not condition():

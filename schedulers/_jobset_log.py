@@ -44,21 +44,25 @@ def read(cluster: Cluster, replica: Replica, window: Window) -> Iterator[str]:
     """The lines of the replica's last attempt so far."""
     pod = replica.pod(cluster)
     if pod and _started(pod):
-        yield from _lines(cluster, pod, window, follow=False)
+        yield from (text for _, text in _lines(cluster, pod, window))
     else:
         reason = pod_reason(pod) if pod else "it has no pod"
         logger.warning("%s/%d has no log yet: %s", replica.role, replica.number, reason or "its pod is being made")
 
 
 def follow(cluster: Cluster, replica: Replica, window: Window) -> Iterator[str]:
-    """The lines of the replica as they come, through restarts, until the job ends."""
-    seen = set()
+    """The lines of the replica as they come, through restarts and cut connections, until the job ends."""
+    done, last = set(), None
     while True:
         jobset = cluster.jobset(replica.jobset)
         pod = replica.pod(cluster)
-        if pod and pod["metadata"]["uid"] not in seen and _started(pod):
-            seen.add(pod["metadata"]["uid"])
-            yield from _lines(cluster, pod, window, follow=True)
+        if pod and pod["metadata"]["uid"] not in done and _started(pod):
+            ended = _ended(pod)
+            for stamp, text in _lines(cluster, pod, window, last, follow=True):
+                last = stamp or last
+                yield text
+            if ended:
+                done.add(pod["metadata"]["uid"])
         elif jobset is None or is_terminal(app_state(jobset)):
             return
         else:
@@ -71,14 +75,23 @@ def _started(pod: Object) -> bool:
     return bool(states) and "waiting" not in states[0]
 
 
-def _lines(cluster: Cluster, pod: Object, window: Window, follow: bool) -> Iterator[str]:
+def _ended(pod: Object) -> bool:
+    """Whether the pod will not write any more."""
+    return pod["status"].get("phase") in ("Succeeded", "Failed")
+
+
+def _lines(
+    cluster: Cluster, pod: Object, window: Window, last: datetime | None = None, follow: bool = False
+) -> Iterator[tuple[datetime | None, str]]:
+    """The lines of a pod within a window, and after the `last` one that was read before, with their times."""
     name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]["name"]
-    for line in cluster.log(name, container, window.since, follow):
+    for line in cluster.log(name, container, last or window.since, follow):
         stamp, text = _split(line)
         if window.until and stamp and stamp > window.until.astimezone(UTC):
             return
-        if not (window.since and stamp and stamp < window.since.astimezone(UTC)):
-            yield text
+        early = stamp and window.since and stamp < window.since.astimezone(UTC)
+        if not early and not (stamp and last and stamp <= last):
+            yield stamp, text
 
 
 def _split(line: str) -> tuple[datetime | None, str]:

@@ -94,9 +94,9 @@ def _messages(
     if status.get("restarts"):
         used, allowed = status.get("restartsCountTowardsMax", 0), jobset["spec"]["failurePolicy"]["maxRestarts"]
         yield f"restarts: {status['restarts']}; retries used: {used} of {allowed}"
-    outcome = next((_termination(pod).get("message") for pod in pods.values() if _succeeded(pod)), None)
-    if outcome:
-        yield outcome.strip()
+    for pod in pods.values():
+        if _succeeded(pod) and (outcome := _termination(pod).get("message")):
+            yield outcome.strip()
 
 
 def _pending(jobset: Object, pods: Mapping[tuple[str, int], Object], workloads: Iterable[Object]) -> str:

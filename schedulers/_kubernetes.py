@@ -85,20 +85,18 @@ class Cluster:
         self._workloads(version, "patch", name=name, body=change, _content_type="application/merge-patch+json")
 
     def log(self, pod: str, container: str, since: datetime | None, follow: bool) -> Iterator[str]:
-        """Reads a container's log, each line with its time in front."""
-        from kubernetes.client import CoreV1Api
+        """Reads a container's log, each line with its time in front; nothing if the pod is gone or has not begun."""
+        from kubernetes.client import ApiException, CoreV1Api
 
         window: dict[str, Any] = {"since_seconds": _seconds_ago(since)} if since else {}
+        options = {"container": container, "timestamps": True, "follow": follow, "_preload_content": False}
         with _one_line():
-            stream: Any = CoreV1Api(self._client).read_namespaced_pod_log(
-                pod,
-                self._namespace,
-                container=container,
-                timestamps=True,
-                follow=follow,
-                _preload_content=False,
-                **window,
-            )
+            try:
+                stream: Any = CoreV1Api(self._client).read_namespaced_pod_log(pod, self._namespace, **options, **window)
+            except ApiException as error:
+                if error.status in (400, 404):
+                    return
+                raise
             for line in stream:
                 yield line.decode(errors="replace")
 

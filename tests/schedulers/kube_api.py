@@ -6,6 +6,7 @@ local processes with the container's command, environment and termination messag
 what a live cluster does.
 """
 
+import itertools
 import json
 import re
 import threading
@@ -49,6 +50,7 @@ class Cluster:
         queues: How many pods each Kueue queue admits.
         why_unschedulable: What the scheduler says about new pods; empty if they fit.
         missing_images: Images that cannot be pulled.
+        cut_log_after: How many lines the next log call sends before its connection is closed.
         validate: Called with every object that is posted; raises ValueError.
     """
 
@@ -61,6 +63,7 @@ class Cluster:
         self.queues: dict[str, int] = {}
         self.why_unschedulable = ""
         self.missing_images: set[str] = set()
+        self.cut_log_after: int | None = None
         self.validate: Callable[[dict], None] = lambda resource: None
         self.objects: dict[tuple[str, str, str], dict] = {}  # by kind, namespace, name
         self.changed = threading.Condition(threading.RLock())
@@ -281,7 +284,8 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Type", "text/plain")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            for line in lines:
+            cut_after, cluster.cut_log_after = cluster.cut_log_after, None
+            for line in itertools.islice(lines, cut_after):
                 self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
             self.wfile.write(b"0\r\n\r\n")
 

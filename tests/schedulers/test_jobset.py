@@ -223,3 +223,9 @@ def test_follow_goes_on_through_a_restart_until_the_job_ends(cluster, environmen
     assert follow.stdout.readline() == "sh/0 attempt\n"
     (cluster.image / "go").touch()
     assert follow.communicate(timeout=60)[0] == "sh/0 attempt\nsh/0 end\n"
+
+
+def test_follow_loses_and_repeats_nothing_when_its_connection_is_closed(cluster, quick, submit):
+    cluster.cut_log_after = 2
+    handle = submit("for i in 1 2 3 4 5; do echo $i; sleep 0.2; done")
+    assert quick("log", "-t", f"{handle}/sh/0") == "".join(f"sh/0 {i}\n" for i in range(1, 6))

@@ -1,6 +1,7 @@
 """The objects that jobs become on Kubernetes, for every component, readable in golden files."""
 
 import copy
+import json
 import os
 import re
 from pathlib import Path
@@ -41,13 +42,13 @@ def templates(resource):
 
 def readable(resource):
     """The YAML without what differs from run to run."""
-    resource = copy.deepcopy(resource)
+    name = resource["metadata"]["name"]
+    resource = json.loads(json.dumps(resource).replace(name, f"{name.partition('-')[0]}-x"))
     for template in templates(resource):
         template["metadata"]["labels"].pop("torchx.pytorch.org/version", None)
         for container in template["spec"]["containers"]:
             container["env"] = [each for each in container["env"] if each["name"] not in CHANGING]
-    name = resource["metadata"]["name"]
-    return str(JobSetRequest(None, resource)).replace(name, f"{name.partition('-')[0]}-x")
+    return str(JobSetRequest(None, resource))
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from torchx.cli.cmd_log import CmdLog, validate
 from torchx.cli.cmd_run import CmdRun, TorchXRunArgs, _run_result_json
 from torchx.runner import Runner, get_runner
+from torchx.runner.config import get_configs
 from torchx.schedulers.local_scheduler import SignalException
 from torchx.specs import InvalidRunConfigException
 
@@ -21,6 +22,11 @@ from schedulers.errors import SchedulerError
 
 class Run(CmdRun):
     """TorchX's own `run`, with the next commands after the app handle, and detached local jobs."""
+
+    def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
+        """Adds TorchX's own, with this machine as the default scheduler."""
+        super().add_arguments(subparser)
+        stay_here(subparser, "run")
 
     def run(self, args: argparse.Namespace) -> None:
         """Runs the command; the handle alone goes to stdout, as ever."""
@@ -76,6 +82,12 @@ class Log(CmdLog):
                     print(f"torchx log: error: there is no job {handle}", file=sys.stderr)
                     sys.exit(1)
             super().run(args)
+
+
+def stay_here(subparser: argparse.ArgumentParser, command: str) -> None:
+    """Makes this machine the default where `.torchxconfig` names no scheduler; TorchX takes the first by name."""
+    if "scheduler" not in get_configs("cli", command):
+        subparser.set_defaults(scheduler="local_cwd")
 
 
 @contextmanager

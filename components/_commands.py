@@ -10,6 +10,7 @@ from torchx.cli.cmd_describe import CmdDescribe
 from torchx.cli.cmd_list import CmdList
 from torchx.cli.cmd_status import CmdStatus
 
+from components._cli import stay_here
 from schedulers.errors import SchedulerError
 
 
@@ -28,8 +29,17 @@ def _for_people(name: str, command: type[SubCommand]) -> type[SubCommand]:
     return Command
 
 
+class _List(CmdList):
+    """TorchX's own `list`, of this machine's jobs by default."""
+
+    def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
+        """Adds TorchX's own."""
+        super().add_arguments(subparser)
+        stay_here(subparser, "list")
+
+
 Status = _for_people("status", CmdStatus)
-List = _for_people("list", CmdList)
+List = _for_people("list", _List)
 Cancel = _for_people("cancel", CmdCancel)
 Delete = _for_people("delete", CmdDelete)
 Describe = _for_people("describe", CmdDescribe)

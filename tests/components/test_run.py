@@ -43,3 +43,11 @@ def test_wrong_scheduler_option_is_one_line_and_exit_code_2(torchx, option):
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"torchx run: error: -cfg {option}: must be KEY=VALUE,... as `torchx runopts local_cwd`")
+
+
+def test_jobs_stay_on_this_machine_unless_told_otherwise(torchx, tmp_path):
+    dry_run = ("run", "--dryrun", "--json", "utils.echo")
+    assert json.loads(torchx(*dry_run).stdout)["scheduler"] == "local_cwd"
+    assert torchx("list").stderr == ""
+    (tmp_path / ".torchxconfig").write_text("[cli:run]\nscheduler = jobset\n")
+    assert json.loads(torchx(*dry_run).stdout)["scheduler"] == "jobset"

@@ -2,6 +2,7 @@ import contextlib
 import io
 import os
 import subprocess
+import threading
 
 import pytest
 from kube_api import Cluster
@@ -42,6 +43,7 @@ def quick(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     # The client reads KUBECONFIG only once in the life of a process.
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(cluster.kubeconfig()))
+    monkeypatch.setattr("threading.excepthook", threading.excepthook)  # `torchx log` puts its own there
     monkeypatch.chdir(tmp_path)
 
     def run(*words):

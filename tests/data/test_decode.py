@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from trainer.data.decode import Piece, decode
+from trainer.data.files import is_list
 from trainer.data.rows import NO_ID, Bags, Rows
 from trainer.data.schema import DataConfig
 
@@ -27,14 +28,19 @@ def hashed_text(text: str, rows: int) -> int:
     return mixed(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")) % rows
 
 
+def decode_table(table: pa.Table, config: DataConfig, order: np.ndarray | None = None) -> Rows:
+    lists = [name for name in config.sparse if is_list(table.schema.field(name).type)]
+    return decode([Piece(table.column, range(table.num_rows))], config, lists, order)
+
+
 def sparse(column: pa.Array | pa.ChunkedArray, order=None, **feature) -> Rows:
     table = pa.table({"id": column, "label": pa.array([0.0] * len(column))})
-    return decode([Piece(table)], DataConfig(sparse={"id": {"rows": 10} | feature}), order)
+    return decode_table(table, DataConfig(sparse={"id": {"rows": 10} | feature}), order)
 
 
 def dense(values, order=None, dtype=None, **feature) -> np.ndarray:
     table = pa.table({"x": pa.array(values, dtype), "label": pa.array([0] * len(values), pa.int8())})
-    return decode([Piece(table)], DataConfig(dense={"x": feature}), order).numbers[0]
+    return decode_table(table, DataConfig(dense={"x": feature}), order).numbers[0]
 
 
 def lists(bags: Bags) -> list[list[int]]:
@@ -139,14 +145,29 @@ def test_dense_order_and_booleans():
 
 def test_labels_and_weights():
     table = pa.table({"a": [0, 1, 1], "b": [0.5, 0.0, 1.0], "w": pa.array([2, 0, 3], pa.int32())})
-    rows = decode([Piece(table)], DataConfig(labels=["b", "a"], weight="w"))
+    rows = decode_table(table, DataConfig(labels=["b", "a"], weight="w"))
     assert rows.numbers.tolist() == [[0.5, 0, 1], [0, 1, 1], [2, 0, 3]]
-    assert decode([Piece(table)], DataConfig(labels=["a"])).numbers.tolist() == [[0, 1, 1], [1, 1, 1]]
+    assert decode_table(table, DataConfig(labels=["a"])).numbers.tolist() == [[0, 1, 1], [1, 1, 1]]
+
+
+def test_pieces_lie_behind_one_another():
+    table = pa.table({"id": [[0], [1], [2], [3], [4]], "label": [0, 1, 0, 1, 1]})
+    pieces = [Piece(table.column, range(3, 5)), Piece(table.column, range(1))]
+    config = DataConfig(sparse={"id": {"rows": 5}})
+    assert lists(decode(pieces, config, ["id"]).bags["id"]) == [[3], [4], [0]]
+    rows = decode(pieces, config, ["id"], np.array([2, 0, 1]))
+    assert (lists(rows.bags["id"]), rows.numbers[0].tolist()) == ([[0], [3], [4]], [0, 1, 1])
+
+
+def test_messages_count_rows_from_the_beginning_of_the_row_group():
+    table = pa.table({"label": [0, 1, 0, 7]})
+    with pytest.raises(ValueError, match="a file, row 3, column 'label': 7"):
+        decode([Piece(table.column, range(2, 4), "a file, ")], DataConfig(), [])
 
 
 def test_one_column_in_two_roles():
     table = pa.table({"x": pa.array([1, 2]), "label": pa.array([0, 1])})
-    rows = decode([Piece(table)], DataConfig(dense={"x": {}}, sparse={"x": {"rows": 5}}))
+    rows = decode_table(table, DataConfig(dense={"x": {}}, sparse={"x": {"rows": 5}}))
     assert (rows.numbers[0].tolist(), rows.ids.tolist()) == ([1, 2], [[1, 2]])
 
 
@@ -173,4 +194,4 @@ def test_refused_values(columns, message):
     config = DataConfig(dense={"x": {"transform": "log3"}}, sparse={"id": {"rows": 10}}, weight="w")
     table = pa.table({"x": [0.0, 1.0], "id": [1, 2], "label": [0, 1], "w": [1.0, 1.0]} | columns)
     with pytest.raises(ValueError, match=message):
-        decode([Piece(table)], config)
+        decode_table(table, config)

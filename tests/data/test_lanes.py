@@ -1,5 +1,7 @@
 """The arithmetic of lanes: every row of an epoch falls into exactly one place."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from trainer.data.files import RowGroup
 from trainer.data.lanes import (
     Lanes,
+    Span,
     check_lanes,
     default_lanes,
     ends_of,
@@ -46,27 +49,39 @@ def test_steps_hold_every_row(lanes):
     assert in_steps == sorted(in_steps, reverse=True)
 
 
-@given(some_lanes(), st.integers(1, 700))
-def test_windows_partition_a_lane(lanes, size):
-    for lane in range(lanes.lanes):
-        found = list(windows(lane, lanes, size))
-        assert [row for _, start, stop in found for row in range(start, stop)] == list(range(lanes.length(lane)))
-        assert len({number for number, *_ in found}) == len(found)
-        assert all(stop - start <= size for _, start, stop in found)
+row_groups = st.lists(st.integers(1, 50), min_size=1, max_size=12).map(
+    lambda sizes: [RowGroup(0, index, rows) for index, rows in enumerate(sizes)]
+)
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.data())
-def test_spans_are_the_rows_asked_for(sizes, data):
-    order = [RowGroup(0, index, rows) for index, rows in enumerate(sizes)]
-    start = data.draw(st.integers(0, sum(sizes) - 1))
-    stop = data.draw(st.integers(start + 1, sum(sizes)))
-    sequence = [(group.index, row) for group in order for row in range(group.rows)]
-    found = [
-        (span.group.index, row)
-        for span in spans(order, ends_of(order), start, stop)
-        for row in range(span.start, span.stop)
-    ]
-    assert found == sequence[start:stop]
+def rows_of(found: list[Span]) -> list[tuple[RowGroup, int]]:
+    return [(span.group, row) for span in found for row in range(span.start, span.stop)]
+
+
+@given(row_groups, st.integers(1, 120))
+def test_windows_partition_a_lane(groups, size):
+    lane = [Span(group, group.index % 3 % group.rows, group.rows) for group in groups]
+    found = list(windows(lane, size))
+    assert rows_of([span for window in found for span in window.spans]) == rows_of(lane)
+    assert [window.number for window in found] == list(range(len(found)))
+    assert [window.start for window in found] == [0, *(window.stop for window in found[:-1])]
+    assert all(1 <= len(window) <= size for window in found)
+
+
+@given(row_groups, st.integers(50, 120))
+def test_windows_hold_whole_row_groups_where_they_fit(groups, size):
+    found = list(windows([Span(group, 0, group.rows) for group in groups], size))
+    assert [span.group for window in found for span in window.spans] == groups
+    assert all(len(window) + following.spans[0].group.rows > size for window, following in itertools.pairwise(found))
+
+
+@given(row_groups, st.data())
+def test_spans_are_the_rows_asked_for(order, data):
+    rows = sum(group.rows for group in order)
+    start = data.draw(st.integers(0, rows))
+    stop = data.draw(st.integers(start, rows))
+    sequence = [(group, row) for group in order for row in range(group.rows)]
+    assert rows_of(spans(order, ends_of(order), start, stop)) == sequence[start:stop]
 
 
 @given(st.sampled_from([(8, world) for world in (1, 2, 4, 8, 16, 24)] + [(12, 3), (12, 6), (12, 36), (1, 5)]))

@@ -1,23 +1,21 @@
 """Pieces of Parquet row groups to rows, checked: what leaves this file can be trained on."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from trainer.data.files import first_line, is_list, is_string
+from trainer.data.files import is_string
+from trainer.data.reading import Column
 from trainer.data.rows import NO_ID, Bags, Rows, empty, offsets_of
 from trainer.data.schema import DataConfig, DenseFeature, SparseFeature
 
 T = TypeVar("T")
-Reader = Callable[[pa.Table], np.ndarray]
 
 TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda x: x,
@@ -26,45 +24,28 @@ TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-class RowGroupReader:
-    """Reads row groups and keeps each file's footer.
-
-    Args:
-        columns: The columns to read.
-    """
-
-    def __init__(self, columns: list[str]) -> None:
-        self._columns = columns
-        self._footers: dict[str, pq.FileMetaData] = {}
-
-    def read(self, url: str, index: int) -> pa.Table:
-        """Reads one row group.
-
-        Raises:
-            ValueError: The file is gone or damaged.
-        """
-        fs, path = fsspec.core.url_to_fs(url)
-        try:
-            with pq.ParquetFile(path, filesystem=fs, metadata=self._footers.get(url)) as file:
-                self._footers.setdefault(url, file.metadata)
-                return file.read_row_group(index, self._columns, use_threads=False)
-        except (OSError, pa.ArrowException) as error:
-            raise ValueError(f"{url}, row group {index}: cannot be read, is it whole? ({first_line(error)})") from error
-
-
 @dataclass(frozen=True)
 class Piece:
     """Rows that lie together in a row group.
 
     Attributes:
-        table: The rows.
+        column: Gives a column of the row group.
+        rows: Which of its rows.
         where: What an error message begins with to tell where the row group is.
-        first_row: Where in the row group they begin.
     """
 
-    table: pa.Table
+    column: Column
+    rows: range
     where: str = ""
-    first_row: int = 0
+
+    def array(self, name: str) -> pa.Array:
+        """Returns a column of these rows."""
+        column = self.column(name).slice(self.rows.start, len(self.rows))
+        whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        return whole.combine_chunks() if isinstance(whole, pa.ChunkedArray) else whole
+
+
+Reader: TypeAlias = Callable[[Piece], T]
 
 
 class _Refused(ValueError):
@@ -75,21 +56,22 @@ class _Refused(ValueError):
         self.row = row
 
 
-def decode(pieces: Sequence[Piece], config: DataConfig, order: np.ndarray | None = None) -> Rows:
-    """Turns pieces of tables into rows.
+def decode(
+    pieces: Sequence[Piece], config: DataConfig, lists: Collection[str], order: np.ndarray | None = None
+) -> Rows:
+    """Turns pieces of row groups into rows.
 
-    Column by column, so that what is between table and rows stays in the cache.
+    Column by column, so that what is between file and rows stays in the cache.
 
     Args:
         pieces: The rows, `R` in all.
         config: What to do with their columns.
+        lists: The sparse features that are lists of ids.
         order: The position of each row in the pieces, `[R]`. Unset: as in the pieces.
 
     Raises:
         ValueError: A value is not allowed; the message names row group, row, column and value.
     """
-    schema = pieces[0].table.schema
-    lists = [name for name in config.sparse if is_list(schema.field(name).type)]
     single = [name for name in config.sparse if name not in lists]
     bags = {name: Bags.join(_read(pieces, partial(_bags, name, config.sparse[name]))) for name in lists}
     return Rows(
@@ -99,15 +81,17 @@ def decode(pieces: Sequence[Piece], config: DataConfig, order: np.ndarray | None
     )
 
 
-def _numbers(config: DataConfig) -> list[Reader]:
+def _numbers(config: DataConfig) -> list[Reader[np.ndarray]]:
     """Returns what reads dense features, labels and the weight, `[R]` float32 each."""
     dense = [partial(_dense, name, feature) for name, feature in config.dense.items()]
     return [*dense, *(partial(_label, name) for name in config.labels), partial(_weight, config.weight)]
 
 
-def _stack(pieces: Sequence[Piece], readers: list[Reader], dtype: type, order: np.ndarray | None) -> np.ndarray:
+def _stack(
+    pieces: Sequence[Piece], readers: list[Reader[np.ndarray]], dtype: type, order: np.ndarray | None
+) -> np.ndarray:
     """Returns columns as a block, `[C, R]`, its rows in order."""
-    rows = sum(piece.table.num_rows for piece in pieces)
+    rows = sum(len(piece.rows) for piece in pieces)
     block, column = empty((len(readers), rows), dtype), np.empty(rows, dtype)
     for target, reader in zip(block, readers, strict=True):
         np.concatenate(_read(pieces, reader), out=target if order is None else column, casting="unsafe")
@@ -116,24 +100,16 @@ def _stack(pieces: Sequence[Piece], readers: list[Reader], dtype: type, order: n
     return block
 
 
-def _read(pieces: Sequence[Piece], reader: Callable[[pa.Table], T]) -> list[T]:
+def _read(pieces: Sequence[Piece], reader: Reader[T]) -> list[T]:
     return [_read_piece(piece, reader) for piece in pieces]
 
 
-def _read_piece(piece: Piece, reader: Callable[[pa.Table], T]) -> T:
+def _read_piece(piece: Piece, reader: Reader[T]) -> T:
     try:
-        return reader(piece.table)
+        return reader(piece)
     except _Refused as error:
-        row = "" if error.row is None else f"row {piece.first_row + error.row}, "
+        row = "" if error.row is None else f"row {piece.rows.start + error.row}, "
         raise ValueError(f"{piece.where}{row}{error}") from error
-
-
-def _whole(table: pa.Table, name: str) -> pa.Array:
-    column = table.column(name)
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    column = column.combine_chunks()
-    return column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
 
 
 def _refuse(name: str, values: np.ndarray, wrong: np.ndarray, why: str) -> None:
@@ -146,8 +122,8 @@ def _float32(array: pa.Array) -> np.ndarray:
     return pc.cast(array, pa.float32(), safe=False).to_numpy(zero_copy_only=False)
 
 
-def _dense(name: str, feature: DenseFeature, table: pa.Table) -> np.ndarray:
-    array = pc.cast(_whole(table, name), pa.float32(), safe=False)
+def _dense(name: str, feature: DenseFeature, piece: Piece) -> np.ndarray:
+    array = pc.cast(piece.array(name), pa.float32(), safe=False)
     raw = (array.fill_null(feature.missing) if array.null_count else array).to_numpy(zero_copy_only=False)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         values = TRANSFORMS[feature.transform](raw)
@@ -159,18 +135,18 @@ def _dense(name: str, feature: DenseFeature, table: pa.Table) -> np.ndarray:
     return values
 
 
-def _label(name: str, table: pa.Table) -> np.ndarray:
-    array = _whole(table, name)
+def _label(name: str, piece: Piece) -> np.ndarray:
+    array = piece.array(name)
     _refuse_nulls(name, array, "a label")
     values = _float32(array)
     _refuse(name, values, ~((values >= 0) & (values <= 1)), "is not a label; labels are in [0, 1]")
     return values
 
 
-def _weight(name: str | None, table: pa.Table) -> np.ndarray:
+def _weight(name: str | None, piece: Piece) -> np.ndarray:
     if name is None:
-        return np.ones(table.num_rows, np.float32)
-    array = _whole(table, name)
+        return np.ones(len(piece.rows), np.float32)
+    array = piece.array(name)
     _refuse_nulls(name, array, "a weight")
     values = _float32(array)
     _refuse(name, values, ~(np.isfinite(values) & (values >= 0)), "is not a weight; weights are finite and at least 0")
@@ -183,9 +159,9 @@ def _refuse_nulls(name: str, array: pa.Array, what: str) -> None:
         raise _Refused(f"column '{name}': null is not allowed for {what}; fill it or leave the row out", row)
 
 
-def _ids(name: str, feature: SparseFeature, table: pa.Table) -> np.ndarray:
+def _ids(name: str, feature: SparseFeature, piece: Piece) -> np.ndarray:
     """Returns the id of each row, `[R]`, NO_ID for a null."""
-    array = _whole(table, name)
+    array = piece.array(name)
     if not array.null_count:
         return _into_table(name, array, feature)
     missing = array.is_null().to_numpy(zero_copy_only=False)
@@ -193,9 +169,9 @@ def _ids(name: str, feature: SparseFeature, table: pa.Table) -> np.ndarray:
     return np.where(missing, np.int32(NO_ID), _into_table(name, filled, feature).astype(np.int32))
 
 
-def _bags(name: str, feature: SparseFeature, table: pa.Table) -> Bags:
+def _bags(name: str, feature: SparseFeature, piece: Piece) -> Bags:
     """Returns the ids of each row; a null list is empty, a null in a list is left out."""
-    array = _whole(table, name)
+    array = piece.array(name)
     lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
     offsets = offsets_of(lengths.fill_null(0).to_numpy(zero_copy_only=False))
     array = array.flatten()

@@ -6,8 +6,8 @@ windows. Step `k` takes the next `B / L` rows of every lane, where `B` is the gl
 job is one number, the step, and a global batch holds the same rows whatever the number of ranks.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -128,6 +128,9 @@ class Span:
     start: int
     stop: int
 
+    def __len__(self) -> int:
+        return self.stop - self.start
+
 
 def ends_of(order: list[RowGroup]) -> np.ndarray:
     """Returns where each row group ends in the epoch's sequence, `[G]`."""
@@ -136,6 +139,8 @@ def ends_of(order: list[RowGroup]) -> np.ndarray:
 
 def spans(order: list[RowGroup], ends: np.ndarray, start: int, stop: int) -> list[Span]:
     """Returns where the rows in `[start, stop)` of the epoch's sequence are; `ends` is `ends_of(order)`."""
+    if start == stop:
+        return []
     first, last = np.searchsorted(ends, [start, stop - 1], side="right")
     return [
         Span(group, max(0, start - int(end) + group.rows), min(group.rows, stop - int(end) + group.rows))
@@ -143,13 +148,41 @@ def spans(order: list[RowGroup], ends: np.ndarray, start: int, stop: int) -> lis
     ]
 
 
-def windows(lane: int, lanes: Lanes, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yields number, first row and end of a lane's shuffle windows; each lane's begin elsewhere, to spread the work."""
-    length, shift = lanes.length(lane), size * lane // lanes.lanes
-    for number in range(-(-(length + shift) // size)):
-        start, stop = max(0, number * size - shift), min(length, (number + 1) * size - shift)
-        if start < stop:
-            yield number, start, stop
+@dataclass(frozen=True)
+class Window:
+    """Rows of a lane that are shuffled among themselves.
+
+    Attributes:
+        number: Its place in the lane.
+        start: Where in the lane its first row is.
+        spans: The rows.
+    """
+
+    number: int
+    start: int
+    spans: tuple[Span, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.spans))
+
+    @property
+    def stop(self) -> int:
+        """Where in the lane its last row ends."""
+        return self.start + len(self)
+
+
+def windows(lane: Iterable[Span], size: int) -> Iterator[Window]:
+    """Yields a lane's shuffle windows, each of as many row groups as fit into `size` rows; larger ones are cut."""
+    window = Window(0, 0, ())
+    for span in lane:
+        for start in range(span.start, span.stop, size):
+            part = Span(span.group, start, min(start + size, span.stop))
+            if window.spans and len(window) + len(part) > size:
+                yield window
+                window = Window(window.number + 1, window.stop, ())
+            window = replace(window, spans=(*window.spans, part))
+    if window.spans:
+        yield window
 
 
 def window_order(rows: int, seed: int, epoch: int, lane: int, window: int) -> np.ndarray:

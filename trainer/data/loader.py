@@ -3,17 +3,17 @@
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache, partial
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-import pyarrow as pa
 import torch
 
 from trainer.data.batch import Batch, to_batch
-from trainer.data.decode import Piece, RowGroupReader, decode
+from trainer.data.decode import Piece, decode
 from trainer.data.files import FileSet, RowGroup
-from trainer.data.lanes import Lanes, ends_of, epoch_order, share_of, spans, window_order, windows
+from trainer.data.lanes import Lanes, Window, ends_of, epoch_order, share_of, spans, window_order, windows
+from trainer.data.reading import RowGroupReader, SharedRowGroup, shared
 from trainer.data.rows import Rows
 from trainer.data.schema import DataConfig
 
@@ -24,7 +24,8 @@ END: Any = object()
 class Loader:
     """Serves one rank's batches of a data set, from any step on.
 
-    Memory per rank is about two shuffle windows and one row group for each lane that it serves.
+    Memory per rank is about two shuffle windows for each lane that it serves, and the row groups that more than one
+    window needs: those that are larger than a window, and those where one lane ends and the next begins.
 
     Args:
         files: The data set.
@@ -42,9 +43,8 @@ class Loader:
         self._files, self._config, self._lanes = files, config, lanes
         self._share, self._world_size = share_of(rank, world_size, lanes.lanes), world_size
         self._seed, self._shuffle = seed, shuffle
-        self._reader = RowGroupReader(list(dict.fromkeys(config.columns)))
-        few = len(files.row_groups) <= len(self._share.lanes)  # a small data set stays in memory
-        self._read = lru_cache(maxsize=None if few else 0)(self._read_row_group)
+        self._lists = files.files[0].lists
+        self._reader = RowGroupReader(files, config.columns)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -71,32 +71,51 @@ class Loader:
 
     def _epoch(self, epoch: int, first: int, last: int, pool: ThreadPoolExecutor) -> Iterator[Rows]:
         """Yields this rank's rows of the steps in `[first, last)` of an epoch."""
-        order = epoch_order(self._files.row_groups, self._seed, epoch, self._shuffle)
-        ends, offset = ends_of(order), first * self._lanes.rows_per_step
+        offset = first * self._lanes.rows_per_step
+        plan = self._plan(epoch, offset)
+        kept = shared(span.group for lane in plan.values() for window in lane for span in window.spans)
         streams = [
-            self._steps(one_ahead(self._windows(epoch, lane, order, ends, offset), pool)) for lane in self._share.lanes
+            self._steps(one_ahead(self._read_lane(epoch, lane, plan[lane], offset, kept), pool)) for lane in plan
         ]
         for _ in range(first, last):
             rows = Rows.join([next(stream) for stream in streams])
             part = len(rows) // self._share.parts
             yield rows.slice(self._share.part * part, (self._share.part + 1) * part)
 
-    def _windows(self, epoch: int, lane: int, order: list[RowGroup], ends: np.ndarray, offset: int) -> Iterator[Rows]:
-        """Yields a lane's shuffle windows from a row of the lane on."""
-        lane_start, _ = self._lanes.bounds(lane)
-        read = lru_cache(maxsize=1)(self._read)  # the row group that a window has in common with the next
-        for number, start, stop in windows(lane, self._lanes, self._config.shuffle_window_rows):
-            if stop <= offset:
-                continue
-            pieces = [
-                Piece(read(span.group).slice(span.start, span.stop - span.start), self._where(span.group), span.start)
-                for span in spans(order, ends, lane_start + start, lane_start + stop)
-            ]
-            shuffled = window_order(stop - start, self._seed, epoch, lane, number) if self._shuffle else None
-            yield decode(pieces, self._config, shuffled).slice(max(0, offset - start), stop - start)
+    def _plan(self, epoch: int, offset: int) -> dict[int, list[Window]]:
+        """Returns, for each of this rank's lanes, the windows that hold its rows from `offset` on."""
+        order = epoch_order(self._files.row_groups, self._seed, epoch, self._shuffle)
+        ends, size = ends_of(order), self._config.shuffle_window_rows
+        return {
+            lane: [one for one in windows(spans(order, ends, *self._lanes.bounds(lane)), size) if one.stop > offset]
+            for lane in self._share.lanes
+        }
 
-    def _where(self, group: RowGroup) -> str:
-        return f"{self._files.files[group.file].url}, row group {group.index}, "
+    def _read_lane(
+        self, epoch: int, lane: int, plan: list[Window], offset: int, kept: dict[RowGroup, SharedRowGroup]
+    ) -> Iterator[Rows]:
+        """Yields a lane's windows, shuffled, from a row of the lane on."""
+        for window in plan:
+            order = window_order(len(window), self._seed, epoch, lane, window.number) if self._shuffle else None
+            with self._pieces(window, kept) as pieces:
+                rows = decode(pieces, self._config, self._lists, order)
+            yield rows.slice(max(0, offset - window.start), len(window))
+
+    @contextmanager
+    def _pieces(self, window: Window, kept: dict[RowGroup, SharedRowGroup]) -> Iterator[list[Piece]]:
+        """Opens the row groups of a window; one that it has to itself is not read before its columns are asked for."""
+        with ExitStack() as stack:
+            pieces = []
+            for span in window.spans:
+                if span.group in kept:
+                    column = kept[span.group].take(partial(self._reader.read, span.group))
+                elif len(window.spans) == 1:
+                    column = stack.enter_context(self._reader.open(span.group))
+                else:
+                    column = self._reader.read(span.group)
+                where = f"{self._reader.where(span.group)}, "
+                pieces.append(Piece(column, range(span.start, span.stop), where))
+            yield pieces
 
     def _steps(self, windows: Iterator[Rows]) -> Iterator[Rows]:
         """Cuts windows into steps of equal length, the last padded, and then yields padding for ever."""
@@ -111,11 +130,8 @@ class Loader:
                 parts.append(window.slice(at, len(window)))
                 need -= len(window) - at
         while True:
-            yield Rows.join([*parts, Rows.padding(need, self._config, self._files.files[0].lists)])
+            yield Rows.join([*parts, Rows.padding(need, self._config, self._lists)])
             parts, need = [], self._lanes.rows_per_step
-
-    def _read_row_group(self, group: RowGroup) -> pa.Table:
-        return self._reader.read(self._files.files[group.file].url, group.index)
 
 
 def one_ahead(items: Iterator[T], pool: ThreadPoolExecutor) -> Iterator[T]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command import write_config
 from jobs import config, losses, write_rows
-from trainer_process import Training, committed
+from trainer_process import Training, committed, is_running
 
 from trainer.preemption import SAME_REQUEST_SECONDS
 
@@ -25,11 +25,6 @@ def setting(rows, tmp_path_factory):
     said = job.end()
     assert job.code == 0, said
     return file, losses(folder / "straight")
-
-
-def is_running(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

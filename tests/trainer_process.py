@@ -88,3 +88,9 @@ class Training:
 def committed(out: Path) -> list[int]:
     """Returns the steps of the committed checkpoints of a run, in order."""
     return sorted(int(file.parent.name.removeprefix("step-")) for file in out.glob("checkpoints/*/manifest.json"))
+
+
+def is_running(pid: int) -> bool:
+    """Tells whether a process is there and not only waits to be noticed as ended."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"

@@ -1,5 +1,6 @@
 """Being asked to stop: the flag that signals set, and the ranks' agreement on it."""
 
+import ctypes
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from trainer.distributed import Ranks, background_group
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+PR_SET_PDEATHSIG = 1  # prctl(2)
 # One request can come twice: from the scheduler to the process itself, and passed on by torchrun.
 SAME_REQUEST_SECONDS = 2.0
 
@@ -107,6 +109,8 @@ def stop_on_signals(ranks: Ranks) -> Iterator[StopRequest]:
     A thread takes them, for a handler of Python's would have to wait until the main thread leaves a collective.
     """
     request = StopRequest(ranks)
+    if dist.is_torchelastic_launched():
+        _follow_parent()
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     threading.Thread(target=_take_all, args=(request, ours), name="signals", daemon=True).start()
@@ -119,6 +123,12 @@ def stop_on_signals(ranks: Ranks) -> Iterator[StopRequest]:
         for number, handler in before.items():
             signal.signal(number, handler)
         theirs.close()
+
+
+def _follow_parent() -> None:
+    """Lets the kernel send SIGTERM when torchrun dies, which otherwise leaves its ranks behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def _take_all(request: StopRequest, numbers: socket.socket) -> None:

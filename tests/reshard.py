@@ -13,13 +13,13 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from trainer.checkpoint import Checkpoint, Checkpoints
+from trainer.checksum_writer import ChecksumWriter
 from trainer.config import Config
 from trainer.data.files import find_files
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
 from trainer.distributed import Ranks, from_main, gather_to_all, process_group
 from trainer.job import Job, build_job
-from trainer.manifest import ChecksumWriter
 from trainer.quiet import hush
 from trainer.restore import restore
 from trainer.run_directory import RunDirectory

@@ -17,6 +17,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 RANK0_HOST = "TORCHX_RANK0_HOST"
 REPLICA_ID = "TORCHX_REPLICA_ID"
+REPLICAS = "TORCHX_REPLICAS"
 TERMINATION_LOG = "/dev/termination-log"
 TAINT_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
@@ -109,6 +110,7 @@ def _container(job: Job, role: Role, mounts: list[dict[str, Any]]) -> dict[str, 
 def _env(job: Job, role: Role) -> dict[str, str]:
     return {
         RANK0_HOST: job.rank0_host,
+        REPLICAS: str(sum(each.num_replicas for each in job.app.roles)),
         "TORCHX_OUTCOME_FILE": TERMINATION_LOG,
         "TORCHX_IMAGE": role.image,
         **role.env,

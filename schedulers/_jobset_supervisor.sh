@@ -21,6 +21,6 @@ case $outcome in
   stopped*) exit 75 ;;
 esac
 
-# Only replica 0 has the outcome: the others let its word be heard first.
-[ $code = 0 ] || [ $TORCHX_REPLICA_ID = 0 ] || { sleep 5 & wait $!; }
+# Only the replica of rank 0 has the outcome, and it may be any: the others let its word be heard first.
+[ $code = 0 ] || [ $TORCHX_REPLICAS = 1 ] || { sleep 5 & wait $!; }
 exit $code

@@ -134,15 +134,15 @@ STOPS = """
 test -e stop && exit 0
 trap 'touch stop' TERM
 until test -e stop; do sleep 0.1; done
-test $TORCHX_REPLICA_ID = 0 && echo stopped at step 5, saved there > $TORCHX_OUTCOME_FILE
+test $TORCHX_REPLICA_ID = %d && echo stopped at step 5, saved there > $TORCHX_OUTCOME_FILE
 exit 1
 """
 
 
-@pytest.mark.parametrize("evicted", [0, 1])
-def test_stops_and_evictions_do_not_use_up_retries(cluster, submit, status, evicted):
-    """All replicas leave with 1, as torchrun does after a signal, and only replica 0 says that they were asked to."""
-    handle = submit(STOPS, replicas=2)
+@pytest.mark.parametrize(("evicted", "telling"), [(0, 1), (1, 0), (1, 1)])
+def test_stops_and_evictions_do_not_use_up_retries(cluster, submit, status, evicted, telling):
+    """All replicas leave with 1, as torchrun does after a signal, and only that of rank 0 tells the outcome."""
+    handle = submit(STOPS % telling, replicas=2)
     cluster.wait_for(lambda: running(cluster, 2))
     cluster.nodes.evict(next(pod for pod in cluster.pods() if f"-0-{evicted}-" in pod["metadata"]["name"]))
     answer = status(finish(cluster, handle))

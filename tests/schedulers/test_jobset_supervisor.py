@@ -12,7 +12,7 @@ from schedulers._jobset_pod import SUPERVISOR
 def supervise(tmp_path):
     """Runs a shell script as a replica and returns how it ended."""
     (tmp_path / "outcome").touch()
-    always = {"TORCHX_OUTCOME_FILE": str(tmp_path / "outcome"), "TORCHX_REPLICA_ID": "0", "HOSTNAME": "job-trainer-0-0"}
+    always = {"TORCHX_OUTCOME_FILE": str(tmp_path / "outcome"), "TORCHX_REPLICAS": "1", "HOSTNAME": "job-trainer-0-0"}
 
     def run(script, **environment):
         environment = os.environ | always | {"TORCHX_RANK0_HOST": "localhost"} | environment

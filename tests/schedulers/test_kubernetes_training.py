@@ -37,7 +37,7 @@ def test_volcano_runs_it_to_the_end(cluster, torchx, train):
     options = ("-cfg", "queue=default", "--workspace", "", "--wait")
     handle = torchx("run", "-s", "kubernetes", *options, *train("volcano")).stdout.strip()
     assert "State: SUCCEEDED" in torchx("status", handle).stdout
-    assert f"step {STEPS}  saved" in torchx("log", f"{handle}/trainer/0").stdout
+    assert f"step {STEPS}  saved" in torchx("log", handle).stdout
     assert len(losses(cluster.image / "runs/volcano")) == STEPS
 
 
@@ -53,5 +53,5 @@ def test_jobset_goes_on_after_an_eviction_as_if_nothing_had_happened(cluster, to
     answer = json.loads(torchx("status", "--json", handle).stdout)
     assert (answer["state"], answer["num_restarts"]) == ("SUCCEEDED", 1)
     assert answer["msg"] == f"restarts: 1; retries used: 0 of 0; finished at step {STEPS}"
-    assert "going on after step" in torchx("log", f"{handle}/trainer/0").stdout
+    assert "going on after step" in torchx("log", handle).stdout
     assert losses(run) == losses(cluster.image / "runs/volcano")

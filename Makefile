@@ -11,8 +11,9 @@ demo: $(VENV)/ready data/movielens/summary.json
 data/movielens/summary.json: | $(VENV)/ready
 	torchx run -s local_cwd data.movielens --out data/movielens
 
+# Most of a test's time is waiting, for Python to import torch above all; files are spread over more workers than cores.
 test: $(VENV)/ready lint
-	pytest
+	pytest --numprocesses 4 --dist loadfile
 
 # The tests that need a Slurm, against 24.11 instead of the system's own.
 test-slurm24: $(VENV)/ready

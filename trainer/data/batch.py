@@ -10,7 +10,8 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from trainer.data.rows import NO_ID, Bags, Rows, empty, offsets_of
+from trainer.data.memory import empty
+from trainer.data.rows import NO_ID, Bags, Rows, offsets_of
 from trainer.data.schema import DataConfig
 
 

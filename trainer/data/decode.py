@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.data.files import is_string
+from trainer.data.memory import empty
 from trainer.data.reading import Column
-from trainer.data.rows import NO_ID, Bags, Rows, empty, offsets_of
+from trainer.data.rows import NO_ID, Bags, Rows, offsets_of
 from trainer.data.schema import DataConfig, DenseFeature, SparseFeature
 
 T = TypeVar("T")

@@ -1,12 +1,11 @@
 """Rows in memory, in blocks of columns: what can be sliced, joined and shuffled without an object per row."""
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
+from trainer.data.memory import empty
 from trainer.data.schema import DataConfig
 
 NO_ID = -1  # stands in `Rows.ids` where a row has no id
@@ -104,13 +103,3 @@ class Rows:
 def _join(blocks: Sequence[np.ndarray]) -> np.ndarray:
     shape = (len(blocks[0]), sum(block.shape[1] for block in blocks))
     return np.concatenate(blocks, axis=1, out=empty(shape, blocks[0].dtype))
-
-
-def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
-    """Returns an array to be filled, in memory that is used again and again.
-
-    It is Arrow's, which keeps what is freed. NumPy gives large blocks back to the system, and getting new ones, page
-    by page, takes longer than filling them.
-    """
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    return np.ndarray(shape, dtype, pa.allocate_buffer(size))

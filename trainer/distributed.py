@@ -144,6 +144,11 @@ def torchx_job() -> str | None:
     return os.environ.get("TORCHX_JOB_ID")
 
 
+def environment_of_a_job() -> dict[str, str]:
+    """Returns the environment for a job that this process starts: how that ends is nothing to our own scheduler."""
+    return {name: value for name, value in os.environ.items() if name != OUTCOME_FILE}
+
+
 def tell_scheduler(outcome: str) -> None:
     """Leaves a line for the scheduler that started the job, if it wants one: how the job ended."""
     if file := os.environ.get(OUTCOME_FILE):

@@ -61,7 +61,7 @@ def plan(
     mounts: list[str] | None = None,
     metadata: dict[str, str] | None = None,
 ) -> AppDef:
-    """Prints the sharding plan of a configuration for this machine: where each table is, and how much each rank holds.
+    """Prints the sharding plan of a configuration: where each table is, and how much each rank holds.
 
     Example: torchx run -s local_cwd tools.plan --config trainer/configs/criteo_kaggle.toml --nproc 16
 

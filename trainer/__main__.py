@@ -3,9 +3,11 @@
 0: done. 1: failed, with a traceback. 2: wrong input, said in one line. 75: stopped on request (preemption.py).
 """
 
+import contextlib
 import os
 import sys
 import traceback
+from typing import NoReturn
 
 from trainer.commands import COMMANDS, usage
 from trainer.quiet import hush
@@ -39,5 +41,16 @@ def _raised_here(error: BaseException) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] in ("trainer", "__main__")
 
 
+def _leave(code: int) -> NoReturn:
+    """Ends the process without taking the interpreter down, in which threads of libraries can abort a finished job."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        _leave(main(sys.argv[1:]))
+    except SystemExit as leaving:
+        _leave(leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1)

@@ -61,7 +61,7 @@ class DataConfig(Section):
     shuffle: bool = True
     """Permute the row groups every epoch and shuffle rows within windows. Evaluation never shuffles."""
     shuffle_window_rows: pydantic.PositiveInt = 65536
-    """Rows of a lane that are shuffled among themselves."""
+    """Rows of a lane that are shuffled among themselves, at most: whole row groups where they fit."""
     last_batch: Literal["keep", "drop"] = "keep"
     """The last, short batch of a training epoch: keep pads it with rows of weight zero, drop leaves it out."""
     accept_changed: bool = False

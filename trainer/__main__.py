@@ -6,10 +6,10 @@
 import contextlib
 import os
 import sys
-import traceback
 from typing import NoReturn
 
 from trainer.commands import COMMANDS, usage
+from trainer.errors import say
 from trainer.quiet import hush
 from trainer.section import nearest
 
@@ -28,17 +28,8 @@ def main(arguments: list[str]) -> int:
     except BrokenPipeError:  # whoever reads the output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
-        if not _raised_here(error):
-            raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return say(error)
     return 0
-
-
-def _raised_here(error: BaseException) -> bool:
-    """Tells whether this package raised an error, which is then about the input; one out of a library is a bug."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("trainer", "__main__")
 
 
 def _leave(code: int) -> NoReturn:

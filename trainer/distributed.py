@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from trainer.errors import say
+
 T = TypeVar("T")
 # A scheduler that wants to know how the job ended names a file here: no exit code of torchrun's says it.
 OUTCOME_FILE = "TORCHX_OUTCOME_FILE"
@@ -104,17 +106,21 @@ def from_main(ranks: Ranks, make: Callable[[], T], group: dist.ProcessGroup | No
     """Runs `make` on the main rank and returns its result on every rank.
 
     Raises:
-        ValueError, OSError: What `make` raised, on the main rank; the others leave quietly with exit code 2.
+        ValueError, OSError: What `make` raised, if there is only one rank.
+        SystemExit: With more, after the main rank has said what `make` raised: torchrun ends all when the first leaves.
     """
+    if ranks.world_size == 1:
+        return make()
     outcome: list[Any] = [None, None]
     if ranks.is_main:
         try:
             outcome[0] = make()
         except (ValueError, OSError) as error:
-            outcome[1] = error
+            get_error_handler().record_exception(error)
+            outcome[1] = say(error)
     dist.broadcast_object_list(outcome, src=0, group=group, device=None if group else _object_device(ranks))
     if outcome[1] is not None:
-        raise outcome[1] if ranks.is_main else SystemExit(2)
+        raise SystemExit(outcome[1])
     return outcome[0]
 
 

@@ -156,9 +156,15 @@ def _check_filled(
         expected = sum(_kept(piece, offsets, saved[name].size) for piece, offsets in placed_pieces(value))
         if filled[name] != expected:
             found = found or f"{filled[name]:,} of the {expected:,} values of '{name}' on rank {ranks.rank}"
-    if problems := [problem for problem in gather_to_all(found, ranks) if problem]:
-        message = f"checkpoint {url} is not whole: it fills {problems[0]}; delete it to go on from the one before it"
-        raise ValueError(message) if ranks.is_main else SystemExit(2)
+    problems = [problem for problem in gather_to_all(found, ranks) if problem]
+    from_main(ranks, lambda: _refuse_unless_whole(url, problems))
+
+
+def _refuse_unless_whole(url: str, problems: list[str]) -> None:
+    if problems:
+        raise ValueError(
+            f"checkpoint {url} is not whole: it fills {problems[0]}; delete it to go on from the one before it"
+        )
 
 
 def _kept(piece: Tensor, offsets: list[int], saved: torch.Size) -> int:

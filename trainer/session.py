@@ -217,7 +217,7 @@ def _prepare(
     if start:
         rehearse()
         restore(start, all_tensors(job.model, job.optimizers), ranks)
-        origin = json.loads(run.read("run.json") or "{}").get("finetune")
+        origin = from_main(ranks, lambda: json.loads(run.read("run.json") or "{}").get("finetune"))
     else:
         origin = finetune(config.finetune, config.data, job, rehearse, ranks)
     report = Report(run, config.report, ranks, last, first, start.progress["running"] if start else None)

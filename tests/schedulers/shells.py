@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -39,6 +40,7 @@ class Shells:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # a shell that `nohup` did not start
         )
         self.opened.append(shell)
         return shell

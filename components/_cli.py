@@ -30,7 +30,7 @@ class Run(CmdRun):
 
     def run(self, args: argparse.Namespace) -> None:
         """Runs the command; the handle alone goes to stdout, as ever."""
-        with _for_people("run"), redirect_stdout(_HandleWatcher(sys.stdout)):
+        with for_people("run"), redirect_stdout(_HandleWatcher(sys.stdout)):
             super().run(args)
 
     def _run_from_cli_args(self, runner: Runner, args: argparse.Namespace) -> None:
@@ -76,7 +76,7 @@ class Log(CmdLog):
         threading.excepthook = lambda _: None
         validate(args.identifier)
         handle = "/".join(args.identifier.split("/")[:4])
-        with _for_people("log"):
+        with for_people("log"):
             with get_runner() as runner:
                 if runner.status(handle) is None:
                     print(f"torchx log: error: there is no job {handle}", file=sys.stderr)
@@ -91,7 +91,7 @@ def stay_here(subparser: argparse.ArgumentParser, command: str) -> None:
 
 
 @contextmanager
-def _for_people(command: str) -> Iterator[None]:
+def for_people(command: str) -> Iterator[None]:
     """Ends the program with one line for wrong input, and without a word when it is interrupted."""
     try:
         yield

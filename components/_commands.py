@@ -1,7 +1,6 @@
 """TorchX's commands for submitted jobs, with one line for what a scheduler cannot do."""
 
 import argparse
-import sys
 
 from torchx.cli.cmd_base import SubCommand
 from torchx.cli.cmd_cancel import CmdCancel
@@ -10,21 +9,17 @@ from torchx.cli.cmd_describe import CmdDescribe
 from torchx.cli.cmd_list import CmdList
 from torchx.cli.cmd_status import CmdStatus
 
-from components._cli import stay_here
-from schedulers.errors import SchedulerError
+from components._cli import for_people, stay_here
 
 
-def _for_people(name: str, command: type[SubCommand]) -> type[SubCommand]:
+def _in_one_line(name: str, command: type[SubCommand]) -> type[SubCommand]:
     class Command(command):
         """TorchX's own command, which ends with one line, not with a traceback, if the scheduler cannot do it."""
 
         def run(self, args: argparse.Namespace) -> None:
             """Runs the command."""
-            try:
+            with for_people(name):
                 super().run(args)
-            except SchedulerError as error:
-                print(f"torchx {name}: error: {error}", file=sys.stderr)
-                sys.exit(2)
 
     return Command
 
@@ -38,8 +33,8 @@ class _List(CmdList):
         stay_here(subparser, "list")
 
 
-Status = _for_people("status", CmdStatus)
-List = _for_people("list", _List)
-Cancel = _for_people("cancel", CmdCancel)
-Delete = _for_people("delete", CmdDelete)
-Describe = _for_people("describe", CmdDescribe)
+Status = _in_one_line("status", CmdStatus)
+List = _in_one_line("list", _List)
+Cancel = _in_one_line("cancel", CmdCancel)
+Delete = _in_one_line("delete", CmdDelete)
+Describe = _in_one_line("describe", CmdDescribe)

@@ -198,12 +198,12 @@ def bench(
     mounts: list[str] | None = None,
     metadata: dict[str, str] | None = None,
 ) -> AppDef:
-    """Measures how fast the trainer reads data and takes steps.
+    """Measures how fast the trainer reads data and takes steps; with `checkpoint`, how fast it saves and restores.
 
-    Example: torchx run -s local_cwd tools.bench --out runs/bench
+    Example: torchx run -s local_cwd tools.bench checkpoint --out runs/bench
 
     Args:
-        args: After `--`, more arguments of `python -m trainer bench`.
+        args: `checkpoint`, and more arguments of `python -m trainer bench`.
         out: Directory to write the results to.
         h: Named resource of the node; replaces cpu, gpu and memMB.
         cpu: CPU cores of the node.

@@ -9,7 +9,7 @@ import tomli_w
 
 
 def run_trainer(
-    *arguments: object, ranks: int = 1, seconds: float = 120, **environment: str
+    *arguments: object, ranks: int = 1, seconds: float = 600, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs `python -m trainer ARGUMENTS` on the CPU, more than one rank under torchrun, and returns how it ended."""
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []

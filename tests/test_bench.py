@@ -7,27 +7,53 @@ import sys
 
 import pytest
 
-from trainer.bench import Comparison, bench
+from trainer.bench import bench
+from trainer.bench.comparison import Comparison
+
+SETTINGS = {"rows": 3000, "global_batch_size": 64, "steps": 3, "repeats": 1}
+FLAGS = ["--rows", "3000", "--global-batch-size", "64", "--steps", "3", "--repeats", "1"]
 
 
-def test_bench(tmp_path):
-    command = [sys.executable, "-m", "trainer", "bench", "--out", str(tmp_path), "--rows", "3000"]
-    command += ["--global-batch-size", "64", "--steps", "3", "--repeats", "2"]
+@pytest.mark.parametrize(
+    ("what", "targets"),
+    [
+        (
+            "training",
+            {
+                ("loader, one core", "pyarrow, same columns"): 0.5,
+                ("loader, one core", "a Python object per value"): None,
+                ("training from Parquet", "training from memory"): 0.95,
+                ("training from memory", "a loop written by hand"): 0.97,
+            },
+        ),
+        (
+            "checkpoint",
+            {
+                ("steps beside saves, a core to spare", "steps alone"): 1 / 1.1,
+                ("saving", "plain writing"): 0.7,
+                ("restoring, checksums too", "plain reading"): 0.7,
+            },
+        ),
+    ],
+)
+def test_bench(tmp_path, what, targets):
+    command = [sys.executable, "-m", "trainer", "bench", what, "--out", str(tmp_path), *FLAGS]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert "measured" in done.stdout
-    assert "training from Parquet" in done.stdout
 
-    written = json.loads((tmp_path / "bench.json").read_text())
-    assert written["settings"] == {"rows": 3000, "global_batch_size": 64, "steps": 3, "repeats": 2}
+    written = json.loads((tmp_path / f"bench-{what}.json").read_text())
+    assert written["settings"] == SETTINGS
     assert written["versions"]["torchrec"]
     assert written["machine"]["cores"] >= 1
-    pairs = {(one["what"], one["baseline"]): one for one in written["comparisons"]}
-    assert {one["target"] for one in pairs.values()} == {0.5, None, 0.95, 0.97}
-    assert len(pairs) == 4
-    for one in pairs.values():
-        assert len(one["measured"]) == len(one["compared"]) == 2
+    assert {(one["what"], one["baseline"]): one["target"] for one in written["comparisons"]} == targets
+    for one in written["comparisons"]:
+        assert len(one["measured"]) == len(one["compared"]) == 1
         assert min(*one["measured"], *one["compared"], one["ratio"]) > 0
+    assert [(one["ranks"], len(one["seconds"])) for one in written.get("restores", [])] == [(1, 1), (2, 1), (4, 1)] * (
+        what == "checkpoint"
+    )
+    assert not (tmp_path / "bench-run").exists()
 
 
 def test_ratio_is_that_of_the_repeats():

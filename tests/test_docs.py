@@ -93,7 +93,7 @@ def runs(workspace):
     """The directory of runs, after all commands for a shell without TorchX."""
     todo = [shlex.split(command) for command in shown("python ", "torchrun ")]
     done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL, json.dumps(todo)], cwd=workspace, capture_output=True, text=True, timeout=180
+        [sys.executable, "-c", RUN_ALL, json.dumps(todo)], cwd=workspace, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     return workspace / "runs"

@@ -38,7 +38,7 @@ def cut_power(node: subprocess.Popen) -> None:
 
 
 def wait_until(condition: Callable[[], object], *logs: Path) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline, "".join(log.read_text()[-3000:] for log in logs)
         time.sleep(0.1)

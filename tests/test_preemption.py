@@ -82,7 +82,7 @@ def test_a_second_signal_ends_it_at_once_even_in_a_collective(setting, tmp_path)
     os.kill(first, signal.SIGTERM)
     time.sleep(SAME_REQUEST_SECONDS + 1)
     os.kill(first, signal.SIGTERM)
-    job.wait_until(lambda: not is_running(first), seconds=10)
+    job.wait_until(lambda: not is_running(first), seconds=120)
     os.kill(second, signal.SIGKILL)
     assert "SIGTERM: training ends at once; it goes on from the last checkpoint" in job.end()
     assert committed(job.out) == []

@@ -136,7 +136,7 @@ def test_a_job_whose_directory_was_taken_over_ends(file, tmp_path):
     job.after_steps(2)
     holder = json.loads((job.out / "lock.json").read_text()) | {"token": "another", "pid": 7, "host": "elsewhere"}
     (job.out / "lock.json").write_text(json.dumps(holder))
-    said = job.end(seconds=3 * RENEW_SECONDS)
+    said = job.end(seconds=12 * RENEW_SECONDS)
     assert f"error: {job.out} was taken over by process 7 on elsewhere; this job ends" in said
     assert job.code == 1
 

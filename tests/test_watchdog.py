@@ -19,7 +19,7 @@ def test_ranks_that_are_stuck_say_where(file, tmp_path):
     job = Training(file, tmp_path / "out", "--train.stuck-seconds", "3").after_steps(5)
     _, second = job.workers()
     os.kill(second, signal.SIGSTOP)
-    job.wait_until(lambda: "has been stuck" in job.said(), seconds=30)
+    job.wait_until(lambda: "has been stuck" in job.said(), seconds=120)
     os.kill(second, signal.SIGCONT)
     before = job.steps()
     job.wait_until(lambda: job.steps() > before)  # it was only slow

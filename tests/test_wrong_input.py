@@ -193,7 +193,7 @@ def test_same_directory_trains_once_the_input_is_right(runs, name):
 def test_a_wrong_value_on_one_rank_ends_the_job(runs, tmp_path):
     case = next(case for case in CASES if case.name == "null label")
     file = write_config(tmp_path / "config.toml", config(runs.folder / case.data, **case.changes))
-    done = run_trainer("train", file, "--out", tmp_path / "out", ranks=2, seconds=60)
+    done = run_trainer("train", file, "--out", tmp_path / "out", ranks=2, seconds=300)
     assert done.returncode != 0
     line = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
     assert all(words in line for words in case.says)

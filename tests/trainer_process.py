@@ -30,7 +30,7 @@ class Training:
             start_new_session=True,
         )
 
-    def wait_until(self, condition: Callable[[], object], seconds: float = 120) -> "Training":
+    def wait_until(self, condition: Callable[[], object], seconds: float = 600) -> "Training":
         """Returns when something has happened, which has to happen before the job ends."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -55,7 +55,7 @@ class Training:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def end(self, seconds: float = 180) -> str:
+    def end(self, seconds: float = 600) -> str:
         """Waits for the end and returns what was said."""
         self.process.wait(timeout=seconds)
         return self.said()

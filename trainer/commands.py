@@ -71,7 +71,7 @@ def plan(flags: list[str]) -> None:
 
 
 def bench(flags: list[str]) -> None:
-    """--out DIR: measure the loader and the loop against baselines."""
+    """[checkpoint] --out DIR: measure the loader and the loop, or saving and restoring, against baselines."""
     from trainer.bench import bench as run
 
     parse(run, flags, f"{PROGRAM} bench")()

@@ -94,6 +94,11 @@ class Saver:
         """Where the newest committed checkpoint is that `wait` has seen; None without one."""
         return self._checkpoints.url(self.saved_step) if self.saved_step else None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being written."""
+        return self._pending is not None and not self._pending.done()
+
     def due(self, step: int) -> bool:
         """Tells whether to save after a step because of its number."""
         return self._config.every_steps > 0 and step % self._config.every_steps == 0

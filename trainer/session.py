@@ -1,6 +1,7 @@
 """Everything that one training run holds, made ready: what `loop.train` only has to set in motion."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -198,7 +199,9 @@ def _prepare(
     from_main(ranks, lambda: open_run(run, config))
     checkpoints = Checkpoints(run)
     from_main(ranks, lambda: _clean_up(checkpoints))
+    clock = time.monotonic()
     start = from_main(ranks, lambda: find_start(checkpoints, resume, run.url))
+    restore_seconds = time.monotonic() - clock
     files = from_main(ranks, lambda: find_files("train", config.data.train, config.data))
     lanes = _make_lanes(config, files, ranks, start)
     evaluator = Evaluator(config, ranks)
@@ -216,7 +219,9 @@ def _prepare(
 
     if start:
         rehearse()
+        clock = time.monotonic()
         restore(start, all_tensors(job.model, job.optimizers), ranks)
+        restore_seconds += time.monotonic() - clock
         origin = from_main(ranks, lambda: json.loads(run.read("run.json") or "{}").get("finetune"))
     else:
         origin = finetune(config.finetune, config.data, job, rehearse, ranks)
@@ -226,7 +231,7 @@ def _prepare(
     session = Session(
         config, ranks, run, files, lanes, job, saver, evaluator, report, batches, stop, watchdog, first, last
     )
-    _introduce(session, start, origin)
+    _introduce(session, start, restore_seconds, origin)
     return session
 
 
@@ -257,7 +262,9 @@ def _make_lanes(config: Config, files: FileSet, ranks: Ranks, start: Checkpoint 
     return lanes
 
 
-def _introduce(session: Session, start: Checkpoint | None, origin: dict[str, Any] | None) -> None:
+def _introduce(
+    session: Session, start: Checkpoint | None, restore_seconds: float, origin: dict[str, Any] | None
+) -> None:
     """Prints what is about to happen, and writes plan.json and run.json."""
     job, report, sent = session.job, session.report, session.job.sent_bytes
     if session.ranks.is_main:
@@ -266,6 +273,7 @@ def _introduce(session: Session, start: Checkpoint | None, origin: dict[str, Any
             "data": session.files.fingerprint,
             "lanes": session.lanes.lanes,
             "sent_bytes_per_step": sent,
+            **({"restore_seconds": round(restore_seconds, 3)} if start else {}),
             **({"finetune": origin} if origin else {}),
             "state": "running",
         }
@@ -287,5 +295,5 @@ def _introduce(session: Session, start: Checkpoint | None, origin: dict[str, Any
         )
     )
     if start:
-        report.say(f"going on after step {start.step:,} from {start.url}")
+        report.say(f"going on after step {start.step:,} from {start.url}, restored in {restore_seconds:.1f} s")
     report.say(f"run directory {session.run.url}; watch: torchx run tools.tensorboard --logdir {session.run.url}\n")

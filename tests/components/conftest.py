@@ -15,7 +15,7 @@ def torchx(tmp_path):
             env=os.environ | {"HOME": str(tmp_path), "COLUMNS": "200"} | env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
 
     return run

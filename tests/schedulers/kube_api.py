@@ -117,7 +117,7 @@ class Cluster:
         label = "torchx.pytorch.org/role-name"
         return [pod for pod in self.all("Pod") if not role or pod["metadata"]["labels"].get(label) == role]
 
-    def wait_for(self, condition: Callable[[], object], seconds: float = 180) -> object:
+    def wait_for(self, condition: Callable[[], object], seconds: float = 600) -> object:
         """Waits until a condition holds and returns its value."""
         with self.changed:
             assert self.changed.wait_for(condition, timeout=seconds), "the cluster did not get there"

@@ -26,7 +26,7 @@ class Shells:
         folder.mkdir(exist_ok=True)
         command = ["torchx", *map(str, words)]
         return subprocess.run(
-            command, cwd=folder, env=self.environment | environment, capture_output=True, text=True, timeout=120
+            command, cwd=folder, env=self.environment | environment, capture_output=True, text=True, timeout=600
         )
 
     def open(self, *words: object, cwd: Path | None = None) -> subprocess.Popen[str]:
@@ -48,7 +48,7 @@ class Shells:
     def detached(self, *words: object, cfg: str = "", cwd: Path | None = None) -> str:
         """Submits a job that outlives its shell; returns its handle."""
         shell = self.open("run", "-s", "local_cwd", "-cfg", f"detach=True{cfg}", *words, cwd=cwd)
-        out, said = shell.communicate(timeout=60)
+        out, said = shell.communicate(timeout=600)
         assert shell.returncode == 0, said
         return out.strip()
 
@@ -73,7 +73,7 @@ class Shells:
         return json.loads((self.record(handle) / "progress.json").read_text())["supervisor"]
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 600) -> None:
     """Waits until something is so."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -22,7 +22,7 @@ def doctor(tmp_path):
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "SLURM"))}
         path = {"PATH": str(BIN), "HOME": str(tmp_path), "COLUMNS": "200"}
         command = [BIN / "torchx", "doctor", *map(str, arguments)]
-        done = subprocess.run(command, env=clean | path | environment, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(command, env=clean | path | environment, capture_output=True, text=True, timeout=600)
         assert "Traceback" not in done.stderr
         return done.returncode, lines(done.stdout)
 

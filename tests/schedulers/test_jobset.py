@@ -222,7 +222,7 @@ def test_follow_goes_on_through_a_restart_until_the_job_ends(cluster, environmen
     follow = subprocess.Popen(["torchx", "log", "-t", handle], env=environment, stdout=subprocess.PIPE, text=True)
     assert follow.stdout.readline() == "sh/0 attempt\n"
     (cluster.image / "go").touch()
-    assert follow.communicate(timeout=60)[0] == "sh/0 attempt\nsh/0 end\n"
+    assert follow.communicate(timeout=600)[0] == "sh/0 attempt\nsh/0 end\n"
 
 
 def test_follow_loses_and_repeats_nothing_when_its_connection_is_closed(cluster, quick, submit):

@@ -35,7 +35,7 @@ def job(out: str, steps: int, retries: int = 0) -> tuple[str, ...]:
 def train(torchx: Shells, out: str, steps: int) -> tuple[list[float], str]:
     """Trains to the end in a shell that waits; returns the losses of the run, and what the shell showed."""
     shell = torchx.open("run", "-s", "local_cwd", *job(out, steps))
-    handle, said = shell.communicate(timeout=240)
+    handle, said = shell.communicate(timeout=600)
     assert shell.returncode == 0, said
     assert torchx.status(handle.strip())["msg"] == f"finished at step {steps}"
     return losses(torchx.home / out), said
@@ -70,7 +70,7 @@ def test_cancelled_from_another_shell_it_saves_and_goes_on_later(torchx):
     status = torchx.wait_for_end(handle)
     assert status["state"] == "CANCELLED"
     stopped = int(re.match(r"stopped at step (\d+), saved ", status["msg"])[1])
-    followed = follower.communicate(timeout=60)[0]
+    followed = follower.communicate(timeout=600)[0]
     assert "[rank 0]" in followed
     assert "[rank 1]" not in followed
     assert processes(handle) == []

@@ -168,7 +168,7 @@ class Cluster:
         self._wait_for(lambda: pid_file.exists() and pid_file.read_text().strip())
         self._stopping.callback(_stop, int(pid_file.read_text()))
 
-    def _wait_for(self, condition: Callable[[], object], seconds: float = 60) -> None:
+    def _wait_for(self, condition: Callable[[], object], seconds: float = 600) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:

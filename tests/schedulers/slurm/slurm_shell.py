@@ -42,7 +42,7 @@ class Shell:
     def status(self, handle: str, cwd: Path | None = None) -> dict:
         return json.loads(self.torchx("status", "--json", handle, cwd=cwd))
 
-    def wait(self, handle: str, *states: str, seconds: float = 120) -> dict:
+    def wait(self, handle: str, *states: str, seconds: float = 600) -> dict:
         """Waits until a job is in one of the states, by default the final ones."""
         deadline = time.monotonic() + seconds
         while (status := self.status(handle))["state"] not in (states or ("SUCCEEDED", "FAILED", "CANCELLED")):

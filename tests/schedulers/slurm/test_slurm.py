@@ -353,7 +353,7 @@ def test_list_while_jobs_come_and_go(shell):
 
 def test_time_limit_comes_with_a_warning(submitted):
     shell, handles = submitted
-    status = shell.wait(handles["limited"], seconds=180)
+    status = shell.wait(handles["limited"], seconds=600)
     assert (status["state"], status["num_restarts"]) == ("SUCCEEDED", 1), shell.batch_log(handles["limited"])
     assert "requeued: stopped at step 3, saved x" in shell.batch_log(handles["limited"])
 

@@ -38,7 +38,7 @@ def undisturbed(trainings):
 
 def wait_for_steps(shell, handle, name, count=FAR_ENOUGH):
     metrics = shell.folder / name / "metrics.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not metrics.exists() or metrics.read_text().count("\n") < count:
         assert time.monotonic() < deadline, shell.batch_log(handle) + shell.torchx("log", handle)
         time.sleep(0.05)
@@ -46,7 +46,7 @@ def wait_for_steps(shell, handle, name, count=FAR_ENOUGH):
 
 def assert_went_on(shell, handle, name, expected):
     """The job has finished with the losses of an undisturbed run, and did not start from the beginning again."""
-    status = shell.wait(handle, seconds=240)
+    status = shell.wait(handle, seconds=600)
     log = shell.torchx("log", handle)
     assert status["state"] == "SUCCEEDED", shell.batch_log(handle) + log
     assert status["num_restarts"] >= 1

@@ -1,28 +1,19 @@
 """How fast the loader reads and the loop steps, each beside what it is to be compared with.
 
-python -m trainer bench --out runs/bench
-
-What is compared runs alternately in one process, several times, so that a busy machine slows down both. A ratio is the
-median of the repeats' ratios. Nothing is shared between the two but the data, the model and its optimizers.
+Nothing is shared between the two but the data, the model and its optimizers.
 """
 
 import contextlib
 import itertools
-import json
 import math
 import os
-import platform
-import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pyarrow.parquet as pq
 import torch
-from tabulate import tabulate
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 from torchrec.datasets.utils import Batch as RandomBatch
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -34,127 +25,35 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from trainer.config import Config
+from trainer.bench.comparison import Comparison, alternate
+from trainer.bench.setting import MEMORY_BATCHES, TABLE_ROWS, batches_in_memory, loader_of
 from trainer.data.batch import Batch
 from trainer.data.files import FileSet
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
-from trainer.data.schema import DataConfig, DenseFeature, SparseFeature
-from trainer.data.synthetic import DENSE_FEATURES, SPARSE_FEATURES, synthetic
-from trainer.distributed import Ranks, from_main, process_group
+from trainer.data.schema import DataConfig
+from trainer.data.synthetic import DENSE_FEATURES, SPARSE_FEATURES
+from trainer.distributed import Ranks
 from trainer.models.model import table_configs
 from trainer.report import Stopwatch
-from trainer.run import describe_run
-from trainer.session import Session, open_session
+from trainer.session import Session
 from trainer.sharding import Sharder
 
-TABLE_ROWS = 100_000
-MODEL = {"embedding_dim": 32, "dense_layers": [256, 128], "over_layers": [256, 128]}
 WARM_STEPS = 5
 RATE = 0.02  # of both optimizers, as is the default
-MEMORY_BATCHES = 8
 PYTHON_ROWS = 1 / 100  # the part of the rows that the slowest reader gets
 
-Rates = Callable[[], float]
 
-
-@dataclass(frozen=True)
-class Comparison:
-    """One thing measured beside another.
-
-    Attributes:
-        what: What was measured.
-        baseline: What it was compared with.
-        unit: Of the rates.
-        target: Least ratio to reach; None where any will do.
-        measured: The rate of every repeat.
-        compared: The baseline's.
-    """
-
-    what: str
-    baseline: str
-    unit: str
-    target: float | None
-    measured: list[float]
-    compared: list[float]
-
-    @property
-    def ratio(self) -> float:
-        """The median over the repeats of what was measured over its baseline."""
-        return statistics.median(a / b for a, b in zip(self.measured, self.compared, strict=True))
-
-
-def bench(
-    out: str = "runs/bench", rows: int = 2_000_000, global_batch_size: int = 8192, steps: int = 40, repeats: int = 5
-) -> None:
-    """Measures the loader and the training loop and prints one table.
-
-    Three comparisons: the loader with plain pyarrow and with a reader that makes Python objects, all on one core and
-    by the processor time that they take;
-    training from Parquet with training on batches in memory; the same loop with one written by hand that does nothing
-    but step on random batches. Under
-    torchrun the last two run on all ranks. Writes `OUT/bench.json` with every repeat.
+def compare_training(session: Session, steps: int, repeats: int) -> list[Comparison]:
+    """Compares the loader, on the main rank alone, and the loop, on all ranks.
 
     Args:
-        out: Directory for the results, and for the data, in Criteo's shape, which is made once.
-        rows: Rows of the data.
-        global_batch_size: Rows per step, over all ranks.
-        steps: Steps per repeat of a training loop.
+        session: A fresh one.
+        steps: Steps per repeat of a loop.
         repeats: Repeats of everything.
-
-    Raises:
-        ValueError: An argument is out of range, or OUT holds data of other settings.
     """
-    for name, value in (
-        ("rows", rows),
-        ("global-batch-size", global_batch_size),
-        ("steps", steps),
-        ("repeats", repeats),
-    ):
-        if value < 1:
-            raise ValueError(f"--{name} is {value}; it must be 1 or more")
-    settings = {"rows": rows, "global_batch_size": global_batch_size, "steps": steps, "repeats": repeats}
-    with process_group() as ranks:
-        from_main(ranks, lambda: _make_data(out, rows))
-        with (
-            tempfile.TemporaryDirectory() as scratch,
-            _silence(),
-            open_session(_config(out, global_batch_size), scratch, "never", ranks) as session,
-        ):
-            found = _compare_readers(session, repeats) if ranks.is_main else []
-            found += _compare_loops(session, steps, repeats)
-        if ranks.is_main:
-            _publish(out, found, describe_run(ranks, machine=_machine(), settings=settings))
-
-
-def _make_data(out: str, rows: int) -> None:
-    with _silence():
-        synthetic(f"{out}/data", rows, validation_rows=0, test_rows=0, table_rows=(TABLE_ROWS,))
-
-
-def _config(out: str, global_batch_size: int) -> Config:
-    data = DataConfig(
-        train=[f"{out}/data/train"],
-        dense={f"int_{i}": DenseFeature() for i in range(DENSE_FEATURES)},
-        sparse={f"cat_{i}": SparseFeature(rows=TABLE_ROWS) for i in range(SPARSE_FEATURES)},
-        global_batch_size=global_batch_size,
-    )
-    return Config.model_validate({"data": data, "model": MODEL, "train": {"epochs": 1}})
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        yield
-
-
-def _alternate(repeats: int, *measured: Rates) -> list[list[float]]:
-    """Returns the rates of each thing; it runs once before it counts, and every second repeat goes backwards."""
-    rates: list[list[float]] = [[] for _ in measured]
-    for repeat in range(-1, repeats):
-        for number in sorted(range(len(measured)), reverse=repeat % 2 == 1):
-            rates[number].append(measured[number]())
-    return [found[1:] for found in rates]
+    found = _compare_readers(session, repeats) if session.ranks.is_main else []
+    return found + _compare_loops(session, steps, repeats)
 
 
 # The loader beside other readers of the same columns, one core for all threads.
@@ -164,7 +63,7 @@ def _compare_readers(session: Session, repeats: int) -> list[Comparison]:
     config, files = session.config.data, session.files
     lanes = Lanes(files.rows, 8, 8 * math.ceil(config.global_batch_size / 8))
     with _one_core():
-        loader, plain, python = _alternate(
+        loader, plain, python = alternate(
             repeats,
             lambda: _rate(_load(files, config, lanes)),
             lambda: _rate(_read(files, config)),
@@ -239,32 +138,19 @@ def _one_core() -> Iterator[None]:
 
 
 def _compare_loops(session: Session, steps: int, repeats: int) -> list[Comparison]:
-    loader = Loader(
-        session.files,
-        session.config.data,
-        session.lanes,
-        session.ranks.rank,
-        session.ranks.world_size,
-        seed=0,
-        shuffle=True,
-    )
-    kept = list(loader.batches(0, MEMORY_BATCHES))
+    loader, kept = loader_of(session), batches_in_memory(session)
     by_hand = _write_by_hand(session)
     drawn = [_random_batch(session) for _ in range(MEMORY_BATCHES)]
-    parquet, memory, hand = _alternate(
+    parquet, memory, hand = alternate(
         repeats,
         lambda: _train(session, loader.batches(0, WARM_STEPS + steps), steps),
-        lambda: _train(session, _cycle(kept, WARM_STEPS + steps), steps),
+        lambda: _train(session, itertools.islice(kept, WARM_STEPS + steps), steps),
         lambda: _train_by_hand(session, *by_hand, drawn, steps),
     )
     return [
         Comparison("training from Parquet", "training from memory", "samples/s", 0.95, parquet, memory),
         Comparison("training from memory", "a loop written by hand", "samples/s", 0.97, memory, hand),
     ]
-
-
-def _cycle(batches: list[Batch], count: int) -> Iterator[Batch]:
-    return itertools.islice(itertools.cycle(batches), count)
 
 
 def _train(session: Session, batches: Iterator[Batch], steps: int) -> float:
@@ -337,42 +223,3 @@ def _wait(ranks: Ranks) -> None:
     """Waits for the work that the device has been given."""
     if ranks.device.type == "cuda":
         torch.cuda.synchronize()
-
-
-# What comes of it.
-
-
-def _publish(out: str, found: list[Comparison], facts: dict[str, Any]) -> None:
-    table = [
-        [
-            one.what,
-            f"{statistics.median(one.measured):,.0f} {one.unit}",
-            one.baseline,
-            f"{statistics.median(one.compared):,.0f} {one.unit}",
-            f"{one.ratio:.3g}",
-            "" if one.target is None else f"{one.target:.2f}",
-        ]
-        for one in found
-    ]
-    print(tabulate(table, ["measured", "rate", "baseline", "rate", "ratio", "target"], disable_numparse=True))
-    path = Path(out, "bench.json")
-    path.write_text(
-        json.dumps(facts | {"comparisons": [asdict(one) | {"ratio": one.ratio} for one in found]}, indent=2)
-    )
-    print(f"\nevery repeat is in {path}")
-
-
-def _machine() -> dict[str, Any]:
-    models = [line.split(":")[1].strip() for line in _cpu_info() if line.startswith("model name")]
-    return {
-        "system": platform.platform(),
-        "processor": models[0] if models else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "torch_threads": torch.get_num_threads(),
-    }
-
-
-def _cpu_info() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []

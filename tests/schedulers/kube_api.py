@@ -70,7 +70,7 @@ class Cluster:
         self.nodes = Nodes(self)
         self._version = 0
         self._stopping = False
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"cluster": self}))
         self._server.daemon_threads = True
         serve = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._threads = [serve, threading.Thread(target=self._control)]
@@ -198,95 +198,95 @@ def selected(resource: dict, selector: str) -> bool:
     return all(labels.get(key) == value for key, value in wanted)
 
 
-def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class Handler(BaseHTTPRequestHandler):
+    cluster: Cluster
+    protocol_version = "HTTP/1.1"
 
-        def log_message(self, *_):
-            pass
+    def log_message(self, *_):
+        pass
 
-        def _handle(self) -> None:
-            url = urlsplit(self.path)
-            self.query = {key: values[0] for key, values in parse_qs(url.query).items()}
-            cluster.requests.append((self.command, url.path))
-            length = int(self.headers.get("Content-Length") or 0)
-            self.body = json.loads(self.rfile.read(length)) if length else None
-            try:
-                place = PATH.fullmatch(url.path)
-                if place and place["sub"] == "log":
-                    return self._log(place)
-                answer = self._answer(place) if place else self._discover(url.path)
-                self._send(201 if self.command == "POST" else 200, answer)
-            except Refused as refused:
-                self._send(refused.answer["code"], refused.answer)
+    def _handle(self) -> None:
+        url = urlsplit(self.path)
+        self.query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        self.cluster.requests.append((self.command, url.path))
+        length = int(self.headers.get("Content-Length") or 0)
+        self.body = json.loads(self.rfile.read(length)) if length else None
+        try:
+            place = PATH.fullmatch(url.path)
+            if place and place["sub"] == "log":
+                return self._log(place)
+            answer = self._answer(place) if place else self._discover(url.path)
+            self._send(201 if self.command == "POST" else 200, answer)
+        except Refused as refused:
+            self._send(refused.answer["code"], refused.answer)
 
-        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle
 
-        def _answer(self, place: re.Match) -> dict:
-            key = (place["group"] or "", place["version"] or place["core"], place["plural"])
-            if key not in cluster.kinds:
-                raise Refused(404, "the server could not find the requested resource", "NotFound")
-            kind, namespace, name = cluster.kinds[key], place["namespace"], place["name"]
-            match self.command, name:
-                case "GET", None:
-                    selector = self.query.get("labelSelector", "")
-                    found = [each for each in cluster.all(kind) if each["metadata"]["namespace"] == namespace]
-                    return {"kind": f"{kind}List", "items": [each for each in found if selected(each, selector)]}
-                case "POST", None:
-                    return cluster.post(kind, namespace, self.body, self.query.get("dryRun") == "All")
-                case "GET", _:
-                    return cluster.get(kind, namespace, name)
-                case "DELETE", _:
-                    return cluster.remove(kind, namespace, name)
-            with cluster.changed:
-                stored = cluster.get(kind, namespace, name)
-                if self.command == "PATCH":
-                    assert self.headers["Content-Type"] == "application/merge-patch+json"
-                    merge(stored, self.body)
-                else:
-                    if self.body["metadata"]["resourceVersion"] != stored["metadata"]["resourceVersion"]:
-                        raise Refused(409, f'"{name}" has been modified', "Conflict")
-                    stored["status"] = self.body["status"]
-                return cluster.store(stored)
-
-        def _discover(self, path: str) -> dict:
-            if path == "/version":
-                return {"gitVersion": "v1.37.0", "major": "1", "minor": "37"}
-            groups = {group: version for group, version, _ in cluster.kinds if group}
-            if path == "/apis":
-                listed = [
-                    {"name": name, "preferredVersion": {"groupVersion": f"{name}/{version}", "version": version}}
-                    for name, version in groups.items()
-                ]
-                return {"kind": "APIGroupList", "groups": listed}
+    def _answer(self, place: re.Match) -> dict:
+        key = (place["group"] or "", place["version"] or place["core"], place["plural"])
+        if key not in self.cluster.kinds:
             raise Refused(404, "the server could not find the requested resource", "NotFound")
+        kind, namespace, name = self.cluster.kinds[key], place["namespace"], place["name"]
+        match self.command, name:
+            case "GET", None:
+                selector = self.query.get("labelSelector", "")
+                found = [each for each in self.cluster.all(kind) if each["metadata"]["namespace"] == namespace]
+                return {"kind": f"{kind}List", "items": [each for each in found if selected(each, selector)]}
+            case "POST", None:
+                return self.cluster.post(kind, namespace, self.body, self.query.get("dryRun") == "All")
+            case "GET", _:
+                return self.cluster.get(kind, namespace, name)
+            case "DELETE", _:
+                return self.cluster.remove(kind, namespace, name)
+            case _:
+                return self._change(kind, namespace, name)
 
-        def _send(self, code: int, answer: dict) -> None:
-            with cluster.changed:
-                content = json.dumps(answer).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def _change(self, kind: str, namespace: str, name: str) -> dict:
+        with self.cluster.changed:
+            stored = self.cluster.get(kind, namespace, name)
+            if self.command == "PATCH":
+                assert self.headers["Content-Type"] == "application/merge-patch+json"
+                merge(stored, self.body)
+            else:
+                if self.body["metadata"]["resourceVersion"] != stored["metadata"]["resourceVersion"]:
+                    raise Refused(409, f'"{name}" has been modified', "Conflict")
+                stored["status"] = self.body["status"]
+            return self.cluster.store(stored)
 
-        def _log(self, place: re.Match) -> None:
-            pod = cluster.get("Pod", place["namespace"], place["name"])
-            if not self.query.get("sinceSeconds", "1").isdigit():
-                raise Refused(400, "sinceSeconds must be an integer", "BadRequest")
-            lines = cluster.nodes.log(pod, self.query)
-            if lines is None:
-                container = self.query.get("container", "")
-                raise Refused(
-                    400, f'container "{container}" in pod is waiting to start: ContainerCreating', "BadRequest"
-                )
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain")
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            cut_after, cluster.cut_log_after = cluster.cut_log_after, None
-            for line in itertools.islice(lines, cut_after):
-                self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
-            self.wfile.write(b"0\r\n\r\n")
+    def _discover(self, path: str) -> dict:
+        if path == "/version":
+            return {"gitVersion": "v1.37.0", "major": "1", "minor": "37"}
+        groups = {group: version for group, version, _ in self.cluster.kinds if group}
+        if path == "/apis":
+            listed = [
+                {"name": name, "preferredVersion": {"groupVersion": f"{name}/{version}", "version": version}}
+                for name, version in groups.items()
+            ]
+            return {"kind": "APIGroupList", "groups": listed}
+        raise Refused(404, "the server could not find the requested resource", "NotFound")
 
-    return Handler
+    def _send(self, code: int, answer: dict) -> None:
+        with self.cluster.changed:
+            content = json.dumps(answer).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _log(self, place: re.Match) -> None:
+        pod = self.cluster.get("Pod", place["namespace"], place["name"])
+        if not self.query.get("sinceSeconds", "1").isdigit():
+            raise Refused(400, "sinceSeconds must be an integer", "BadRequest")
+        lines = self.cluster.nodes.log(pod, self.query)
+        if lines is None:
+            container = self.query.get("container", "")
+            raise Refused(400, f'container "{container}" in pod is waiting to start: ContainerCreating', "BadRequest")
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        cut_after, self.cluster.cut_log_after = self.cluster.cut_log_after, None
+        for line in itertools.islice(lines, cut_after):
+            self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+        self.wfile.write(b"0\r\n\r\n")

@@ -17,8 +17,11 @@ QUIET = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""
 class Training:
     """`python -m trainer train FILE --out OUT FLAGS`, under torchrun unless `ranks` is 0."""
 
-    def __init__(self, file: Path, out: Path | str, *flags: str, ranks: int = 2, **environment: str) -> None:
-        launcher = f"-m torch.distributed.run --nproc-per-node {ranks} --signals-to-handle {SIGNALS}".split()
+    def __init__(
+        self, file: Path, out: Path | str, *flags: str, ranks: int = 2, restarts: int = 0, **environment: str
+    ) -> None:
+        torchrun = f"--nproc-per-node {ranks} --max-restarts {restarts} --signals-to-handle {SIGNALS}"
+        launcher = f"-m torch.distributed.run {torchrun}".split()
         command = [sys.executable, *(launcher if ranks else []), "-m", "trainer", "train", file, "--out", out, *flags]
         self.out = Path(out)
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a pipe that nobody reads would stop the job

@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from command import write_config
-from jobs import config, losses
+from jobs import config, losses, saved_tensors
 from slurm_shell import Shell, number
 
 pytestmark = pytest.mark.slurm
@@ -31,9 +32,9 @@ def train(shell, name, *args, cfg=""):
 
 @pytest.fixture(scope="module")
 def undisturbed(trainings):
-    """The losses of a run that nothing stops."""
+    """The directory of a run that nothing stops."""
     trainings.wait(train(trainings, "undisturbed"))
-    return losses(trainings.folder / "undisturbed")
+    return trainings.folder / "undisturbed"
 
 
 def wait_for_steps(shell, handle, name, count=FAR_ENOUGH):
@@ -44,15 +45,18 @@ def wait_for_steps(shell, handle, name, count=FAR_ENOUGH):
         time.sleep(0.05)
 
 
-def assert_went_on(shell, handle, name, expected):
-    """The job has finished with the losses of an undisturbed run, and did not start from the beginning again."""
+def assert_went_on(shell, handle, name, undisturbed):
+    """The job has finished as the undisturbed one, bit for bit, and did not start from the beginning again."""
     status = shell.wait(handle, seconds=600)
     log = shell.torchx("log", handle)
     assert status["state"] == "SUCCEEDED", shell.batch_log(handle) + log
     assert status["num_restarts"] >= 1
     assert "going on after step" in log
-    assert losses(shell.folder / name) == expected
-    return log
+    assert losses(shell.folder / name) == losses(undisturbed)
+    expected, found = saved_tensors(undisturbed, STEPS), saved_tensors(shell.folder / name, STEPS)
+    assert found.keys() == expected.keys()
+    for tensor, value in expected.items():
+        assert torch.equal(found[tensor], value), tensor
 
 
 def rank_of(out: str) -> int:

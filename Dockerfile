@@ -15,7 +15,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 FROM python AS cpu
 COPY requirements-cpu.txt ./
 # Without what only tests and clients of a cluster need.
-RUN grep -vE "^(hypothesis|kubernetes|pyrefly|pytest|ruff)" requirements-cpu.txt > locked.txt \
+RUN grep -vE "^(blinker|boto3|cffi|click|cryptography|[Ff]lask|hypothesis|itsdangerous|kubernetes|moto|py-partiql|pycparser|pyrefly|pytest|responses|ruff|s3transfer|xmltodict)" requirements-cpu.txt > locked.txt \
     && pip install --quiet --no-deps -r locked.txt \
     && rm locked.txt requirements-cpu.txt
 

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from trainer.checkpoint import Checkpoint, Checkpoints
-from trainer.checksum_writer import ChecksumWriter
+from trainer.checkpoint_files import ChecksumWriter
 from trainer.config import Config
 from trainer.data.files import find_files
 from trainer.data.lanes import Lanes

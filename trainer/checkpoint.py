@@ -12,6 +12,7 @@ The manifest is the commit: a directory without one does not exist for anybody.
 import json
 import posixpath
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +84,7 @@ class Checkpoints:
     def begin(self, step: int) -> str:
         """Makes the empty directory of a checkpoint and returns its URL."""
         self.remove(step)
-        self._run.fs.makedirs(self._run.path(FOLDER, _name(step)), exist_ok=True)
+        self._run.fs.makedirs(self._run.path(FOLDER, _name(step)))
         return self.url(step)
 
     def commit(self, step: int, entries: dict[str, FileEntry], texts: dict[str, str]) -> None:
@@ -115,20 +116,20 @@ class Checkpoints:
         return leftovers
 
     def _remove(self, name: str) -> None:
-        directory, manifest = self._run.path(FOLDER, name), self._run.path(FOLDER, name, MANIFEST)
-        if self._run.fs.exists(manifest):
-            self._run.fs.rm_file(manifest)
-        if self._run.fs.exists(directory):
-            self._run.fs.rm(directory, recursive=True)
+        with suppress(FileNotFoundError):
+            self._run.fs.rm_file(self._run.path(FOLDER, name, MANIFEST))
+        with suppress(FileNotFoundError):
+            self._run.fs.rm(self._run.path(FOLDER, name), recursive=True)
 
     def _manifest(self, name: str) -> str | None:
         return self._run.read(FOLDER, name, MANIFEST)
 
     def _names(self) -> list[str]:
-        folder = self._run.path(FOLDER)
-        if not self._run.fs.exists(folder):
+        try:
+            paths = self._run.fs.ls(self._run.path(FOLDER), detail=False)
+        except FileNotFoundError:
             return []
-        names = (posixpath.basename(path.rstrip("/")) for path in self._run.fs.ls(folder, detail=False))
+        names = (posixpath.basename(path.rstrip("/")) for path in paths)
         return [name for name in names if NAME.fullmatch(name)]
 
 

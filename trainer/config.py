@@ -17,6 +17,7 @@ from trainer.planning import PlannerConfig, TablePlan
 from trainer.report import ReportConfig
 from trainer.saving import CheckpointConfig
 from trainer.section import Section, explain
+from trainer.storage import os_errors
 
 READY_MADE = Path(__file__).parent / "configs"
 
@@ -87,7 +88,7 @@ def find_config(name: str) -> str:
     """
     ready_made = {path.stem: path for path in READY_MADE.glob("*.toml")}
     try:
-        with fsspec.open(str(ready_made.get(name.removesuffix(".toml"), name)), "r") as file:
+        with os_errors(), fsspec.open(str(ready_made.get(name.removesuffix(".toml"), name)), "r") as file:
             return file.read()  # pyrefly: ignore
     except FileNotFoundError as error:
         known = ", ".join(sorted(ready_made))

@@ -50,8 +50,8 @@ class RunLock:
             ValueError: Another job holds it.
         """
         with named("--out", self._run.url):
-            self._run.fs.makedirs(self._run.path(), exist_ok=True)
-            created = self._create()
+            self._run.fs.makedirs(self._run.path())
+            created = self._read() is None and self._create()
         if not created:
             self._take_over()
         threading.Thread(target=self._renew, name="lock", daemon=True).start()
@@ -63,23 +63,22 @@ class RunLock:
             LockLost: It is not.
         """
         holder = self._read()
-        if holder is None or holder["token"] != self._token:
+        if not self._is_mine(holder):
             raise LockLost(f"{self._run.url} was taken over by {_name(holder)}")
 
     def release(self) -> None:
         """Gives the lock back."""
         self._released.set()
-        holder = self._read()
-        if holder is not None and holder["token"] == self._token:
-            with suppress(OSError):  # nobody renews it any more, which is enough
+        with suppress(OSError):  # nobody renews it any more, which is enough
+            if self._is_mine(self._read()):
                 self._run.fs.rm_file(self._run.path(FILE))
 
     def _create(self) -> bool:
         try:
             with self._run.fs.open(self._run.path(FILE), "xb") as file:
-                file.write(json.dumps(self._describe()).encode())  # pyrefly: ignore
+                file.write(json.dumps(self._describe()).encode())
         except FileExistsError:
-            return False
+            return self._is_mine(self._read())  # the answer to a first try was lost
         return True
 
     def _take_over(self) -> None:
@@ -116,6 +115,9 @@ class RunLock:
                 os._exit(1)
             except OSError as error:  # storage that is away for a while
                 print(f"the lock of {self._run.url} cannot be renewed: {error}", file=sys.stderr, flush=True)
+
+    def _is_mine(self, holder: dict[str, Any] | None) -> bool:
+        return holder is not None and holder["token"] == self._token
 
     def _read(self) -> dict[str, Any] | None:
         text = self._run.read(FILE)

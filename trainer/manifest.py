@@ -4,7 +4,7 @@ import posixpath
 import zlib
 from typing import Any
 
-from fsspec import AbstractFileSystem
+from trainer.storage import Storage, os_errors
 
 FileEntry = dict[str, int]
 """`bytes` and `crc32` of one file."""
@@ -24,12 +24,13 @@ def add_to(entry: FileEntry, data: Any) -> None:
     entry["crc32"] = zlib.crc32(view, entry["crc32"])
 
 
-def find_damage(fs: AbstractFileSystem, directory: str, entries: dict[str, FileEntry]) -> str | None:
+def find_damage(fs: Storage, directory: str, entries: dict[str, FileEntry]) -> str | None:
     """Reads files back and returns what is wrong with the first that is not as it was written, None if all are."""
     for name, expected in entries.items():
         entry = entry_of(b"")
         try:
-            with fs.open(posixpath.join(directory, name), "rb") as file:
+            path = posixpath.join(directory, name)
+            with os_errors(path), fs.open(path, "rb") as file:
                 while block := file.read(READ_BYTES):
                     add_to(entry, block)
         except OSError as error:

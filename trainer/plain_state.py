@@ -1,22 +1,21 @@
 """A checkpoint as plain tensors: no shards, no plan, no process group."""
 
+import posixpath
 from contextlib import suppress
 from typing import Any
 
-import fsspec
 import torch
 import torch.distributed.checkpoint as dcp
-from fsspec import AbstractFileSystem
 from torch import Tensor
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from trainer.storage import named
+from trainer.checkpoint_files import CheckpointReader
+from trainer.storage import Storage, named, open_storage
 
 
 def read_tensors(url: str) -> dict[str, Tensor]:
     """Returns all tensors of a checkpoint, whole and in memory, under the names that they have there."""
-    reader = FsspecReader(url)
+    reader = CheckpointReader(url)
     entries = reader.read_metadata().state_dict_metadata
     tensors = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -38,8 +37,8 @@ def write_plain(state: dict[str, Any], file: str) -> None:
         ValueError: It cannot be written.
     """
     with named("--convert", file):
-        fs, path = fsspec.core.url_to_fs(file)
-        fs.makedirs(fs._parent(path), exist_ok=True)
+        fs, path = open_storage(file)
+        fs.makedirs(posixpath.dirname(path))
         try:
             _save(state, fs, f"{path}.partial")
             fs.mv(f"{path}.partial", path)
@@ -49,7 +48,7 @@ def write_plain(state: dict[str, Any], file: str) -> None:
             raise
 
 
-def _save(state: dict[str, Any], fs: AbstractFileSystem, path: str) -> None:
+def _save(state: dict[str, Any], fs: Storage, path: str) -> None:
     try:
         with fs.open(path, "wb") as file:
             torch.save(state, file)  # pyrefly: ignore

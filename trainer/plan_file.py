@@ -8,6 +8,8 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 
+from trainer.storage import os_errors
+
 
 def table_plans(plan: ShardingPlan) -> dict[str, ParameterSharding]:
     """Returns the placement of every table by its name."""
@@ -61,7 +63,7 @@ def load_plan(url: str, shapes: dict[str, tuple[int, int]], world_size: int) -> 
         ValueError: The file is no plan, or one for other tables or another number of ranks.
     """
     try:
-        with fsspec.open(url, "r") as file:
+        with os_errors(), fsspec.open(url, "r") as file:
             content = json.load(file)  # pyrefly: ignore
         plan = plan_from_json(content)
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:

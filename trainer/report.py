@@ -18,6 +18,7 @@ from tqdm import tqdm
 from trainer.distributed import Ranks, sum_over_ranks
 from trainer.run_directory import JsonLines, RunDirectory
 from trainer.section import Section
+from trainer.storage import os_errors
 
 T = TypeVar("T")
 
@@ -136,7 +137,7 @@ class Report:
         self._loss.zero_()
         self._loss_steps, self._rows, self._step_seconds, self._waited_before = 0, 0, [], waited_seconds
         if self._ranks.is_main:
-            with self._or_later():
+            with self.or_later():
                 self._metrics.add(record)
                 self._to_board("train", record)
             self.say(self._line(record))
@@ -157,7 +158,7 @@ class Report:
         self.resume_clock()
         if not self._ranks.is_main:
             return
-        with self._or_later():
+        with self.or_later():
             self._evaluations.add({"step": step, "split": split, **metrics})
             self._to_board(split, {"step": step, **metrics})
         self.say(f"step {step:,}  {split}: " + format_metrics(metrics))
@@ -179,14 +180,16 @@ class Report:
     def flush(self) -> None:
         """Writes the files whole where storage cannot append, or could not."""
         if self._ranks.is_main:
-            with self._or_later():
+            with self.or_later():
                 self._metrics.flush()
                 self._evaluations.flush()
 
     @contextmanager
-    def _or_later(self) -> Iterator[None]:
+    def or_later(self) -> Iterator[None]:
+        """Says, on the main rank, that the block cannot write, and goes on."""
         try:
-            yield
+            with os_errors():
+                yield
         except OSError as error:
             self.say(f"{self._run.url} cannot be written to: {error}; training goes on, and the next time is tried")
 
@@ -197,7 +200,7 @@ class Report:
         self.flush()
         self._bar.close()
         if self._board:
-            with self._or_later():
+            with self.or_later():
                 self._board.close()
 
     def track(self, final: dict[str, float], checkpoint_url: str) -> None:

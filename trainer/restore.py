@@ -7,12 +7,13 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
 from trainer.checkpoint import Checkpoint
+from trainer.checkpoint_files import CheckpointReader
 from trainer.distributed import Ranks, from_main, gather_to_all
 from trainer.row_state import Cuts, is_row_state, write_row_state
 from trainer.state import State, is_table, placed_pieces, table_of
@@ -45,7 +46,7 @@ def shapes_of(tensors: State, ranks: Ranks) -> Shapes:
 
 def saved_shapes(url: str) -> Shapes:
     """Returns the shapes of the tensors in a checkpoint, by name."""
-    return {name: entry.size for name, entry in _entries(FsspecReader(url).read_metadata()).items()}
+    return {name: entry.size for name, entry in _entries(CheckpointReader(url).read_metadata()).items()}
 
 
 def _entries(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
@@ -75,6 +76,7 @@ def fill(url: str, tensors: State, sources: dict[str, str], ranks: Ranks) -> Non
 
     Raises:
         ValueError: The checkpoint does not hold all of a tensor; the message names it.
+        OSError: The checkpoint cannot be read.
     """
     reader = _Reader(url, sources)
     saved = _entries(reader.read_metadata())
@@ -84,7 +86,12 @@ def fill(url: str, tensors: State, sources: dict[str, str], ranks: Ranks) -> Non
     direct = {name: value for name, value in wanted.items() if name not in recut}
     reader.sizes = {name: value.size() for name, value in direct.items()}
     planner = _CountingPlanner()
-    dcp.load(direct | whole, storage_reader=reader, planner=planner)
+    try:
+        dcp.load(direct | whole, storage_reader=reader, planner=planner)
+    except CheckpointException as failure:  # raised on every rank if one fails
+        rank, (error, _) = min(failure.failures.items())
+        message = f"checkpoint {url} cannot be read: rank {rank}: {error}"
+        raise OSError(message) if ranks.is_main else SystemExit(2) from failure
     _check_filled(url, direct | whole, saved, planner.filled, ranks)
     for name, (before, now) in recut.items():
         write_row_state(wanted[name], whole[name], before, now.rows)
@@ -98,7 +105,7 @@ def _other_cuts(tensors: State, saved: dict[str, TensorStorageMetadata]) -> dict
     return {name: (before, now) for name, (before, now) in cuts.items() if before != now}
 
 
-class _Reader(FsspecReader):
+class _Reader(CheckpointReader):
     """Reads a checkpoint as if its tensors had other names and sizes.
 
     Args:

@@ -4,10 +4,7 @@ import json
 import posixpath
 from typing import Any
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
-from trainer.storage import named
+from trainer.storage import named, open_storage
 
 
 class RunDirectory:
@@ -24,8 +21,7 @@ class RunDirectory:
     def __init__(self, url: str, key: str = "--out") -> None:
         self.url = url.rstrip("/")
         with named(key, url):
-            self.fs, self._path = fsspec.core.url_to_fs(self.url)
-        self.appends = isinstance(self.fs, LocalFileSystem)
+            self.fs, self._path = open_storage(self.url)
 
     def path(self, *names: str) -> str:
         """Returns a path below the directory, as the file system wants it."""
@@ -42,7 +38,7 @@ class RunDirectory:
             ValueError: It cannot be written.
         """
         with named("--out", self.url):
-            self.fs.makedirs(self._path, exist_ok=True)
+            self.fs.makedirs(self._path)
             self.write("run.json", self.read("run.json") or "{}")
 
     def read(self, *names: str) -> str | None:
@@ -54,9 +50,7 @@ class RunDirectory:
 
     def write(self, name: str, text: str) -> None:
         """Writes a file whole: whoever reads it finds the old text or the new one."""
-        partial = self.path(f"{name}.partial")
-        self.fs.pipe_file(partial, text.encode())
-        self.fs.mv(partial, self.path(name))
+        self.fs.write(self.path(name), text.encode())
 
     def write_json(self, name: str, content: Any) -> None:
         """Writes a JSON file for people to read."""
@@ -83,7 +77,7 @@ class JsonLines:
     def add(self, record: dict[str, Any]) -> None:
         """Adds one line."""
         self._lines.append(json.dumps(record))
-        if self._run.appends and self._written == len(self._lines) - 1:
+        if self._run.fs.is_local and self._written == len(self._lines) - 1:
             self._written = -1  # until the line is there
             with self._run.fs.open(self._run.path(self._name), "a") as file:
                 file.write(self._lines[-1] + "\n")

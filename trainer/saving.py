@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from trainer.checkpoint import STATE, Checkpoints
-from trainer.checksum_writer import ChecksumWriter
+from trainer.checkpoint_files import ChecksumWriter
 from trainer.distributed import Ranks, background_group, from_main, gather_to_all
 from trainer.manifest import FileEntry
 from trainer.retention import Retention
@@ -24,6 +24,7 @@ from trainer.state import State
 
 ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 1.0
+PATIENCE_SECONDS = 60.0  # a library of a cloud has tried again by itself for a while before it fails
 LASTING = {ENOSPC, EDQUOT, EACCES, EPERM, EROFS}  # errors that trying again in a moment does not help against
 
 
@@ -142,7 +143,7 @@ class Saver:
         try:
             for attempt in self._attempts(step):
                 with attempt:
-                    self._write(step, copies, texts)
+                    self._write(step, copies, texts, started)
         except SaveFailed as error:
             self._say(f"step {step:,}  NOT SAVED: {error}; training goes on, and the next save is tried")
             return None
@@ -162,13 +163,14 @@ class Saver:
             reraise=True,
         )
 
-    def _write(self, step: int, copies: State, texts: dict[str, str]) -> None:
+    def _write(self, step: int, copies: State, texts: dict[str, str], started: float) -> None:
         self._on_main(lambda: self._checkpoints.begin(step))
         try:
             entries = self._write_tensors(self._checkpoints.url(step), copies)
             self._on_main(lambda: self._commit(step, entries, texts))
-        except SaveFailed:
+        except SaveFailed as failed:
             self._try_on_main(lambda: self._checkpoints.remove(step))
+            failed.lasting |= from_main(self._ranks, lambda: time.monotonic() - started > PATIENCE_SECONDS, self._group)
             raise
 
     def _write_tensors(self, url: str, copies: State) -> dict[str, FileEntry]:
@@ -211,4 +213,5 @@ class Saver:
 
 
 def _failed(error: BaseException, where: str = "") -> SaveFailed:
-    return SaveFailed(f"{where}{error}", isinstance(error, OSError) and error.errno in LASTING)
+    lasting = isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno in LASTING)
+    return SaveFailed(f"{where}{error}", lasting)

@@ -137,8 +137,9 @@ class Session:
     def _end(self, state: str, step: int, word: str) -> None:
         self.report.close()
         if self.ranks.is_main:
-            about = json.loads(self.run.read("run.json") or "{}")
-            self.run.write_json("run.json", about | {"state": state, "step": step})
+            with self.report.or_later():
+                about = json.loads(self.run.read("run.json") or "{}")
+                self.run.write_json("run.json", about | {"state": state, "step": step})
             tell_scheduler(word)
 
     def finish(self, metrics: dict[str, float]) -> None:

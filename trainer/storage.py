@@ -1,7 +1,119 @@
 """Files and directories that people name, on any fsspec URL."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import fsspec
+from fsspec import AbstractFileSystem
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+# What gives whoever reads it the right to use a URL: a password in it, or the parameters that sign it.
+SECRETS = re.compile(r"(://)[^/@\s]+@|([?&](?:sig|x-(?:amz|goog)-[a-z-]+)=)[^&\s'\"]+", re.IGNORECASE)
+
+
+class Storage:
+    """A file system that fails with an OSError, whatever library it is made with, and does not remember what it lists.
+
+    It has all methods of fsspec's file systems; those below are its own.
+
+    Args:
+        fs: The file system.
+
+    Attributes:
+        is_local: Whether it is this machine's, where files can be appended to.
+        is_object_store: Whether an object replaces the one before it whole or not at all, and there are no directories.
+    """
+
+    def __init__(self, fs: AbstractFileSystem) -> None:
+        self._fs = fs
+        self.is_local = isinstance(fs, LocalFileSystem)
+        self.is_object_store = is_object_store(fs)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._fs, name)
+        return _failing_alike(found) if callable(found) else found
+
+    def __reduce__(self) -> tuple[type["Storage"], tuple[AbstractFileSystem]]:
+        return Storage, (self._fs,)
+
+    def makedirs(self, path: str) -> None:
+        """Makes a directory, unless it is there."""
+        with os_errors(path):
+            make_directory(self._fs, path)
+
+    def write(self, path: str, content: bytes) -> None:
+        """Writes a file whole: whoever reads it finds the old content or the new one."""
+        if self.is_object_store:
+            self.pipe_file(path, content)
+        else:
+            self.pipe_file(f"{path}.partial", content)
+            self.mv(f"{path}.partial", path)
+
+
+def open_storage(url: str) -> tuple[Storage, str]:
+    """Returns the file system of a URL, and the path there."""
+    fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    return Storage(fs), path
+
+
+def is_object_store(fs: AbstractFileSystem) -> bool:
+    """Tells whether a file system is a cloud's object store; those are what fsspec has asynchronous ones for."""
+    return isinstance(fs, AsyncFileSystem)
+
+
+def make_directory(fs: AbstractFileSystem, path: str) -> None:
+    """Makes a directory, unless it is there. An object store has none, and if asked for one would make a bucket."""
+    if not is_object_store(fs):
+        fs.makedirs(path, exist_ok=True)
+
+
+def _failing_alike(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(path: str, *args: Any, **kwargs: Any) -> Any:
+        with os_errors(path):
+            return method(path, *args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def os_errors(path: str | None = None) -> Iterator[None]:
+    """Raises what the block's storage raises as OSErrors of this package: in one line, and without secrets.
+
+    The libraries of clouds have errors of their own. Python's errors that are no OSErrors are bugs, and stay.
+
+    Args:
+        path: What the block is about, for errors that do not say it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise _plain(error, path) from error
+    except Exception as error:
+        if isinstance(error, ValueError | ImportError) or _is_python(error):
+            raise
+        raise _plain(error, path) from error
+
+
+def _is_python(error: Exception) -> bool:
+    return type(error).__module__ == "builtins"
+
+
+def _plain(error: Exception, path: str | None) -> OSError:
+    """Returns an OSError that says as much, and can be sent to other ranks."""
+    kind = type(error) if isinstance(error, OSError) and _is_python(error) else OSError
+    if isinstance(error, OSError) and error.errno and error.strerror:
+        return kind(error.errno, redacted(error.strerror), error.filename or path)
+    return kind((redacted(error) or type(error).__name__) + (f": '{path}'" if path else ""))
+
+
+def redacted(error: object) -> str:
+    """Returns an error's text in one line, without the secrets of URLs in it."""
+    return SECRETS.sub(r"\1\2***", " ".join(str(error).split()))
 
 
 @contextmanager
@@ -12,6 +124,7 @@ def named(key: str, url: str) -> Iterator[None]:
         ValueError: What the block was to do with the URL failed; the message names key, URL and reason.
     """
     try:
-        yield
+        with os_errors():
+            yield
     except (OSError, ValueError, ImportError) as error:
-        raise ValueError(f"{key} is '{url}', which cannot be used: {error}; choose another") from error
+        raise ValueError(f"{key} is '{url}', which cannot be used: {redacted(error)}; choose another") from error

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.data.schema import DataConfig
-from trainer.storage import named
+from trainer.storage import named, os_errors
 
 FOOTER_THREADS = 16
 
@@ -114,7 +114,7 @@ def _expand(split: str, pattern: str) -> list[str]:
 def _read_footer(url: str, config: DataConfig) -> ParquetFile:
     fs, path = fsspec.core.url_to_fs(url)
     try:
-        with pq.ParquetFile(path, filesystem=fs) as file:
+        with os_errors(), pq.ParquetFile(path, filesystem=fs) as file:
             metadata, schema = file.metadata, file.schema_arrow
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{url}: cannot be read as Parquet, is it whole? ({first_line(error)})") from error

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from trainer.data.files import FileSet, RowGroup, first_line
+from trainer.storage import os_errors
 
 Column = Callable[[str], pa.ChunkedArray]
 
@@ -55,7 +56,8 @@ class RowGroupReader:
         fs, path = fsspec.core.url_to_fs(url)
         local = isinstance(fs, LocalFileSystem)
         try:
-            opened = pq.ParquetFile(path, filesystem=fs, metadata=self._footers.get(url), pre_buffer=not local)
+            with os_errors():
+                opened = pq.ParquetFile(path, filesystem=fs, metadata=self._footers.get(url), pre_buffer=not local)
         except (OSError, pa.ArrowException) as error:
             raise self._unreadable(group, error) from error
         with opened as file:
@@ -64,7 +66,8 @@ class RowGroupReader:
 
     def _read(self, file: pq.ParquetFile, group: RowGroup, columns: list[str]) -> pa.Table:
         try:
-            return file.read_row_group(group.index, columns, use_threads=False)
+            with os_errors():
+                return file.read_row_group(group.index, columns, use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise self._unreadable(group, error) from error
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tabulate
 
-from trainer.storage import named
+from trainer.storage import make_directory, named
 
 ROW_GROUP_ROWS = 65_536
 FOOTER_THREADS = 16
@@ -89,7 +89,7 @@ class DataSetWriter:
         self._check_settings()
         with named("--out", out):
             for split in SPLITS:
-                self._fs.makedirs(f"{self._root}/{split}", exist_ok=True)
+                make_directory(self._fs, f"{self._root}/{split}")
             self._write_json("settings.json", self.settings)
 
     def counts(self, split: str, part: str) -> dict[str, int] | None:

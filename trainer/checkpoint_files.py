@@ -1,13 +1,27 @@
-"""Writing a checkpoint's tensors, and taking note of what was written."""
+"""Reading and writing a checkpoint's tensors on any fsspec URL, and taking note of what was written."""
 
 import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecWriter
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
 
 from trainer.manifest import FileEntry, add_to, entry_of
+from trainer.storage import open_storage, os_errors
+
+
+class CheckpointReader(FsspecReader):
+    """Reads a distributed checkpoint; what storage raises are OSErrors.
+
+    Args:
+        url: Its directory, on any fsspec URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.fs: FileSystem = _FileSystem()  # pyrefly: ignore
+        self.path = self.fs.init_path(url)
 
 
 class ChecksumWriter(FsspecWriter):
@@ -21,13 +35,29 @@ class ChecksumWriter(FsspecWriter):
     """
 
     def __init__(self, url: str) -> None:
-        super().__init__(url)
         self.entries: dict[str, FileEntry] = {}
+        storage, _ = open_storage(url)
+        # What is no local file cannot be synced by itself: torch would sync all disks of the machine instead.
+        super().__init__(url, sync_files=storage.is_local)
         self.fs: FileSystem = _CountingFileSystem(self.entries)  # pyrefly: ignore
         self.path = self.fs.init_path(url)
 
 
-class _CountingFileSystem(FileSystem):
+class _FileSystem(FileSystem):
+    def init_path(self, path: Any, **kwargs: Any) -> Any:
+        self.fs: Any = open_storage(path)[0]
+        return path
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        with os_errors(str(path)), super().create_stream(path, mode) as stream:
+            yield stream
+
+    def mkdir(self, path: Any) -> None:
+        self.fs.makedirs(path)
+
+
+class _CountingFileSystem(_FileSystem):
     def __init__(self, entries: dict[str, FileEntry]) -> None:
         super().__init__()
         self._entries = entries
@@ -41,7 +71,11 @@ class _CountingFileSystem(FileSystem):
             yield stream
 
     def rename(self, path: Any, new_path: Any) -> None:
-        super().rename(path, new_path)
+        if self.fs.is_object_store:
+            self.fs.cp_file(path, new_path)
+            self.fs.rm_file(path)
+        else:
+            super().rename(path, new_path)
         self._entries[posixpath.basename(new_path)] = self._entries.pop(posixpath.basename(path))
 
 

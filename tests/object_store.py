@@ -1,0 +1,147 @@
+"""A server that speaks S3, in a process of its own, which fails on request.
+
+`python tests/object_store.py` prints its URL. What it is to do wrong is told to it at /faults: a list of
+
+    {"fault": "503", "method": "PUT", "path": "state.json", "times": 2, "seconds": 0}
+
+* fault: an HTTP status; `drop` hangs up without doing anything, `mute` after it did what was asked; `slow` waits.
+* method and path: regular expressions, each found in what is asked for. times: for so many requests; -1 for good.
+"""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import fsspec
+import requests
+
+KEYS = {"AWS_ACCESS_KEY_ID": "an-access-key", "AWS_SECRET_ACCESS_KEY": "the-secret-key"}
+CODES = {"403": "AccessDenied", "500": "InternalError", "503": "SlowDown"}
+BODY = '<?xml version="1.0"?><Error><Code>{code}</Code><Message>{code} was asked for</Message></Error>'
+
+
+class ObjectStore:
+    """The server, for a test.
+
+    Attributes:
+        environment: What a process needs to use it.
+        fs: The same, in this process.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.environment = {"AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-east-1", **KEYS}
+        names = dict(zip(("key", "secret"), KEYS.values(), strict=True))
+        self.fs: Any = fsspec.filesystem("s3", endpoint_url=url, use_listings_cache=False, **names)
+
+    @contextmanager
+    def faults(self, *faults: dict) -> Iterator[Callable[[], int]]:
+        """Does wrong as long as the block runs; yields what tells how often it did."""
+        requests.put(f"{self._url}/faults", json=[{"method": "", "path": "", "times": -1, **one} for one in faults])
+        try:
+            yield lambda: requests.get(f"{self._url}/faults").json()
+        finally:
+            requests.put(f"{self._url}/faults", json=[])
+
+
+@contextmanager
+def google_store() -> Iterator[dict[str, str]]:
+    """Starts a server of Google's protocol with a bucket called `bucket`; yields what a process needs to use it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = ["--in-memory", "--default-bucket", "bucket", "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen([sys.executable, "-m", "gcp_storage_emulator", "start", *where], stderr=subprocess.DEVNULL) as process:
+        try:
+            while process.poll() is None:
+                with suppress(requests.ConnectionError):
+                    requests.get(f"http://127.0.0.1:{port}/")
+                    break
+            yield {
+                "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}",
+                "FSSPEC_GS_TOKEN": "anon",
+                "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # would ask the real one what kind of bucket it is
+            }
+        finally:
+            process.kill()
+
+
+@contextmanager
+def object_store() -> Iterator[ObjectStore]:
+    """Starts the server."""
+    with subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            yield ObjectStore(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+class Faulty:
+    """A WSGI application that does what another does, or fails as it was told to."""
+
+    def __init__(self, application: Callable[..., Any]) -> None:
+        self._application, self._lock = application, threading.Lock()
+        self._faults: list[dict] = []
+        self._count = 0
+
+    def __call__(self, environ: dict, start_response: Callable[..., Any]) -> Any:
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        if path == "/faults":
+            return self._be_told(environ, start_response)
+        fault = self._next(method, path)
+        if fault is None:
+            return self._application(environ, start_response)
+        if fault["fault"] == "slow":
+            time.sleep(fault["seconds"])
+            return self._application(environ, start_response)
+        if fault["fault"] in CODES:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start_response(f"{fault['fault']} asked for", [("Content-Type", "application/xml")])
+            return [BODY.format(code=CODES[fault["fault"]]).encode()]
+        if fault["fault"] == "mute":
+            list(self._application(environ, lambda *_: None))
+        environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+        raise ConnectionAbortedError
+
+    def _next(self, method: str, path: str) -> dict | None:
+        with self._lock:
+            for fault in self._faults:
+                if fault["times"] and re.search(fault["method"], method) and re.search(fault["path"], path):
+                    fault["times"] -= 1
+                    self._count += 1
+                    return fault
+        return None
+
+    def _be_told(self, environ: dict, start_response: Callable[..., Any]) -> Any:
+        with self._lock:
+            if environ["REQUEST_METHOD"] == "PUT":
+                self._faults = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+                self._count = 0
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [json.dumps(self._count).encode()]
+
+
+def serve() -> None:
+    """Serves on a free port until it is killed."""
+    from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
+    from werkzeug.serving import make_server
+
+    class Quiet(MotoRequestHandler):
+        def log(self, *_: object) -> None:
+            pass
+
+    server = make_server("127.0.0.1", 0, Faulty(create_backend_app("s3")), True, request_handler=Quiet)
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    serve()

@@ -23,6 +23,8 @@ import fsspec
 import requests
 
 KEYS = {"AWS_ACCESS_KEY_ID": "an-access-key", "AWS_SECRET_ACCESS_KEY": "the-secret-key"}
+# The one key that Azurite knows; it stands in its documentation.
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 CODES = {"403": "AccessDenied", "500": "InternalError", "503": "SlowDown"}
 BODY = '<?xml version="1.0"?><Error><Code>{code}</Code><Message>{code} was asked for</Message></Error>'
 
@@ -54,21 +56,40 @@ class ObjectStore:
 @contextmanager
 def google_store() -> Iterator[dict[str, str]]:
     """Starts a server of Google's protocol with a bucket called `bucket`; yields what a process needs to use it."""
+    command = [sys.executable, "-m", "gcp_storage_emulator", "start", "--in-memory", "--default-bucket", "bucket"]
+    with _started(command, "--host", "--port") as url:
+        yield {
+            "STORAGE_EMULATOR_HOST": url,
+            "FSSPEC_GS_TOKEN": "anon",
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # would ask the real one what kind of bucket it is
+        }
+
+
+@contextmanager
+def azure_store() -> Iterator[dict[str, str]]:
+    """Does the same with Azure's."""
+    command = ["azurite-blob", "--inMemoryPersistence", "--skipApiVersionCheck", "--silent"]
+    with _started(command, "--blobHost", "--blobPort") as url:
+        account = f"AccountName=devstoreaccount1;AccountKey={AZURITE_KEY};BlobEndpoint={url}/devstoreaccount1;"
+        fsspec.filesystem("abfs", connection_string=account).mkdir("bucket")
+        yield {"FSSPEC_ABFS_CONNECTION_STRING": account}
+
+
+@contextmanager
+def _started(command: list[str], host_flag: str, port_flag: str) -> Iterator[str]:
+    """Starts a server on a free port and yields its URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    where = ["--in-memory", "--default-bucket", "bucket", "--host", "127.0.0.1", "--port", str(port)]
-    with subprocess.Popen([sys.executable, "-m", "gcp_storage_emulator", "start", *where], stderr=subprocess.DEVNULL) as process:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*command, host_flag, "127.0.0.1", port_flag, str(port)], **quiet) as process:
         try:
             while process.poll() is None:
                 with suppress(requests.ConnectionError):
                     requests.get(f"http://127.0.0.1:{port}/")
                     break
-            yield {
-                "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}",
-                "FSSPEC_GS_TOKEN": "anon",
-                "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # would ask the real one what kind of bucket it is
-            }
+                time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}"
         finally:
             process.kill()
 

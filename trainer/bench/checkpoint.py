@@ -156,7 +156,7 @@ class PlainFiles:
 
     def write(self) -> None:
         """Writes this rank's files and deletes those that have had their time."""
-        self._run.fs.makedirs(self._path(self._written), exist_ok=True)
+        self._run.fs.makedirs(self._path(self._written))
         for name, content in self._contents.items():
             with self._run.fs.open(self._path(self._written, name), "wb") as file:
                 file.write(content)

@@ -232,6 +232,13 @@ def test_what_cannot_be_used_is_said_in_one_line(store, folder, fault, environme
     assert KEYS["AWS_SECRET_ACCESS_KEY"] not in done.stderr
 
 
+def test_a_password_in_a_url_is_not_told():
+    done = run_trainer("checkpoints", "--out", "ftp://me:my-password@127.0.0.1:9/run")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --out is 'ftp://***@127.0.0.1:9/run', which cannot be used: ")
+    assert "my-password" not in done.stdout + done.stderr
+
+
 def test_a_bucket_is_not_made_by_mistake(store, folder):
     run = Run(store, folder, "nowhere")
     run.url = "s3://bukcet/run"

@@ -12,7 +12,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 # What gives whoever reads it the right to use a URL: a password in it, or the parameters that sign it.
-SECRETS = re.compile(r"(://)[^/@\s]+@|([?&](?:sig|x-(?:amz|goog)-[a-z-]+)=)[^&\s'\"]+", re.IGNORECASE)
+SECRETS = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=[?&])(?:sig|x-(?:amz|goog)-[a-z-]+)=[^&\s'\"]+", re.IGNORECASE)
 
 
 class Storage:
@@ -113,7 +113,7 @@ def _plain(error: Exception, path: str | None) -> OSError:
 
 def redacted(error: object) -> str:
     """Returns an error's text in one line, without the secrets of URLs in it."""
-    return SECRETS.sub(r"\1\2***", " ".join(str(error).split()))
+    return SECRETS.sub("***", " ".join(str(error).split()))
 
 
 @contextmanager
@@ -127,4 +127,6 @@ def named(key: str, url: str) -> Iterator[None]:
         with os_errors():
             yield
     except (OSError, ValueError, ImportError) as error:
-        raise ValueError(f"{key} is '{url}', which cannot be used: {redacted(error)}; choose another") from error
+        raise ValueError(
+            f"{key} is '{redacted(url)}', which cannot be used: {redacted(error)}; choose another"
+        ) from error

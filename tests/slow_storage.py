@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 
-OPEN_SECONDS = 0.04  # to begin a file of a checkpoint; a save writes six, one after the other
+OPEN_SECONDS = 0.02  # to begin a file of a checkpoint; a save writes six, one after the other
 
 
 class SlowFileSystem(LocalFileSystem):

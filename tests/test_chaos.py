@@ -22,7 +22,7 @@ from slow_storage import install
 from trainer_process import Training, committed, is_running
 
 ROWS, BATCH, STEPS = 1280, 64, 200  # 20 steps an epoch
-SAVE_EVERY, EVALUATE_EVERY = 8, 10
+SAVE_EVERY, EVALUATE_EVERY = 4, 10
 PATIENCE = 12  # steps that a moment may take to come; so many for every blow are fewer than STEPS
 POLL_SECONDS = 0.005
 
@@ -187,7 +187,7 @@ MOMENTS = [
     Moment(is_restoring, 0.25),
     Moment(is_at_the_first_step),
     Moment(is_training, 0.5),
-    Moment(is_saving, 0.2),
+    Moment(is_saving, 0.1),
     Moment(is_evaluating, 0.2),
 ]
 Strike = Callable[[Training, int], None]
@@ -213,7 +213,7 @@ def start(tmp_path_factory):
     tree["data"]["dense"]["row_id"] = {}
     tree["evaluate"] = {"every_steps": EVALUATE_EVERY}
     tree["checkpoint"] = {"every_steps": SAVE_EVERY}
-    tree["optimizer"]["sparse"]["name"] = "rowwise_adagrad"
+    tree["optimizer"]["sparse"] = {"name": "rowwise_adagrad", "learning_rate": 0.05}
     tree["optimizer"]["dense"] = {"name": "adamw", "learning_rate": 0.01}
     tree["model"]["name"] = "row_recorder:build"
     file = write_config(folder / "config.toml", tree)

@@ -172,7 +172,7 @@ class Nodes:
     def _lines(self, container: Container, query: dict[str, str]) -> Iterator[bytes]:
         seconds = query.get("sinceSeconds")
         oldest = datetime.now(UTC) - timedelta(seconds=int(seconds)) if seconds else datetime.min.replace(tzinfo=UTC)
-        follow, stamps = query.get("follow") == "true", query.get("timestamps") == "true"
+        follow, stamps = _is_set(query, "follow"), _is_set(query, "timestamps")
         sent = 0
         while True:
             with self._cluster.changed:
@@ -192,6 +192,11 @@ class Nodes:
         for containers in self._containers.values():
             for container in containers.values():
                 _kill(container, signal.SIGKILL)
+
+
+def _is_set(query: dict[str, str], flag: str) -> bool:
+    """Reads a flag as the real server does: anything but 0 and false sets it, and Python's clients send `True`."""
+    return query.get(flag, "0").lower() not in ("0", "false")
 
 
 def _environment(pod: dict, container: dict) -> dict[str, str]:

@@ -7,13 +7,15 @@ import sys
 import time
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command import run_trainer
+from object_store import object_store
 
 from trainer.data.criteo import criteo
+from trainer.data.writing import SPLITS
 
 RUN = "import tyro; from trainer.data.criteo import criteo; tyro.cli(criteo)"
 # Not ru_maxrss: a process inherits that from the one that started it.
@@ -128,14 +130,17 @@ def test_terabyte_validates_and_tests_on_the_last_day(tmp_path, suffix):
     assert summary["splits"]["train"]["files"] > 2
 
 
-def test_object_storage(tmp_path):
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_object_storage(suffix):
     lines = make_lines(300)
-    with fsspec.open("memory://criteo-in/train.txt", "w") as file:
-        file.write("".join(f"{line}\n" for line in lines))
-    criteo(("memory://criteo-in/*.txt",), "memory://criteo-out")
-    fs = fsspec.filesystem("memory")
-    names = [name for split in ("train", "validation", "test") for name in fs.ls(f"/criteo-out/{split}", detail=False)]
-    assert_rows(pa.concat_tables([pq.read_table(name, filesystem=fs) for name in names]), expected(lines))
+    text = "".join(f"{line}\n" for line in lines).encode()
+    with object_store() as store:
+        store.fs.mkdir("bucket")
+        store.fs.pipe_file(f"bucket/in/train.txt{suffix}", gzip.compress(text) if suffix else text)
+        done = run_trainer("criteo", "--source", "s3://bucket/in/*", "--out", "s3://bucket/out", **store.environment)
+        assert done.returncode == 0, done.stderr
+        names = [name for split in SPLITS for name in store.fs.ls(f"bucket/out/{split}", detail=False)]
+        assert_rows(pa.concat_tables([pq.read_table(name, filesystem=store.fs) for name in names]), expected(lines))
 
 
 GOOD = "\t".join(["0", *["1"] * 13, *["0000000a"] * 26])

@@ -1,12 +1,12 @@
 """Criteo's text: whole lines out of plain and compressed files, and Arrow tables out of blocks of lines."""
 
 import gzip
+import io
 import re
 import zlib
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
-from typing import IO, Any, Literal, cast
+from typing import Literal
 
 import fsspec
 import numpy as np
@@ -64,7 +64,7 @@ class LineReader:
     """
 
     def __init__(self, source: Source) -> None:
-        self._file = cast(IO[bytes], _open(source.url))
+        self._file = _open(source.url)
         self._url = source.url
         self.position = 0
 
@@ -101,7 +101,7 @@ class LineReader:
 def lines_before(url: str, end: int) -> int:
     """Counts the lines that end before a position in a source."""
     lines, position = 0, 0
-    with closing(cast(IO[bytes], _open(url))) as file:
+    with _open(url) as file:
         while position < end and (block := file.read(min(BLOCK_BYTES, end - position))):
             lines += block.count(b"\n")
             position += len(block)
@@ -116,7 +116,7 @@ def length(url: str) -> int:
     """
     if not url.endswith(".gz"):
         return size(url)
-    with closing(cast(IO[bytes], _open(url))) as file:
+    with _open(url) as file:
         try:
             return sum(len(block) for block in iter(lambda: file.read(BLOCK_BYTES), b""))
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -129,9 +129,10 @@ def size(url: str) -> int:
     return fs.size(path)
 
 
-def _open(url: str) -> Any:
+def _open(url: str) -> io.BufferedReader:
+    """Opens a source. Python's reader goes around fsspec's files, as some of theirs cannot limit a line's length."""
     fs, path = fsspec.core.url_to_fs(url)
-    return fs.open(path, "rb", compression="gzip" if url.endswith(".gz") else None)
+    return io.BufferedReader(fs.open(path, "rb", compression="gzip" if url.endswith(".gz") else None))
 
 
 def parse(block: bytes, transform: DenseTransform) -> pa.Table:

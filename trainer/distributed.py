@@ -3,7 +3,9 @@
 import gc
 import os
 import re
+import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ LOST_PEER = re.compile(
     "closed by peer|reset by peer|Broken pipe|connectFullMesh failed|remote process exited|Failed to recv, got 0 bytes"
 )
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+FIRST_ERROR_SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -88,11 +91,15 @@ def process_group() -> Iterator[Ranks]:
 def _explain(error: BaseException, ranks: Ranks) -> None:
     """Leaves the first error of a job to be seen, by torchrun too: ranks that lost their peer only say so.
 
+    They wait for torchrun to find the rank that failed and to end them, so that they are not taken for the first.
+
     Raises:
         SystemExit: Another rank's error counts.
     """
-    if LOST_PEER.search(str(error)):
+    if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)):
         print(f"rank {ranks.rank} lost the connection to another rank, whose error counts", file=sys.stderr, flush=True)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(FIRST_ERROR_SECONDS)
         raise SystemExit(1) from None
     if not isinstance(error, SystemExit):
         get_error_handler().record_exception(error)

@@ -50,7 +50,9 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 ReturnToService=2
-SlurmdTimeout=10
+SlurmdTimeout=20
+# Answers may take long on a machine that is busy.
+MessageTimeout=60
 MinJobAge={min_job_age}
 KillWait=5
 CompleteWait=0
@@ -125,7 +127,7 @@ class Cluster:
             for node in NODES:
                 self.start_node(node)
             self._stopping.callback(self._stop_nodes)
-            self._wait_for(lambda: self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split().count("idle") == 3)
+            self._wait_for(self._has_idle_nodes)
             self._start_ticker()
             self._stopping = on_failure.pop_all()
         return self
@@ -139,6 +141,10 @@ class Cluster:
         done = subprocess.run(command, env=os.environ | self.env, capture_output=True, text=True)
         assert not check or done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
+
+    def _has_idle_nodes(self) -> bool:
+        states = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False).split()
+        return states.count("idle") == len(NODES)
 
     def start_node(self, node: str) -> None:
         """Switches a node on."""

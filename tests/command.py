@@ -14,7 +14,7 @@ def run_trainer(
     """Runs `python -m trainer ARGUMENTS` on the CPU, more than one rank under torchrun, and returns how it ended."""
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     command = [sys.executable, *torchrun, "-m", "trainer", *map(str, arguments)]
-    always = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    always = {"TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=seconds, env=os.environ | always | environment
     )

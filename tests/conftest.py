@@ -1,5 +1,12 @@
+import os
+
 import pytest
 from jobs import write_rows
+
+
+def pytest_configure():
+    """Gives every process one thread: as many as there are cores, in each of many tests, wait for one another."""
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@
 import functools
 import inspect
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +67,7 @@ def launch(jobs: list[dict], ranks: int, folder: Path) -> str:
     file = folder / f"jobs-{ranks}.json"
     file.write_text(json.dumps(jobs))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), __file__, str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-20000:]
     return done.stdout
 

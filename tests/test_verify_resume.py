@@ -44,7 +44,7 @@ def verify(folder, *arguments):
     """Runs the component in a folder: one rank, which goes on alone and then as two."""
     command = ["torchx", "run", "-s", "local_cwd", "tools.verify_resume", "--steps", STEPS]
     command += ["--ranks", 1, "--other_ranks", 2, *arguments]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from components._launch import SIGNALS
 
-QUIET = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+QUIET = {"TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 class Training:

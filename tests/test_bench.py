@@ -29,7 +29,8 @@ FLAGS = ["--rows", "3000", "--global-batch-size", "64", "--steps", "3", "--repea
             "checkpoint",
             {
                 ("steps beside saves, a core to spare", "steps alone"): 1 / 1.1,
-                ("saving", "plain writing"): 0.7,
+                ("saving, lasting", "plain writing, lasting"): 0.7,
+                ("saving, lasting", "plain writing, may be lost"): None,
                 ("restoring, checksums too", "plain reading"): 0.7,
             },
         ),

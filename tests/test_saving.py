@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 
@@ -71,6 +72,46 @@ def test_what_can_go(keep, superfluous):
         {"step": 6, "split": "test", "auc": 0.9, "normalized_entropy": 0.1},
     ]
     assert Retention(**keep).superfluous([2, 4, 6, 8], evaluations) == superfluous
+
+
+SYNCS = """
+import json
+import os
+import sys
+
+from trainer.__main__ import main
+
+synced, fsync = {}, os.fsync
+
+
+def spy(file):
+    path = os.readlink(f"/proc/self/fd/{file}")
+    fsync(file)
+    synced[os.stat(file).st_ino] = [path, os.fstat(file).st_size]
+
+
+os.fsync = spy
+code = main(sys.argv[1:])
+with open(os.environ["SYNCED"], "w") as out:
+    json.dump(synced, out)
+sys.exit(code)
+"""
+
+
+def test_a_committed_checkpoint_survives_a_power_cut(file, tmp_path):
+    """Every file of it was synced at its full length, and so were the directories that name them."""
+    arguments = ["train", file, "--out", tmp_path / "out", "--train.steps", 4]
+    environment = os.environ | {"SYNCED": str(tmp_path / "synced.json")}
+    done = subprocess.run([sys.executable, "-c", SYNCS, *map(str, arguments)], capture_output=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    synced = json.loads((tmp_path / "synced.json").read_text())
+    checkpoint = tmp_path / "out/checkpoints/step-000000004"
+    names = {path.name for path in checkpoint.iterdir()}
+    assert names > {"manifest.json", "state.json", ".metadata", "__0_0.distcp"}
+    for path in checkpoint.iterdir():
+        assert synced[str(path.stat().st_ino)][1] == path.stat().st_size, path
+    paths = {path for path, _ in synced.values()}
+    assert {str(checkpoint), str(checkpoint.parent)} <= paths
 
 
 def test_minutes_save_too(rows, tmp_path):

@@ -95,10 +95,12 @@ class Checkpoints:
             entries: The files that are written already.
             texts: Files to lie beside them, by name.
         """
-        for file, text in texts.items():
-            self._run.write(posixpath.join(FOLDER, _name(step), file), text)
-        entries = entries | {file: entry_of(text.encode()) for file, text in texts.items()}
-        self._run.write_json(posixpath.join(FOLDER, _name(step), MANIFEST), {"version": 1, "files": entries})
+        for name, text in texts.items():
+            with self._run.fs.lasting(self._run.path(FOLDER, _name(step), name)) as file:
+                file.write(text.encode())
+        entries = entries | {name: entry_of(text.encode()) for name, text in texts.items()}
+        manifest = {"version": 1, "files": entries}
+        self._run.write_json(posixpath.join(FOLDER, _name(step), MANIFEST), manifest, lasting=True)
 
     def remove(self, step: int) -> None:
         """Deletes a checkpoint, the manifest first, so that none is ever half there."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from trainer.manifest import FileEntry, add_to, entry_of
 from trainer.storage import open_storage, os_errors
@@ -36,11 +37,18 @@ class ChecksumWriter(FsspecWriter):
 
     def __init__(self, url: str) -> None:
         self.entries: dict[str, FileEntry] = {}
-        storage, _ = open_storage(url)
-        # What is no local file cannot be synced by itself: torch would sync all disks of the machine instead.
-        super().__init__(url, sync_files=storage.is_local)
+        super().__init__(url, sync_files=False)  # torch would do it before the last bytes leave Python
         self.fs: FileSystem = _CountingFileSystem(self.entries)  # pyrefly: ignore
         self.path = self.fs.init_path(url)
+
+    def write_data(self, *args: Any, **kwargs: Any) -> Any:
+        """Writes this rank's tensors, without the checksums of torch's own: each costs as much as ours of the file."""
+        torchs_own = get_crc32_options()
+        set_crc32_options(False)
+        try:
+            return super().write_data(*args, **kwargs)
+        finally:
+            set_crc32_options(torchs_own)
 
 
 class _FileSystem(FileSystem):
@@ -64,11 +72,14 @@ class _CountingFileSystem(_FileSystem):
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        with super().create_stream(path, mode) as stream:
-            if "w" in mode:
-                stream = _CountingStream(stream)
+        if mode != "wb":
+            with super().create_stream(path, mode) as stream:
+                yield stream
+        else:
+            with self.fs.lasting(path) as file:
+                stream = _CountingStream(file)
                 self._entries[posixpath.basename(path)] = stream.entry
-            yield stream
+                yield stream
 
     def rename(self, path: Any, new_path: Any) -> None:
         if self.fs.is_object_store:
@@ -87,6 +98,9 @@ class _CountingStream:
     def write(self, data: Any) -> int:
         add_to(self.entry, data)
         return self._stream.write(data)
+
+    def close(self) -> None:
+        """Leaves it open: who opened it makes it last before."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -48,13 +48,13 @@ class RunDirectory:
         except FileNotFoundError:
             return None
 
-    def write(self, name: str, text: str) -> None:
-        """Writes a file whole: whoever reads it finds the old text or the new one."""
-        self.fs.write(self.path(name), text.encode())
+    def write(self, name: str, text: str, lasting: bool = False) -> None:
+        """Writes a file whole: whoever reads it finds the old text or the new one, `lasting`: after a power cut too."""
+        self.fs.write(self.path(name), text.encode(), lasting)
 
-    def write_json(self, name: str, content: Any) -> None:
+    def write_json(self, name: str, content: Any, lasting: bool = False) -> None:
         """Writes a JSON file for people to read."""
-        self.write(name, json.dumps(content, indent=2) + "\n")
+        self.write(name, json.dumps(content, indent=2) + "\n", lasting)
 
 
 class JsonLines:

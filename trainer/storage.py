@@ -1,5 +1,7 @@
 """Files and directories that people name, on any fsspec URL."""
 
+import os
+import posixpath
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,13 +47,45 @@ class Storage:
         with os_errors(path):
             make_directory(self._fs, path)
 
-    def write(self, path: str, content: bytes) -> None:
-        """Writes a file whole: whoever reads it finds the old content or the new one."""
+    @contextmanager
+    def lasting(self, path: str) -> Iterator[Any]:
+        """Opens a file to write; what is written survives a power cut once the block has ended."""
+        with os_errors(path), self._fs.open(path, "wb") as file:
+            yield file
+            if self.is_local:
+                file.flush()
+                os.fsync(file.fileno())
+
+    def write(self, path: str, content: bytes, lasting: bool = False) -> None:
+        """Writes a file whole: whoever reads it finds the old content or the new one.
+
+        Args:
+            path: Where to.
+            content: What.
+            lasting: Whether it, and what else is new in its directory, has to survive a power cut.
+        """
         if self.is_object_store:
             self.pipe_file(path, content)
+            return
+        if lasting:
+            with self.lasting(f"{path}.partial") as file:
+                file.write(content)
         else:
             self.pipe_file(f"{path}.partial", content)
-            self.mv(f"{path}.partial", path)
+        self.mv(f"{path}.partial", path)
+        if lasting and self.is_local:
+            folder = posixpath.dirname(path)
+            _sync_directories(folder, posixpath.dirname(folder))
+
+
+def _sync_directories(*paths: str) -> None:
+    for path in paths:
+        with os_errors(path):
+            directory = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
 
 
 def open_storage(url: str) -> tuple[Storage, str]:

@@ -9,8 +9,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import torch
 import torch.distributed as dist
@@ -121,14 +123,15 @@ def _compare_files(session: Session, numbers: Iterator[int], repeats: int) -> li
 
     save()
     files = PlainFiles(session)
-    files.write()
+    files.write_lasting()
     timed = [
         lambda act=act: files.bytes / _seconds_on_all(session.ranks, act) / 1e6
-        for act in (save, files.write, load, files.read)
+        for act in (save, files.write_lasting, files.write, load, files.read)
     ]
-    saved, written, loaded, read = alternate(repeats, *timed)
+    saved, written, cached, loaded, read = alternate(repeats, *timed)
     return [
-        Comparison("saving", "plain writing", "MB/s", LIKE_PLAIN, saved, written),
+        Comparison("saving, lasting", "plain writing, lasting", "MB/s", LIKE_PLAIN, saved, written),
+        Comparison("saving, lasting", "plain writing, may be lost", "MB/s", None, saved, cached),
         Comparison("restoring, checksums too", "plain reading", "MB/s", LIKE_PLAIN, loaded, read),
     ]
 
@@ -154,11 +157,18 @@ class PlainFiles:
         self._contents = {name: session.run.fs.cat_file(posixpath.join(folder, name)) for name in mine}
         self._keep, self._written = session.config.checkpoint.keep.newest, 0
 
+    def write_lasting(self) -> None:
+        """Writes this rank's files, for a power cut not to take them, and deletes those that have had their time."""
+        self._write(self._run.fs.lasting)
+
     def write(self) -> None:
-        """Writes this rank's files and deletes those that have had their time."""
+        """Does the same, but leaves it to the system when they reach the disk."""
+        self._write(lambda path: self._run.fs.open(path, "wb"))
+
+    def _write(self, open_file: Callable[[str], AbstractContextManager[IO[bytes]]]) -> None:
         self._run.fs.makedirs(self._path(self._written))
         for name, content in self._contents.items():
-            with self._run.fs.open(self._path(self._written, name), "wb") as file:
+            with open_file(self._path(self._written, name)) as file:
                 file.write(content)
             if self._written >= self._keep:
                 self._run.fs.rm_file(self._path(self._written - self._keep, name))

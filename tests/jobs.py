@@ -127,11 +127,14 @@ def count_sent_bytes() -> dict[str, list[int]]:
 
 
 def main(file: str) -> None:
-    from trainer.config import Config
-    from trainer.distributed import process_group
-    from trainer.loop import run
-    from trainer.quiet import hush
-    from trainer.session import open_session
+    from trainer.commands import importing
+
+    with importing():
+        from trainer.config import Config
+        from trainer.distributed import process_group
+        from trainer.loop import run
+        from trainer.quiet import hush
+        from trainer.session import open_session
 
     hush()
     with process_group() as ranks:

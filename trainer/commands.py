@@ -14,7 +14,7 @@ PROGRAM = "python -m trainer"
 
 
 @contextmanager
-def _importing() -> Iterator[None]:
+def importing() -> Iterator[None]:
     """Turns garbage collection off: torch and TorchRec leave none, and to look for it takes a quarter of a start."""
     gc.disable()
     try:
@@ -26,7 +26,7 @@ def _importing() -> Iterator[None]:
 
 def train(flags: list[str]) -> None:
     """CONFIG --out RUN_DIR: train a model, or go on from its newest checkpoint."""
-    with _importing():
+    with importing():
         from trainer.config import Config
         from trainer.loop import train as run
 
@@ -46,7 +46,7 @@ def train(flags: list[str]) -> None:
 
 def evaluate(flags: list[str]) -> None:
     """CONFIG --out RUN_DIR: evaluate a run's newest checkpoint."""
-    with _importing():
+    with importing():
         from trainer.config import Config
         from trainer.evaluate import evaluate as run
 

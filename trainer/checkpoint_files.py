@@ -2,6 +2,7 @@
 
 import posixpath
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from trainer.manifest import FileEntry, add_to, entry_of
 from trainer.storage import open_storage, os_errors
+
+BESIDE_BYTES = 1 << 18  # below that, to hand it to another thread takes longer than to count it
 
 
 class CheckpointReader(FsspecReader):
@@ -76,8 +79,8 @@ class _CountingFileSystem(_FileSystem):
             with super().create_stream(path, mode) as stream:
                 yield stream
         else:
-            with self.fs.lasting(path) as file:
-                stream = _CountingStream(file)
+            with ThreadPoolExecutor(1, "checksum") as beside, self.fs.lasting(path) as file:
+                stream = _CountingStream(file, beside)
                 self._entries[posixpath.basename(path)] = stream.entry
                 yield stream
 
@@ -91,13 +94,21 @@ class _CountingFileSystem(_FileSystem):
 
 
 class _CountingStream:
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    """A file, of which what is written to it is counted; much of it beside the writing."""
+
+    def __init__(self, stream: Any, beside: ThreadPoolExecutor) -> None:
+        self._stream, self._beside = stream, beside
         self.entry = entry_of(b"")
 
     def write(self, data: Any) -> int:
-        add_to(self.entry, data)
-        return self._stream.write(data)
+        if memoryview(data).nbytes < BESIDE_BYTES:
+            add_to(self.entry, data)
+            return self._stream.write(data)
+        counted = self._beside.submit(add_to, self.entry, data)
+        try:
+            return self._stream.write(data)
+        finally:
+            counted.result()  # the memory is torch's again when this returns
 
     def close(self) -> None:
         """Leaves it open: who opened it makes it last before."""

@@ -1,148 +1,26 @@
-"""The hosts in use, with their memory and bandwidths: named resources for `-h`, and hardware for the planner.
-
-AWS's hosts are here for the planner only, for TorchX itself registers `aws_p5.48xlarge` and the like.
-
-Figures are the vendors'. GB/s is 10^9 bytes per second. NVLink counts both directions of one GPU together, as data
-sheets do; a network counts one direction, all adapters of the host for traffic between GPUs together.
-"""
+"""Named resources for `-h`: what TorchX asks a scheduler for to get one of the hosts of trainer/plan/hardware.py."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from functools import partial
 
 from torchx.specs import Resource
 from torchx.specs.named_resources_aws import K8S_ITYPE, MEM_TAX
 
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """One GPU."""
-
-    memory_gib: int
-    """What the driver reports in all, rounded down; less than the round number on the data sheet."""
-    hbm_gb_per_second: float
-    """Bandwidth of its memory."""
-    nvlink_gb_per_second: float
-    """Bandwidth to the other GPUs of its host, both directions together."""
-    source: str
-    """The vendor's data sheet."""
+from trainer.plan.hardware import REGISTERED, Host
 
 
-@dataclass(frozen=True, kw_only=True)
-class Host:
-    """A kind of host, or a part of one."""
-
-    cpu: int
-    """Logical cores."""
-    memory_gib: int
-    """Host memory, of which the system keeps a part: a job can ask for 96 % of it, as TorchX has it for AWS."""
-    gpus: int = 0
-    """GPUs."""
-    gpu: Gpu | None = None
-    """Each of them."""
-    network_gb_per_second: float = 0.0
-    """Bandwidth to other hosts, one direction; 0: not known."""
-    instance_type: str | None = None
-    """What the cloud calls it; on Kubernetes the job is only placed on such nodes."""
-    source: str
-    """The vendor's page."""
-
-    @property
-    def network_gb_per_second_per_gpu(self) -> float:
-        """The part of the network that each GPU has."""
-        return self.network_gb_per_second / max(1, self.gpus)
-
-    def part(self, gpus: int) -> "Host":
-        """Returns the part of the host that belongs to some of its GPUs."""
-        return replace(
-            self,
-            cpu=self.cpu * gpus // self.gpus,
-            memory_gib=self.memory_gib * gpus // self.gpus,
-            gpus=gpus,
-            network_gb_per_second=self.network_gb_per_second_per_gpu * gpus,
-        )
-
-    def resource(self) -> Resource:
-        """Returns what TorchX asks a scheduler for."""
-        capabilities = {K8S_ITYPE: self.instance_type} if self.instance_type else {}
-        memory = self.memory_gib * int(1024 * MEM_TAX)
-        return Resource(cpu=self.cpu, gpu=self.gpus, memMB=memory, capabilities=capabilities)
-
-
-NVIDIA = "https://www.nvidia.com/en-us/data-center"
-NVIDIA_DOCS = "https://docs.nvidia.com/dgx"
-AWS = "https://aws.amazon.com/ec2/instance-types"
-GCP = "https://cloud.google.com/compute/docs/accelerator-optimized-machines"
-
-A100_40GB = Gpu(memory_gib=39, hbm_gb_per_second=1555, nvlink_gb_per_second=600, source=f"{NVIDIA}/a100/")
-A100 = Gpu(memory_gib=79, hbm_gb_per_second=2039, nvlink_gb_per_second=600, source=f"{NVIDIA}/a100/")
-H100 = Gpu(memory_gib=79, hbm_gb_per_second=3350, nvlink_gb_per_second=900, source=f"{NVIDIA}/h100/")
-H200 = Gpu(memory_gib=139, hbm_gb_per_second=4800, nvlink_gb_per_second=900, source=f"{NVIDIA}/h200/")
-B200 = Gpu(memory_gib=178, hbm_gb_per_second=8000, nvlink_gb_per_second=1800, source=f"{NVIDIA}/dgx-b200/")
-
-
-def _host(
-    gpu: Gpu, cpu: int, memory_gib: int, gbit_per_second: float, source: str, instance: str | None = None
-) -> Host:
-    """A host of eight."""
-    return Host(
-        cpu=cpu,
-        memory_gib=memory_gib,
-        gpus=8,
-        gpu=gpu,
-        network_gb_per_second=gbit_per_second / 8,
-        instance_type=instance,
-        source=source,
-    )
-
-
-# Cores and memory: the least among NVIDIA's DGX, AWS's and Google's host with this GPU. Network: the DGX's.
-WHOLE = {
-    "a100": _host(A100, 96, 1152, 8 * 200, f"{NVIDIA_DOCS}/dgxa100-user-guide/"),
-    "h100": _host(H100, 192, 1872, 8 * 400, f"{NVIDIA_DOCS}/dgxh100-user-guide/"),
-    "h200": _host(H200, 192, 2048, 8 * 400, f"{NVIDIA_DOCS}/dgxh100-user-guide/"),
-    "b200": _host(B200, 192, 2048, 8 * 400, f"{NVIDIA_DOCS}/dgxb200-user-guide/"),
-}
-
-PARTS = {f"{name}_{gpus}": host.part(gpus) for name, host in WHOLE.items() for gpus in (4, 2, 1)}
-
-GOOGLE = {
-    f"gcp_{instance}": _host(gpu, cpu, memory_gib, gbit_per_second, GCP, instance)
-    for instance, gpu, cpu, memory_gib, gbit_per_second in (
-        ("a2-highgpu-8g", A100_40GB, 96, 680, 100),
-        ("a2-ultragpu-8g", A100, 96, 1360, 100),
-        ("a3-highgpu-8g", H100, 208, 1872, 800),
-        ("a3-megagpu-8g", H100, 208, 1872, 1600),
-        ("a3-ultragpu-8g", H200, 224, 2952, 3200),
-        ("a4-highgpu-8g", B200, 224, 3968, 3200),
-    )
-}
-
-AMAZON = {
-    f"aws_{instance}": _host(gpu, cpu, memory_gib, gbit_per_second, f"{AWS}/{page}/", instance)
-    for instance, gpu, cpu, memory_gib, gbit_per_second, page in (
-        ("p4d.24xlarge", A100_40GB, 96, 1152, 400, "p4"),
-        ("p4de.24xlarge", A100, 96, 1152, 400, "p4"),
-        ("p5.48xlarge", H100, 192, 2048, 3200, "p5"),
-        ("p5e.48xlarge", H200, 192, 2048, 3200, "p5"),
-        ("p5en.48xlarge", H200, 192, 2048, 3200, "p5"),
-        ("p6-b200.48xlarge", B200, 192, 2048, 3200, "p6"),
-    )
-}
-
-# TorchX's own tiers end at cpu.xlarge, 8 cores; these go on with 4 GiB for each core, like AWS's m5 hosts.
-CPU = {
-    f"cpu.{cores // 8}xlarge": Host(cpu=cores, memory_gib=4 * cores, source=f"{AWS}/m5/") for cores in (16, 32, 64, 96)
-}
-
-REGISTERED = CPU | WHOLE | PARTS | GOOGLE
-HOSTS = REGISTERED | AMAZON
+def resource_of(host: Host) -> Resource:
+    """Returns what TorchX asks a scheduler for."""
+    capabilities = {K8S_ITYPE: host.instance_type} if host.instance_type else {}
+    memory = host.memory_gib * int(1024 * MEM_TAX)
+    return Resource(cpu=host.cpu, gpu=host.gpus, memMB=memory, capabilities=capabilities)
 
 
 def __getattr__(name: str) -> Callable[[], Resource]:
     """The factory of a registered resource, as entry points name it: `h100_4`, `gcp_a3_highgpu_8g`, `cpu_2xlarge`."""
     for host_name, host in REGISTERED.items():
         if name == attribute(host_name):
-            return host.resource
+            return partial(resource_of, host)
     raise AttributeError(name)
 
 

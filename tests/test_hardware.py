@@ -6,8 +6,8 @@ import sys
 import pytest
 from jobs import config
 
-from schedulers.resources import HOSTS
 from trainer.config import Config
+from trainer.plan.hardware import HOSTS
 from trainer.planning import GB_PER_SECOND, GIB, _topology
 
 PLAN = [sys.executable, "-m", "trainer", "plan"]

@@ -45,7 +45,7 @@ class ChecksumWriter(FsspecWriter):
         self.path = self.fs.init_path(url)
 
     def write_data(self, *args: Any, **kwargs: Any) -> Any:
-        """Writes this rank's tensors, without the checksums of torch's own: each costs as much as ours of the file."""
+        """Writes this rank's tensors, without the checksums of torch's own: it costs more than ours of the whole file."""
         torchs_own = get_crc32_options()
         set_crc32_options(False)
         try:
@@ -75,14 +75,11 @@ class _CountingFileSystem(_FileSystem):
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        if mode != "wb":
-            with super().create_stream(path, mode) as stream:
-                yield stream
-        else:
-            with ThreadPoolExecutor(1, "checksum") as beside, self.fs.lasting(path) as file:
-                stream = _CountingStream(file, beside)
-                self._entries[posixpath.basename(path)] = stream.entry
-                yield stream
+        assert mode == "wb", "a writer reads nothing back"
+        with ThreadPoolExecutor(1, "checksum") as beside, self.fs.lasting(path) as file:
+            stream = _CountingStream(file, beside)
+            self._entries[posixpath.basename(path)] = stream.entry
+            yield stream
 
     def rename(self, path: Any, new_path: Any) -> None:
         if self.fs.is_object_store:
@@ -111,7 +108,7 @@ class _CountingStream:
             counted.result()  # the memory is torch's again when this returns
 
     def close(self) -> None:
-        """Leaves it open: who opened it makes it last before."""
+        """Leaves the file open for whoever opened it, who has to make it last first."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -21,8 +20,6 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from trainer.errors import say
 
 T = TypeVar("T")
-# A scheduler that wants to know how the job ended names a file here: no exit code of torchrun's says it.
-OUTCOME_FILE = "TORCHX_OUTCOME_FILE"
 # What Gloo and NCCL say when the process at the other end is gone.
 LOST_PEER = re.compile(
     "closed by peer|reset by peer|Broken pipe|connectFullMesh failed|remote process exited|Failed to recv, got 0 bytes"
@@ -155,17 +152,6 @@ def background_group() -> dist.ProcessGroup:
 def torchx_job() -> str | None:
     """Returns the handle of the TorchX job that this process belongs to, None outside of TorchX."""
     return os.environ.get("TORCHX_JOB_ID")
-
-
-def environment_of_a_job() -> dict[str, str]:
-    """Returns the environment for a job that this process starts: how that ends is nothing to our own scheduler."""
-    return {name: value for name, value in os.environ.items() if name != OUTCOME_FILE}
-
-
-def tell_scheduler(outcome: str) -> None:
-    """Leaves a line for the scheduler that started the job, if it wants one: how the job ended."""
-    if file := os.environ.get(OUTCOME_FILE):
-        Path(file).write_text(f"{outcome}\n")
 
 
 def _object_device(ranks: Ranks) -> torch.device | None:

@@ -3,8 +3,7 @@
 import sys
 import traceback
 
-WRONG_INPUT = 2
-FAILED = 1
+from trainer.core.outcome import FAILED, WRONG_INPUT
 
 
 def say(error: BaseException) -> int:

@@ -25,10 +25,10 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 
-from schedulers.resources import HOSTS, Host
 from trainer.data.schema import DataConfig
 from trainer.distributed import Ranks
 from trainer.optimizers import REPLICATED
+from trainer.plan.hardware import HOSTS, Host
 from trainer.plan_file import load_plan, shards_of, table_plans
 from trainer.section import Section, nearest
 

@@ -14,6 +14,7 @@ from enum import IntEnum
 import torch
 import torch.distributed as dist
 
+from trainer.core.outcome import STOPPED
 from trainer.distributed import Ranks, background_group
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -30,14 +31,11 @@ class Wish(IntEnum):
     STOP = 2
 
 
-EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
-
-
 class Stopped(SystemExit):
     """Training left before its end because it was asked to; the process ends with exit code 75."""
 
     def __init__(self) -> None:
-        super().__init__(EXIT_CODE)
+        super().__init__(STOPPED)
 
 
 class StopRequest:

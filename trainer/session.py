@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.config import Config, TrainConfig
+from trainer.core.outcome import FINISHED_WORD, STOPPED_WORD, write_outcome
 from trainer.data.files import FileSet, find_files
 from trainer.data.lanes import Lanes, check_lanes, default_lanes
 from trainer.data.loader import Loader
-from trainer.distributed import Ranks, from_main, tell_scheduler
+from trainer.distributed import Ranks, from_main
 from trainer.evaluate import Evaluator
 from trainer.finetune import finetune
 from trainer.job import Job, build_job
@@ -126,7 +127,7 @@ class Session:
         if self.saver.saved_step != step and from_main(self.ranks, lambda: self.saver.save_seconds < left):
             self.save(step)
             self.saver.wait()
-        word = f"stopped at step {step}, {self._saved()}"
+        word = f"{STOPPED_WORD} at step {step}, {self._saved()}"
         self._end("stopped", step, word)
         self.report.say(f"{word}\n\nThe same command goes on from there.")
         raise Stopped
@@ -140,7 +141,7 @@ class Session:
             with self.report.or_later():
                 about = json.loads(self.run.read("run.json") or "{}")
                 self.run.write_json("run.json", about | {"state": state, "step": step})
-            tell_scheduler(word)
+            write_outcome(word)
 
     def finish(self, metrics: dict[str, float]) -> None:
         """Ends the report, and prints where everything is and what to type next."""
@@ -150,7 +151,7 @@ class Session:
             raise SystemExit(1)
         checkpoint = self.saver.newest_url or ""
         self.report.track(metrics, checkpoint)
-        self._end("finished", self.last_step, f"finished at step {self.last_step}")
+        self._end("finished", self.last_step, f"{FINISHED_WORD} at step {self.last_step}")
         url, config = self.run.url, self.run.url_of("config.toml")
         self.report.say(
             "\n"

@@ -22,7 +22,7 @@ from tabulate import tabulate
 from trainer.checkpoint import Checkpoints
 from trainer.compare import Difference, differences
 from trainer.config import Config
-from trainer.distributed import environment_of_a_job
+from trainer.core.outcome import environment_of_child_job
 from trainer.run import to_toml
 from trainer.run_directory import RunDirectory
 
@@ -163,7 +163,7 @@ class Trial:
         trainer = ["trainer", "train", str(file), "--out", str(out), *flags]
         with (self._folder / f"{name}.log").open("wb") as log:
             command = [sys.executable, "-m", *torchrun, "-m", *trainer]
-            job = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment_of_a_job())
+            job = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment_of_child_job())
             try:
                 yield job
             finally:

@@ -6,15 +6,16 @@ import pytest
 from torchx.specs import named_resources
 from torchx.specs import resource as find
 
-from schedulers.resources import AMAZON, HOSTS, PARTS, REGISTERED, WHOLE
+from schedulers.resources import resource_of
+from trainer.plan.hardware import AMAZON, HOSTS, PARTS, REGISTERED, WHOLE
 
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_torchx_finds_every_host_as_it_is_in_the_table(name):
     """TorchX's own AWS resources too: the table repeats their figures for the planner."""
     found, host = find(h=name), HOSTS[name]
-    assert (found.cpu, found.gpu, found.memMB) == (host.cpu, host.gpus, host.resource().memMB)
-    assert found.capabilities == host.resource().capabilities
+    assert (found.cpu, found.gpu, found.memMB) == (host.cpu, host.gpus, resource_of(host).memMB)
+    assert found.capabilities == resource_of(host).capabilities
     assert found.get_resource_name() == name
 
 

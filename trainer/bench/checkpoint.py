@@ -23,8 +23,9 @@ from trainer.bench.comparison import Comparison, alternate
 from trainer.bench.setting import batches_in_memory
 from trainer.checkpoint import FOLDER, MANIFEST, Checkpoints
 from trainer.config import Config
+from trainer.core.outcome import environment_of_child_job
 from trainer.data.batch import Batch
-from trainer.distributed import Ranks, environment_of_a_job, from_main
+from trainer.distributed import Ranks, from_main
 from trainer.restore import restore
 from trainer.run import to_toml
 from trainer.run_directory import RunDirectory
@@ -231,7 +232,7 @@ def _restore(file: Path, run: RunDirectory, ranks: int) -> float:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     trainer = ["-m", "trainer", "train", str(file), "--out", run.url, "--resume", "must"]
     job = subprocess.run(
-        [sys.executable, *torchrun, *trainer], capture_output=True, text=True, env=environment_of_a_job()
+        [sys.executable, *torchrun, *trainer], capture_output=True, text=True, env=environment_of_child_job()
     )
     if job.returncode:
         raise ValueError(f"the job that restores on {ranks} ranks failed:\n{job.stderr}")

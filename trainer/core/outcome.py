@@ -1,0 +1,39 @@
+"""The contract between a job and the scheduler that started it: exit codes, and one line that says how it ended.
+
+torchrun ends with 1 after any signal, so its exit code cannot tell a job that saved and stopped from one that failed.
+The trainer therefore writes a line to the file that the scheduler names in `OUTCOME_VARIABLE`; schedulers decide by it.
+Imports nothing but the standard library: schedulers run where torch may be absent.
+"""
+
+import os
+from pathlib import Path
+
+DONE = 0
+FAILED = 1
+WRONG_INPUT = 2
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
+
+OUTCOME_VARIABLE = "TORCHX_OUTCOME_FILE"
+FINISHED_WORD = "finished"  # first word of the line of a job that reached its last step
+STOPPED_WORD = "stopped"  # first word of the line of a job that was asked to stop, and left
+
+
+def write_outcome(line: str) -> None:
+    """Writes how this job ended to the file that its scheduler names, if it names one."""
+    if file := os.environ.get(OUTCOME_VARIABLE):
+        Path(file).write_text(f"{line}\n")
+
+
+def is_finished(line: str) -> bool:
+    """Tells whether an outcome is that of a job that reached its last step."""
+    return line.startswith(FINISHED_WORD)
+
+
+def is_stopped(line: str) -> bool:
+    """Tells whether an outcome is that of a job that was asked to stop."""
+    return line.startswith(STOPPED_WORD)
+
+
+def environment_of_child_job() -> dict[str, str]:
+    """Returns the environment for a job that this process starts: its outcome is not this job's."""
+    return {name: value for name, value in os.environ.items() if name != OUTCOME_VARIABLE}

@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .PHONY: demo test test-slurm24 lint docs clean
 
 demo: $(VENV)/ready data/movielens/summary.json
-	torchx run -s local_cwd dlrm.multi_node --config trainer/configs/movielens.toml -j 1x2 --out runs/movielens
+	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
 
 data/movielens/summary.json: | $(VENV)/ready
 	torchx run -s local_cwd data.movielens --out data/movielens

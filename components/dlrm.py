@@ -25,7 +25,7 @@ def single_node(
 ) -> AppDef:
     """Trains a recommendation model on one node.
 
-    Example: torchx run -s local_cwd dlrm.single_node --config trainer/configs/movielens.toml -- --train.steps 100
+    Example: torchx run -s local_cwd dlrm.single_node --config trainer/config/presets/movielens.toml -- --train.steps 100
 
     Args:
         trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
@@ -137,7 +137,7 @@ def data_parallel(
 ) -> AppDef:
     """Trains a recommendation model with a copy of every table on every rank.
 
-    Example: torchx run -s local_cwd dlrm.data_parallel --config trainer/configs/movielens.toml -j 1x2
+    Example: torchx run -s local_cwd dlrm.data_parallel --config trainer/config/presets/movielens.toml -j 1x2
 
     Args:
         trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
@@ -196,7 +196,7 @@ def evaluate(
 ) -> AppDef:
     """Evaluates the newest checkpoint of a run.
 
-    Example: torchx run -s local_cwd dlrm.evaluate --config trainer/configs/movielens.toml --out runs/movielens
+    Example: torchx run -s local_cwd dlrm.evaluate --config trainer/config/presets/movielens.toml --out runs/movielens
 
     Args:
         trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.

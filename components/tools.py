@@ -63,7 +63,7 @@ def plan(
 ) -> AppDef:
     """Prints the sharding plan of a configuration: where each table is, and how much each rank holds.
 
-    Example: torchx run -s local_cwd tools.plan --config trainer/configs/criteo_kaggle.toml --nproc 16
+    Example: torchx run -s local_cwd tools.plan --config trainer/config/presets/criteo_kaggle.toml --nproc 16
 
     Args:
         args: After `--`, overrides of the configuration file: `--section.key value ...`.
@@ -154,7 +154,7 @@ def verify_resume(
 ) -> AppDef:
     """Proves that a configuration's runs resume exactly: trains, kills, goes on, and compares with a straight run.
 
-    Example: torchx run -s local_cwd tools.verify_resume --config trainer/configs/movielens.toml
+    Example: torchx run -s local_cwd tools.verify_resume --config trainer/config/presets/movielens.toml
 
     Args:
         args: After `--`, overrides of the configuration file: `--section.key value ...`.

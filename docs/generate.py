@@ -46,7 +46,7 @@ def table(headers: list[str], rows: list[list[str]]) -> str:
 
 def configuration() -> str:
     """Every key of the configuration, a table for each section."""
-    from trainer.config import Config
+    from trainer.config.root import Config
 
     schema = Config.model_json_schema()
     parts = []

@@ -21,8 +21,7 @@ from torchx.specs.finder import get_component
 from docs.generate import render
 from trainer import commands
 from trainer.__main__ import main as trainer
-from trainer.config import Config, load_config
-from trainer.run import to_toml
+from trainer.config.root import Config, load_config, to_toml
 
 ROOT = Path(__file__).parent.parent
 DOCS = [

@@ -9,9 +9,8 @@ import sys
 from typing import NoReturn
 
 from trainer.commands import COMMANDS, usage
-from trainer.errors import say
-from trainer.quiet import hush
-from trainer.section import nearest
+from trainer.core.errors import REPORTED_ERRORS, InputError, nearest, report_error
+from trainer.core.logging import quiet_libraries
 
 
 def main(arguments: list[str]) -> int:
@@ -20,15 +19,15 @@ def main(arguments: list[str]) -> int:
         print(usage())
         return 0
     name, *rest = arguments
-    hush()
+    quiet_libraries()
     try:
         if name not in COMMANDS:
-            raise ValueError(f"unknown command '{name}'{nearest(name, COMMANDS)}")
+            raise InputError(f"unknown command '{name}'{nearest(name, COMMANDS)}")
         COMMANDS[name](rest)
     except BrokenPipeError:  # whoever reads the output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError) as error:
-        return say(error)
+    except REPORTED_ERRORS as error:
+        return report_error(error)
     return 0
 
 

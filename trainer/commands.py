@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from trainer.flags import parse
+from trainer.config.overrides import parse
+from trainer.core.errors import InputError
 
 PROGRAM = "python -m trainer"
 
@@ -27,8 +28,8 @@ def importing() -> Iterator[None]:
 def train(flags: list[str]) -> None:
     """CONFIG --out RUN_DIR: train a model, or go on from its newest checkpoint."""
     with importing():
-        from trainer.config import Config
-        from trainer.loop import train as run
+        from trainer.config.root import Config
+        from trainer.training.loop import train as run
 
     @dataclass(frozen=True)
     class Train:
@@ -47,8 +48,8 @@ def train(flags: list[str]) -> None:
 def evaluate(flags: list[str]) -> None:
     """CONFIG --out RUN_DIR: evaluate a run's newest checkpoint."""
     with importing():
-        from trainer.config import Config
-        from trainer.evaluate import evaluate as run
+        from trainer.config.root import Config
+        from trainer.training.evaluate import evaluate as run
 
     @dataclass(frozen=True)
     class Evaluate:
@@ -66,8 +67,8 @@ def evaluate(flags: list[str]) -> None:
 
 def plan(flags: list[str]) -> None:
     """CONFIG: print the sharding plan for this machine."""
-    from trainer.config import Config
-    from trainer.job import print_plan as run
+    from trainer.config.root import Config
+    from trainer.tools.plan import print_plan as run
 
     @dataclass(frozen=True)
     class Plan:
@@ -81,28 +82,28 @@ def plan(flags: list[str]) -> None:
 
     asked = _with_config(Plan, "plan", flags)
     if asked.world_size < 1:
-        raise ValueError(f"--world-size is {asked.world_size}; it must be at least 1")
+        raise InputError(f"--world-size is {asked.world_size}; it must be at least 1")
     run(asked.settings, asked.world_size, asked.out)
 
 
 def bench(flags: list[str]) -> None:
     """[checkpoint] --out DIR: measure the loader and the loop, or saving and restoring, against baselines."""
-    from trainer.bench import bench as run
+    from trainer.tools.bench import bench as run
 
     parse(run, flags, f"{PROGRAM} bench")()
 
 
 def checkpoints(flags: list[str]) -> None:
     """--out RUN_DIR: list a run's checkpoints, verify them, or convert one to a single file."""
-    from trainer.checkpoint_tools import checkpoints as run
+    from trainer.tools.checkpoints import checkpoints as run
 
     parse(run, flags, f"{PROGRAM} checkpoints")()
 
 
 def verify_resume(flags: list[str]) -> None:
     """CONFIG: prove that a killed run goes on exactly, on the same and on another number of ranks."""
-    from trainer.config import Config
-    from trainer.verify_resume import verify_resume as run
+    from trainer.config.root import Config
+    from trainer.tools.verify_resume import verify_resume as run
 
     @dataclass(frozen=True)
     class VerifyResume:
@@ -124,21 +125,21 @@ def verify_resume(flags: list[str]) -> None:
 
 def movielens(flags: list[str]) -> None:
     """--out DIR: make the MovieLens-100k data set."""
-    from trainer.data.movielens import movielens as run
+    from trainer.datasets.movielens import movielens as run
 
     parse(run, flags, f"{PROGRAM} movielens")()
 
 
 def criteo(flags: list[str]) -> None:
     """--source FILES --out URL: convert Criteo's click logs to Parquet."""
-    from trainer.data.criteo import criteo as run
+    from trainer.datasets.criteo import criteo as run
 
     parse(run, flags, f"{PROGRAM} criteo")()
 
 
 def synthetic(flags: list[str]) -> None:
     """--out URL: make a data set of Criteo's shape whose best reachable AUC is known."""
-    from trainer.data.synthetic import synthetic as run
+    from trainer.datasets.synthetic import synthetic as run
 
     parse(run, flags, f"{PROGRAM} synthetic")()
 
@@ -157,7 +158,7 @@ def usage() -> str:
 
 def _with_config(kind: type, command: str, flags: list[str], **defaults: Any) -> Any:
     """Reads a configuration file, named by the first argument, and the flags that change single values of it."""
-    from trainer.config import example_config, load_config
+    from trainer.config.root import example_config, load_config
 
     program = f"{PROGRAM} {command} CONFIG"
     if flags and not flags[0].startswith("-"):
@@ -165,7 +166,7 @@ def _with_config(kind: type, command: str, flags: list[str], **defaults: Any) ->
         return parse(kind, flags[1:], program, kind(settings=settings, **defaults))
     if "--help" in flags or "-h" in flags:
         parse(kind, ["--help"], program, kind(settings=example_config(), **defaults))
-    raise ValueError(f"which configuration? {program} ..., with a TOML file or the name of a ready-made one")
+    raise InputError(f"which configuration? {program} ..., with a TOML file or the name of a ready-made one")
 
 
 def _without_length(settings: Any, flags: list[str]) -> Any:

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trainer.data.decode import Piece, decode
-from trainer.data.files import is_list
+from trainer.config.data import DataConfig
+from trainer.data.dataset import is_list
+from trainer.data.decode import Chunk, decode
 from trainer.data.rows import NO_ID, Bags, Rows
-from trainer.data.schema import DataConfig
 
 MASK = 2**64 - 1
 INT_TYPES = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
@@ -30,7 +30,7 @@ def hashed_text(text: str, rows: int) -> int:
 
 def decode_table(table: pa.Table, config: DataConfig, order: np.ndarray | None = None) -> Rows:
     lists = [name for name in config.sparse if is_list(table.schema.field(name).type)]
-    return decode([Piece(table.column, range(table.num_rows))], config, lists, order)
+    return decode([Chunk(table.column, range(table.num_rows))], config, lists, order)
 
 
 def sparse(column: pa.Array | pa.ChunkedArray, order=None, **feature) -> Rows:
@@ -152,7 +152,7 @@ def test_labels_and_weights():
 
 def test_pieces_lie_behind_one_another():
     table = pa.table({"id": [[0], [1], [2], [3], [4]], "label": [0, 1, 0, 1, 1]})
-    pieces = [Piece(table.column, range(3, 5)), Piece(table.column, range(1))]
+    pieces = [Chunk(table.column, range(3, 5)), Chunk(table.column, range(1))]
     config = DataConfig(sparse={"id": {"rows": 5}})
     assert lists(decode(pieces, config, ["id"]).bags["id"]) == [[3], [4], [0]]
     rows = decode(pieces, config, ["id"], np.array([2, 0, 1]))
@@ -162,7 +162,7 @@ def test_pieces_lie_behind_one_another():
 def test_messages_count_rows_from_the_beginning_of_the_row_group():
     table = pa.table({"label": [0, 1, 0, 7]})
     with pytest.raises(ValueError, match="a file, row 3, column 'label': 7"):
-        decode([Piece(table.column, range(2, 4), "a file, ")], DataConfig(), [])
+        decode([Chunk(table.column, range(2, 4), "a file, ")], DataConfig(), [])
 
 
 def test_one_column_in_two_roles():

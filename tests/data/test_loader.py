@@ -9,11 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from trainer.config.data import DataConfig
+from trainer.core.errors import InputError
 from trainer.data.batch import Batch
-from trainer.data.files import find_files
-from trainer.data.lanes import Lanes
+from trainer.data.dataset import find_files
 from trainer.data.loader import Loader
-from trainer.data.schema import DataConfig
+from trainer.data.order import Lanes
 
 ROW_GROUPS = {"a": [0, 37, 5, 0, 200], "b": [], "c": [1], "d": [0], "e": [300, 1, 64], "f": [96]}
 ROWS = 704
@@ -284,7 +285,7 @@ def test_hashed_ids_may_be_text_in_one_file_and_numbers_in_another(tmp_path):
 def test_no_rows_and_no_files(folder, tmp_path):
     with pytest.raises(ValueError, match=r"data\.train has no rows in its 2 files"):
         make_loader(folder, train=[f"{folder}/b.parquet", f"{folder}/d.parquet"])
-    with pytest.raises(FileNotFoundError, match=r"data\.train: no Parquet file at '.*nowhere'"):
+    with pytest.raises(InputError, match=r"data\.train: no Parquet file at '.*nowhere'"):
         make_loader(f"{tmp_path}/nowhere")
 
 

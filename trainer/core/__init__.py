@@ -1,1 +1,4 @@
-"""What every room needs and no recommender knows of: errors, storage, processes. Uses no other room."""
+"""What every room needs, and what knows nothing of recommendation.
+
+Uses no other room.
+"""

@@ -1,1 +1,4 @@
-"""Data: Parquet files to batches, and the sources that make data sets."""
+"""From files to batches: data sets, readers, the order of an epoch, decoding.
+
+Uses config and core.
+"""

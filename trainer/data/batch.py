@@ -10,9 +10,9 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from trainer.data.memory import empty
+from trainer.config.data import DataConfig
+from trainer.data.buffers import empty
 from trainer.data.rows import NO_ID, Bags, Rows, offsets_of
-from trainer.data.schema import DataConfig
 
 
 @dataclass

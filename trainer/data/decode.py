@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.data.files import is_string
-from trainer.data.memory import empty
-from trainer.data.reading import Column
+from trainer.config.data import DataConfig, DenseFeature, SparseFeature
+from trainer.core.errors import InputError
+from trainer.data.buffers import empty
+from trainer.data.dataset import is_string
+from trainer.data.readers.parquet import Column
 from trainer.data.rows import NO_ID, Bags, Rows, offsets_of
-from trainer.data.schema import DataConfig, DenseFeature, SparseFeature
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """Rows that lie together in a row group.
 
     Attributes:
@@ -46,7 +47,7 @@ class Piece:
         return whole.combine_chunks() if isinstance(whole, pa.ChunkedArray) else whole
 
 
-Reader: TypeAlias = Callable[[Piece], T]
+Reader: TypeAlias = Callable[[Chunk], T]
 
 
 class _Refused(ValueError):
@@ -58,7 +59,7 @@ class _Refused(ValueError):
 
 
 def decode(
-    pieces: Sequence[Piece], config: DataConfig, lists: Collection[str], order: np.ndarray | None = None
+    pieces: Sequence[Chunk], config: DataConfig, lists: Collection[str], order: np.ndarray | None = None
 ) -> Rows:
     """Turns pieces of row groups into rows.
 
@@ -71,7 +72,7 @@ def decode(
         order: The position of each row in the pieces, `[R]`. Unset: as in the pieces.
 
     Raises:
-        ValueError: A value is not allowed; the message names row group, row, column and value.
+        InputError: A value is not allowed; the message names row group, row, column and value.
     """
     single = [name for name in config.sparse if name not in lists]
     bags = {name: Bags.join(_read(pieces, partial(_bags, name, config.sparse[name]))) for name in lists}
@@ -89,7 +90,7 @@ def _numbers(config: DataConfig) -> list[Reader[np.ndarray]]:
 
 
 def _stack(
-    pieces: Sequence[Piece], readers: list[Reader[np.ndarray]], dtype: type, order: np.ndarray | None
+    pieces: Sequence[Chunk], readers: list[Reader[np.ndarray]], dtype: type, order: np.ndarray | None
 ) -> np.ndarray:
     """Returns columns as a block, `[C, R]`, its rows in order."""
     rows = sum(len(piece.rows) for piece in pieces)
@@ -101,16 +102,16 @@ def _stack(
     return block
 
 
-def _read(pieces: Sequence[Piece], reader: Reader[T]) -> list[T]:
+def _read(pieces: Sequence[Chunk], reader: Reader[T]) -> list[T]:
     return [_read_piece(piece, reader) for piece in pieces]
 
 
-def _read_piece(piece: Piece, reader: Reader[T]) -> T:
+def _read_piece(piece: Chunk, reader: Reader[T]) -> T:
     try:
         return reader(piece)
     except _Refused as error:
         row = "" if error.row is None else f"row {piece.rows.start + error.row}, "
-        raise ValueError(f"{piece.where}{row}{error}") from error
+        raise InputError(f"{piece.where}{row}{error}") from error
 
 
 def _refuse(name: str, values: np.ndarray, wrong: np.ndarray, why: str) -> None:
@@ -123,7 +124,7 @@ def _float32(array: pa.Array) -> np.ndarray:
     return pc.cast(array, pa.float32(), safe=False).to_numpy(zero_copy_only=False)
 
 
-def _dense(name: str, feature: DenseFeature, piece: Piece) -> np.ndarray:
+def _dense(name: str, feature: DenseFeature, piece: Chunk) -> np.ndarray:
     array = pc.cast(piece.array(name), pa.float32(), safe=False)
     raw = (array.fill_null(feature.missing) if array.null_count else array).to_numpy(zero_copy_only=False)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -136,7 +137,7 @@ def _dense(name: str, feature: DenseFeature, piece: Piece) -> np.ndarray:
     return values
 
 
-def _label(name: str, piece: Piece) -> np.ndarray:
+def _label(name: str, piece: Chunk) -> np.ndarray:
     array = piece.array(name)
     _refuse_nulls(name, array, "a label")
     values = _float32(array)
@@ -144,7 +145,7 @@ def _label(name: str, piece: Piece) -> np.ndarray:
     return values
 
 
-def _weight(name: str | None, piece: Piece) -> np.ndarray:
+def _weight(name: str | None, piece: Chunk) -> np.ndarray:
     if name is None:
         return np.ones(len(piece.rows), np.float32)
     array = piece.array(name)
@@ -160,7 +161,7 @@ def _refuse_nulls(name: str, array: pa.Array, what: str) -> None:
         raise _Refused(f"column '{name}': null is not allowed for {what}; fill it or leave the row out", row)
 
 
-def _ids(name: str, feature: SparseFeature, piece: Piece) -> np.ndarray:
+def _ids(name: str, feature: SparseFeature, piece: Chunk) -> np.ndarray:
     """Returns the id of each row, `[R]`, NO_ID for a null."""
     array = piece.array(name)
     if not array.null_count:
@@ -170,7 +171,7 @@ def _ids(name: str, feature: SparseFeature, piece: Piece) -> np.ndarray:
     return np.where(missing, np.int32(NO_ID), _into_table(name, filled, feature).astype(np.int32))
 
 
-def _bags(name: str, feature: SparseFeature, piece: Piece) -> Bags:
+def _bags(name: str, feature: SparseFeature, piece: Chunk) -> Bags:
     """Returns the ids of each row; a null list is empty, a null in a list is left out."""
     array = piece.array(name)
     lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]

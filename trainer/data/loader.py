@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import torch
 
+from trainer.config.data import DataConfig
 from trainer.data.batch import Batch, to_batch
-from trainer.data.decode import Piece, decode
-from trainer.data.files import FileSet, RowGroup
-from trainer.data.lanes import Lanes, Window, ends_of, epoch_order, share_of, spans, window_order, windows
-from trainer.data.reading import RowGroupReader, SharedRowGroup, shared
+from trainer.data.dataset import FileSet, RowGroup
+from trainer.data.decode import Chunk, decode
+from trainer.data.order import Lanes, Window, ends_of, epoch_order, row_slices, share_of, window_order, windows
+from trainer.data.readers.parquet import RowGroupReader, SharedRowGroup, shared
 from trainer.data.rows import Rows
-from trainer.data.schema import DataConfig
 
 T = TypeVar("T")
 END: Any = object()
@@ -55,7 +55,7 @@ class Loader:
         """Yields the batches of the steps in `[start, stop)`, counted over all epochs, made ahead in the background.
 
         Raises:
-            ValueError: A value in the data is not allowed, or a file cannot be read.
+            InputError: A value in the data is not allowed, or a file cannot be read.
         """
         with ThreadPoolExecutor(self._config.read_threads, "read") as pool:
             yield from ahead(self._assemble(start, stop, pool), self._config.prefetch_batches)
@@ -65,15 +65,15 @@ class Loader:
             epoch, first = divmod(start, self._lanes.steps)
             last = min(self._lanes.steps, first + stop - start)
             for step, rows in enumerate(self._epoch(epoch, first, last, pool), first):
-                batch = to_batch(rows, self._config, self._world_size / self._lanes.rows_in_step(step))
+                batch = to_batch(rows, self._config, self._world_size / self._lanes.samples_in_step(step))
                 yield batch.pin_memory() if torch.cuda.is_available() else batch
             start += last - first
 
     def _epoch(self, epoch: int, first: int, last: int, pool: ThreadPoolExecutor) -> Iterator[Rows]:
         """Yields this rank's rows of the steps in `[first, last)` of an epoch."""
-        offset = first * self._lanes.rows_per_step
+        offset = first * self._lanes.samples_per_step
         plan = self._plan(epoch, offset)
-        kept = shared(span.group for lane in plan.values() for window in lane for span in window.spans)
+        kept = shared(span.group for lane in plan.values() for window in lane for span in window.row_slices)
         streams = [
             self._steps(one_ahead(self._read_lane(epoch, lane, plan[lane], offset, kept), pool)) for lane in plan
         ]
@@ -87,7 +87,9 @@ class Loader:
         order = epoch_order(self._files.row_groups, self._seed, epoch, self._shuffle)
         ends, size = ends_of(order), self._config.shuffle_window_rows
         return {
-            lane: [one for one in windows(spans(order, ends, *self._lanes.bounds(lane)), size) if one.stop > offset]
+            lane: [
+                one for one in windows(row_slices(order, ends, *self._lanes.bounds(lane)), size) if one.stop > offset
+            ]
             for lane in self._share.lanes
         }
 
@@ -102,36 +104,36 @@ class Loader:
             yield rows.slice(max(0, offset - window.start), len(window))
 
     @contextmanager
-    def _pieces(self, window: Window, kept: dict[RowGroup, SharedRowGroup]) -> Iterator[list[Piece]]:
+    def _pieces(self, window: Window, kept: dict[RowGroup, SharedRowGroup]) -> Iterator[list[Chunk]]:
         """Opens the row groups of a window; one that it has to itself is not read before its columns are asked for."""
         with ExitStack() as stack:
             pieces = []
-            for span in window.spans:
+            for span in window.row_slices:
                 if span.group in kept:
                     column = kept[span.group].take(partial(self._reader.read, span.group))
-                elif len(window.spans) == 1:
+                elif len(window.row_slices) == 1:
                     column = stack.enter_context(self._reader.open(span.group))
                 else:
                     column = self._reader.read(span.group)
                 where = f"{self._reader.where(span.group)}, "
-                pieces.append(Piece(column, range(span.start, span.stop), where))
+                pieces.append(Chunk(column, range(span.start, span.stop), where))
             yield pieces
 
     def _steps(self, windows: Iterator[Rows]) -> Iterator[Rows]:
-        """Cuts windows into steps of equal length, the last padded, and then yields padding for ever."""
+        """ColumnShards windows into steps of equal length, the last padded, and then yields padding for ever."""
         parts: list[Rows] = []
-        need = self._lanes.rows_per_step
+        need = self._lanes.samples_per_step
         for window in windows:
             at = 0
             while len(window) - at >= need:
                 yield Rows.join([*parts, window.slice(at, at + need)])
-                at, parts, need = at + need, [], self._lanes.rows_per_step
+                at, parts, need = at + need, [], self._lanes.samples_per_step
             if at < len(window):
                 parts.append(window.slice(at, len(window)))
                 need -= len(window) - at
         while True:
             yield Rows.join([*parts, Rows.padding(need, self._config, self._lists)])
-            parts, need = [], self._lanes.rows_per_step
+            parts, need = [], self._lanes.samples_per_step
 
 
 def one_ahead(items: Iterator[T], pool: ThreadPoolExecutor) -> Iterator[T]:

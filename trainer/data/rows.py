@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.data.memory import empty
-from trainer.data.schema import DataConfig
+from trainer.config.data import DataConfig
+from trainer.data.buffers import empty
 
 NO_ID = -1  # stands in `Rows.ids` where a row has no id
 

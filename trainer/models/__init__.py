@@ -1,1 +1,4 @@
-"""Models, built from configuration; none knows about ranks."""
+"""Models, losses and embedding tables; none knows about ranks.
+
+Uses data, config and core.
+"""

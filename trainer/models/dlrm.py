@@ -1,15 +1,13 @@
 """DLRM (Naumov et al., arXiv:1906.00091) and DLRM with DCNv2 interaction (Wang et al., arXiv:2008.13535)."""
 
-from typing import TYPE_CHECKING
-
 from torch import nn
 from torchrec.models.dlrm import DLRM, DLRM_DCN
 
-if TYPE_CHECKING:
-    from trainer.models.model import ModelInputs
+from trainer.core.errors import InputError
+from trainer.models.base import ModelInputs
 
 
-def dlrm(inputs: "ModelInputs") -> nn.Module:
+def dlrm(inputs: ModelInputs) -> nn.Module:
     """Builds DLRM: embeddings and dense features interact by their inner products."""
     _check(inputs)
     return DLRM(
@@ -21,7 +19,7 @@ def dlrm(inputs: "ModelInputs") -> nn.Module:
     )
 
 
-def dlrm_dcn(inputs: "ModelInputs") -> nn.Module:
+def dlrm_dcn(inputs: ModelInputs) -> nn.Module:
     """Builds DLRM whose interaction is a stack of low-rank cross layers, as in MLPerf's recommendation benchmark."""
     _check(inputs)
     return DLRM_DCN(
@@ -35,15 +33,15 @@ def dlrm_dcn(inputs: "ModelInputs") -> nn.Module:
     )
 
 
-def _check(inputs: "ModelInputs") -> None:
+def _check(inputs: ModelInputs) -> None:
     config = inputs.config
     if inputs.dense_features == 0:
-        raise ValueError(f"model.name is '{config.name}', which needs dense features; name one in data.dense")
+        raise InputError(f"model.name is '{config.name}', which needs dense features; name one in data.dense")
     if not config.over_layers:
-        raise ValueError("model.over_layers is empty; name at least one hidden layer")
+        raise InputError("model.over_layers is empty; name at least one hidden layer")
     for table in inputs.tables.embedding_bag_configs():
         if table.embedding_dim != config.embedding_dim:
-            raise ValueError(
+            raise InputError(
                 f"data.sparse.{table.feature_names[0]}.dimension is {table.embedding_dim}, but model.name "
                 f"'{config.name}' needs every table to have model.embedding_dim = {config.embedding_dim}"
             )

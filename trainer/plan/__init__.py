@@ -1,1 +1,4 @@
-"""Sharding plans: hardware, planner, plan files, sharders, communication. Uses config, core, data, models and optim."""
+"""Sharding plans: hardware, planner, plan files, sharders, communication.
+
+Uses optim, models, data, config and core.
+"""

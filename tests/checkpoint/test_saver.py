@@ -1,0 +1,247 @@
+"""Saving while storage, other jobs and time do what they do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import pytest
+from command import write_config
+from jobs import config, losses
+from trainer_process import Training, committed
+
+from trainer.config.checkpoint import Retention
+from trainer.run.lock import RENEW_SECONDS, STALE_SECONDS
+
+STEPS = 30
+
+
+@pytest.fixture
+def file(rows, tmp_path):
+    return write_config(tmp_path / "config.toml", config(rows, train__steps=STEPS, checkpoint__every_steps=2))
+
+
+@pytest.fixture(scope="module")
+def straight(rows, tmp_path_factory):
+    """The losses of a run that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("straight")
+    file = write_config(folder / "config.toml", config(rows, train__steps=STEPS))
+    job = Training(file, folder / "out", ranks=0)
+    said = job.end()
+    assert job.code == 0, said
+    return losses(folder / "out")
+
+
+def test_the_newest_the_best_and_every_so_many_stay(rows, tmp_path):
+    tree = config(rows, train__steps=12, data__validation=[str(rows)], evaluate__every_steps=1)
+    tree["checkpoint"] = {"every_steps": 1, "keep": {"newest": 2, "best": "calibration", "every_steps": 5}}
+    refused = Training(write_config(tmp_path / "wrong.toml", tree), tmp_path / "out", ranks=0)
+    assert "checkpoint.keep.best is 'calibration'; allowed: auc, normalized_entropy, log_loss" in refused.end()
+    assert refused.code == 2
+    tree["checkpoint"]["keep"]["best"] = "log_loss"
+    # A step that is too long makes the loss of later steps worse than that of an earlier one.
+    tree["optimizer"]["dense"]["learning_rate"] = 3.0
+    job = Training(write_config(tmp_path / "config.toml", tree), tmp_path / "out", ranks=0)
+    job.end()
+    found = [json.loads(line) for line in (job.out / "evaluations.jsonl").read_text().splitlines()]
+    scores = {line["step"]: line["log_loss"] for line in found if line["step"] < 12}
+    best = min(scores, key=lambda step: scores[step])
+    assert committed(job.out) == sorted({best, 5, 10, 11, 12})
+
+
+@pytest.mark.parametrize(
+    ("keep", "expired"),
+    [
+        ({"newest": 1}, [2, 4, 6]),
+        ({"newest": 9}, []),
+        ({"newest": 1, "every_steps": 4}, [2, 6]),
+        ({"newest": 1, "best": "auc"}, [2, 6]),
+        ({"newest": 1, "best": "normalized_entropy"}, [4, 6]),
+        ({"newest": 1, "best": "auc/bought"}, [2, 4, 6]),
+    ],
+)
+def test_what_can_go(keep, expired):
+    evaluations = [
+        {"step": 1, "split": "validation", "auc": 0.99, "normalized_entropy": 0.1},  # has no checkpoint
+        {"step": 2, "split": "validation", "auc": 0.7, "normalized_entropy": 0.7},
+        {"step": 4, "split": "validation", "auc": 0.8, "normalized_entropy": 0.9},
+        {"step": 6, "split": "validation", "auc": float("nan"), "normalized_entropy": 0.8},
+        {"step": 6, "split": "test", "auc": 0.9, "normalized_entropy": 0.1},
+    ]
+    assert Retention(**keep).expired([2, 4, 6, 8], evaluations) == expired
+
+
+SYNCS = """
+import json
+import os
+import sys
+
+from trainer.__main__ import main
+
+synced, fsync = {}, os.fsync
+
+
+def spy(file):
+    path = os.readlink(f"/proc/self/fd/{file}")
+    fsync(file)
+    synced[os.stat(file).st_ino] = [path, os.fstat(file).st_size]
+
+
+os.fsync = spy
+code = main(sys.argv[1:])
+with open(os.environ["SYNCED"], "w") as out:
+    json.dump(synced, out)
+sys.exit(code)
+"""
+
+
+def test_a_committed_checkpoint_survives_a_power_cut(file, tmp_path):
+    """Every file of it was synced at its full length, and so were the directories that name them."""
+    arguments = ["train", file, "--out", tmp_path / "out", "--train.steps", 4]
+    environment = os.environ | {"SYNCED": str(tmp_path / "synced.json")}
+    done = subprocess.run([sys.executable, "-c", SYNCS, *map(str, arguments)], capture_output=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    synced = json.loads((tmp_path / "synced.json").read_text())
+    checkpoint = tmp_path / "out/checkpoints/step-000000004"
+    names = {path.name for path in checkpoint.iterdir()}
+    assert names > {"manifest.json", "state.json", ".metadata", "__0_0.distcp"}
+    for path in checkpoint.iterdir():
+        assert synced[str(path.stat().st_ino)][1] == path.stat().st_size, path
+    paths = {path for path, _ in synced.values()}
+    assert {str(checkpoint), str(checkpoint.parent)} <= paths
+
+
+def test_minutes_save_too(rows, tmp_path):
+    tree = config(rows, train__steps=100_000, checkpoint__every_minutes=0.02)
+    job = Training(write_config(tmp_path / "config.toml", tree), tmp_path / "out")
+    job.wait_until(lambda: len(committed(job.out)) >= 2)
+    job.kill()
+
+
+def test_what_was_never_committed_is_deleted_by_the_next_job(file, tmp_path):
+    job = Training(file, tmp_path / "out", ranks=0)
+    job.end()
+    leftover = job.out / "checkpoints/step-000000099"
+    leftover.mkdir()
+    (leftover / "__0_0.distcp").write_bytes(b"half")
+    assert (
+        "checkpoint step-000000099 was never committed; its files are deleted"
+        in Training(file, job.out, "--train.steps", "32", ranks=0).end()
+    )
+    assert not leftover.exists()
+
+
+def test_a_second_job_is_refused_until_the_first_is_dead(file, tmp_path, straight):
+    first = Training(file, tmp_path / "out", "--train.steps", "1000000", ranks=0)
+    first.wait_until(lambda: committed(first.out))
+    second = Training(file, first.out, ranks=0)
+    said = second.end().splitlines()
+    assert f"error: --out is '{first.out}', which process {first.process.pid} on " in said[-1]
+    assert "is writing to; stop it or choose another --out" in said[-1]
+    assert second.code == 2
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.end()
+    last = committed(first.out)[-1]
+    third = Training(file, first.out, "--train.steps", str(last + 10), ranks=0)
+    assert f"resumed after step {last:,} " in third.end()
+    assert third.code == 0
+    assert losses(first.out)[:STEPS] == straight[: last + 10]
+    assert not (first.out / "lock.json").exists()
+
+
+def test_a_lock_that_nobody_renews_counts_for_nothing(file, tmp_path):
+    (tmp_path / "out").mkdir()
+    holder = {"token": "x", "job": None, "host": "elsewhere", "pids": "", "pid": 7, "started": "1", "renewed": 0}
+    (tmp_path / "out/lock.json").write_text(json.dumps(holder))
+    started = time.monotonic()
+    job = Training(file, tmp_path / "out", ranks=0)
+    assert "is locked by process 7 on elsewhere; waiting to see whether it is alive" in job.end()
+    assert job.code == 0
+    assert time.monotonic() - started >= STALE_SECONDS
+
+
+def test_the_same_torchx_job_does_not_wait_for_itself(file, tmp_path):
+    (tmp_path / "out").mkdir()
+    holder = {"token": "x", "job": "slurm://a/7", "host": "elsewhere", "pids": "", "pid": 7, "started": "1"}
+    (tmp_path / "out/lock.json").write_text(json.dumps(holder))
+    job = Training(file, tmp_path / "out", ranks=0, TORCHX_JOB_ID="slurm://a/7")
+    assert "waiting" not in job.end()
+    assert job.code == 0
+
+
+def test_a_job_whose_directory_was_taken_over_ends(file, tmp_path):
+    job = Training(file, tmp_path / "out", "--train.steps", "1000000", "--checkpoint.every-steps", "0", ranks=0)
+    job.after_steps(2)
+    holder = json.loads((job.out / "lock.json").read_text()) | {"token": "another", "pid": 7, "host": "elsewhere"}
+    (job.out / "lock.json").write_text(json.dumps(holder))
+    said = job.end(seconds=12 * RENEW_SECONDS)
+    assert f"error: {job.out} was taken over by process 7 on elsewhere; this job ends" in said
+    assert job.code == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A mounted file system of 8 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", disk]).returncode:
+        pytest.skip("mounting a file system needs root with CAP_SYS_ADMIN; run the tests as root")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def fill(disk):
+    """Leaves no room."""
+    with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+        while True:
+            filler.write(bytes(1000))
+
+
+def test_a_full_disk_costs_checkpoints_but_no_step(file, small_disk, straight):
+    flags = ["--train.steps", "1000000", "--checkpoint.keep.newest", "2"]
+    job = Training(file, small_disk / "out", *flags, ranks=0)
+    job.wait_until(lambda: committed(job.out))
+    fill(small_disk)
+    before = job.steps()
+    time.sleep(3)
+    (small_disk / "filler").unlink()
+    job.wait_until(lambda: committed(job.out)[-1] > before + 20)
+    said = job.signal(signal.SIGTERM).end()
+    assert "NOT SAVED: " in said
+    assert "No space left on device" in said
+    assert job.code == 75
+    assert losses(job.out)[:STEPS] == straight  # every step is there once, those of the time without space too
+
+
+def test_a_job_that_could_not_save_its_end_says_so_and_can_be_mended(file, small_disk, straight):
+    job = Training(file, small_disk / "out", ranks=0)
+    job.wait_until(lambda: committed(job.out))
+    job.signal(signal.SIGSTOP)
+    fill(small_disk)
+    said = job.signal(signal.SIGCONT).end()
+    last = committed(job.out)[-1]
+    assert f"error: the last step could not be saved, saved {job.out}/checkpoints/step-{last:09d}" in said
+    assert "Traceback" not in said
+    assert job.code == 1
+    (small_disk / "filler").unlink()
+    again = Training(file, job.out, ranks=0)
+    assert f"resumed after step {last} " in again.end()
+    assert losses(job.out) == straight
+    assert committed(job.out)[-1] == STEPS
+
+
+def test_a_disk_that_turns_read_only_costs_checkpoints_but_no_step(file, small_disk):
+    job = Training(file, small_disk / "out", "--train.steps", "1000000", ranks=0)
+    job.wait_until(lambda: committed(job.out))
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    time.sleep(2)
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    now = committed(job.out)[-1]
+    job.wait_until(lambda: committed(job.out)[-1] > now)
+    said = job.signal(signal.SIGTERM).end()
+    assert "NOT SAVED: " in said
+    assert "Read-only file system" in said
+    assert job.code == 75

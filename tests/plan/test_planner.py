@@ -1,0 +1,101 @@
+"""Plans: what is chosen, shown, saved and loaded."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from jobs import config, write_rows
+
+from trainer.config.root import Config
+from trainer.models.embeddings import table_shapes
+from trainer.plan.plan_file import load_plan, plan_to_json, table_plans
+from trainer.plan.planner import _topology, plan_for
+from trainer.plan.report import render_plan
+from trainer.plan.sharding import Sharder
+from trainer.training.sharded_model import build_unsharded_model
+
+KINDS = ["table_wise", "row_wise", "table_row_wise", "column_wise", "grid_shard", "data_parallel"]
+
+
+def planned(tmp_path, ranks=4, local=2, **changes):
+    settings = Config.model_validate(config(tmp_path, **changes))
+    task = build_unsharded_model(settings, torch.device("cpu"))
+    return task, plan_for(task, Sharder(settings.comms), settings.data, settings.planner, ranks, local, "cpu")
+
+
+def one_of_each(tmp_path):
+    tables = {f"s{i}": {"sharding_types": [kind]} for i, kind in enumerate(KINDS)}
+    return planned(tmp_path, planner__tables=tables)
+
+
+def test_every_table_gets_the_type_that_it_asks_for(tmp_path):
+    _, plan = one_of_each(tmp_path)
+    assert [table.sharding_type for table in table_plans(plan).values()] == KINDS
+
+
+def test_a_saved_plan_is_loaded_as_it_was(tmp_path):
+    task, plan = one_of_each(tmp_path)
+    (tmp_path / "plan.json").write_text(json.dumps(plan_to_json(plan, 4)))
+    assert load_plan(str(tmp_path / "plan.json"), table_shapes(task), 4) == plan
+
+
+def test_the_table_for_people_adds_up(tmp_path):
+    task, plan = one_of_each(tmp_path)
+    lines = render_plan(plan, task, 4).splitlines()
+    assert [line.split()[3] for line in lines[2:8]] == KINDS
+    on_ranks = sum(float(line.split()[1]) for line in lines[-4:])
+    whole = sum(rows * columns * 4 for rows, columns in table_shapes(task).values())
+    copies = 3 * 105 * 16 * 4  # the replicated table is on three more ranks
+    assert on_ranks == pytest.approx((whole + copies) / 2**20, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda plan: plan.update(world_size=8), "a plan for 8 ranks; this job has 4"),
+        (lambda plan: next(iter(plan["modules"].values())).pop("s3"), "a plan for other tables; they differ in: s3"),
+        (lambda plan: plan.pop("modules"), "cannot be read as a plan"),
+    ],
+)
+def test_a_plan_of_another_job_is_refused(tmp_path, change, message):
+    task, plan = planned(tmp_path)
+    content = plan_to_json(plan, 4)
+    change(content)
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        load_plan(str(tmp_path / "plan.json"), table_shapes(task), 4)
+
+
+def test_tables_of_another_shape_are_refused(tmp_path):
+    _, plan = planned(tmp_path)
+    other, _ = planned(tmp_path, data__sparse__s2={"rows": 7})
+    (tmp_path / "plan.json").write_text(json.dumps(plan_to_json(plan, 4)))
+    with pytest.raises(ValueError, match=r"table 's2' is \(102, 16\); the model's is \(7, 16\)"):
+        load_plan(str(tmp_path / "plan.json"), table_shapes(other), 4)
+
+
+def test_the_plan_command_writes_what_a_job_then_uses(tmp_path):
+    import tomli_w
+
+    data = write_rows(tmp_path / "data", [64])
+    settings = tmp_path / "config.toml"
+    settings.write_text(tomli_w.dumps(config(data, train__steps=1)))
+    trainer = [sys.executable, "-m", "trainer"]
+    plan = [*trainer, "plan", str(settings), "--world-size", "1", "--planner.sharding-types", "column_wise"]
+    done = subprocess.run([*plan, "--out", str(tmp_path / "plan.json")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("column_wise") == 6
+    train = [*trainer, "train", str(settings), "--out", str(tmp_path / "run")]
+    done = subprocess.run([*train, "--planner.plan", str(tmp_path / "plan.json")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run/plan.json").read_text()) == json.loads((tmp_path / "plan.json").read_text())
+
+
+def test_the_planner_counts_with_the_bandwidths_that_it_is_given(tmp_path):
+    settings = Config.model_validate(
+        config(tmp_path, planner__intra_node_gb_per_second=300.0, planner__inter_node_gb_per_second=25.0)
+    )
+    bandwidths = _topology(settings.planner, 16, 8, "cpu").comms_bandwidths
+    assert (bandwidths.intra_host_bw, bandwidths.inter_host_bw) == (3e8, 2.5e7)  # bytes per millisecond

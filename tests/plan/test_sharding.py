@@ -1,0 +1,153 @@
+"""A sharded run computes what the configuration says, whatever the plan and the number of ranks."""
+
+import numpy as np
+import pytest
+import torch
+from jobs import config, launch, losses, saved_tensors, write_rows
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from trainer.config.root import Config
+from trainer.data.dataset import find_files
+from trainer.data.loader import Loader
+from trainer.data.order import Lanes
+from trainer.models.base import ModelInputs
+from trainer.models.dlrm import dlrm
+from trainer.models.embeddings import table_configs
+from trainer.plan.sharding import initialize_tables
+
+PLANS = [
+    "table_wise",
+    "row_wise",
+    "table_row_wise",
+    "column_wise",
+    "table_column_wise",
+    "grid_shard",
+    "data_parallel",
+]
+EPS = 1e-4  # with a smaller one, Adagrad turns rounding of gradients near zero into steps of full size
+SIZES = [5, 0, 300, 1, 130, 77, 700]  # very unequal, one empty
+
+
+def planned(data, kind, **changes):
+    mode = {"planner__mode": "data_parallel"} if kind == "data_parallel" else {"planner__sharding_types": [kind]}
+    return config(data, **mode, **changes)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Every plan on 1, 2 and 4 ranks for 60 steps: four epochs and a bit."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = write_rows(folder / "data", SIZES)
+    for ranks in (1, 2, 4):
+        jobs = [
+            {"config": planned(data, kind, train__steps=60), "out": str(folder / f"{kind}-{ranks}")} for kind in PLANS
+        ]
+        launch(jobs, ranks, folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_losses_do_not_depend_on_the_number_of_ranks(runs, kind):
+    alone = losses(runs / f"{kind}-1")
+    assert len(alone) == 60
+    assert alone[-1] < alone[0]
+    for ranks in (2, 4):
+        np.testing.assert_allclose(losses(runs / f"{kind}-{ranks}"), alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_losses_do_not_depend_on_the_plan(runs, kind):
+    np.testing.assert_allclose(losses(runs / f"{kind}-2"), losses(runs / "table_wise-1"), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_the_plan_is_the_one_asked_for(runs, kind):
+    text = (runs / f"{kind}-4" / "plan.json").read_text()
+    assert text.count(f'"sharding_type": "{kind}"') == 6
+
+
+def optimized_by(data, kind, name):
+    options = {"name": name, "learning_rate": 0.1, "eps": EPS}
+    return planned(data, kind, optimizer__sparse=options)
+
+
+@pytest.fixture(scope="module")
+def optimized(tmp_path_factory):
+    """Every plan on 2 ranks for 20 steps, with each optimizer that a CPU has."""
+    folder = tmp_path_factory.mktemp("optimized")
+    data = write_rows(folder / "data", SIZES)
+    jobs = [
+        {
+            "config": optimized_by(data, kind, name),
+            "out": str(folder / f"{kind}-{name}"),
+        }
+        for kind in PLANS
+        for name in ("sgd", "adagrad", "rowwise_adagrad")
+    ]
+    launch(jobs, 2, folder)
+    return folder, data
+
+
+class RowWiseAdagrad(torch.optim.Optimizer):
+    """Adagrad with one accumulator for each row (and cut): the mean of the squared gradient, in plain torch."""
+
+    def __init__(self, parameters, lr, eps, cuts):
+        super().__init__(parameters, {"lr": lr, "eps": eps, "cuts": cuts})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                grad = p.grad.view(len(p), group["cuts"], -1)
+                total = self.state[p].setdefault("sum", torch.zeros(len(p), group["cuts"], 1, dtype=p.dtype))
+                total += grad.square().mean(2, keepdim=True)
+                p -= (group["lr"] * grad / (total.sqrt() + group["eps"])).view_as(p)
+
+
+def reference(data, kind, name):
+    """The same training in one process, float64, plain autograd, nothing of the sharded path in it."""
+    settings = Config.model_validate(optimized_by(data, kind, name))
+    torch.manual_seed(settings.train.seed)
+    tables = EmbeddingBagCollection(tables=table_configs(settings.data, settings.model))
+    torch.manual_seed(settings.train.seed)
+    model = dlrm(ModelInputs(tables, 2, list(settings.data.sparse), 1, torch.device("cpu"), settings.model))
+    initialize_tables(model, settings.train.seed)
+    model = model.double()
+    sparse, dense = [], []
+    for parameter_name, parameter in model.named_parameters():
+        (sparse if "embedding_bags" in parameter_name else dense).append(parameter)
+    cuts = 2 if kind in ("column_wise", "table_column_wise", "grid_shard") else 1
+    optimizers = [
+        {
+            "sgd": lambda: torch.optim.SGD(sparse, 0.1),
+            "adagrad": lambda: torch.optim.Adagrad(sparse, 0.1, eps=EPS),
+            "rowwise_adagrad": lambda: RowWiseAdagrad(sparse, 0.1, EPS, cuts),
+        }[name](),
+        torch.optim.SGD(dense, settings.optimizer.dense.learning_rate),
+    ]
+    files = find_files("train", settings.data.train, settings.data)
+    loader = Loader(files, settings.data, Lanes(files.rows, 8, 64), 0, 1, settings.train.seed, True)
+    for batch in loader.batches(0, 20):
+        logits = model(batch.dense.double(), batch.sparse)
+        each = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.double(), reduction="none")[:, 0]
+        real = batch.weights.double()
+        loss = (each * real).sum() / real.sum()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize("kind", PLANS)
+def test_a_sharded_model_equals_plain_autograd(optimized, kind, name):
+    folder, data = optimized
+    saved = saved_tensors(folder / f"{kind}-{name}", 20)
+    expected = reference(data, kind, name)
+    weights = {key.removeprefix("model.model."): value for key, value in saved.items() if key.startswith("model.")}
+    assert weights.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(weights[key].double(), value, rtol=1e-5, atol=1e-5, err_msg=key)

@@ -1,0 +1,199 @@
+"""`tools.verify_resume` passes where resume is exact, and fails where something is forgotten."""
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from command import write_config
+from jobs import config, saved_tensors
+
+from trainer.__main__ import main as trainer
+from trainer.config.root import READY_MADE
+from trainer.tools.compare_runs import difference, differences
+
+NAMES = sorted(path.stem for path in READY_MADE.glob("*.toml"))
+STEPS = 8
+FORGETFUL = """
+from torch import nn
+
+
+class Forgetful(nn.Module):
+    '''Scales its logits by how often it was called, which no checkpoint knows.'''
+
+    def __init__(self, inputs):
+        super().__init__()
+        self.tables, self.calls = inputs.tables, 0
+        self.over = nn.Linear(16 * len(inputs.sparse_features), inputs.labels, device=inputs.device)
+
+    def forward(self, dense, sparse):
+        self.calls += 1
+        return self.over(self.tables(sparse).values()) * (1 + self.calls / 100)
+"""
+
+
+def verify(folder, *arguments):
+    """Runs the component in a folder: one rank, which goes on alone and then as two."""
+    command = ["torchx", "run", "-s", "local_cwd", "tools.verify_resume", "--steps", STEPS]
+    command += ["--ranks", 1, "--other_ranks", 2, *arguments]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def make(*arguments, cwd):
+    done = subprocess.run([sys.executable, "-m", "trainer", *arguments], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def click_log(path, rows):
+    """Writes lines of the shape of Criteo's, some fields empty."""
+    chance = random.Random(str(path.name))
+    with path.open("w") as file:
+        for _ in range(rows):
+            dense = [str(chance.randrange(1000)) if chance.random() < 0.9 else "" for _ in range(13)]
+            sparse = [f"{chance.getrandbits(32):08x}" if chance.random() < 0.9 else "" for _ in range(26)]
+            file.write("\t".join([str(int(chance.random() < 0.3)), *dense, *sparse]) + "\n")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A directory with a small data set for every ready-made configuration."""
+    folder = tmp_path_factory.mktemp("verify")
+    make("movielens", cwd=folder)
+    make("synthetic", "--rows", "2000", "--files", "2", "--validation-rows", "9", "--test-rows", "9", cwd=folder)
+    for name in ("train.txt", "day_0", "day_23"):
+        click_log(folder / name, 350)
+    make("criteo", "--source", "train.txt", "--out", "data/criteo_kaggle", cwd=folder)
+    terabyte = ["--source", "day_0", "day_23", "--layout", "terabyte", "--out", "data/criteo_terabyte"]
+    make("criteo", *terabyte, cwd=folder)
+    return folder
+
+
+def shrunk(name):
+    """The flags that make a ready-made configuration small: batches, layers, and tables of more than 1,000 rows."""
+    if name == "movielens":
+        return []
+    flags = ["--data.global-batch-size", "64"]
+    if name.startswith("criteo"):
+        features = tomllib.loads((READY_MADE / f"{name}.toml").read_text())["data"]["sparse"]
+        flags += [f"--data.sparse.{feature}.rows=1000" for feature, keys in features.items() if keys["rows"] > 1000]
+        flags += ["--model.cross-rank", "8", "--model.dense-layers", "32", "--model.over-layers", "64", "32"]
+    return flags
+
+
+@pytest.fixture(scope="module")
+def verified(folder, rows):
+    """How the component ended for every ready-made configuration, and for a model that forgets; two run at a time."""
+    (folder / "forgetful.py").write_text(FORGETFUL)
+    write_config(folder / "forgetful.toml", config(rows, model__name="forgetful:Forgetful"))
+    cases = {name: ["--config", name, "--keep", f"kept-{name}", "--", *shrunk(name)] for name in NAMES}
+    cases["forgetful"] = ["--config", "forgetful.toml"]
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(cases, pool.map(lambda arguments: verify(folder, *arguments), cases.values()), strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_ready_made_configuration_passes(folder, verified, name):
+    done = verified[name]
+    assert done.returncode == 0, done.stderr[-3000:]
+    verdicts = re.findall(r"(PASS|FAIL) on (.*): (\d+) things compared, (.*)", done.stderr)
+    in_fp32 = ", in fp32" if name == "criteo_terabyte" else ""
+    assert [verdict[:2] for verdict in verdicts] == [("PASS", "1 rank again"), ("PASS", f"2 ranks{in_fp32}")]
+    assert verdicts[0][3] == "all are equal"
+    assert re.search(r"killed with SIGKILL after step [4-8], on 1 rank", done.stderr)
+    kept = folder / f"kept-{name}" / ("fp32" if in_fp32 else "")
+    tensors = saved_tensors(kept / "straight", STEPS)
+    assert int(verdicts[0][2]) == len(tensors) + STEPS + len(json.loads(state(kept / "straight").read_text())) - 1
+    assert json.loads((kept / "resumed-on-2/run.json").read_text())["world_size"] == 2
+
+
+def state(run):
+    return run / f"checkpoints/step-{STEPS:09d}/state.json"
+
+
+def test_a_model_with_a_hidden_state_fails(verified):
+    done = verified["forgetful"]
+    assert done.returncode == 1
+    found = re.findall(
+        r"FAIL on (.*): \d+ of \d+ things differ, the largest difference is (\S+), ([\w .]+)", done.stderr
+    )
+    assert [title for title, *_ in found] == ["1 rank again", "2 ranks"]
+    assert all(float(size) > 1e-3 for _, size, _ in found)
+    assert re.search(r"\d\.\de-\d\d  losses: loss of step 8", done.stderr)
+
+
+@pytest.fixture
+def copies(folder, verified, tmp_path):
+    """A straight run and one that went on, bit by bit the same, that can be tampered with."""
+    for name in ("straight", "resumed-on-1"):
+        shutil.copytree(folder / "kept-movielens" / name, tmp_path / name)
+    return tmp_path / "straight", tmp_path / "resumed-on-1"
+
+
+def apart(straight, other):
+    return {found.name: found.size for found in differences(str(straight), str(other), STEPS) if found.size}
+
+
+def test_every_tensor_is_compared(copies):
+    straight, other = copies
+    assert apart(straight, other) == {}
+    before, tensors, expected = saved_tensors(straight, STEPS), saved_tensors(other, STEPS), {}
+    for place, (name, value) in enumerate(tensors.items()):
+        value.view(-1)[place % value.numel()] += 1e-3
+        expected[name] = pytest.approx(1e-3 / before[name].norm().item(), rel=1e-2)
+    dcp.save(tensors, checkpoint_id=other / f"checkpoints/step-{STEPS:09d}", no_dist=True)
+    assert apart(straight, other) == expected
+
+
+def test_missing_tensors_progress_and_losses_count(copies):
+    straight, other = copies
+    tensors = saved_tensors(other, STEPS)
+    left_out = next(name for name in tensors if name.startswith("table."))
+    dcp.save(
+        {name: value for name, value in tensors.items() if name != left_out},
+        checkpoint_id=other / f"checkpoints/step-{STEPS:09d}",
+        no_dist=True,
+    )
+    state(other).write_text(json.dumps(json.loads(state(other).read_text()) | {"epoch": 7}))
+    lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (other / "metrics.jsonl").write_text("".join(lines[:-1]))
+    assert apart(straight, other) == dict.fromkeys((left_out, "epoch", f"loss of step {STEPS}"), torch.inf)
+
+
+@pytest.mark.parametrize(
+    ("straight", "other", "expected"),
+    [
+        ([3.0, -4.0], [3.0, -4.0], 0.0),
+        ([3.0, -4.0], [3.0, -4.5], 0.1),
+        ([0.0, 0.0], [0.0, 1e-9], torch.inf),
+        ([1.0, 2.0], [1.0, torch.nan], torch.inf),
+        ([1.0, 2.0], [1.0], torch.inf),
+    ],
+)
+def test_a_difference_is_one_of_norms(straight, other, expected):
+    assert difference(torch.tensor(straight), torch.tensor(other)) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--steps", "3"], "--steps is 3; it must be 4 or more"),
+        (["--ranks", "0"], "--ranks is 0; it must be 1 or more"),
+        (["--ranks", "1"], "--other-ranks is 1, and so is --ranks; they must differ"),
+        (["--keep", "."], "--keep is '.', which cannot be made"),
+        (["--ranks", "1", "--other-ranks", "2"], "data.train: no Parquet file at 'nowhere'"),  # the job's own error
+    ],
+)
+def test_wrong_input_is_said_in_one_line(tmp_path, capsys, flags, message):
+    file = write_config(tmp_path / "config.toml", config("nowhere"))
+    assert trainer(["verify-resume", str(file), *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line

@@ -1,0 +1,136 @@
+"""Evaluation counts every row once, on any number of ranks, and its metrics are what they are called."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from jobs import config, launch, saved_tensors, write_rows
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from trainer.config.root import Config
+from trainer.config.train import EvaluateConfig
+from trainer.core.distributed import process_group
+from trainer.metrics.base import Metrics
+from trainer.models.base import ModelInputs
+from trainer.models.dlrm import dlrm
+from trainer.models.embeddings import table_configs
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The same run on 1, 2 and 4 ranks, evaluated twice on the way and at the end, on splits that no batch divides."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    data = write_rows(folder / "data", [400])
+    test = write_rows(folder / "test", [3, 0, 170, 38], seed=1)
+    splits = {"validation": [str(test / "part-02.parquet")], "test": [str(test)]}
+    settings = config(data, train__steps=12, evaluate={"every_steps": 5, "global_batch_size": 64})
+    settings["data"] |= splits
+    for ranks in (1, 2, 4):
+        launch([{"config": settings, "out": str(folder / str(ranks))}], ranks, folder)
+    return folder
+
+
+def evaluations(out):
+    return [json.loads(line) for line in (out / "evaluations.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_metrics_do_not_depend_on_the_number_of_ranks(runs, ranks):
+    alone, several = evaluations(runs / "1"), evaluations(runs / str(ranks))
+    assert [(line["step"], line["split"]) for line in alone] == [
+        (5, "validation"),
+        (10, "validation"),
+        (12, "validation"),
+        (12, "test"),
+    ]
+    for one, other in zip(alone, several, strict=True):
+        assert one.keys() == other.keys()
+        for key in one.keys() - {"split", "auc", "auc_error"}:
+            assert other[key] == pytest.approx(one[key], rel=1e-5)
+        assert other["auc"] == pytest.approx(one["auc"], abs=1e-3)  # two of 200 rows may change places
+
+
+def predictions(folder):
+    """Unsharded, in float64, from the files themselves."""
+    settings = Config.model_validate(config(folder / "data"))
+    tables = EmbeddingBagCollection(tables=table_configs(settings.data, settings.model))
+    model = dlrm(ModelInputs(tables, 2, list(settings.data.sparse), 1, torch.device("cpu"), settings.model))
+    tensors = saved_tensors(folder / "2", 12)
+    model.load_state_dict({n.removeprefix("model.model."): v for n, v in tensors.items() if n.startswith("model.")})
+    rows = pq.read_table(folder / "test")
+    columns = {name: torch.tensor(rows[name].to_pylist()) for name in rows.column_names}
+    ids = [columns[f"s{i}"] for i in range(6)]
+    sparse = KeyedJaggedTensor(
+        [f"s{i}" for i in range(6)], torch.cat(ids).long(), lengths=torch.ones(6 * len(rows), dtype=torch.int64)
+    )
+    dense = torch.stack([columns["d0"], columns["d1"]], dim=1).double()
+    with torch.no_grad():
+        return model.double()(dense, sparse)[:, 0].numpy(), columns["label"].double().numpy()
+
+
+def exact_metrics(logits, labels, weights):
+    p = 1 / (1 + np.exp(-logits))
+    above = (logits[:, None] > logits[None, :]) + 0.5 * (logits[:, None] == logits[None, :])
+    pairs = (weights * labels)[:, None] * (weights * (1 - labels))[None, :]
+    rate = (weights * labels).sum() / weights.sum()
+    loss = -(weights * (labels * np.log(p) + (1 - labels) * np.log(1 - p))).sum() / weights.sum()
+    return {
+        "auc": (above * pairs).sum() / pairs.sum(),
+        "log_loss": loss,
+        "normalized_entropy": loss / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)),
+        "calibration": (weights * p).sum() / (weights * labels).sum(),
+        "label_rate": rate,
+    }
+
+
+def test_metrics_are_those_of_plain_numpy(runs):
+    logits, labels = predictions(runs)
+    reported = evaluations(runs / "2")[-1]
+    assert reported["samples"] == 211 == len(labels)
+    for name, value in exact_metrics(logits, labels, np.ones(211)).items():
+        assert reported[name] == pytest.approx(value, abs=reported["auc_error"] + 1e-4 if name == "auc" else 1e-5), name
+
+
+def test_weights_several_labels_and_many_batches():
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(1000, 2)) * 3
+    labels = (random.random((1000, 2)) < 1 / (1 + np.exp(-logits))).astype(float)
+    weights = random.integers(0, 4, 1000).astype(float)
+    metrics = Metrics(EvaluateConfig().metrics, ["click", "buy"], torch.device("cpu"))
+    for part in np.array_split(np.arange(1000), 7):
+        metrics.update(*(torch.tensor(values[part]) for values in (logits, labels, weights)))
+    with process_group() as ranks:
+        result = metrics.compute(ranks)
+    assert result["samples"] == (weights > 0).sum()
+    for t, label in enumerate(["click", "buy"]):
+        assert result[f"auc_error/{label}"] < 1e-3
+        for name, value in exact_metrics(logits[:, t], labels[:, t], weights).items():
+            assert result[f"{name}/{label}"] == pytest.approx(value, rel=1e-3 if name == "auc" else 1e-9), (name, label)
+
+
+def test_one_class_has_no_auc():
+    metrics = Metrics(EvaluateConfig().metrics, ["label"], torch.device("cpu"))
+    metrics.update(torch.zeros(3, 1), torch.ones(3, 1), torch.ones(3))
+    with process_group() as ranks:
+        result = metrics.compute(ranks)
+    assert math.isnan(result["auc"])
+    assert math.isnan(result["normalized_entropy"])
+    assert result["label_rate"] == 1
+
+
+def test_the_evaluate_command_reads_the_newest_checkpoint(runs):
+    command = [sys.executable, "-m", "trainer", "evaluate", str(runs / "2/config.toml"), "--out", str(runs / "2")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    written = json.loads((runs / "2/evaluation-test.json").read_text())
+    trained = evaluations(runs / "2")[-1]
+    assert written["step"] == 12
+    for name in ("log_loss", "calibration", "samples"):
+        assert written[name] == pytest.approx(trained[name], rel=1e-6)

@@ -1,0 +1,4 @@
+"""Checkpoints: storing, staging, restoring, retention.
+
+Uses optim, models, data, config and core.
+"""

@@ -1,0 +1,40 @@
+"""Sizes and checksums: what makes a checkpoint's files trustworthy."""
+
+import posixpath
+import zlib
+from typing import Any
+
+from trainer.core.storage import Storage, os_errors
+
+FileEntry = dict[str, int]
+"""`bytes` and `crc32` of one file."""
+
+READ_BYTES = 1 << 22
+
+
+def entry_of(data: bytes) -> FileEntry:
+    """Returns the entry of a file with this content."""
+    return {"bytes": len(data), "crc32": zlib.crc32(data)}
+
+
+def add_to(entry: FileEntry, data: Any) -> None:
+    """Continues an entry with the bytes that follow."""
+    view = memoryview(data).cast("B")
+    entry["bytes"] += view.nbytes
+    entry["crc32"] = zlib.crc32(view, entry["crc32"])
+
+
+def find_damage(fs: Storage, directory: str, entries: dict[str, FileEntry]) -> str | None:
+    """Reads files back and returns what is wrong with the first that is not as it was written, None if all are."""
+    for name, expected in entries.items():
+        entry = entry_of(b"")
+        try:
+            path = posixpath.join(directory, name)
+            with os_errors(path), fs.open(path, "rb") as file:
+                while block := file.read(READ_BYTES):
+                    add_to(entry, block)
+        except OSError as error:
+            return f"{name} cannot be read ({error})"
+        if entry != expected:
+            return f"{name} is damaged ({entry['bytes']} bytes, {expected['bytes']} were written)"
+    return None

@@ -1,0 +1,193 @@
+"""What a model can take from another's checkpoint: names and shapes only, no tensor is read here.
+
+A table is called by its own name, any other weight by its path in the model. Optimizer state follows its weight.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Self
+
+import fsspec
+import torch
+
+from trainer.checkpoint.restore import Shapes
+from trainer.checkpoint.state_dict import is_table, table_of
+from trainer.config.data import DataConfig
+from trainer.config.train import FinetuneConfig
+from trainer.core.errors import InputError
+from trainer.core.storage import named
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The tensors of a model or of a checkpoint, by what people call them.
+
+    Attributes:
+        shapes: All shapes, by the names that checkpoints use.
+        names: Those names, by table or path.
+        slots: The same for the state of a weight, by its name and then by slot.
+    """
+
+    shapes: Shapes
+    names: dict[str, str]
+    slots: dict[str, dict[str, str]]
+
+    @classmethod
+    def of(cls, shapes: Shapes) -> Self:
+        """Sorts the tensors with these shapes."""
+        weights = [name for name in shapes if name.startswith("model.")]
+        names = {_label(name): name for name in weights}
+        assert len(names) == len(weights), "a table and another weight have the same name"
+        slots: dict[str, dict[str, str]] = defaultdict(dict)
+        for name in shapes.keys() - set(weights):
+            owner, _, slot = name.rpartition(".")
+            slots[owner][slot] = name
+        return cls(shapes, names, slots)
+
+    def shape(self, label: str) -> torch.Size:
+        """Returns the shape of a weight."""
+        return self.shapes[self.names[label]]
+
+    def state(self, label: str) -> dict[str, str]:
+        """Returns what the optimizers keep of a weight: the names that checkpoints use, by slot."""
+        name = self.names[label]
+        return self.slots.get(f"table.{label}" if is_table(name) else f"dense.{name.removeprefix('model.')}", {})
+
+    def called(self, word: str) -> str | None:
+        """Returns which weight a word means: what people call it, or its full name."""
+        known = {alias: label for label, name in self.names.items() for alias in _full_names(name)}
+        return word if word in self.names else known.get(word)
+
+
+def _label(name: str) -> str:
+    return table_of(name) if is_table(name) else _full_names(name)[-1]
+
+
+def _full_names(name: str) -> list[str]:
+    """Returns a weight's name in a checkpoint, in the model with its loss, and in the model itself."""
+    return [name, name.removeprefix("model."), name.removeprefix("model.").removeprefix("model.")]
+
+
+@dataclass(frozen=True)
+class WeightMap:
+    """What goes where.
+
+    Attributes:
+        sources: The tensors to fill, each with the name of the one in the checkpoint.
+        outcomes: What becomes of every weight, for people.
+        refused: What of that the configuration does not allow.
+    """
+
+    sources: dict[str, str]
+    outcomes: dict[str, list[str]]
+    refused: dict[str, list[str]]
+
+
+def match(config: FinetuneConfig, data: DataConfig, here: Weights, there: Weights) -> WeightMap:
+    """Finds for every weight the one to start from.
+
+    Raises:
+        InputError: The file of names or a pattern is wrong, or a weight has a shape that does not fit.
+    """
+    renamed = read_names(config.names, here, there) if config.names else {}
+    excluded = _chosen("exclude", config.exclude, here.names)
+    source_of = {label: renamed.get(label, label) for label in here.names}
+    pairs = {label: source for label, source in source_of.items() if source in there.names and label not in excluded}
+    missing = [label for label in here.names if label not in pairs and label not in excluded]
+    used = {*pairs.values(), *(source_of[label] for label in excluded)}
+    unexpected = [label for label in there.names if label not in used]
+    new = _chosen("allow_missing", config.allow_missing, missing)
+    allowed = _chosen("ignore_unexpected", config.ignore_unexpected, unexpected)
+    grown = [label for label, source in pairs.items() if _grew(config, data, label, here, source, there)]
+    outcomes = {
+        "loaded": [label for label, source in pairs.items() if label == source and label not in grown],
+        "renamed": [f"{label} (was {source})" for label, source in pairs.items() if label != source],
+        "resized": [f"{label} ({there.shape(pairs[label])[0]:,} to {here.shape(label)[0]:,} rows)" for label in grown],
+        "new": [label for label in missing if label in new],
+        "excluded": sorted(excluded),
+        "missing": [label for label in missing if label not in new],
+        "unexpected": unexpected,
+    }
+    refused = {"missing": outcomes["missing"], "unexpected": [label for label in unexpected if label not in allowed]}
+    return WeightMap(_sources(config, pairs, here, there), outcomes, refused)
+
+
+def read_names(url: str, here: Weights, there: Weights) -> dict[str, str]:
+    """Reads a file of two names per line, the one here and the one there.
+
+    Raises:
+        InputError: It cannot be read or a line is wrong; the message names the line.
+    """
+    with named("finetune.names", url), fsspec.open(url, "r") as file:
+        lines = [line.split() for line in file.read().splitlines()]  # pyrefly: ignore
+    renamed: dict[str, str] = {}
+    for number, words in enumerate(lines, 1):
+        if not words:
+            continue
+        where = f"finetune.names: {url}:{number}"
+        if len(words) != 2:
+            raise InputError(f"{where} has {len(words)} words; two are needed: the name here and the name there")
+        label, source = here.called(words[0]), there.called(words[1])
+        if label is None:
+            raise InputError(
+                f"{where}: this model has no '{words[0]}'; name one of its tables or weights, then the old"
+            )
+        if source is None:
+            raise InputError(
+                f"{where}: the checkpoint has no '{words[1]}'; the name here comes first, then the old one"
+            )
+        if label in renamed:
+            raise InputError(f"{where} names '{words[0]}' again; once is enough")
+        renamed[label] = source
+    return renamed
+
+
+def _chosen(key: str, patterns: list[str], labels: dict[str, str] | list[str]) -> set[str]:
+    for pattern in patterns:
+        if not any(fnmatchcase(label, pattern) for label in labels):
+            among = {
+                "allow_missing": "that the checkpoint lacks",
+                "exclude": "of this model",
+                "ignore_unexpected": "of the checkpoint that this model lacks",
+            }[key]
+            known = ", ".join([*labels][:5]) or "there is none"
+            raise InputError(f"finetune.{key} has '{pattern}', which matches nothing {among} ({known}); take it out")
+    return {label for label in labels if any(fnmatchcase(label, pattern) for pattern in patterns)}
+
+
+def _grew(config: FinetuneConfig, data: DataConfig, label: str, here: Weights, source: str, there: Weights) -> bool:
+    now, before = here.shape(label), there.shape(source)
+    if now == before:
+        return False
+    start, end = f"finetune.checkpoint is '{config.checkpoint}', where", "or list it in finetune.exclude"
+    if not is_table(here.names[label]) or now[1:] != before[1:]:
+        raise InputError(f"{start} '{source}' has the shape {[*before]}, and {[*now]} here; make them equal, {end}")
+    if now[0] < before[0]:
+        raise InputError(f"{start} table '{source}' has {before[0]} rows, more than the {now[0]} here; add rows, {end}")
+    if any(feature.ids == "hash" for name, feature in data.sparse.items() if data.table_of(name) == label):
+        raise InputError(
+            f"{start} table '{source}' has {before[0]} rows, and {now[0]} here, among which ids = 'hash' puts every id "
+            f"in another row; keep the rows, {end}"
+        )
+    return True
+
+
+def _sources(config: FinetuneConfig, pairs: dict[str, str], here: Weights, there: Weights) -> dict[str, str]:
+    sources = {here.names[label]: there.names[source] for label, source in pairs.items()}
+    if not config.optimizer_state:
+        return sources
+    for label, source in pairs.items():
+        ours, theirs = here.state(label), there.state(source)
+        now, before = _kinds(ours, here.shapes), _kinds(theirs, there.shapes)
+        if now != before:
+            raise InputError(
+                f"finetune.optimizer_state is true, but another optimizer trained '{source}' of '{config.checkpoint}': "
+                f"its state is {before or 'empty'} there and {now or 'empty'} here; set it to false"
+            )
+        sources |= {ours[slot]: theirs[slot] for slot in ours}
+    return sources
+
+
+def _kinds(slots: dict[str, str], shapes: Shapes) -> str:
+    return ", ".join(sorted(f"{slot} of {len(shapes[name])} dimensions" for slot, name in slots.items()))

@@ -1,0 +1,192 @@
+"""Fills a job's tensors from a checkpoint, whatever its plan and number of ranks were, and proves that it did."""
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+
+from trainer.checkpoint.io import CheckpointReader
+from trainer.checkpoint.rowwise_state import ColumnShards, is_rowwise_state, write_rowwise_state
+from trainer.checkpoint.state_dict import State, is_table, placed_shards, table_of
+from trainer.checkpoint.store import Checkpoint
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
+from trainer.core.errors import InputError
+
+Shapes = dict[str, torch.Size]
+
+
+def restore(checkpoint: Checkpoint, tensors: State, context: DistributedContext, partial: bool = False) -> None:
+    """Fills all tensors in place from a checkpoint of the same model.
+
+    Args:
+        checkpoint: Where to read.
+        tensors: This rank's tensors.
+        context: This process among the ranks that restore together.
+        partial: Whether the checkpoint may hold more than these tensors, as when only the weights are wanted.
+
+    Raises:
+        InputError: The checkpoint lacks one of the tensors or a part of it, or holds one that is not asked for.
+    """
+    wanted = shapes_of(tensors, context)
+    broadcast_from_rank0(context, lambda: _check_same(checkpoint.url, saved_shapes(checkpoint.url), wanted, partial))
+    fill(checkpoint.url, tensors, {name: name for name in wanted}, context)
+
+
+def shapes_of(tensors: State, context: DistributedContext) -> Shapes:
+    """Returns the shapes of the whole tensors of all ranks, by name."""
+    shapes = {name: value.size() for name, value in tensors.items()}
+    return {name: shape for part in gather_to_all(shapes, context) for name, shape in part.items()}
+
+
+def saved_shapes(url: str) -> Shapes:
+    """Returns the shapes of the tensors in a checkpoint, by name."""
+    return {name: entry.size for name, entry in _entries(CheckpointReader(url).read_metadata()).items()}
+
+
+def _entries(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
+    entries = metadata.state_dict_metadata.items()
+    return {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
+
+
+def _check_same(url: str, saved: Shapes, wanted: Shapes, partial: bool) -> None:
+    if missing := sorted(wanted.keys() - saved.keys()):
+        raise InputError(f"checkpoint {url} lacks {len(missing)} tensors of this model, such as '{missing[0]}'")
+    if not partial and (unused := sorted(saved.keys() - wanted.keys())):
+        raise InputError(f"checkpoint {url} holds {len(unused)} tensors that this model lacks, such as '{unused[0]}'")
+    for name, shape in sorted(wanted.items()):
+        recut = is_rowwise_state(name, shape) and is_rowwise_state(name, saved[name])
+        if saved[name] != shape and not recut:
+            raise InputError(f"checkpoint {url} has '{name}' of shape {[*saved[name]]}, and this model of {[*shape]}")
+
+
+def fill(url: str, tensors: State, sources: dict[str, str], context: DistributedContext) -> None:
+    """Fills tensors in place from a checkpoint.
+
+    Args:
+        url: The checkpoint's directory.
+        tensors: This rank's tensors. A table, and its state, may have more rows than the saved one: they stay.
+        sources: Which tensors to fill, with the name of each in the checkpoint.
+        context: This process among the ranks that restore together.
+
+    Raises:
+        InputError: The checkpoint does not hold all of a tensor; the message names it.
+        OSError: The checkpoint cannot be read.
+    """
+    reader = _Reader(url, sources)
+    saved = _entries(reader.read_metadata())
+    wanted = {name: value for name, value in tensors.items() if name in sources}
+    recut = _other_cuts(wanted, saved)
+    whole = {name: torch.empty(saved[name].size) for name in recut}
+    direct = {name: value for name, value in wanted.items() if name not in recut}
+    reader.sizes = {name: value.size() for name, value in direct.items()}
+    planner = _CountingPlanner()
+    try:
+        dcp.load(direct | whole, storage_reader=reader, planner=planner)
+    except CheckpointException as failure:  # raised on every rank if one fails
+        rank, (error, _) = min(failure.failures.items())
+        message = f"checkpoint {url} cannot be read: rank {rank}: {error}"
+        raise OSError(message) if context.is_rank0 else SystemExit(2) from failure
+    _check_filled(url, direct | whole, saved, planner.filled, context)
+    for name, (before, now) in recut.items():
+        write_rowwise_state(wanted[name], whole[name], before, now.rows)
+
+
+def _other_cuts(
+    tensors: State, saved: dict[str, TensorStorageMetadata]
+) -> dict[str, tuple[ColumnShards, ColumnShards]]:
+    """Returns the row-wise state whose table was cut otherwise or had fewer rows: how, and how it is now."""
+    tables = {table_of(name): name for name in tensors if is_table(name)}
+    states = {name: tables[table_of(name)] for name, value in tensors.items() if is_rowwise_state(name, value.size())}
+    cuts = {
+        name: (ColumnShards.of_saved(saved[table]), ColumnShards.of_table(tensors[table]))
+        for name, table in states.items()
+    }
+    return {name: (before, now) for name, (before, now) in cuts.items() if before != now}
+
+
+class _Reader(CheckpointReader):
+    """Reads a checkpoint as if its tensors had other names and sizes.
+
+    Args:
+        url: Its directory.
+        sources: The names to give, each with the name of a tensor in the checkpoint.
+
+    Attributes:
+        sizes: The sizes to claim, by given name. What is not saved of such a tensor is not read.
+    """
+
+    def __init__(self, url: str, sources: dict[str, str]) -> None:
+        super().__init__(url)
+        self.sizes: Shapes = {}
+        self._names: dict[str, list[str]] = defaultdict(list)
+        for name, source in sources.items():
+            self._names[source].append(name)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        saved = super().read_metadata(*args, **kwargs)
+        return replace(
+            saved,
+            state_dict_metadata={
+                name: replace(entry, size=self.sizes.get(name, entry.size))
+                for source, entry in _entries(saved).items()
+                for name in self._names.get(source, [])
+            },
+            storage_data={
+                replace(index, fqn=name): place
+                for index, place in saved.storage_data.items()
+                for name in self._names.get(index.fqn, [])
+            },
+        )
+
+
+class _CountingPlanner(DefaultLoadPlanner):
+    """Loads tensors as they are named, and counts the values that it wrote.
+
+    Attributes:
+        filled: Values written, by name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.filled: dict[str, int] = defaultdict(int)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        self.filled[read_item.dest_index.fqn] += tensor.numel()
+
+
+def _check_filled(
+    url: str,
+    tensors: State,
+    saved: dict[str, TensorStorageMetadata],
+    filled: dict[str, int],
+    context: DistributedContext,
+) -> None:
+    found = None
+    for name, value in tensors.items():
+        expected = sum(_kept(piece, offsets, saved[name].size) for piece, offsets in placed_shards(value))
+        if filled[name] != expected:
+            found = found or f"{filled[name]:,} of the {expected:,} values of '{name}' on rank {context.rank}"
+    problems = [problem for problem in gather_to_all(found, context) if problem]
+    broadcast_from_rank0(context, lambda: _refuse_unless_whole(url, problems))
+
+
+def _refuse_unless_whole(url: str, problems: list[str]) -> None:
+    if problems:
+        raise InputError(
+            f"checkpoint {url} is not whole: it fills {problems[0]}; delete it to go on from the one before it"
+        )
+
+
+def _kept(piece: Tensor, offsets: list[int], saved: torch.Size) -> int:
+    """Returns how many values of a piece lie in what was saved, which can have fewer rows."""
+    if not piece.dim():
+        return 1
+    rows = max(0, min(len(piece), saved[0] - offsets[0]))
+    return rows * piece[0:1].numel() if len(piece) else 0

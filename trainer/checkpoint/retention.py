@@ -1,0 +1,52 @@
+"""Decides which checkpoints stay."""
+
+import math
+from typing import Any
+
+from trainer.config.checkpoint import Retention
+from trainer.metrics.registry import higher_is_better
+
+Evaluations = list[dict[str, Any]]
+"""The lines of evaluations.jsonl."""
+
+
+def expired(keep: Retention, steps: list[int], evaluations: Evaluations) -> list[int]:
+    """Returns the steps whose checkpoints can be deleted.
+
+    Args:
+        keep: The rules.
+        steps: Those of all committed checkpoints, in order.
+        evaluations: The evaluations so far.
+    """
+    return [step for step, reasons in reasons_to_keep(keep, steps, evaluations).items() if not reasons]
+
+
+def reasons_to_keep(keep: Retention, steps: list[int], evaluations: Evaluations) -> dict[int, list[str]]:
+    """Returns by step why its checkpoint stays; one without a reason has expired.
+
+    Args:
+        keep: The rules.
+        steps: Those of all committed checkpoints, in order.
+        evaluations: The evaluations so far.
+    """
+    best = best_step(keep.best, scores(keep.best, steps, evaluations)) if keep.best else None
+    return {
+        step: [f"newest {keep.newest}"] * (step in steps[-keep.newest :])
+        + [f"best {keep.best}"] * (step == best)
+        + [f"every {keep.every_steps} steps"] * (keep.every_steps > 0 and step % keep.every_steps == 0)
+        for step in steps
+    }
+
+
+def scores(metric: str, steps: list[int], evaluations: Evaluations) -> dict[int, float]:
+    """Returns by step what a metric of data.validation was, where it is defined."""
+    found = {line["step"]: line[metric] for line in evaluations if line["split"] == "validation" and metric in line}
+    return {step: found[step] for step in steps if step in found and not math.isnan(found[step])}
+
+
+def best_step(metric: str, scores: dict[int, float]) -> int | None:
+    """Returns the step with the best score; None if there is none, or if neither direction is better."""
+    higher = higher_is_better(metric)
+    if higher is None:
+        return None
+    return (max if higher else min)(scores, key=lambda step: scores[step], default=None)

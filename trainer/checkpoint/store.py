@@ -1,0 +1,139 @@
+"""Checkpoints: what one is, which is the newest good one, and how one comes to be and goes.
+
+    RUN_DIR/checkpoints/step-000001000/
+        *.distcp, .metadata     tensors, as torch.distributed.checkpoint writes them
+        state.json              step, data position, running metrics, data fingerprint
+        config.toml, plan.json  as in the run directory
+        manifest.json           size and checksum of every file above; written last
+
+The manifest is the commit: a directory without one does not exist for anybody.
+"""
+
+import json
+import posixpath
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.checkpoint.manifest import FileEntry, entry_of, find_damage
+from trainer.core.run_directory import RunDirectory
+
+FOLDER = "checkpoints"
+MANIFEST = "manifest.json"
+STATE = "state.json"
+NAME = re.compile(r"step-\d{9,}")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint.
+
+    Attributes:
+        url: Its directory.
+        step: Steps done when it was saved.
+        train_state: Everything else that state.json holds.
+    """
+
+    url: str
+    step: int
+    train_state: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in a run directory.
+
+    Args:
+        run: The run directory.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+
+    def url(self, step: int) -> str:
+        """Returns where the checkpoint of a step is."""
+        return self._run.url_of(FOLDER, _name(step))
+
+    def steps(self) -> list[int]:
+        """Returns the steps of the committed checkpoints, in order."""
+        return sorted(int(name.removeprefix("step-")) for name in self._names() if self._manifest(name) is not None)
+
+    def newest(self) -> Checkpoint | None:
+        """Returns the newest committed checkpoint whose files are as they were written; damaged ones are reported."""
+        for step in reversed(self.steps()):
+            damage = self.damage(step)
+            if damage is None:
+                return self.at(step)
+            print(f"checkpoint {_name(step)} is skipped: {damage}; trying the one before it", flush=True)
+        return None
+
+    def at(self, step: int) -> Checkpoint:
+        """Returns the committed checkpoint of a step."""
+        train_state = json.loads(self._run.read(FOLDER, _name(step), STATE) or "")
+        return Checkpoint(self.url(step), train_state.pop("step"), train_state)
+
+    def damage(self, step: int) -> str | None:
+        """Reads the files of a committed checkpoint and returns what is wrong with them, None if nothing is."""
+        manifest = self._manifest(_name(step))
+        try:
+            entries = json.loads(manifest or "")["files"]
+        except (ValueError, KeyError):
+            return f"{MANIFEST} is damaged"
+        return find_damage(self._run.fs, self._run.path(FOLDER, _name(step)), entries)
+
+    def begin(self, step: int) -> str:
+        """Makes the empty directory of a checkpoint and returns its URL."""
+        self.remove(step)
+        self._run.fs.makedirs(self._run.path(FOLDER, _name(step)))
+        return self.url(step)
+
+    def commit(self, step: int, entries: dict[str, FileEntry], texts: dict[str, str]) -> None:
+        """Writes the small files of a checkpoint and then the manifest, with which it begins to exist.
+
+        Args:
+            step: Steps done.
+            entries: The files that are written already.
+            texts: Files to lie beside them, by name.
+        """
+        for name, text in texts.items():
+            with self._run.fs.durable(self._run.path(FOLDER, _name(step), name)) as file:
+                file.write(text.encode())
+        entries = entries | {name: entry_of(text.encode()) for name, text in texts.items()}
+        manifest = {"version": 1, "files": entries}
+        self._run.write_json(posixpath.join(FOLDER, _name(step), MANIFEST), manifest, durable=True)
+
+    def remove(self, step: int) -> None:
+        """Deletes a checkpoint, the manifest first, so that none is ever half there."""
+        self._remove(_name(step))
+
+    def uncommitted(self) -> list[int]:
+        """Returns the steps whose checkpoints are being written, or never were to the end, in order."""
+        return sorted(int(name.removeprefix("step-")) for name in self._names() if self._manifest(name) is None)
+
+    def remove_leftovers(self) -> list[str]:
+        """Deletes what saves left that were never committed, and returns their names."""
+        leftovers = [_name(step) for step in self.uncommitted()]
+        for name in leftovers:
+            self._remove(name)
+        return leftovers
+
+    def _remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._run.fs.rm_file(self._run.path(FOLDER, name, MANIFEST))
+        with suppress(FileNotFoundError):
+            self._run.fs.rm(self._run.path(FOLDER, name), recursive=True)
+
+    def _manifest(self, name: str) -> str | None:
+        return self._run.read(FOLDER, name, MANIFEST)
+
+    def _names(self) -> list[str]:
+        try:
+            paths = self._run.fs.ls(self._run.path(FOLDER), detail=False)
+        except FileNotFoundError:
+            return []
+        names = (posixpath.basename(path.rstrip("/")) for path in paths)
+        return [name for name in names if NAME.fullmatch(name)]
+
+
+def _name(step: int) -> str:
+    return f"step-{step:09d}"

@@ -1,0 +1,108 @@
+"""What a row is: the columns of the data, and how training reads them."""
+
+from typing import Annotated, Literal, Self
+
+import pydantic
+
+from trainer.config.section import MayChange, Section
+from trainer.core.errors import InputError
+
+
+class DenseFeature(Section):
+    """One numeric column."""
+
+    transform: Literal["none", "log1p", "log3"] = "none"
+    """Applied first: log1p is log(x + 1), log3 is log(x + 3), the usual one for Criteo's counts."""
+    mean: float = 0.0
+    """Subtracted after the transform."""
+    std: float = 1.0
+    """Divides what is left: the feature is (transform(x) - mean) / std."""
+    missing: float = 0.0
+    """Stands for a null, before the transform."""
+
+
+class SparseFeature(Section):
+    """One column of ids: a single id per row, or a list of them. A null is an empty bag."""
+
+    rows: int = pydantic.Field(gt=0, lt=2**31)
+    """Rows of the embedding table."""
+    table: str | None = None
+    """Name of the table; features that name the same one share it. Unset: the feature's own name."""
+    dimension: pydantic.PositiveInt | None = None
+    """Columns of the embedding table. Unset: model.embedding_dim."""
+    pooling: Literal["sum", "mean"] = "sum"
+    """How the embeddings of a row's ids become one."""
+    ids: Literal["error", "modulo", "hash"] = "error"
+    """What becomes of an id: error refuses one outside [0, rows), modulo wraps it, hash mixes it (strings too)."""
+    hotness: pydantic.PositiveFloat = 1.0
+    """Ids per row to expect on average; only the planner uses it."""
+
+
+class DataConfig(Section):
+    """The data set and how it is read."""
+
+    train: list[str] = []
+    """Parquet files, globs or directories, on any fsspec URL, to train on."""
+    validation: Annotated[list[str], MayChange] = []
+    """The same, for the evaluations during and after training."""
+    test: Annotated[list[str], MayChange] = []
+    """The same, for the evaluation after training."""
+    dense: dict[str, DenseFeature] = {}
+    """Dense features by column name."""
+    sparse: dict[str, SparseFeature] = {}
+    """Sparse features by column name."""
+    labels: list[str] = ["label"]
+    """Label columns, values in [0, 1]; the model has one output for each."""
+    weight: str | None = None
+    """Column with the weight of each row. Unset: every row weighs 1."""
+    global_batch_size: pydantic.PositiveInt = 8192
+    """Rows per step, over all ranks."""
+    lanes: Annotated[pydantic.PositiveInt | None, MayChange] = None
+    """Equal parts of an epoch. Unset: the smallest multiple of the first run's number of ranks that is at least 8."""
+    shuffle: bool = True
+    """Permute the row groups every epoch and shuffle rows within windows. Evaluation never shuffles."""
+    shuffle_window_rows: pydantic.PositiveInt = 65536
+    """Rows of a lane that are shuffled among themselves, at most: whole row groups where they fit."""
+    last_batch: Literal["keep", "drop"] = "keep"
+    """The last, short batch of a training epoch: keep pads it with rows of weight zero, drop leaves it out."""
+    accept_changed: Annotated[bool, MayChange] = False
+    """Resume although the training files are not those of the checkpoint."""
+    read_threads: Annotated[pydantic.PositiveInt, MayChange] = 2
+    """Threads per rank that read and decode ahead of training."""
+    prefetch_batches: Annotated[pydantic.PositiveInt, MayChange] = 8
+    """Batches per rank that wait ready for training."""
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.labels:
+            raise InputError("data.labels is empty; name at least one column")
+        for name, feature in self.dense.items():
+            if feature.std <= 0:
+                raise InputError(f"data.dense.{name}.std is {feature.std}; it must be greater than 0")
+        for name, feature in self.sparse.items():
+            first = next(n for n in self.sparse if self.table_of(n) == self.table_of(name))
+            for key in ("rows", "dimension", "pooling"):
+                here, there = getattr(feature, key), getattr(self.sparse[first], key)
+                if here != there:
+                    raise InputError(
+                        f"data.sparse.{name}.{key} is {here}, but data.sparse.{first}.{key} is {there} and both use "
+                        f"table '{self.table_of(name)}'; make them equal or name another table"
+                    )
+        return self
+
+    def table_of(self, feature: str) -> str:
+        """Returns the name of the table that a sparse feature looks its ids up in."""
+        return self.sparse[feature].table or feature
+
+    def features_of_tables(self) -> dict[str, list[str]]:
+        """Returns the sparse features that look their ids up in each table, in the order of the configuration."""
+        features: dict[str, list[str]] = {}
+        for name in self.sparse:
+            features.setdefault(self.table_of(name), []).append(name)
+        return features
+
+    @property
+    def columns(self) -> list[str]:
+        """The Parquet columns that training reads."""
+        weight = [self.weight] if self.weight else []
+        return [*self.dense, *self.sparse, *self.labels, *weight]

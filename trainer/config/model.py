@@ -1,0 +1,28 @@
+"""Configuration of the model between the data and the logits."""
+
+from typing import Any
+
+import pydantic
+
+from trainer.config.section import Section
+
+
+class ModelConfig(Section):
+    """The model between the data and the logits."""
+
+    name: str = "dlrm"
+    """dlrm, dlrm_dcn, or package.module:function for a model of your own (see docs/configuration.md)."""
+    loss: str = "binary"
+    """binary (cross-entropy), or package.module:function for a loss of your own (see docs/configuration.md)."""
+    embedding_dim: pydantic.PositiveInt = 64
+    """Columns of every table that does not set its own; dlrm and dlrm_dcn need them all equal."""
+    dense_layers: list[pydantic.PositiveInt] = [512, 256]
+    """Hidden layers over the dense features; one of embedding_dim follows."""
+    over_layers: list[pydantic.PositiveInt] = [512, 512, 256]
+    """Hidden layers over the interactions; one with an output per label follows."""
+    cross_layers: pydantic.PositiveInt = 3
+    """Cross layers of dlrm_dcn."""
+    cross_rank: pydantic.PositiveInt = 512
+    """Rank of the low-rank cross layers of dlrm_dcn."""
+    arguments: dict[str, Any] = {}
+    """Anything that a model of your own wants to know."""

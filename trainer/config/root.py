@@ -1,0 +1,100 @@
+"""The root of the configuration, and how a file and flags become one."""
+
+import tomllib
+from pathlib import Path
+from typing import Self
+
+import fsspec
+import pydantic
+import tomli_w
+
+from trainer.config.checkpoint import CheckpointConfig
+from trainer.config.data import DataConfig, DenseFeature, SparseFeature
+from trainer.config.model import ModelConfig
+from trainer.config.optim import OptimizerConfig
+from trainer.config.plan import CommsConfig, PlannerConfig, TablePlan
+from trainer.config.section import Section, explain
+from trainer.config.train import EvaluateConfig, FinetuneConfig, ReportConfig, TrainConfig
+from trainer.core.errors import InputError
+from trainer.core.storage import os_errors
+
+READY_MADE = Path(__file__).parent / "presets"
+
+
+class Config(Section):
+    """The whole configuration of a run."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    comms: CommsConfig = CommsConfig()
+    planner: PlannerConfig = PlannerConfig()
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    finetune: FinetuneConfig = FinetuneConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    report: ReportConfig = ReportConfig()
+
+    @pydantic.model_validator(mode="after")
+    def _length(self) -> Self:
+        if self.train.steps is not None and self.train.epochs is not None:
+            raise InputError(
+                f"train.steps is {self.train.steps} and train.epochs is {self.train.epochs}; set one of them"
+            )
+        return self
+
+
+def check_length(config: Config) -> None:
+    """Refuses a training run without an end.
+
+    Raises:
+        InputError: Neither the number of steps nor of epochs is set.
+    """
+    if config.train.steps is None and config.train.epochs is None:
+        raise InputError("train.steps and train.epochs are both unset; set one of them")
+
+
+def find_config(name: str) -> str:
+    """Returns the text of a configuration: a file on any fsspec URL, or the name of a ready-made one.
+
+    Raises:
+        FileNotFoundError: There is no such file; the message lists the ready-made ones.
+        InputError: The file cannot be read.
+    """
+    ready_made = {path.stem: path for path in READY_MADE.glob("*.toml")}
+    try:
+        with os_errors(), fsspec.open(str(ready_made.get(name.removesuffix(".toml"), name)), "r") as file:
+            return file.read()  # pyrefly: ignore
+    except FileNotFoundError as error:
+        known = ", ".join(sorted(ready_made))
+        raise InputError(f"configuration '{name}': no such file; ready-made ones: {known}") from error
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(f"configuration '{name}' cannot be read: {error}") from error
+
+
+def load_config(name: str) -> Config:
+    """Reads a configuration file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        InputError: It is no TOML, or a key or a value is wrong; the message names it and what is allowed.
+    """
+    try:
+        return Config.model_validate(tomllib.loads(find_config(name)))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"configuration '{name}' is not TOML: {error}") from error
+    except pydantic.ValidationError as error:
+        raise InputError(f"configuration '{name}': {explain(error, Config)}") from error
+
+
+def example_config() -> Config:
+    """Returns the defaults, with one feature of each kind called NAME, for help texts and documentation."""
+    return Config(
+        data=DataConfig(dense={"NAME": DenseFeature()}, sparse={"NAME": SparseFeature(rows=1)}),
+        planner=PlannerConfig(tables={"NAME": TablePlan()}),
+    )
+
+
+def to_toml(config: Config) -> str:
+    """Returns a configuration as a file that can itself be run; keys without a value are left out."""
+    return tomli_w.dumps(config.model_dump(exclude_none=True))

@@ -1,0 +1,99 @@
+"""The base of every configuration section, and of the errors that a wrong one leads to."""
+
+from collections.abc import Iterator
+from typing import Any, get_args, get_origin
+
+import pydantic
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from trainer.core.errors import nearest
+
+Tree = dict[str, Any]
+"""A configuration as TOML holds it: values, lists, and tables of the same."""
+
+
+class Section(pydantic.BaseModel):
+    """One section of the configuration: frozen, strictly typed, unknown keys forbidden.
+
+    The string literal under a field is its documentation: it shows in `--help` and in docs/configuration.md.
+    """
+
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class MayChange:
+    """Marks a key that may change when a run is resumed: `key: Annotated[int, MayChange] = 1`.
+
+    A key without the mark decides the losses, or is taken to: forgetting a mark refuses a resume, and never lets one
+    continue with other losses in silence.
+    """
+
+
+def changed_keys(section: type[Section], earlier: Tree, now: Tree) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the keys without `MayChange` whose values differ, each with its two values.
+
+    Args:
+        section: The root of both trees.
+        earlier: The configuration that a run began with, as TOML holds it. A key that it lacks has its default.
+        now: The configuration that it is resumed with.
+    """
+    before, after = _flat(earlier), _flat(now)
+    for key in sorted(before.keys() | after.keys()):
+        field = _field(section, key)
+        default = field.default if field and field.default is not PydanticUndefined else None
+        pair = before.get(key, default), after.get(key, default)
+        if pair[0] != pair[1] and not (field and MayChange in field.metadata):
+            yield ".".join(key), *pair
+
+
+def _flat(tree: Tree, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    flat: dict[tuple[str, ...], Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, (*above, key)) if isinstance(value, dict) else {(*above, key): value}
+    return flat
+
+
+def _field(section: Any, path: tuple[str, ...]) -> FieldInfo | None:
+    """Returns the field at a path, None if no section has it; the path may pass tables of named things."""
+    field = None
+    for step in path:
+        if hasattr(section, "model_fields"):
+            field = section.model_fields.get(step)
+            section = field.annotation if field else None
+        elif get_origin(section) is dict:
+            section = get_args(section)[-1]
+    return field
+
+
+def explain(error: pydantic.ValidationError, section: type[Section] = Section, prefix: str = "") -> str:
+    """Returns the first thing that is wrong, in one line that names the key, the value and what is allowed.
+
+    Args:
+        error: What pydantic says.
+        section: What was validated, to find the nearest key to an unknown one.
+        prefix: Key of that section, if it is not the root.
+    """
+    first = error.errors(include_url=False)[0]
+    key = ".".join(map(str, [*filter(None, [prefix]), *first["loc"]]))
+    message = first["msg"].removeprefix("Value error, ")
+    match first["type"]:
+        case "extra_forbidden":
+            return f"unknown key '{key}'{nearest(str(first['loc'][-1]), _known_keys(section, first['loc'][:-1]))}"
+        case "missing":
+            return f"'{key}' is missing; it has no default"
+        case "model_type" | "dict_type":
+            return f"{key} is {first['input']!r}: it must be a section of keys, [{key}]"
+        case "value_error":
+            return message
+    return f"{key} is {first['input']!r}: {message[:1].lower()}{message[1:]}"
+
+
+def _known_keys(section: Any, path: tuple[int | str, ...]) -> list[str]:
+    """Returns the keys of the section at a path; the path may pass tables of named things."""
+    for step in path:
+        is_section = hasattr(section, "model_fields")
+        section = section.model_fields[step].annotation if is_section else get_args(section)[-1]
+    return list(section.model_fields)

@@ -1,0 +1,160 @@
+"""Ranks, devices and the process group; the only file that reads what torchrun and schedulers set."""
+
+import gc
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from trainer.core.errors import REPORTED_ERRORS, report_error
+from trainer.core.timeouts import COLLECTIVE_TIMEOUT, FIRST_ERROR_SECONDS
+
+T = TypeVar("T")
+# Messages of Gloo and NCCL when the process at the other end is gone.
+LOST_PEER = re.compile(
+    "closed by peer|reset by peer|Broken pipe|connectFullMesh failed|remote process exited|Failed to recv, got 0 bytes"
+)
+
+
+@dataclass(frozen=True)
+class DistributedContext:
+    """Where this process stands among the processes of the job.
+
+    Attributes:
+        rank: This rank, in `[0, world_size)`.
+        world_size: Ranks of the job.
+        local_rank: This rank among those of its node.
+        local_world_size: Ranks on this node.
+        device: The device that this rank computes on.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    device: torch.device
+
+    @property
+    def is_rank0(self) -> bool:
+        """Whether this is the one rank that prints and writes the run's small files."""
+        return self.rank == 0
+
+
+def current_context() -> DistributedContext:
+    """Returns this process's place, as torchrun tells it; alone without torchrun."""
+    rank, world, local, local_world = (
+        int(os.environ.get(name, default))
+        for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+    )
+    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+    return DistributedContext(rank, world, local, local_world, device)
+
+
+@contextmanager
+def process_group() -> Iterator[DistributedContext]:
+    """Joins the job's process group, NCCL with a GPU and Gloo without, and leaves it at the end."""
+    context = current_context()
+    if context.device.type == "cuda":
+        torch.cuda.set_device(context.device)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // context.local_world_size)))
+    alone: dict[str, Any] = (
+        {} if dist.is_torchelastic_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    )
+    backend = "nccl" if context.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, **alone)
+    try:
+        yield context
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        _explain(error, context)
+        raise
+    finally:
+        gc.collect()  # models in cycles and tracebacks hold on to the group's threads, which must end before Python
+        dist.destroy_process_group()
+
+
+def _explain(error: BaseException, context: DistributedContext) -> None:
+    """Leaves the first error of a job to be seen, by torchrun too: ranks that lost their peer only report that.
+
+    They wait for torchrun to find the rank that failed and to end them, so that they are not taken for the first.
+
+    Raises:
+        SystemExit: Another rank's error counts.
+    """
+    if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)):
+        print(
+            f"rank {context.rank} lost the connection to another rank, whose error counts", file=sys.stderr, flush=True
+        )
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(FIRST_ERROR_SECONDS)
+        raise SystemExit(1) from None
+    if not isinstance(error, SystemExit):
+        get_error_handler().record_exception(error)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def broadcast_from_rank0(
+    context: DistributedContext, make: Callable[[], T], group: dist.ProcessGroup | None = None
+) -> T:
+    """Runs `make` on the main rank and returns its result on every rank.
+
+    Raises:
+        InputError: What `make` raised, if there is only one rank.
+        SystemExit: With more, after the main rank has said what `make` raised: torchrun ends all when the first leaves.
+    """
+    if context.world_size == 1:
+        return make()
+    outcome: list[Any] = [None, None]
+    if context.is_rank0:
+        try:
+            outcome[0] = make()
+        except REPORTED_ERRORS as error:
+            get_error_handler().record_exception(error)
+            outcome[1] = report_error(error)
+    dist.broadcast_object_list(outcome, src=0, group=group, device=None if group else _object_device(context))
+    if outcome[1] is not None:
+        raise SystemExit(outcome[1])
+    return outcome[0]
+
+
+def sum_over_ranks(values: torch.Tensor, context: DistributedContext) -> torch.Tensor:
+    """Returns the sum of a tensor over all ranks, on the CPU."""
+    total = values.to(context.device)
+    dist.all_reduce(total)
+    return total.cpu()
+
+
+def gather_to_all(value: T, context: DistributedContext, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Returns every rank's value, in the order of the ranks."""
+    values: list[Any] = [None] * context.world_size
+    dist.all_gather_object(values, value, group)
+    return values
+
+
+def background_group() -> dist.ProcessGroup:
+    """Returns a group of all ranks on the CPU, for what goes on beside training."""
+    group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def torchx_job() -> str | None:
+    """Returns the handle of the TorchX job that this process belongs to, None outside of TorchX."""
+    return os.environ.get("TORCHX_JOB_ID")
+
+
+def _object_device(context: DistributedContext) -> torch.device | None:
+    return context.device if context.device.type == "cuda" else None

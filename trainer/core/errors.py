@@ -1,0 +1,51 @@
+"""Errors by type, and how each is reported: the user's mistakes in one line, ours with a traceback."""
+
+import difflib
+import sys
+import traceback
+from collections.abc import Iterable
+
+from trainer.core.outcome import FAILED, WRONG_INPUT
+
+
+class InputError(ValueError):
+    """The user's mistake: a key, a flag, a file or data that cannot be used.
+
+    The message is one line that names the key or flag, its value, what is allowed and what to do. Exit code 2.
+    """
+
+
+class StorageError(OSError):
+    """Storage that failed. Nothing is wrong with the input, so another try may succeed. One line, exit code 1."""
+
+
+class StorageNotFoundError(StorageError, FileNotFoundError):
+    """Storage has no such file or directory."""
+
+
+class StorageExistsError(StorageError, FileExistsError):
+    """Storage has such a file already."""
+
+
+class StoragePermissionError(StorageError, PermissionError):
+    """Storage refuses access."""
+
+
+REPORTED_ERRORS = (InputError, StorageError)
+"""Errors whose message is all that the user needs; any other is a bug and keeps its traceback."""
+
+
+def report_error(error: BaseException) -> int:
+    """Prints an error to stderr and returns the exit code that belongs to its type."""
+    if isinstance(error, REPORTED_ERRORS):
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return WRONG_INPUT if isinstance(error, InputError) else FAILED
+    traceback.print_exception(error)
+    return FAILED
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns `; did you mean 'x'?` for the known name closest to `name`, or the known names if none is close."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"

@@ -1,0 +1,33 @@
+"""Finds losses, metrics, readers, models and schedules by name: built-in ones, or the user's own."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.core.errors import InputError, nearest
+
+
+def find_by_name(key: str, name: str, registry: Mapping[str, Any]) -> Any:
+    """Returns what a configuration key names.
+
+    Args:
+        key: The key, for messages.
+        name: A name in the registry, or `package.module:object` for the user's own.
+        registry: The built-in ones; a string among them is itself of the form `package.module:object`, so that what it
+            names is imported only when it is used.
+
+    Raises:
+        InputError: There is no such name, or the user's own cannot be imported.
+    """
+    if name not in registry and ":" not in name:
+        raise InputError(f"{key} is '{name}'{nearest(name, registry)}, or package.module:name for your own")
+    found = registry.get(name, name)
+    if not isinstance(found, str):
+        return found
+    module, _, attribute = found.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        if name in registry:
+            raise
+        raise InputError(f"{key} is '{name}', which cannot be imported: {error}") from error

@@ -1,0 +1,94 @@
+"""A run's own directory, on any fsspec URL: its small files, and whether a configuration belongs there."""
+
+import json
+import posixpath
+from typing import Any
+
+from trainer.core.storage import named, open_storage
+
+
+class RunDirectory:
+    """The directory that a run leaves behind.
+
+    Args:
+        url: Any fsspec URL or local path; made when the first file is written.
+        key: The flag or key that gave the URL.
+
+    Raises:
+        InputError: There is no such storage.
+    """
+
+    def __init__(self, url: str, key: str = "--out") -> None:
+        self.url = url.rstrip("/")
+        with named(key, url):
+            self.fs, self._path = open_storage(self.url)
+
+    def path(self, *names: str) -> str:
+        """Returns a path below the directory, as the file system wants it."""
+        return posixpath.join(self._path, *names)
+
+    def url_of(self, *names: str) -> str:
+        """Returns the URL of something below the directory."""
+        return posixpath.join(self.url, *names)
+
+    def create(self) -> None:
+        """Makes the directory.
+
+        Raises:
+            InputError: It cannot be written.
+        """
+        with named("--out", self.url):
+            self.fs.makedirs(self._path)
+            self.write("run.json", self.read("run.json") or "{}")
+
+    def read(self, *names: str) -> str | None:
+        """Returns the text of a file, None if there is no such file."""
+        try:
+            return self.fs.cat_file(self.path(*names)).decode()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, text: str, durable: bool = False) -> None:
+        """Writes a file whole: whoever reads it finds the old text or the new one, `durable`: after a power cut too."""
+        self.fs.write(self.path(name), text.encode(), durable)
+
+    def write_json(self, name: str, content: Any, durable: bool = False) -> None:
+        """Writes a JSON file for people to read."""
+        self.write(name, json.dumps(content, indent=2) + "\n", durable)
+
+
+class JsonLines:
+    """A file of one JSON object per line, each with a `step`; on storage that cannot append, `flush` rewrites it.
+
+    Args:
+        run: Where the file is.
+        name: Its name.
+        last_step: Lines of later steps are dropped, for a resumed run will write them again.
+    """
+
+    def __init__(self, run: RunDirectory, name: str, last_step: int) -> None:
+        self._run, self._name = run, name
+        text = run.read(name) or ""
+        whole = text[: text.rfind("\n") + 1].splitlines()  # the last line may be torn
+        self._lines = [line for line in whole if json.loads(line)["step"] <= last_step]
+        self._written = len(whole) if "".join(f"{line}\n" for line in self._lines) == text else -1
+        self.flush()
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Adds one line."""
+        self._lines.append(json.dumps(record))
+        if self._run.fs.is_local and self._written == len(self._lines) - 1:
+            self._written = -1  # until the line is there
+            with self._run.fs.open(self._run.path(self._name), "a") as file:
+                file.write(self._lines[-1] + "\n")
+            self._written = len(self._lines)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Returns the lines."""
+        return [json.loads(line) for line in self._lines]
+
+    def flush(self) -> None:
+        """Writes what is not written yet."""
+        if self._written != len(self._lines):
+            self._run.write(self._name, "".join(line + "\n" for line in self._lines))
+            self._written = len(self._lines)

@@ -1,0 +1,4 @@
+"""Readers of file formats, found by name.
+
+Uses config and core.
+"""

@@ -1,0 +1,4 @@
+"""Commands that make data sets.
+
+Uses config and core.
+"""

@@ -1,0 +1,223 @@
+"""Writing a data set: Parquet files that are whole or absent, and the summary that says the set is complete.
+
+What it leaves under OUT:
+
+* `settings.json`: what the set is made from and how; a second run with other settings stops.
+* `{train,validation,test}/part-*.parquet`: row groups of 65,536 rows. A file is written as `*.partial` and then moved.
+* `summary.json`: written last, when every file is there.
+"""
+
+import json
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tabulate
+
+from trainer.core.errors import InputError
+from trainer.core.storage import make_directory, named
+
+ROW_GROUP_ROWS = 65_536
+FOOTER_THREADS = 16
+SPLITS = ("train", "validation", "test")
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class PartWriter:
+    """Writes tables of any length as one Parquet file with row groups of 65,536 rows.
+
+    Args:
+        writer: Where the row groups go.
+    """
+
+    def __init__(self, writer: pq.ParquetWriter) -> None:
+        self._writer = writer
+        self._waiting: list[pa.Table] = []
+        self._waiting_rows = 0
+        self._counts = {"rows": 0, "positives": 0}
+
+    def write(self, table: pa.Table) -> None:
+        """Appends rows, in order."""
+        self._counts["rows"] += table.num_rows
+        self._counts["positives"] += int(np.asarray(table["label"]).sum())
+        self._waiting.append(table)
+        self._waiting_rows += table.num_rows
+        if self._waiting_rows >= ROW_GROUP_ROWS:
+            self._flush(self._waiting_rows // ROW_GROUP_ROWS * ROW_GROUP_ROWS)
+
+    def count(self, name: str, value: int) -> None:
+        """Records one more number about the file, to be found in its metadata."""
+        self._counts[name] = value
+
+    def close(self) -> None:
+        """Writes the rows that still wait, and the counts."""
+        if self._waiting_rows:
+            self._flush(self._waiting_rows)
+        self._writer.add_key_value_metadata({"counts": json.dumps(self._counts)})
+
+    def _flush(self, rows: int) -> None:
+        table = pa.concat_tables(self._waiting)
+        self._writer.write_table(table.slice(0, rows), row_group_size=ROW_GROUP_ROWS)
+        self._waiting = [table.slice(rows)]
+        self._waiting_rows = table.num_rows - rows
+
+
+class DataSetWriter:
+    """One data set under construction.
+
+    Args:
+        out: Directory, on any fsspec URL.
+        settings: What the set is made from and how: JSON values. Parts made with other settings never mix with these.
+
+    Raises:
+        InputError: `out` already holds a data set made with other settings, or files that no data set here explains, or
+            cannot be written.
+    """
+
+    def __init__(self, out: str, settings: Mapping[str, Any]) -> None:
+        self.out = out.rstrip("/")
+        self.settings = json.loads(json.dumps(settings))
+        with named("--out", out):
+            self._fs, self._root = fsspec.core.url_to_fs(self.out)
+        self._check_settings()
+        with named("--out", out):
+            for split in SPLITS:
+                make_directory(self._fs, f"{self._root}/{split}")
+            self._write_json("settings.json", self.settings)
+
+    def counts(self, split: str, part: str) -> dict[str, int] | None:
+        """Returns the numbers recorded in a part that is already there, or None."""
+        try:
+            with pq.ParquetFile(self._path(split, part), filesystem=self._fs) as file:
+                return json.loads(file.metadata.metadata[b"counts"])
+        except FileNotFoundError:
+            return None
+
+    @contextmanager
+    def part(self, split: str, part: str, schema: pa.Schema) -> Generator[PartWriter, None, None]:
+        """Opens one Parquet file; it appears under its name only if the block ends without an exception."""
+        path = self._path(split, part)
+        with self._fs.open(f"{path}.partial", "wb") as file, pq.ParquetWriter(file, schema, compression="lz4") as rows:
+            writer = PartWriter(rows)
+            yield writer
+            writer.close()
+        self._fs.mv(f"{path}.partial", path)
+
+    def commit(self, parts: Iterable[tuple[str, str]], about: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes `summary.json`, which marks the data set as complete.
+
+        Args:
+            parts: The split and the name of every part.
+            about: More to record: values under a split's name describe that split, the rest the whole data set.
+
+        Returns:
+            The summary.
+        """
+        found: dict[str, list[dict[str, int]]] = {split: [] for split in SPLITS}
+        with ThreadPoolExecutor(FOOTER_THREADS) as pool:
+            for split, counts in pool.map(lambda part: (part[0], self.counts(*part)), parts):
+                found[split].append(counts or {"rows": 0, "positives": 0})
+        summary = {
+            **{key: value for key, value in about.items() if key not in SPLITS},
+            "settings": self.settings,
+            "splits": {split: _total(counts) | about.get(split, {}) for split, counts in found.items()},
+        }
+        self._write_json("summary.json", summary)
+        return summary
+
+    def _path(self, split: str, part: str) -> str:
+        return f"{self._root}/{split}/{part}.parquet"
+
+    def _check_settings(self) -> None:
+        try:
+            there = json.loads(self._fs.cat_file(f"{self._root}/settings.json"))
+        except (FileNotFoundError, NotADirectoryError):
+            if any(
+                self._fs.exists(f"{self._root}/{split}") and self._fs.find(f"{self._root}/{split}") for split in SPLITS
+            ):
+                raise InputError(
+                    f"{self.out} holds files but no settings.json; name an empty directory as --out"
+                ) from None
+            return
+        for key in sorted(self.settings.keys() | there.keys()):
+            if self.settings.get(key) != there.get(key):
+                raise InputError(
+                    f"{self.out} holds a data set made with {key} = {json.dumps(there.get(key))}, and now it is "
+                    f"{json.dumps(self.settings.get(key))}; delete the directory, or name another one as --out"
+                )
+
+    def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        path = f"{self._root}/{name}"
+        self._fs.pipe_file(f"{path}.partial", (json.dumps(value, indent=2) + "\n").encode())
+        self._fs.mv(f"{path}.partial", path)
+
+
+def _total(counts: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    rows, positives = (sum(count[key] for count in counts) for key in ("rows", "positives"))
+    return {"files": len(counts), "rows": rows, "label_rate": positives / rows if rows else None}
+
+
+def next_command(config: str, out: str) -> str:
+    """Returns what trains on a data set: a ready-made configuration, told where the data is if not where it looks."""
+    command = f"next: torchx run dlrm.multi_node --config {config} -j 1x2"
+    if out.rstrip("/") == f"data/{config}":
+        return command
+    return f"{command} -- " + " ".join(f"--data.{split} {out.rstrip('/')}/{split}" for split in SPLITS)
+
+
+def as_table(summary: Mapping[str, Any], columns: Sequence[str] = ()) -> str:
+    """Returns the splits of a summary as text, one line for each.
+
+    Args:
+        summary: What `DataSetWriter.commit` returns.
+        columns: What to show of each split besides its files, rows and label rate.
+    """
+    names = ["files", "rows", "label_rate", *columns]
+    lines = [[split, *(values.get(name) for name in names)] for split, values in summary["splits"].items()]
+    return tabulate.tabulate(lines, ["split", *names], intfmt=",", floatfmt=".4f", missingval="-")
+
+
+def in_parallel(
+    make: Callable[[Item], Result], items: Iterable[Item], workers: int, stop: Callable[[], None] = lambda: None
+) -> Iterator[Result]:
+    """Yields `make(item)` for every item as they get done; the first error cancels what has not begun.
+
+    Args:
+        make: Spends its time where Python lets other threads run: in Arrow, NumPy or on a file.
+        items: What to make.
+        workers: Threads. 0: one per core that this process may use.
+        stop: Called at the end, or as soon as there is an error: tells `make` to return.
+
+    Raises:
+        InputError: `workers` is negative.
+    """
+    if workers < 0:
+        raise InputError(f"--workers is {workers}; it must be 0 (one per core) or more")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    pool = ThreadPoolExecutor(workers or cores)
+    try:
+        for done in as_completed([pool.submit(make, item) for item in items]):
+            yield done.result()
+    finally:
+        stop()
+        pool.shutdown(cancel_futures=True)
+
+
+def ranking_auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
+    """Returns the exact area under the ROC curve, ties counted as half; None if there is only one kind of label."""
+    order = np.argsort(scores, kind="stable")
+    scores, positive = scores[order], labels[order] > 0
+    starts = np.flatnonzero(np.r_[True, scores[1:] != scores[:-1]]) if len(scores) else np.empty(0, int)
+    positives = np.add.reduceat(positive, starts, dtype=np.int64) if len(starts) else starts
+    negatives = np.diff(np.r_[starts, len(scores)]) - positives
+    below = np.cumsum(negatives) - negatives
+    pairs = int(positives.sum()) * int(negatives.sum())
+    return float((positives * (below + negatives / 2)).sum() / pairs) if pairs else None

@@ -1,0 +1,4 @@
+"""Evaluation metrics, found by name.
+
+Uses config and core.
+"""

@@ -1,0 +1,39 @@
+"""Builds a model with its loss from configuration; its tables stay on the meta device until they are sharded."""
+
+import torch
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from trainer.config.data import DataConfig
+from trainer.config.model import ModelConfig
+from trainer.core.errors import InputError
+from trainer.core.registry import find_by_name
+from trainer.models.base import ModelBuilder, ModelInputs
+from trainer.models.dlrm import dlrm, dlrm_dcn
+from trainer.models.embeddings import table_configs
+from trainer.models.losses import LOSSES, ModelWithLoss
+
+MODELS: dict[str, ModelBuilder] = {"dlrm": dlrm, "dlrm_dcn": dlrm_dcn}
+
+
+def build_model(data: DataConfig, model: ModelConfig, device: torch.device) -> nn.Module:
+    """Builds the model with its tables on the meta device.
+
+    Raises:
+        InputError: The model's name is unknown, or the model cannot be built from these features.
+    """
+    if not data.sparse:
+        raise InputError("data.sparse is empty; a sharded model needs at least one sparse feature")
+    builder = find_by_name("model.name", model.name, MODELS)
+    tables = EmbeddingBagCollection(tables=table_configs(data, model), device=torch.device("meta"))
+    return builder(ModelInputs(tables, len(data.dense), list(data.sparse), len(data.labels), device, model))
+
+
+def build_model_with_loss(data: DataConfig, config: ModelConfig, device: torch.device, bf16: bool) -> ModelWithLoss:
+    """Builds the model and its loss.
+
+    Raises:
+        InputError: The model or the loss is unknown, or the model cannot be built from these features.
+    """
+    loss = find_by_name("model.loss", config.loss, LOSSES)
+    return ModelWithLoss(build_model(data, config, device), loss, device.type, bf16)

@@ -1,0 +1,4 @@
+"""Optimizers and learning-rate schedules.
+
+Uses models, config and core.
+"""

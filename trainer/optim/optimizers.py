@@ -1,0 +1,104 @@
+"""All optimizers of a sharded model as one: fused into backward for the tables, and one for everything else."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from trainer.config.optim import DenseOptimizerConfig, OptimizerConfig
+from trainer.models.embeddings import table_of_weight
+from trainer.optim.schedules import lr_multiplier
+from trainer.optim.table_optimizers import TABLE_OPTIMIZERS, table_options
+
+DENSE: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+
+
+class Optimizers:
+    """All optimizers of a sharded model.
+
+    Args:
+        model: The sharded model, fused optimizers inside.
+        replicated: Names of the tables that every rank holds whole.
+        config: The optimizers and their schedules.
+
+    Attributes:
+        fused: The optimizer of the sharded tables.
+        combined: All of them as one, for the training pipeline.
+    """
+
+    def __init__(self, model: DistributedModelParallel, replicated: Iterable[str], config: OptimizerConfig) -> None:
+        tables, dense = _split(dict(in_backward_optimizer_filter(model.named_parameters())), set(replicated))
+        self._config = config
+        self.fused: KeyedOptimizer = model.fused_optimizer
+        self._replicated = _keyed(tables, TABLE_OPTIMIZERS[config.sparse.name].replicated, table_options(config.sparse))
+        self._dense = _keyed(dense, DENSE[config.dense.name], _dense_options(config.dense))
+        self.combined = CombinedOptimizer([self.fused, *self._replicated, *self._dense])
+        self.set_rates(1)  # refuses an unknown schedule at once
+
+    def set_rates(self, step: int) -> None:
+        """Sets the learning rates of a step; the first step is 1. Takes effect with the step's `zero_grad`."""
+        for section, config, optimizers in (
+            ("sparse", self._config.sparse, [self.fused, *self._replicated]),
+            ("dense", self._config.dense, self._dense),
+        ):
+            multiplier = lr_multiplier(config.schedule, step, f"optimizer.{section}.schedule")
+            _set_rate(optimizers, config.learning_rate * multiplier)
+
+    def set_rates_to_zero(self) -> None:
+        """Sets all learning rates to zero until `set_rates` sets them again: a step changes no weight."""
+        _set_rate([self.fused, *self._replicated, *self._dense], 0.0)
+
+    def replicated_state(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields the name and the state of every replicated table's parameter."""
+        return _states(self._replicated)
+
+    def dense_state(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields the name and the state of every dense parameter."""
+        return _states(self._dense)
+
+
+def _dense_options(config: DenseOptimizerConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    if config.name == "sgd":
+        return options | {"momentum": config.momentum}
+    options["eps"] = config.eps
+    if config.name in ("adam", "adamw"):
+        options["betas"] = (config.beta1, config.beta2)
+    return options
+
+
+def _split(
+    parameters: dict[str, nn.Parameter], replicated: set[str]
+) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
+    """Separates the weights of replicated tables from the dense parameters."""
+    tables = {name: parameter for name, parameter in parameters.items() if table_of_weight(name) in replicated}
+    return tables, {name: parameter for name, parameter in parameters.items() if name not in tables}
+
+
+def _keyed(
+    parameters: dict[str, nn.Parameter], optimizer: type[torch.optim.Optimizer] | None, options: dict[str, Any]
+) -> list[KeyedOptimizer]:
+    if not parameters:
+        return []
+    assert optimizer is not None, "check_planner refuses replicated tables for this optimizer"
+    return [KeyedOptimizerWrapper(parameters, lambda values: optimizer(values, **options))]
+
+
+def _set_rate(optimizers: list[KeyedOptimizer], rate: float) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate  # pyrefly: ignore[unsupported-operation]
+
+
+def _states(optimizers: list[KeyedOptimizer]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for optimizer in optimizers:
+        yield from optimizer.state_dict()["state"].items()

@@ -1,0 +1,91 @@
+"""The exchange of embeddings between ranks: its precision, and how many bytes it sends."""
+
+from collections.abc import Iterable
+
+from torch import nn
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
+from torchrec.distributed.types import CommOp, ParameterSharding, QuantizedCommCodecs, ShardingPlan
+
+from trainer.config.data import DataConfig
+from trainer.config.plan import CommsConfig
+from trainer.core.distributed import DistributedContext
+from trainer.core.errors import InputError
+from trainer.models.embeddings import table_shapes
+from trainer.plan.plan_file import shards_of, table_plans
+
+INT8_BLOCK = 32  # values that share a scale, for which another 8 bytes are sent
+BYTES_PER_VALUE: dict[str, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1 + 8 / INT8_BLOCK}
+REDUCING = ("row_wise", "table_row_wise", "grid_shard")  # these add up partial sums on their way, in a reduce-scatter
+
+
+def codecs(comms: CommsConfig) -> dict[str, QuantizedCommCodecs] | None:
+    """Returns a pair of codecs for each operation, or None for none.
+
+    TorchRec's own registry is not asked, as it would turn bf16 into fp16 on Gloo, which can do bf16.
+    """
+    if comms.forward == comms.backward == "fp32":
+        return None
+    config = QCommsConfig(CommType(comms.forward), CommType(comms.backward))
+    return {operation.name: get_qcomm_codecs(config) for operation in CommOp}
+
+
+def check_comms(comms: CommsConfig, plan: ShardingPlan, batch_rows: Iterable[int]) -> None:
+    """Refuses a precision that the plan's sharding types cannot use.
+
+    Args:
+        comms: The precision of each direction.
+        plan: Where the tables are.
+        batch_rows: Sizes of the batches that a rank will see, in training and in evaluation.
+
+    Raises:
+        InputError: The message names the direction, the table and the reason.
+    """
+    for direction in ("forward", "backward"):
+        if getattr(comms, direction) == "int8":
+            for name, table in table_plans(plan).items():
+                _check_int8(f"comms.{direction} is 'int8', but table '{name}'", table, batch_rows)
+
+
+def _check_int8(refused: str, table: ParameterSharding, batch_rows: Iterable[int]) -> None:
+    if table.sharding_type in REDUCING:
+        raise InputError(
+            f"{refused} is sharded {table.sharding_type}, which adds up embeddings on their way between ranks, and "
+            "int8 values with scales of their own cannot be added; use fp16 or bf16, or planner.sharding_types of "
+            "table_wise, column_wise and table_column_wise"
+        )
+    for rows, columns in ((rows, shard.shard_sizes[1]) for rows in batch_rows for shard in shards_of(table)):
+        if rows * columns % INT8_BLOCK:
+            raise InputError(
+                f"{refused} sends {rows} rows of {columns} columns from a rank, which is no multiple of {INT8_BLOCK}, "
+                "the values that share a scale; change data.global_batch_size or evaluate.global_batch_size"
+            )
+
+
+def communication_volume(
+    plan: ShardingPlan, model: nn.Module, data: DataConfig, comms: CommsConfig, context: DistributedContext
+) -> dict[str, float]:
+    """Returns the bytes of embeddings that all ranks together send to one another in one full step.
+
+    Returns:
+        `forward` and `backward` as configured, and `fp32`, what either direction would send unquantized.
+    """
+    shapes, values = table_shapes(model), 0.0
+    for name, table in table_plans(plan).items():
+        features = sum(data.table_of(feature) == name for feature in data.sparse)
+        pooled = data.global_batch_size * features * shapes[name][1]
+        values += pooled * _copies_sent(table.sharding_type, context)
+    sent = {direction: values * BYTES_PER_VALUE[getattr(comms, direction)] for direction in ("forward", "backward")}
+    return {**sent, "fp32": values * BYTES_PER_VALUE["fp32"]}
+
+
+def _copies_sent(sharding_type: str, context: DistributedContext) -> float:
+    """Returns how often a pooled embedding of the global batch leaves a rank, on average."""
+    world, local = context.world_size, context.local_world_size
+    nodes = world // local
+    if sharding_type == "data_parallel":
+        return 0.0
+    if sharding_type == "row_wise":
+        return world - 1.0  # every rank holds a partial sum of every embedding
+    if sharding_type in REDUCING:
+        return (local - 1.0) + (nodes - 1) / nodes  # partial sums inside a node, then whole ones between nodes
+    return (world - 1) / world

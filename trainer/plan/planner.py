@@ -1,0 +1,207 @@
+"""Which rank holds which part of which table: how the plan is made and shown."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
+from torchrec.distributed.planner.constants import HBM_MEM_BW
+from torchrec.distributed.planner.stats import NoopEmbeddingStats
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import (
+    HardwareConfig,
+    KernelConfig,
+    PlannerError,
+    PlannerErrorType,
+    Topology,
+    TopologyFactory,
+    TrainerConfig,
+)
+from torchrec.distributed.types import ModuleSharder, ShardingPlan
+
+from trainer.config.data import DataConfig
+from trainer.config.plan import SHARDING_TYPES, PlannerConfig
+from trainer.core.distributed import DistributedContext
+from trainer.core.errors import InputError, nearest
+from trainer.models.embeddings import table_shapes
+from trainer.optim.table_optimizers import REPLICABLE
+from trainer.plan.hardware import HOSTS, Host
+from trainer.plan.plan_file import load_plan
+
+GIB = 1024**3
+GB_PER_SECOND = 1e9 / 1e3  # TorchRec counts bandwidth in bytes per millisecond
+BANDWIDTHS = {
+    "intra_node_gb_per_second": "intra_host_bw",
+    "inter_node_gb_per_second": "inter_host_bw",
+    "hbm_gb_per_second": "hbm_mem_bw",
+}
+UNKNOWN_HARDWARE = {
+    "intra_node_gb_per_second": 600.0,
+    "inter_node_gb_per_second": 12.5,
+    "hbm_gb_per_second": HBM_MEM_BW / GB_PER_SECOND,
+}
+
+
+def make_plan(
+    model: nn.Module, sharder: ModuleSharder[Any], data: DataConfig, config: PlannerConfig, context: DistributedContext
+) -> ShardingPlan:
+    """Plans on the main rank, or loads the plan that the configuration names, and returns it on every rank.
+
+    Raises:
+        InputError: The plan does not fit the memory, or does not belong to these tables and ranks.
+    """
+    if config.plan:
+        return load_plan(config.plan, table_shapes(model), context.world_size)
+    planner = _planner(data, config, context.world_size, context.local_world_size, context.device.type)
+    try:
+        return planner.collective_plan(model, [sharder], dist.group.WORLD)
+    except PlannerError as error:
+        raise InputError(_explain(error, model, config)) from error
+
+
+def plan_for(
+    model: nn.Module,
+    sharder: ModuleSharder[Any],
+    data: DataConfig,
+    config: PlannerConfig,
+    world_size: int,
+    local_world_size: int,
+    device_type: str,
+) -> ShardingPlan:
+    """Plans for a number of ranks that need not exist, without a process group.
+
+    Raises:
+        InputError: The plan does not fit the memory.
+    """
+    try:
+        return _planner(data, config, world_size, local_world_size, device_type).plan(model, [sharder])
+    except PlannerError as error:
+        raise InputError(_explain(error, model, config)) from error
+
+
+def _planner(
+    data: DataConfig, config: PlannerConfig, world_size: int, local_world_size: int, device_type: str
+) -> EmbeddingShardingPlanner:
+    return EmbeddingShardingPlanner(
+        topology=_topology(config, world_size, local_world_size, device_type),
+        batch_size=data.global_batch_size // world_size,
+        constraints=_constraints(data, config),
+        storage_reservation=FixedPercentageStorageReservation(config.reserve),
+        stats=NoopEmbeddingStats(),
+        debug=False,
+    )
+
+
+def _topology(config: PlannerConfig, world_size: int, local_world_size: int, device_type: str) -> Topology:
+    config = _with_hardware(config, local_world_size)
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_world_size
+    if config.host_memory_gib:
+        host = int(config.host_memory_gib * GIB)
+    if device_type == "cpu":
+        host = int(host * (1 - config.reserve))  # TorchRec's own reservation only cuts GPU memory
+    return TopologyFactory.create_topology(
+        TrainerConfig(world_size=world_size, local_world_size=local_world_size),
+        HardwareConfig(
+            hbm_cap_bytes=_gpu_memory_bytes(config, device_type),
+            ddr_cap_bytes=host,
+            **{name: getattr(config, key) * GB_PER_SECOND for key, name in BANDWIDTHS.items()},
+        ),
+        KernelConfig(compute_device=device_type, use_hardware_based_bandwidth=True),
+    )
+
+
+def _with_hardware(config: PlannerConfig, local_world_size: int) -> PlannerConfig:
+    """Returns the configuration with the figures of its hardware where it leaves them open, then TorchRec's own."""
+    figures: dict[str, float | None] = dict(UNKNOWN_HARDWARE)
+    if host := host_of(config):
+        figures |= {"host_memory_gib": host.memory_gib / local_world_size}
+        figures |= (
+            {"inter_node_gb_per_second": host.network_gb_per_second_per_gpu} if host.network_gb_per_second else {}
+        )
+        if host.gpu:
+            figures |= {"memory_gib": host.gpu.memory_gib, "hbm_gb_per_second": host.gpu.hbm_gb_per_second}
+            figures |= {"intra_node_gb_per_second": host.gpu.nvlink_gb_per_second}
+    return config.model_copy(update={key: value for key, value in figures.items() if getattr(config, key) is None})
+
+
+def host_of(config: PlannerConfig) -> Host | None:
+    """Returns the kind of host that is planned for, or None for this machine."""
+    return HOSTS[config.hardware] if config.hardware else None
+
+
+def _gpu_memory_bytes(config: PlannerConfig, device_type: str) -> int | None:
+    if device_type == "cpu":
+        return None
+    if config.memory_gib:
+        return int(config.memory_gib * GIB)
+    return torch.cuda.get_device_properties(0).total_memory
+
+
+def check_planner(data: DataConfig, config: PlannerConfig, sparse_optimizer: str) -> None:
+    """Refuses sharding types, kernels and tables that do not exist, and optimizers that cannot follow.
+
+    Raises:
+        InputError: The message names the key, the value and what is allowed.
+    """
+    if config.hardware and config.hardware not in HOSTS:
+        raise InputError(
+            f"planner.hardware is '{config.hardware}', which is no known host{nearest(config.hardware, HOSTS)}"
+        )
+    tables = {data.table_of(name) for name in data.sparse}
+    kernels = [kernel.value for kernel in EmbeddingComputeKernel]
+    choices = {"planner.sharding_types": config.sharding_types}
+    for name, table in config.tables.items():
+        if name not in tables:
+            raise InputError(f"planner.tables.{name}: there is no such table{nearest(name, tables)}")
+        choices[f"planner.tables.{name}.sharding_types"] = table.sharding_types
+        for kernel in set(table.compute_kernels) - set(kernels):
+            raise InputError(f"planner.tables.{name}.compute_kernels holds '{kernel}'{nearest(kernel, kernels)}")
+    for key, types in choices.items():
+        for kind in set(types) - set(SHARDING_TYPES):
+            raise InputError(f"{key} holds '{kind}', which is no sharding type{nearest(kind, SHARDING_TYPES)}")
+        if sparse_optimizer not in REPLICABLE and "data_parallel" in types:
+            _refuse_replicated(key, sparse_optimizer)
+    if config.mode == "data_parallel" and sparse_optimizer not in REPLICABLE:
+        _refuse_replicated("planner.mode", sparse_optimizer)
+
+
+def _refuse_replicated(key: str, sparse_optimizer: str) -> None:
+    raise InputError(
+        f"{key} asks for data_parallel, where optimizer.sparse.name '{sparse_optimizer}' cannot be used; "
+        f"use one of {', '.join(REPLICABLE)}"
+    )
+
+
+def _constraints(data: DataConfig, config: PlannerConfig) -> dict[str, ParameterConstraints]:
+    return {
+        table: ParameterConstraints(
+            sharding_types=_types_for(table, config),
+            compute_kernels=(config.tables[table].compute_kernels or None) if table in config.tables else None,
+            min_partition=config.min_columns,
+            pooling_factors=[data.sparse[name].hotness for name in names],
+        )
+        for table, names in data.features_of_tables().items()
+    }
+
+
+def _types_for(table: str, config: PlannerConfig) -> list[str]:
+    if config.mode == "data_parallel":
+        return ["data_parallel"]
+    own = config.tables[table].sharding_types if table in config.tables else []
+    return own or config.sharding_types or list(SHARDING_TYPES)
+
+
+def _explain(error: PlannerError, model: nn.Module, config: PlannerConfig) -> str:
+    if error.error_type not in (PlannerErrorType.INSUFFICIENT_STORAGE, PlannerErrorType.PARTITION):
+        return f"the tables cannot be placed: {' '.join(str(error).split())[:300]}; allow more planner.sharding_types"
+    tables = sum(rows * columns * 4 for rows, columns in table_shapes(model).values())
+    limits = (
+        f"planner.{key} is {getattr(config, key) or 'unset'}" for key in ("memory_gib", "host_memory_gib", "reserve")
+    )
+    return (
+        f"the tables, {tables / GIB:.3g} GiB without their optimizer's state, do not fit the memory of the ranks: "
+        f"{', '.join(limits)}; give more memory, use more ranks, or allow more planner.sharding_types"
+    )

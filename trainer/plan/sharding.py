@@ -1,0 +1,92 @@
+"""From a plan to a sharded model: sharders and initial weights."""
+
+import zlib
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
+from torchrec.distributed.types import ShardingPlan
+
+from trainer.config.plan import SHARDING_TYPES, CommsConfig
+from trainer.core.distributed import DistributedContext
+from trainer.models.embeddings import table_of_weight
+from trainer.plan.communication import codecs
+
+
+class Sharder(EmbeddingBagCollectionSharder):
+    """Offers every sharding type on every device; TorchRec's own leaves out the row-wise ones on a CPU.
+
+    Args:
+        comms: Precision of the exchange between ranks.
+    """
+
+    def __init__(self, comms: CommsConfig) -> None:
+        super().__init__(qcomm_codecs_registry=codecs(comms))
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Returns all sharding types."""
+        return list(SHARDING_TYPES)
+
+
+def shard(
+    model: nn.Module, sharder: Sharder, plan: ShardingPlan, context: DistributedContext, seed: int
+) -> DistributedModelParallel:
+    """Puts every table's shards where the plan says and gives every row its initial value."""
+    sharded = DistributedModelParallel(
+        model,
+        device=context.device,
+        plan=plan,
+        sharders=[sharder],  # pyrefly: ignore[bad-argument-type]
+        # Keeps gradients in the buckets of the first step for ever. Others would add them up over ranks in another
+        # order, and a resumed run, whose steps are counted anew, would round otherwise than an undisturbed one.
+        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True),
+    )
+    initialize_tables(sharded, seed)
+    return sharded
+
+
+def initialize_tables(model: nn.Module, seed: int) -> None:
+    """Sets every weight of every table as a function of `(seed, table, row, column)`, whatever the plan.
+
+    Weights are uniform in plus or minus `1 / sqrt(rows)`, the range that TorchRec uses.
+    """
+    for name, value in model.state_dict().items():
+        table = table_of_weight(name)
+        if table is None:
+            continue
+        if isinstance(value, ShardedTensor):
+            for piece in value.local_shards():
+                _fill(piece.tensor, value.size(), piece.metadata.shard_offsets, table, seed)
+        else:
+            _fill(value, value.size(), [0, 0], table, seed)
+
+
+def _fill(part: Tensor, whole: torch.Size, offsets: list[int], table: str, seed: int, block_rows: int = 65536) -> None:
+    bound = whole[0] ** -0.5
+    columns = torch.arange(offsets[1], offsets[1] + part.shape[1], device=part.device)
+    for start in range(0, part.shape[0], block_rows):
+        block = part[start : start + block_rows]
+        rows = torch.arange(offsets[0] + start, offsets[0] + start + len(block), device=part.device)
+        unit = _uniform(rows[:, None] * whole[1] + columns, zlib.crc32(table.encode()) << 32 ^ seed)
+        block.copy_((2 * unit - 1) * bound)
+
+
+def _uniform(counter: Tensor, key: int) -> Tensor:
+    """Returns numbers in [0, 1) for counters, by two rounds of splitmix64 (Steele et al., OOPSLA 2014)."""
+    key = key - (1 << 64) if key >= 1 << 63 else key
+    bits = _splitmix64(_splitmix64(counter) ^ key)
+    return ((bits >> 40) & 0xFFFFFF).float() / (1 << 24)
+
+
+def _splitmix64(x: Tensor) -> Tensor:
+    x = x - 7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number, as are the factors below
+    x = (x ^ _shift(x, 30)) * -4658895280553007687
+    x = (x ^ _shift(x, 27)) * -7723592293110705685
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """A right shift that does not repeat the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,179 @@
+"""One job at a time writes to a run directory.
+
+`RUN_DIR/lock.json` names the job that does, and is written anew every few seconds. A job that finds the lock of another
+takes it over if the holder is dead: the same TorchX job (it was started again), a process of this machine that is
+gone, or one that has let the lock lie for too long. Clocks are not compared; the lock is watched.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0, torchx_job
+from trainer.core.errors import InputError, StorageError
+from trainer.core.run_directory import RunDirectory
+from trainer.core.storage import named
+
+FILE = "lock.json"
+RENEW_SECONDS = 10.0
+STALE_SECONDS = 3 * RENEW_SECONDS
+SETTLE_SECONDS = 0.5  # two jobs that take over one lock at once: the last to write has it
+
+
+class LockLost(StorageError):
+    """Another job has taken over the run directory."""
+
+
+class RunLock:
+    """The right to write to a run directory, once `take` has returned.
+
+    Args:
+        run: The run directory.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._token = uuid.uuid4().hex
+        self._released = threading.Event()
+
+    def take(self) -> None:
+        """Takes the lock, and keeps it until `release`; ends the process if another job takes it over.
+
+        Raises:
+            InputError: Another job holds it.
+        """
+        with named("--out", self._run.url):
+            self._run.fs.makedirs(self._run.path())
+            created = self._read() is None and self._create()
+        if not created:
+            self._take_over()
+        threading.Thread(target=self._renew, name="lock", daemon=True).start()
+
+    def check(self) -> None:
+        """Makes sure that the lock is still held.
+
+        Raises:
+            LockLost: It is not.
+        """
+        holder = self._read()
+        if not self._is_mine(holder):
+            raise LockLost(f"{self._run.url} was taken over by {_name(holder)}")
+
+    def release(self) -> None:
+        """Gives the lock back."""
+        self._released.set()
+        with suppress(OSError):  # nobody renews it any more, which is enough
+            if self._is_mine(self._read()):
+                self._run.fs.rm_file(self._run.path(FILE))
+
+    def _create(self) -> bool:
+        try:
+            with self._run.fs.open(self._run.path(FILE), "xb") as file:
+                file.write(json.dumps(self._describe()).encode())
+        except FileExistsError:
+            return self._is_mine(self._read())  # the answer to a first try was lost
+        return True
+
+    def _take_over(self) -> None:
+        holder = self._read()
+        if holder is not None and not _is_dead(holder) and self._is_renewed(holder):
+            raise InputError(
+                f"--out is '{self._run.url}', which {_name(holder)} is writing to; stop it or choose another --out "
+                f"(if it is dead, its lock counts for nothing after {STALE_SECONDS:.0f} s)"
+            )
+        self._run.write_json(FILE, self._describe())
+        time.sleep(SETTLE_SECONDS)
+        try:
+            self.check()
+        except LockLost as error:
+            raise InputError(f"--out is '{self._run.url}': {error}; choose another --out") from error
+
+    def _is_renewed(self, seen: dict[str, Any]) -> bool:
+        print(f"{self._run.url} is locked by {_name(seen)}; waiting to see whether it is alive", flush=True)
+        deadline = time.monotonic() + STALE_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(1)
+            holder = self._read()
+            if holder is None or holder != seen:
+                return holder is not None
+        return False
+
+    def _renew(self) -> None:
+        while not self._released.wait(RENEW_SECONDS):
+            try:
+                self.check()
+                self._run.write_json(FILE, self._describe())
+            except LockLost as error:
+                print(f"error: {error}; this job ends", file=sys.stderr, flush=True)
+                os._exit(1)
+            except OSError as error:  # storage that is away for a while
+                print(f"the lock of {self._run.url} cannot be renewed: {error}", file=sys.stderr, flush=True)
+
+    def _is_mine(self, holder: dict[str, Any] | None) -> bool:
+        return holder is not None and holder["token"] == self._token
+
+    def _read(self) -> dict[str, Any] | None:
+        text = self._run.read(FILE)
+        return json.loads(text) if text else None
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "token": self._token,
+            "job": torchx_job(),
+            "host": socket.gethostname(),
+            "pids": _pids(),
+            "pid": os.getpid(),
+            "started": _started(os.getpid()),
+            "renewed": time.time(),
+        }
+
+
+@contextmanager
+def locked(run: RunDirectory, context: DistributedContext) -> Iterator[RunLock]:
+    """Holds the lock of a run directory, for all ranks by the main one, as long as the block runs.
+
+    Raises:
+        InputError: Another job holds it.
+    """
+    lock = RunLock(run)
+    broadcast_from_rank0(context, lock.take)
+    try:
+        yield lock
+    finally:
+        if context.is_rank0:
+            lock.release()
+
+
+def _is_dead(holder: dict[str, Any]) -> bool:
+    if holder["job"] and holder["job"] == torchx_job():
+        return True
+    here = (holder["host"], holder["pids"]) == (socket.gethostname(), _pids())
+    return here and _started(holder["pid"]) != holder["started"]
+
+
+def _pids() -> str:
+    """Names the space in which a process id means something: two containers can share a host name."""
+    return os.readlink("/proc/self/ns/pid") if Path("/proc/self/ns/pid").exists() else ""
+
+
+def _started(pid: int) -> str | None:
+    """Returns when a process started, in the kernel's own count, None if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+def _name(holder: dict[str, Any] | None) -> str:
+    if holder is None:
+        return "nobody"
+    job = f"job {holder['job']}, " if holder["job"] else ""
+    return f"{job}process {holder['pid']} on {holder['host']}"

@@ -1,0 +1,137 @@
+"""What people do with the checkpoints of a run: look at them, check them, take one elsewhere.
+
+Nothing here writes to the run directory, so a job may be writing to it meanwhile.
+"""
+
+import json
+import tomllib
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from tabulate import tabulate
+
+from trainer.checkpoint.retention import best_step, reasons_to_keep, scores
+from trainer.checkpoint.store import MANIFEST, Checkpoints
+from trainer.config.checkpoint import Retention
+from trainer.core.errors import InputError
+from trainer.core.run_directory import RunDirectory
+from trainer.metrics.registry import METRICS
+
+AGES = (("days", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("bytes", 1))
+
+
+def checkpoints(out: str, verify: bool = False, convert: str | None = None, step: int | None = None) -> None:
+    """Lists the checkpoints of a run, verifies them, or converts one to a single file.
+
+    The list marks the best checkpoint by each metric of data.validation with a star, and says what keeps a checkpoint
+    from being deleted. The file of a converted one is read by torch.load(FILE, weights_only=True), without torchrec,
+    fbgemm or a process group: a dict of plain tensors by name, and `step`.
+
+    Args:
+        out: The run directory, any fsspec URL. Nothing is written to it.
+        verify: Read all files back and compare them with their manifest; exit code 1 if one is damaged.
+        convert: File to write, any fsspec URL.
+        step: Only the checkpoint of this step. Unset: all of them, and the newest good one to convert.
+
+    Raises:
+        InputError: There is no such checkpoint, the one to convert is damaged, or the file cannot be written.
+    """
+    run = RunDirectory(out)
+    found = Checkpoints(run)
+    damages = {}
+    if verify or convert is None:
+        committed, uncommitted = (_only(step, steps) for steps in (found.steps(), found.uncommitted()))
+        if not committed and not uncommitted:
+            raise InputError(f"--out is '{out}', where {_nothing(step, found)}")
+        damages = _damages(found, committed) if verify else {}
+        states = dict.fromkeys(committed, "ok" if verify else "committed") | damages
+        print(_table(run, found, states | dict.fromkeys(uncommitted, "not committed")))
+    if convert is not None:
+        _convert(found, out, convert, step)
+    elif not verify:
+        print(f"\nNext:  torchx run tools.checkpoints --out {out} --verify True")
+        print(f"       torchx run tools.checkpoints --out {out} --convert FILE.pt")
+    if damages:
+        raise SystemExit(1)
+
+
+def _only(step: int | None, steps: list[int]) -> list[int]:
+    return steps if step is None else [known for known in steps if known == step]
+
+
+def _nothing(step: int | None, found: Checkpoints) -> str:
+    if step is None or not (steps := found.steps()):
+        return "there is no good checkpoint" if found.steps() else "there is no checkpoint"
+    return f"there is no checkpoint of step {step}; there are those of {', '.join(map(str, steps))}"
+
+
+def _damages(found: Checkpoints, steps: list[int]) -> dict[int, str]:
+    damages = {step: damage for step in steps if (damage := found.damage(step))}
+    still_there = found.steps()  # a job may have deleted one while it was read
+    return {step: damage for step, damage in damages.items() if step in still_there}
+
+
+def _table(run: RunDirectory, found: Checkpoints, states: dict[int, str]) -> str:
+    """Returns the table of the checkpoints that `states` names."""
+    steps = found.steps()
+    evaluations = [json.loads(line) for line in (run.read("evaluations.jsonl") or "").splitlines()]
+    keep = tomllib.loads(run.read("config.toml") or "").get("checkpoint", {}).get("keep", {})
+    reasons = reasons_to_keep(Retention(**keep), steps, evaluations)
+    metrics = _metrics(steps, evaluations)
+    rows = [
+        {
+            "step": step,
+            **_facts(RunDirectory(found.url(step))),
+            "state": states[step],
+            **{name: values.get(step) for name, values in metrics.items()},
+            "kept as": ", ".join(reasons.get(step, ())),
+        }
+        for step in sorted(states)
+    ]
+    return tabulate(rows, headers="keys", colalign=("right",) * 4, disable_numparse=True)
+
+
+def _facts(checkpoint: RunDirectory) -> dict[str, Any]:
+    """Returns what a checkpoint's files hold about it, as far as they are there."""
+    facts: dict[str, Any] = dict.fromkeys(("age", "size", "ranks"))
+    with suppress(FileNotFoundError):
+        facts["size"] = _rounded(checkpoint.fs.du(checkpoint.path()), SIZES)
+        modified = checkpoint.fs.modified(checkpoint.path(MANIFEST))
+        facts["age"] = _rounded((datetime.now(modified.tzinfo) - modified).total_seconds(), AGES)
+    with suppress(ValueError, KeyError):
+        facts["ranks"] = json.loads(checkpoint.read("plan.json") or "{}")["world_size"]
+    return facts
+
+
+def _rounded(amount: float, units: tuple[tuple[str, int], ...]) -> str:
+    """Returns an amount in the largest unit that it has two of."""
+    unit, size = next((unit for unit in units if amount >= 2 * unit[1]), units[-1])
+    return f"{amount / size:,.0f} {unit}"
+
+
+def _metrics(steps: list[int], evaluations: list[dict[str, Any]]) -> dict[str, dict[int, str]]:
+    """Returns by metric and step what evaluations on data.validation found, the best with a star."""
+    names = {name for line in evaluations for name in line if name.partition("/")[0] in METRICS}
+    cells = {}
+    for name in sorted(names):
+        values = scores(name, steps, evaluations)
+        best = best_step(name, values)
+        cells[name] = {step: f"{value:.5f}{' *' if step == best else '  '}" for step, value in values.items()}
+    return {name: values for name, values in cells.items() if values}
+
+
+def _convert(found: Checkpoints, out: str, file: str, step: int | None) -> None:
+    checkpoint = found.newest() if step is None else found.at(step) if step in found.steps() else None
+    if checkpoint is None:
+        raise InputError(f"--out is '{out}', where {_nothing(step, found)}")
+    if step is not None and (damage := found.damage(step)):
+        raise InputError(f"--step is {step}, whose checkpoint cannot be used: {damage}; choose another")
+
+    from trainer.checkpoint.consolidate import read_tensors, write_plain
+
+    tensors = read_tensors(checkpoint.url)
+    write_plain({"step": checkpoint.step, **tensors}, file)
+    print(f"step {checkpoint.step:,}: {len(tensors)} tensors of {checkpoint.url} are in {file}")
+    print(f"\nNext:  torch.load({file!r}, weights_only=True)")

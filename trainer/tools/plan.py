@@ -1,0 +1,53 @@
+"""Prints the sharding plan of a configuration, for this machine or for hardware that is not there."""
+
+import json
+
+import fsspec
+import torch
+
+from trainer.config.plan import PlannerConfig
+from trainer.config.root import Config
+from trainer.core.distributed import current_context
+from trainer.core.errors import InputError
+from trainer.core.storage import named
+from trainer.optim.table_optimizers import check_table_optimizer
+from trainer.plan.communication import check_comms
+from trainer.plan.plan_file import plan_to_json
+from trainer.plan.planner import host_of, plan_for
+from trainer.plan.report import render_plan
+from trainer.plan.sharding import Sharder
+from trainer.training.sharded_model import build_unsharded_model, local_batch_sizes
+
+
+def _nodes(config: PlannerConfig, world_size: int) -> tuple[int, str]:
+    """Returns the ranks on each node, and the device that each of them has, without asking a process group."""
+    host = host_of(config)
+    if host is None:
+        return world_size, current_context().device.type
+    on_each_node = min(world_size, host.gpus or world_size)
+    if world_size % on_each_node:
+        raise InputError(f"--world-size is {world_size}; on hosts of {host.gpus} GPUs it must be a multiple of that")
+    return on_each_node, "cuda" if host.gpu else "cpu"
+
+
+def print_plan(config: Config, world_size: int, out: str | None) -> None:
+    """Prints the plan for a number of ranks on this machine or on other hardware, and saves it if asked to.
+
+    Args:
+        config: The configuration.
+        world_size: Ranks to plan for.
+        out: Where to write the plan.json, any fsspec URL; None for nowhere.
+
+    Raises:
+        InputError: The model cannot be built or planned as configured, or the plan not written.
+    """
+    model = build_unsharded_model(config, torch.device("meta"))
+    on_each_node, device_type = _nodes(config.planner, world_size)
+    check_table_optimizer(config.optimizer.sparse, device_type)
+    plan = plan_for(model, Sharder(config.comms), config.data, config.planner, world_size, on_each_node, device_type)
+    check_comms(config.comms, plan, local_batch_sizes(config, world_size))
+    print(render_plan(plan, model, world_size))
+    if out:
+        with named("--out", out), fsspec.open(out, "w") as file:
+            json.dump(plan_to_json(plan, world_size), file, indent=2)  # pyrefly: ignore
+        print(f"\nwritten to {out}; use it with --planner.plan {out} on {world_size} ranks")

@@ -1,0 +1,109 @@
+"""Evaluation: every row of a split exactly once, metrics over all ranks."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from trainer.checkpoint.restore import restore
+from trainer.checkpoint.store import Checkpoints
+from trainer.config.root import Config
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0, process_group
+from trainer.core.errors import InputError
+from trainer.core.run_directory import RunDirectory
+from trainer.data.dataset import FileSet, find_files
+from trainer.data.loader import Loader
+from trainer.data.order import Lanes
+from trainer.metrics.base import Metrics
+from trainer.run.reporter import format_metrics
+from trainer.training.sharded_model import build_sharded_model
+
+
+class Evaluator:
+    """Evaluates a model on the splits that the configuration names.
+
+    Args:
+        config: The configuration.
+        context: This process among the ranks that evaluate together.
+    """
+
+    def __init__(self, config: Config, context: DistributedContext) -> None:
+        self._config, self._context = config, context
+        self._batch_size = config.evaluate.global_batch_size or config.data.global_batch_size
+        if self._batch_size % context.world_size:
+            raise InputError(
+                f"evaluate.global_batch_size is {self._batch_size}, which {context.world_size} ranks do not divide; "
+                f"use a multiple of {context.world_size}"
+            )
+        self._files: dict[str, FileSet] = {
+            split: broadcast_from_rank0(
+                context, lambda split=split: find_files(split, getattr(config.data, split), config.data)
+            )
+            for split in ("validation", "test")
+            if getattr(config.data, split)
+        }
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits that the configuration names."""
+        return list(self._files)
+
+    def due(self, step: int) -> bool:
+        """Tells whether to evaluate on the validation split after a step."""
+        every = self._config.evaluate.every_steps
+        return every > 0 and step % every == 0 and "validation" in self._files
+
+    @torch.no_grad()
+    def evaluate(
+        self, model: nn.Module, split: str, give_up: Callable[[], bool] = lambda: False
+    ) -> dict[str, float] | None:
+        """Evaluates on a split.
+
+        Args:
+            model: It must not be attached to a training pipeline.
+            split: validation or test.
+            give_up: Asked before every batch; the same on all ranks.
+
+        Returns:
+            The metrics, None if it was given up.
+        """
+        files, context = self._files[split], self._context
+        lanes = Lanes(files.rows, context.world_size, self._batch_size)
+        loader = Loader(files, self._config.data, lanes, context.rank, context.world_size, seed=0, shuffle=False)
+        metrics = Metrics(self._config.evaluate.metrics, self._config.data.labels, context.device)
+        model.eval()
+        for batch in loader.batches(0, loader.steps_per_epoch):
+            if give_up():
+                return None
+            _, (_, logits, labels, weights) = model(batch.to(context.device))
+            metrics.update(logits, labels, weights)
+        model.train()
+        return metrics.compute(context)
+
+
+def evaluate(config: Config, out: str, split: str) -> None:
+    """Evaluates the newest checkpoint of a run and prints the metrics.
+
+    Args:
+        config: The configuration; its planner and data sections may differ from the run's.
+        out: The run directory, any fsspec URL.
+        split: validation or test.
+
+    Raises:
+        InputError: There is no checkpoint, it is another model's, or the data cannot be used.
+    """
+    with process_group() as context:
+        run = RunDirectory(out)
+        evaluator = Evaluator(config, context)
+        if split not in evaluator.splits:
+            raise InputError(f"--split is {split}, but data.{split} is empty; name at least one Parquet file")
+        checkpoint = broadcast_from_rank0(context, Checkpoints(run).newest)
+        if checkpoint is None:
+            raise InputError(f"--out is '{out}', which holds no committed checkpoint; train first")
+        model = build_sharded_model(config, context)
+        restore(checkpoint, model.weights(), context, partial=True)
+        metrics = evaluator.evaluate(model.model, split)
+        if context.is_rank0 and metrics:
+            print(f"step {checkpoint.step:,}  {split}: {format_metrics(metrics)}")
+            run.write_json(f"evaluation-{split}.json", {"step": checkpoint.step, "split": split, **metrics})
+            print(f"written to {run.url_of(f'evaluation-{split}.json')}")

@@ -1,0 +1,53 @@
+"""The training loop."""
+
+from trainer.config.root import Config, check_length
+from trainer.core.distributed import DistributedContext, process_group
+from trainer.run.preemption import Request
+from trainer.training.resume import Resume
+from trainer.training.session import Session
+from trainer.training.setup import open_session
+from trainer.training.step import TrainingStep
+
+
+def train(config: Config, out: str, resume: Resume) -> None:
+    """Trains a model, from scratch or from the newest checkpoint of the run directory.
+
+    Args:
+        config: The configuration.
+        out: The run directory, any fsspec URL.
+        resume: auto resumes from a checkpoint if there is one, must refuses to start without, never refuses to start
+            with one.
+
+    Raises:
+        InputError: The configuration, the data or the run directory cannot be used.
+        Stopped: A signal requested a stop.
+    """
+    check_length(config)
+    with process_group() as context:
+        _train(config, out, resume, context)
+
+
+def _train(config: Config, out: str, resume: Resume, context: DistributedContext) -> None:
+    with open_session(config, out, resume, context) as session:
+        run(session)
+
+
+def run(session: Session) -> None:
+    """Takes a training run from its first step to its last, and evaluates the result."""
+    training_step = TrainingStep(session.model, session.context)
+    first, last = session.order.first_step, session.order.last_step
+
+    if session.lacks_evaluation():
+        session.evaluate(first, training_step.detach(), ["validation"])
+    for step in range(first + 1, last + 1):
+        loss = training_step.take(step, session.batches)
+        session.record(step, loss)
+        request = session.stop_requests.all_reduce(save=session.saver.overdue())
+        if session.saver.due(step) or step == last or request is Request.SAVE:
+            session.save(step)
+        if session.evaluator.due(step) and step < last:
+            session.evaluate(step, training_step.detach(), ["validation"])
+        if request is Request.STOP:
+            session.stop(step)
+
+    session.finish(session.evaluate(last, training_step.detach(), session.evaluator.splits))

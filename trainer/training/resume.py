@@ -1,0 +1,75 @@
+"""Decides whether a run may be resumed, and from which checkpoint."""
+
+import tomllib
+from typing import Any, Literal
+
+from trainer.checkpoint.store import FOLDER, MANIFEST, Checkpoint, Checkpoints
+from trainer.config.root import Config, to_toml
+from trainer.config.section import changed_keys
+from trainer.core.errors import InputError
+from trainer.core.run_directory import RunDirectory
+from trainer.data.dataset import FileSet
+
+Resume = Literal["auto", "never", "must"]
+
+
+def open_run(directory: RunDirectory, config: Config) -> None:
+    """Creates a run directory, or takes over the one of an earlier attempt, and writes the configuration to it.
+
+    An attempt that ended before its first checkpoint left nothing to resume, whatever its configuration was.
+
+    Raises:
+        InputError: The directory cannot be written, or holds checkpoints of a configuration that must not change.
+    """
+    directory.create()
+    earlier = directory.read("config.toml")
+    if earlier is not None and _has_checkpoints(directory):
+        _check_may_change(directory.url, tomllib.loads(earlier), tomllib.loads(to_toml(config)))
+    directory.write("config.toml", to_toml(config))
+
+
+def _has_checkpoints(directory: RunDirectory) -> bool:
+    return any(path.endswith(f"/{MANIFEST}") for path in directory.fs.find(directory.path(FOLDER)))
+
+
+def _check_may_change(url: str, earlier: dict[str, Any], now: dict[str, Any]) -> None:
+    for key, before, after in changed_keys(Config, earlier, now):
+        raise InputError(
+            f"--out is '{url}', which holds a run of another configuration: {key} is {before!r} there and {after!r} "
+            "here, and may not change when a run is resumed; choose another --out"
+        )
+
+
+def find_start(checkpoints: Checkpoints, resume: Resume, url: str) -> Checkpoint | None:
+    """Returns the checkpoint to resume from, None for a start from scratch.
+
+    Raises:
+        InputError: `resume` is must and there is no checkpoint, or never and there is one.
+    """
+    newest = checkpoints.newest()
+    if resume == "must" and newest is None:
+        raise InputError(f"--resume is must, but '{url}' holds no committed checkpoint; use --resume auto")
+    if resume == "never" and newest is not None:
+        raise InputError(
+            f"--resume is never, but '{url}' holds a checkpoint of step {newest.step}; choose another --out, "
+            "or use --resume auto"
+        )
+    return newest
+
+
+def check_start(start: Checkpoint, lanes: int, config: Config, files: FileSet) -> None:
+    """Refuses to resume from a checkpoint of other lanes or other data.
+
+    Raises:
+        InputError: The message names what changed, and the flag that accepts it.
+    """
+    saved = start.train_state
+    if lanes != saved["lanes"]:
+        raise InputError(
+            f"data.lanes is {lanes}, but the checkpoint at {start.url} was made with {saved['lanes']}; leave it unset"
+        )
+    if files.fingerprint != saved["data"]["fingerprint"] and not config.data.accept_changed:
+        raise InputError(
+            f"the training data changed since the checkpoint at {start.url}: {files.change_since(saved['data'])}; "
+            "--data.accept-changed True trains on from the same step"
+        )

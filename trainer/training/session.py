@@ -1,0 +1,213 @@
+"""One training run under way: records its steps, evaluates, saves, stops and finishes it."""
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+from tabulate import tabulate
+from torch import Tensor, nn
+
+from trainer.checkpoint.saver import Saver
+from trainer.checkpoint.store import Checkpoint, Checkpoints
+from trainer.config.root import Config, to_toml
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0
+from trainer.core.outcome import FAILED, FINISHED_WORD, STOPPED_WORD, write_outcome
+from trainer.core.run_directory import RunDirectory
+from trainer.data.batch import Batch
+from trainer.data.dataset import FileSet
+from trainer.data.loader import Loader
+from trainer.data.order import Lanes
+from trainer.run.preemption import Request, Stopped, StopRequests
+from trainer.run.reporter import Reporter, StallTimer
+from trainer.run.watchdog import Watchdog
+from trainer.training.evaluate import Evaluator
+from trainer.training.sharded_model import ShardedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimedRun:
+    """A run directory that this job alone writes to.
+
+    Attributes:
+        config: The configuration.
+        context: This process among the ranks.
+        directory: The run directory.
+        checkpoints: Its checkpoints.
+        start: The checkpoint to resume from; None for a start from scratch.
+        verify_seconds: Time that finding it took, its checksums included.
+    """
+
+    config: Config
+    context: DistributedContext
+    directory: RunDirectory
+    checkpoints: Checkpoints
+    start: Checkpoint | None
+    verify_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochOrder:
+    """The order in which a run trains on its samples.
+
+    Attributes:
+        files: The training data.
+        lanes: How its samples fall into steps.
+        loader: This rank's batches.
+        first_step: Steps done before.
+        last_step: The step that training ends with.
+    """
+
+    files: FileSet
+    lanes: Lanes
+    loader: Loader
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """One training run, ready to train.
+
+    Attributes:
+        claimed: Its directory.
+        order: Its samples.
+        model: Its model and optimizers.
+        evaluator: Evaluates the model.
+        saver: Saves checkpoints.
+        reporter: Writes metrics.
+        batches: The batches to train on, in order.
+        stop_requests: Signals that request a stop.
+        watchdog: Reports a run that is stuck.
+    """
+
+    claimed: ClaimedRun
+    order: EpochOrder
+    model: ShardedModel
+    evaluator: Evaluator
+    saver: Saver
+    reporter: Reporter
+    batches: StallTimer[Batch]
+    stop_requests: StopRequests
+    watchdog: Watchdog
+
+    @property
+    def config(self) -> Config:
+        """The configuration."""
+        return self.claimed.config
+
+    @property
+    def context(self) -> DistributedContext:
+        """This process among the ranks."""
+        return self.claimed.context
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The run directory."""
+        return self.claimed.directory
+
+    def record(self, step: int, loss: Tensor) -> None:
+        """Records a step's loss, samples and time."""
+        self.watchdog.note(f"the work after step {step}")
+        epoch, epoch_step = divmod(step - 1, self.order.lanes.steps)
+        samples = self.order.lanes.samples_in_step(epoch_step)
+        self.reporter.step(step, epoch, loss, samples, self.batches.stalled_seconds)
+
+    def evaluate(self, step: int, model: nn.Module, splits: list[str]) -> dict[str, float]:
+        """Evaluates splits, reports them and returns the metrics, each named `SPLIT_METRIC`.
+
+        Raises:
+            Stopped: A signal requested a stop.
+        """
+        found: dict[str, float] = {}
+        for split in splits:
+            metrics = self.evaluator.evaluate(model, split, partial(self._stop_requested, step, split))
+            if metrics is None:
+                self.stop(step)
+            self.reporter.evaluation(step, split, metrics)
+            found |= {f"{split}_{name}": value for name, value in metrics.items()}
+        return found
+
+    def lacks_evaluation(self) -> bool:
+        """Tells whether the run resumes from a step that was saved, but whose evaluation was interrupted."""
+        step = self.order.first_step
+        due = 0 < step < self.order.last_step and self.evaluator.due(step)
+        return due and not broadcast_from_rank0(self.context, lambda: self._is_evaluated(step))
+
+    def _is_evaluated(self, step: int) -> bool:
+        return any(line["step"] == step for line in self.reporter.evaluations())
+
+    def _stop_requested(self, step: int, split: str) -> bool:
+        self.watchdog.note(f"the evaluation on {split} after step {step}")
+        return self.stop_requests.all_reduce() is Request.STOP
+
+    def save(self, step: int) -> None:
+        """Begins to save a checkpoint in the background."""
+        train_state: dict[str, Any] = {
+            "epoch": step // self.order.lanes.steps,
+            "lanes": self.order.lanes.lanes,
+            "seed": self.config.train.seed,
+            "running": self.reporter.state(),
+            "data": self.order.files.description(),
+        }
+        texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}
+        self.reporter.flush()
+        self.saver.save(step, self.model.tensors(), train_state, texts)
+        self.reporter.resume_clock()
+
+    def stop(self, step: int) -> NoReturn:
+        """Ends training before its last step, with a checkpoint if the grace period is long enough for one.
+
+        Raises:
+            Stopped: Always.
+        """
+        self.saver.wait()
+        left = self.config.checkpoint.grace_seconds - self.stop_requests.waiting_seconds
+        has_time = broadcast_from_rank0(self.context, lambda: self.saver.save_seconds < left)
+        if self.saver.saved_step != step and has_time:
+            self.save(step)
+            self.saver.wait()
+        outcome = f"{STOPPED_WORD} at step {step}, {self._saved()}"
+        self._end("stopped", step, outcome)
+        self.reporter.log(f"{outcome}\n\nThe same command resumes it.")
+        raise Stopped
+
+    def finish(self, metrics: dict[str, float]) -> None:
+        """Ends training after its last step, and prints where everything is and the next commands to type."""
+        last_step = self.order.last_step
+        self.saver.wait()
+        if self.saver.saved_step != last_step:
+            self.reporter.log(f"error: the last step could not be saved, {self._saved()}; the same command resumes it")
+            raise SystemExit(FAILED)
+        checkpoint = self.saver.newest_url or ""
+        self.reporter.track(metrics, checkpoint)
+        self._end("finished", last_step, f"{FINISHED_WORD} at step {last_step}")
+        self.reporter.log(f"\n{self._summary(checkpoint)}")
+
+    def _saved(self) -> str:
+        return f"saved {self.saver.newest_url}" if self.saver.newest_url else "nothing saved"
+
+    def _end(self, state: str, step: int, outcome: str) -> None:
+        self.reporter.close()
+        if self.context.is_rank0:
+            with self.reporter.or_later():
+                facts = json.loads(self.directory.read("run.json") or "{}")
+                self.directory.write_json("run.json", facts | {"state": state, "step": step})
+            write_outcome(outcome)
+
+    def _summary(self, checkpoint: str) -> str:
+        url_of, out = self.directory.url_of, self.directory.url
+        rows = [
+            ["run directory", out],
+            ["checkpoint", checkpoint],
+            ["configuration", url_of("config.toml")],
+            ["metrics", url_of("metrics.jsonl")],
+            ["evaluations", url_of("evaluations.jsonl")],
+        ]
+        if self.config.report.tensorboard:
+            rows.append(["TensorBoard", url_of("tensorboard")])
+        return (
+            f"{tabulate(rows, tablefmt='plain')}\n\n"
+            f"Next:  torchx run tools.tensorboard --logdir {out}\n"
+            f"       torchx run dlrm.evaluate --config {url_of('config.toml')} --out {out}"
+        )

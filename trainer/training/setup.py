@@ -1,0 +1,226 @@
+"""Sets a training run up in four phases: claim its directory, plan its epochs, build its model, fill the model."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from trainer.checkpoint.restore import restore
+from trainer.checkpoint.saver import Saver
+from trainer.checkpoint.store import Checkpoint, Checkpoints
+from trainer.config.root import Config
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0
+from trainer.core.errors import InputError
+from trainer.core.run_directory import RunDirectory
+from trainer.data.dataset import FileSet, find_files
+from trainer.data.loader import Loader
+from trainer.data.order import Lanes, check_lanes, default_lanes
+from trainer.run.lock import RunLock, locked
+from trainer.run.preemption import stop_on_signals
+from trainer.run.provenance import describe_run, digest
+from trainer.run.reporter import Reporter, StallTimer
+from trainer.run.watchdog import watched
+from trainer.training.evaluate import Evaluator
+from trainer.training.finetune import finetune
+from trainer.training.resume import Resume, check_start, find_start, open_run
+from trainer.training.session import ClaimedRun, EpochOrder, Session
+from trainer.training.sharded_model import ShardedModel, build_sharded_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The weights that training starts from, if not from scratch.
+
+    Attributes:
+        restore_seconds: Time that restoring took, checksums included; None if there was nothing to restore.
+        finetune: The part of run.json about another run's checkpoint; None without one.
+    """
+
+    restore_seconds: float | None = None
+    finetune: dict[str, Any] | None = None
+
+
+@contextmanager
+def open_session(config: Config, out: str, resume: Resume, context: DistributedContext) -> Iterator[Session]:
+    """Sets a run up and yields it, ready to train.
+
+    Raises:
+        InputError: The configuration, the data or the run directory cannot be used.
+    """
+    directory = broadcast_from_rank0(context, lambda: RunDirectory(out))
+    with (
+        watched(context, config.train.stuck_seconds) as watchdog,
+        stop_on_signals(context) as stop_requests,
+        locked(directory, context) as lock,
+    ):
+        claimed = claim_run(config, directory, resume, context)
+        order = plan_epochs(config, claimed.start, context)
+        evaluator = Evaluator(config, context)
+        model = build_sharded_model(config, context)
+        origin = restore_or_finetune(claimed, model, order)
+        reporter = _open_reporter(claimed, order)
+        saver = _open_saver(claimed, lock, reporter)
+        session = Session(
+            claimed=claimed,
+            order=order,
+            model=model,
+            evaluator=evaluator,
+            saver=saver,
+            reporter=reporter,
+            batches=StallTimer(order.loader.batches(order.first_step, order.last_step)),
+            stop_requests=stop_requests,
+            watchdog=watchdog,
+        )
+        _announce(session, origin)
+        yield session
+        saver.close()
+
+
+def claim_run(config: Config, directory: RunDirectory, resume: Resume, context: DistributedContext) -> ClaimedRun:
+    """Makes the run directory this job's, whose lock is held, and finds the checkpoint to resume from.
+
+    Raises:
+        InputError: The directory cannot be written, holds a run of another configuration, or contradicts `resume`.
+    """
+    broadcast_from_rank0(context, lambda: open_run(directory, config))
+    checkpoints = Checkpoints(directory)
+    broadcast_from_rank0(context, lambda: _remove_leftovers(checkpoints))
+    started = time.monotonic()
+    start = broadcast_from_rank0(context, lambda: find_start(checkpoints, resume, directory.url))
+    return ClaimedRun(
+        config=config,
+        context=context,
+        directory=directory,
+        checkpoints=checkpoints,
+        start=start,
+        verify_seconds=time.monotonic() - started,
+    )
+
+
+def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedContext) -> EpochOrder:
+    """Finds the training data and decides the order of its samples, from the first step to the last.
+
+    Raises:
+        InputError: The data cannot be used, changed since the checkpoint, or cannot be shared by so many ranks.
+    """
+    files = broadcast_from_rank0(context, lambda: find_files("train", config.data.train, config.data))
+    lanes = _plan_lanes(config, files, start, context)
+    first_step = start.step if start else 0
+    last_step = config.train.steps if config.train.steps is not None else (config.train.epochs or 0) * lanes.steps
+    if first_step > last_step:
+        raise InputError(
+            f"--out holds a run of {first_step} steps, more than the {last_step} of train.steps or train.epochs; "
+            "raise them or choose another --out"
+        )
+    rank, world_size, seed = context.rank, context.world_size, config.train.seed
+    loader = Loader(files, config.data, lanes, rank, world_size, seed, config.data.shuffle)
+    return EpochOrder(files=files, lanes=lanes, loader=loader, first_step=first_step, last_step=last_step)
+
+
+def _plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context: DistributedContext) -> Lanes:
+    recorded = start.train_state["lanes"] if start else default_lanes(context.world_size)
+    number = config.data.lanes or recorded
+    check_lanes(number, context.world_size, config.data.global_batch_size)
+    lanes = Lanes(files.rows, number, config.data.global_batch_size, config.data.last_batch == "keep")
+    if lanes.steps == 0:
+        raise InputError(
+            f"data.global_batch_size is {lanes.global_batch_size}, more than the {files.rows} samples to train on, and "
+            "data.last_batch is 'drop'; use a smaller batch or 'keep'"
+        )
+    if start:
+        check_start(start, number, config, files)
+    return lanes
+
+
+def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOrder) -> Origin:
+    """Fills a fresh model from the run's own checkpoint, from another run's, or from neither.
+
+    Raises:
+        InputError: The checkpoint does not fit the model.
+    """
+    config, context = claimed.config, claimed.context
+    initialize = partial(_initialize_optimizer_state, model, order, context)
+    if claimed.start is None:
+        return Origin(finetune=finetune(config.finetune, config.data, model, initialize, context))
+    initialize()
+    started = time.monotonic()
+    restore(claimed.start, model.tensors(), context)
+    seconds = claimed.verify_seconds + time.monotonic() - started
+    earlier = broadcast_from_rank0(context, lambda: json.loads(claimed.directory.read("run.json") or "{}"))
+    return Origin(restore_seconds=seconds, finetune=earlier.get("finetune"))
+
+
+def _initialize_optimizer_state(model: ShardedModel, order: EpochOrder, context: DistributedContext) -> None:
+    model.initialize_optimizer_state(next(order.loader.batches(0, 1)).to(context.device))
+
+
+def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
+    running = claimed.start.train_state["running"] if claimed.start else None
+    return Reporter(
+        claimed.directory, claimed.config.report, claimed.context, order.last_step, order.first_step, running
+    )
+
+
+def _open_saver(claimed: ClaimedRun, lock: RunLock, reporter: Reporter) -> Saver:
+    saved_step = claimed.start.step if claimed.start else 0
+    return Saver(
+        claimed.checkpoints,
+        claimed.config.checkpoint,
+        claimed.context,
+        saved_step,
+        reporter.log,
+        reporter.evaluations,
+        lock.check,
+    )
+
+
+def _remove_leftovers(checkpoints: Checkpoints) -> None:
+    try:
+        for name in checkpoints.remove_leftovers():
+            print(f"checkpoint {name} was never committed; its files are deleted", flush=True)
+    except OSError as error:
+        print(f"the files of a checkpoint that was never committed cannot be deleted: {error}", flush=True)
+
+
+def _announce(session: Session, origin: Origin) -> None:
+    """Prints the plan and where everything goes, and writes plan.json and run.json."""
+    model, log = session.model, session.reporter.log
+    if session.context.is_rank0:
+        session.directory.write_json("plan.json", model.plan_json)
+        session.directory.write_json("run.json", describe_run(session.context, **_facts(session, origin)))
+    log(f"{model.plan_table}\n")
+    log(
+        f"{session.order.files.rows:,} samples in {len(session.order.files.files):,} files, "
+        f"{session.order.lanes.steps:,} steps per epoch, "
+        f"{session.context.world_size} ranks on {session.context.device.type}"
+    )
+    log(f"communication volume per step: {_communication(session)}")
+    if start := session.claimed.start:
+        log(f"resumed after step {start.step:,} from {start.url}, restored in {origin.restore_seconds:.1f} s")
+    url = session.directory.url
+    log(f"run directory {url}; watch: torchx run tools.tensorboard --logdir {url}\n")
+
+
+def _facts(session: Session, origin: Origin) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "plan": digest(session.model.plan_json),
+        "data": session.order.files.fingerprint,
+        "lanes": session.order.lanes.lanes,
+        "communication_bytes_per_step": session.model.communication_bytes,
+    }
+    if origin.restore_seconds is not None:
+        facts["restore_seconds"] = round(origin.restore_seconds, 3)
+    if origin.finetune:
+        facts["finetune"] = origin.finetune
+    return {**facts, "state": "running"}
+
+
+def _communication(session: Session) -> str:
+    volume, comms = session.model.communication_bytes, session.config.comms
+    return ", ".join(
+        f"{direction} {volume[direction] / 2**20:,.2f} MiB ({precision}; {volume['fp32'] / 2**20:,.2f} in fp32)"
+        for direction, precision in (("forward", comms.forward), ("backward", comms.backward))
+    )

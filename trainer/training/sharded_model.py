@@ -1,0 +1,110 @@
+"""Builds the sharded model: planned, put on the ranks, its optimizers attached."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingPlan
+
+from trainer.checkpoint.state_dict import State, all_tensors, local_shards_of, model_tensors, optimizer_tensors
+from trainer.config.root import Config
+from trainer.core.distributed import DistributedContext
+from trainer.data.batch import Batch
+from trainer.models.builder import build_model_with_loss
+from trainer.models.embeddings import embedding_collections
+from trainer.models.losses import ModelWithLoss
+from trainer.optim.optimizers import Optimizers
+from trainer.optim.table_optimizers import check_table_optimizer, fuse
+from trainer.plan.communication import check_comms, communication_volume
+from trainer.plan.plan_file import plan_to_json, replicated_tables
+from trainer.plan.planner import check_planner, make_plan
+from trainer.plan.report import render_plan
+from trainer.plan.sharding import Sharder, shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedModel:
+    """A model whose tables are spread over the ranks, with everything that trains it.
+
+    Attributes:
+        model: The model with its loss.
+        optimizers: The optimizers of its tables and of its dense part.
+        plan: The placement of its tables.
+        plan_json: The same, as plan.json holds it.
+        plan_table: The same, as a table to print.
+        communication_bytes: Embedding bytes that ranks send one another per step, by direction; `fp32` to compare with.
+    """
+
+    model: DistributedModelParallel
+    optimizers: Optimizers
+    plan: ShardingPlan
+    plan_json: dict[str, Any]
+    plan_table: str
+    communication_bytes: dict[str, float]
+
+    def weights(self) -> State:
+        """Returns the weights under their names in checkpoints, as views that writing to changes the model."""
+        return model_tensors(self.model)
+
+    def tensors(self) -> State:
+        """Returns weights and optimizer state under their names in checkpoints, as views."""
+        return all_tensors(self.model, self.optimizers)
+
+    def initialize_optimizer_state(self, batch: Batch) -> None:
+        """Makes every optimizer allocate its state, by a step at learning rate zero, and zeroes that state.
+
+        Torch's optimizers have no state before their first step, so there would be nothing to restore into.
+        """
+        self.optimizers.set_rates_to_zero()
+        self.optimizers.combined.zero_grad()
+        loss, _ = self.model(batch)
+        loss.backward()
+        self.optimizers.combined.step()
+        for value in optimizer_tensors(self.optimizers).values():
+            for local_shard in local_shards_of(value):
+                local_shard.zero_()
+
+
+def build_unsharded_model(config: Config, device: torch.device) -> ModelWithLoss:
+    """Builds the model with its loss, the tables on the meta device and marked for their fused optimizer.
+
+    Raises:
+        InputError: Model, planner or optimizer cannot be used with this data or on this device.
+    """
+    check_table_optimizer(config.optimizer.sparse, device.type)
+    check_planner(config.data, config.planner, config.optimizer.sparse.name)
+    torch.manual_seed(config.train.seed)
+    model = build_model_with_loss(config.data, config.model, device, bf16=config.train.precision == "bf16")
+    for tables in embedding_collections(model):
+        fuse(tables, config.optimizer.sparse)
+    return model
+
+
+def build_sharded_model(config: Config, context: DistributedContext) -> ShardedModel:
+    """Plans and shards the model, and attaches its optimizers.
+
+    Raises:
+        InputError: The model cannot be built, planned or sharded as configured.
+    """
+    unsharded, sharder = build_unsharded_model(config, context.device), Sharder(config.comms)
+    plan = make_plan(unsharded, sharder, config.data, config.planner, context)
+    check_comms(config.comms, plan, local_batch_sizes(config, context.world_size))
+    plan_json = plan_to_json(plan, context.world_size)
+    plan_table = render_plan(plan, unsharded, context.world_size)
+    communication_bytes = communication_volume(plan, unsharded, config.data, config.comms, context)
+    model = shard(unsharded, sharder, plan, context, config.train.seed)
+    return ShardedModel(
+        model=model,
+        optimizers=Optimizers(model, replicated_tables(plan), config.optimizer),
+        plan=plan,
+        plan_json=plan_json,
+        plan_table=plan_table,
+        communication_bytes=communication_bytes,
+    )
+
+
+def local_batch_sizes(config: Config, world_size: int) -> tuple[int, int]:
+    """Returns the samples of a rank's batch in training and in evaluation."""
+    training = config.data.global_batch_size
+    return training // world_size, (config.evaluate.global_batch_size or training) // world_size

@@ -82,7 +82,9 @@ def test_no_import_goes_in_a_circle():
 
 
 def test_the_configuration_needs_no_torch():
-    code = "import sys, trainer.config, trainer.config.root; print({'torch', 'torchrec', 'fbgemm_gpu'} & {*sys.modules})"
+    code = (
+        "import sys, trainer.config, trainer.config.root; print({'torch', 'torchrec', 'fbgemm_gpu'} & {*sys.modules})"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "set()\n", done.stderr
 

@@ -46,7 +46,6 @@ def from_flags(*flags):
             "[optimizer]\nsparse = 'adam'",
             "optimizer.sparse is 'adam': it must be a section of keys, [optimizer.sparse]",
         ),
-        ("[optimizer.sparse.schedule]\ndecay = 'cosine'", "is 'cosine': input should be 'constant' or 'linear'"),
     ],
 )
 def test_a_wrong_file_is_explained(tmp_path, text, says):

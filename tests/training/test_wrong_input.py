@@ -66,6 +66,11 @@ CASES = [
         flags=["--optimizer.dense.name", "sdg"],
     ),
     Case(
+        "unknown decay",
+        ["optimizer.sparse.schedule.decay is 'cosine'", "constant, linear"],
+        {"optimizer__sparse__schedule": {"decay": "cosine"}},
+    ),
+    Case(
         "optimizer missing on CPU",
         ["optimizer.sparse.name is 'adam'", "CPU", "rowwise_adagrad"],
         {"optimizer__sparse__name": "adam"},

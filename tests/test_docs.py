@@ -18,7 +18,7 @@ from torchx.cli.main import main as torchx
 from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import get_component
 
-from docs.generate import render
+from docs.generate import READING_ORDER, render
 from trainer import commands
 from trainer.__main__ import main as trainer
 from trainer.config.root import Config, load_config, to_toml
@@ -26,10 +26,21 @@ from trainer.config.root import Config, load_config, to_toml
 ROOT = Path(__file__).parent.parent
 DOCS = [
     ROOT / "docs" / f"{name}.md"
-    for name in ("quickstart", "data", "configuration", "components", "runs", "checkpoints", "resources", "operating")
+    for name in (
+        "quickstart",
+        "data",
+        "configuration",
+        "components",
+        "runs",
+        "checkpoints",
+        "resources",
+        "operating",
+        "architecture",
+        "glossary",
+    )
 ]
 SCHEDULERS = sorted((ROOT / "docs/schedulers").glob("*.md"))
-PAGES = [ROOT / "README.md", *DOCS, *SCHEDULERS]  # in the order in which they are read
+PAGES = [ROOT / "README.md", *DOCS, *SCHEDULERS, ROOT / "CONTRIBUTING.md"]  # in the order in which they are read
 
 SKIPPED = ("git clone ", "cd ", "source ")  # they change the reader's shell
 DRY_RUN = (None, "local_cwd", "slurm", "jobset")  # a dry run on the others needs a cluster
@@ -221,6 +232,11 @@ def source_files(*suffixes: str) -> list[Path]:
 def test_files_are_short():
     lengths = {path: len(path.read_text().splitlines()) for path in source_files(".py", ".toml", ".md")}
     assert {str(path): length for path, length in lengths.items() if length > 500} == {}
+
+
+def test_the_training_path_can_be_read_in_an_afternoon():
+    lines = [len((ROOT / f"trainer/{name}.py").read_text().splitlines()) for name in READING_ORDER]
+    assert sum(lines) <= 1500
 
 
 def test_most_functions_are_short():

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_catalog import COMPONENTS
+from catalog import COMPONENTS
 from torchx.runner import get_runner
 from torchx.schedulers import get_scheduler_factories
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "slurm"
+GOLDEN = Path(__file__).parent / "golden"
 COMMON = "# ---- The same for every job from here on."
 EVERY_OPTION = {
     "partition": "gpu,spare",

@@ -1,4 +1,4 @@
-"""Unpacks Slurm 24.11, Debian 13's, beside an older system's own: `python tests/schedulers/slurm/slurm24.py FOLDER`.
+"""Unpacks Slurm 24.11, Debian 13's, beside an older system's own: `python tests/support/slurm24.py FOLDER`.
 
 Nothing is installed but patchelf: the programs get their own loader and libraries. About 12 MB to download.
 """

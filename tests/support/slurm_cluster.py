@@ -1,6 +1,6 @@
 """A private Slurm on this machine: munge, slurmctld, three slurmd and, if wanted, slurmdbd with MariaDB.
 
-`python tests/schedulers/slurm/slurm_cluster.py FOLDER dbd|nodbd [PREFIX]` brings one up, prints what to export, and
+`python tests/support/slurm_cluster.py FOLDER dbd|nodbd [PREFIX]` brings one up, prints what to export, and
 takes it down on Ctrl-C.
 
 A node is a slurmd in a PID namespace of its own, so that killing the namespace is a power cut: nothing of a job

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import schemas
+from catalog import COMPONENTS
 from kubernetes.client import ApiClient
-from test_catalog import COMPONENTS
 from torchx.runner import get_runner
 
 from schedulers._jobset_spec import JobSetRequest
 
-PAGE = Path(__file__).parents[2] / "docs/schedulers/kubernetes.md"
-GOLDEN = Path(__file__).parent / "golden"
+PAGE = Path(__file__).parents[3] / "docs/schedulers/kubernetes.md"
+GOLDENS = Path(__file__).parents[1]
 OPTIONS = {
     "jobset": {"queue": "team-a", "priority_class": "high", "tolerations": ["nvidia.com/gpu:NoSchedule"]},
     "kubernetes": {"queue": "default", "validate_spec": False},
@@ -59,7 +59,7 @@ def manifests():
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_objects_are_as_in_the_golden_files(manifests, case):
     text = readable(manifests[case])
-    golden = GOLDEN / case[0] / f"{case[1]}.yaml"
+    golden = GOLDENS / case[0] / "golden" / f"{case[1]}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.parent.mkdir(parents=True, exist_ok=True)
         golden.write_text(text)

@@ -128,7 +128,7 @@ def test_a_cluster_that_validates_strictly_takes_the_job(cluster, quick):
 
 
 def test_runopts_explains_every_option(quick):
-    from schedulers._jobset_options import JobSetOpts
+    from schedulers.jobset.options import JobSetOpts
 
     text = quick("runopts", "jobset")
     for name, option in JobSetOpts.as_runopts():

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from schedulers._jobset_pod import SUPERVISOR
+from schedulers.jobset.pod import SUPERVISOR
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from catalog import COMPONENTS
 from kubernetes.client import ApiClient
 from torchx.runner import get_runner
 
-from schedulers._jobset_spec import JobSetRequest
+from schedulers.jobset.spec import JobSetRequest
 
 PAGE = Path(__file__).parents[3] / "docs/schedulers/kubernetes.md"
 GOLDENS = Path(__file__).parents[1]

@@ -8,8 +8,8 @@ from functools import cached_property
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Role, RoleStatus, is_terminal
 
-from schedulers._slurm_commands import Job, hostnames
-from schedulers._slurm_record import Record
+from schedulers.slurm.commands import Job, hostnames
+from schedulers.slurm.record import Record
 
 NOTED = {"succeeded": AppState.SUCCEEDED, "failed": AppState.FAILED, "cancelled": AppState.CANCELLED}
 SHOWN_REPLICAS = 8

@@ -18,13 +18,13 @@ from torchx.schedulers.ids import make_unique
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, Role, Workspace, is_terminal, runopts
 from torchx.workspace import WorkspaceMixin, walk_workspace
 
-from schedulers import _slurm_commands as slurm
-from schedulers import _slurm_log
-from schedulers._slurm_options import SlurmOpts
-from schedulers._slurm_record import Index, Record
-from schedulers._slurm_script import SCRIPT, Request, request
-from schedulers._slurm_status import View
+from schedulers import log_files
 from schedulers.errors import SchedulerError
+from schedulers.slurm import commands as slurm
+from schedulers.slurm.options import SlurmOpts
+from schedulers.slurm.record import Index, Record
+from schedulers.slurm.script import SCRIPT, Request, request
+from schedulers.slurm.status import View
 
 JOBS = "slurm-jobs"
 # `torchx log` asks for the status for every replica.
@@ -122,7 +122,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             )
         kinds = {Stream.STDOUT: ("out",), Stream.STDERR: ("err",)}.get(streams or Stream.COMBINED, ("out", "err"))
         files = [record.replica_log(k, kind) for kind in kinds]
-        found = _slurm_log.lines(files, (lambda: self._ended(app_id)) if should_tail else None)
+        found = log_files.lines(files, (lambda: self._ended(app_id)) if should_tail else None)
         return (line for line in found if re.search(regex or "", line))
 
     def _ended(self, app_id: str) -> bool:

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, e
 
 from torchx import plugins as torchx_plugins
 
-from schedulers._findings import Finding, Level, answer, last_line
+from schedulers.doctor.findings import Finding, Level, answer, last_line
 
 PROJECT = "torchx-recsys"
 LEAST_PYTHON = (3, 11)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from torchx.specs import AppDef, BindMount, Role, macros
 
-from schedulers._slurm_options import SlurmOpts, sbatch_word
-from schedulers._slurm_record import About
 from schedulers.errors import SchedulerError
+from schedulers.slurm.options import SlurmOpts, sbatch_word
+from schedulers.slurm.record import About
 
 SCRIPT = "torchx-job.sh"
 ENVIRONMENT = "torchx-job.env"
 RANK0_HOST = "TORCHX_RANK0_HOST"
-BATCH = Path(__file__).with_name("_slurm_batch.sh")
+BATCH = Path(__file__).with_name("batch.sh")
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 from torchx.specs import is_terminal
 
-from schedulers import _jobset_spec as spec
-from schedulers._jobset_pod import INDEX
-from schedulers._jobset_state import Object, app_state, newest_pods, pod_reason
-from schedulers._kubernetes import Cluster
+from schedulers.jobset import spec
+from schedulers.jobset.cluster import Cluster
+from schedulers.jobset.pod import INDEX
+from schedulers.jobset.status import Object, app_state, newest_pods, pod_reason
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from schedulers._findings import Finding, Level, absent, answer, last_line, troubled
+from schedulers.doctor.findings import Finding, Level, absent, answer, last_line, troubled
 
 SLURM_SECONDS = 15
 KUBERNETES_SECONDS = 30

@@ -10,9 +10,8 @@ from functools import partial
 from tabulate import tabulate
 from torchx.cli.cmd_base import SubCommand
 
-from schedulers import _cluster_probes as clusters
-from schedulers import _probes as here
-from schedulers._findings import Finding, Level
+from schedulers.doctor import clusters, machine
+from schedulers.doctor.findings import Finding, Level
 
 COLORS = {Level.OK: "\033[32m", Level.NOTE: "\033[33m", Level.ABSENT: "\033[2m", Level.WRONG: "\033[31m"}
 PLAIN = "\033[0m"
@@ -22,7 +21,7 @@ SCHEDULERS = ("local_cwd", "slurm", "kubernetes", "jobset")
 class Doctor(SubCommand):
     """Looks at this machine and at the clusters that it reaches; ends with exit code 1 if a line is wrong.
 
-    Without options, Slurm and Kubernetes need not be there. What an option asks for must be.
+    Without options, Slurm and Kubernetes need not be tmachine. What an option asks for must be.
     """
 
     def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
@@ -42,17 +41,17 @@ class Doctor(SubCommand):
 def examine(scheduler: str | None, out: str | None, storage: str | None) -> list[Finding]:
     """Runs all probes side by side; each has a time limit of its own."""
     probes: list[Callable[[], list[Finding]]] = [
-        here.python,
-        here.torchx,
-        here.plugins,
-        here.torch,
+        machine.python,
+        machine.torchx,
+        machine.plugins,
+        machine.torch,
         partial(clusters.slurm, asked=scheduler == "slurm"),
         partial(clusters.kubernetes, asked=scheduler if scheduler in ("kubernetes", "jobset") else None),
     ]
     if out:
-        probes.append(partial(here.writable, out))
+        probes.append(partial(machine.writable, out))
     if storage:
-        probes.append(partial(here.readable, storage))
+        probes.append(partial(machine.readable, storage))
     with ThreadPoolExecutor(len(probes)) as pool:
         return [finding for found in pool.map(lambda probe: probe(), probes) for finding in found]
 

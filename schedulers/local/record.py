@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from schedulers._processes import kill_all_with, processes_with
 from schedulers.errors import SchedulerError
+from schedulers.local.processes import kill_all_with, processes_with
 
 OUTCOME_FILE = "TORCHX_OUTCOME_FILE"
 JOBS_KEPT = 100

@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 from torchx.specs import Role
 
-from schedulers import _jobset_pod as pod
-from schedulers._jobset_names import dns_name, label
-from schedulers._jobset_pod import Job
+from schedulers.jobset import pod
+from schedulers.jobset.names import dns_name, label
+from schedulers.jobset.pod import Job
 
 GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"

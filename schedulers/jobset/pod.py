@@ -9,9 +9,9 @@ import yaml
 from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount, macros
 from torchx.specs.overlays import apply_overlay, get_overlay
 
-from schedulers._jobset_names import dns_name
-from schedulers._jobset_options import JobSetOpts
 from schedulers.errors import SchedulerError
+from schedulers.jobset.names import dns_name
+from schedulers.jobset.options import JobSetOpts
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
@@ -22,7 +22,7 @@ TERMINATION_LOG = "/dev/termination-log"
 TAINT_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 # What runs a replica in its container, and its exit code for a replica that was asked to stop and saved.
-SUPERVISOR = Path(__file__).with_name("_jobset_supervisor.sh").read_text()
+SUPERVISOR = Path(__file__).with_name("supervisor.sh").read_text()
 STOPPED = 75
 
 _REPLICA_MARK = "\0replica\0"

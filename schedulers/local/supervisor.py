@@ -1,4 +1,4 @@
-"""Runs one local job to its end: `python -P -m schedulers._local_supervisor RECORD_DIR`.
+"""Runs one local job to its end: `python -P -m schedulers.local.supervisor RECORD_DIR`.
 
 `schedulers.local` starts one for each job, in a session of its own. A supervisor starts the replicas, joins their logs,
 starts them again when they fail, and ends them when the job is cancelled; what it knows is in the record. It lives as
@@ -15,8 +15,8 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-from schedulers._local_record import Process, Progress, Record, Replica
-from schedulers._processes import end_with_parent, kill_all_with
+from schedulers.local.processes import end_with_parent, kill_all_with
+from schedulers.local.record import Process, Progress, Record, Replica
 
 TICK_SECONDS = 0.1
 CANNOT_START = 127

@@ -8,15 +8,13 @@ from urllib.parse import quote, unquote
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
 
-from schedulers import _jobset_log as log
-from schedulers import _jobset_spec as spec
-from schedulers import _jobset_state as state
-from schedulers._jobset_names import unique_name
-from schedulers._jobset_options import JobSetOpts, check
-from schedulers._jobset_pod import Job
-from schedulers._jobset_spec import JobSetRequest
-from schedulers._kubernetes import Cluster, Object
 from schedulers.errors import SchedulerError
+from schedulers.jobset import log, spec, status
+from schedulers.jobset.cluster import Cluster, Object
+from schedulers.jobset.names import unique_name
+from schedulers.jobset.options import JobSetOpts, check
+from schedulers.jobset.pod import Job
+from schedulers.jobset.spec import JobSetRequest
 
 BACKEND = "jobset"
 
@@ -52,7 +50,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         pods = cluster.pods({spec.JOBSET_LABEL: name})
         queued = jobset["spec"].get("suspend") and spec.QUEUE_LABEL in jobset["metadata"].get("labels", {})
         workloads = cluster.workloads(jobset["metadata"]["uid"]) if queued else []
-        return state.describe(app_id, jobset, pods, workloads)
+        return status.describe(app_id, jobset, pods, workloads)
 
     def describe_native(self, app_id: str) -> AppDryRunInfo[JobSetRequest] | None:
         """The JobSet as it stands on the cluster."""
@@ -98,7 +96,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
     def _cancel_existing(self, app_id: str) -> None:
         """Suspends the job for good: its pods save and leave, its quota is free, and it can still be asked for."""
         cluster, name = self._find(app_id)
-        mark: Object = {"metadata": {"annotations": {state.CANCELLED: "true"}}}
+        mark: Object = {"metadata": {"annotations": {status.CANCELLED: "true"}}}
         jobset = cluster.jobset(name) or {}
         workloads = cluster.workloads(jobset["metadata"]["uid"]) if spec.QUEUE_LABEL in _labels(jobset) else []
         if not workloads:
@@ -135,7 +133,7 @@ def _app_id(context: str | None, metadata: Mapping[str, Any]) -> str:
 
 def _listed(context: str | None, jobset: Object) -> ListAppResponse:
     name = _labels(jobset).get("app.kubernetes.io/name", "")
-    return ListAppResponse(_app_id(context, jobset["metadata"]), state.app_state(jobset), name=name)
+    return ListAppResponse(_app_id(context, jobset["metadata"]), status.app_state(jobset), name=name)
 
 
 def _labels(jobset: Object) -> dict[str, str]:

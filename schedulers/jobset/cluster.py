@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from schedulers import _jobset_spec as spec
 from schedulers.errors import SchedulerError
+from schedulers.jobset import spec
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

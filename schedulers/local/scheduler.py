@@ -31,8 +31,8 @@ from torchx.specs import (
 from torchx.util.types import none_throws
 
 from components._launch import SHUTDOWN_TIMEOUT_SECONDS
-from schedulers._local_record import ENDED, OUTCOME_FILE, Job, Process, Record, Replica, prune, state_directory
 from schedulers.errors import SchedulerError
+from schedulers.local.record import ENDED, OUTCOME_FILE, Job, Process, Record, Replica, prune, state_directory
 
 READ_SECONDS = 0.1
 
@@ -92,7 +92,7 @@ class PersistentLocalScheduler(LocalScheduler):
         record = Record(state_directory() / job.app_id)
         with record.create(job) as lock, (record.folder / "supervisor.log").open("w") as log:
             supervisor = subprocess.Popen(
-                [sys.executable, "-P", "-m", "schedulers._local_supervisor", str(record.folder)],
+                [sys.executable, "-P", "-m", "schedulers.local.supervisor", str(record.folder)],
                 cwd=record.folder,
                 env={name: value for name, value in os.environ.items() if name != OUTCOME_FILE},
                 stdin=subprocess.DEVNULL if job.detach else subprocess.PIPE,

@@ -9,8 +9,8 @@ from typing import Any
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaState, ReplicaStatus, Role, RoleStatus
 
-from schedulers import _jobset_spec as spec
-from schedulers._jobset_pod import INDEX
+from schedulers.jobset import spec
+from schedulers.jobset.pod import INDEX
 
 Object = Mapping[str, Any]
 

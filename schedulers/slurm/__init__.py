@@ -1,0 +1,4 @@
+"""The scheduler `slurm`: each job as one Slurm batch job.
+
+May use: the modules of schedulers/ itself, no other room.
+"""

@@ -6,24 +6,29 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from torchx.settings import ENV_TORCHX_IMAGE, ENV_TORCHX_JOB_ID
 from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount, macros
 from torchx.specs.overlays import apply_overlay, get_overlay
 
+from schedulers.contract import RANK0_HOST, SHELL_CONTRACT, assignments
 from schedulers.errors import SchedulerError
 from schedulers.jobset.names import dns_name
 from schedulers.jobset.options import JobSetOpts
+from trainer.core.outcome import OUTCOME_VARIABLE
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-RANK0_HOST = "TORCHX_RANK0_HOST"
 REPLICA_ID = "TORCHX_REPLICA_ID"
 REPLICAS = "TORCHX_REPLICAS"
 TERMINATION_LOG = "/dev/termination-log"
 TAINT_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
-# What runs a replica in its container, and its exit code for a replica that was asked to stop and saved.
-SUPERVISOR = Path(__file__).with_name("supervisor.sh").read_text()
-STOPPED = 75
+# Runs a replica in its container.
+SUPERVISOR = (
+    SHELL_CONTRACT
+    + assignments(outcome_file=f"${OUTCOME_VARIABLE}", rank0_host=f"${RANK0_HOST}", replicas=f"${REPLICAS}")
+    + Path(__file__).with_name("supervisor.sh").read_text()
+)
 
 _REPLICA_MARK = "\0replica\0"
 
@@ -111,10 +116,10 @@ def _env(job: Job, role: Role) -> dict[str, str]:
     return {
         RANK0_HOST: job.rank0_host,
         REPLICAS: str(sum(each.num_replicas for each in job.app.roles)),
-        "TORCHX_OUTCOME_FILE": TERMINATION_LOG,
-        "TORCHX_IMAGE": role.image,
+        OUTCOME_VARIABLE: TERMINATION_LOG,
+        ENV_TORCHX_IMAGE: role.image,
         **role.env,
-        "TORCHX_JOB_ID": job.handle,
+        ENV_TORCHX_JOB_ID: job.handle,
     }
 
 

@@ -10,6 +10,7 @@ from torchx.specs import Role
 from schedulers.jobset import pod
 from schedulers.jobset.names import dns_name, label
 from schedulers.jobset.pod import Job
+from trainer.core.outcome import STOPPED, STOPPED_WORD
 
 GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
@@ -73,7 +74,7 @@ def _labels(job: Job) -> dict[str, str]:
 def _failure_policy(max_retries: int) -> dict[str, Any]:
     """A failure starts all pods again and counts; a stop on request or a disruption does so and does not count."""
     stopped = {
-        "name": "stopped",
+        "name": STOPPED_WORD,
         "action": "RestartJobSetAndIgnoreMaxRestarts",
         "onJobFailureReasons": ["PodFailurePolicy"],
     }
@@ -83,7 +84,7 @@ def _failure_policy(max_retries: int) -> dict[str, Any]:
 def _replicated_job(role: Role, template: dict[str, Any]) -> dict[str, Any]:
     """One Indexed Job; what stops or disrupts one of its pods ends it with the reason PodFailurePolicy."""
     name = dns_name(role.name)
-    stopped = {"containerName": name, "operator": "In", "values": [pod.STOPPED]}
+    stopped = {"containerName": name, "operator": "In", "values": [STOPPED]}
     rules = [
         {"action": "FailJob", "onExitCodes": stopped},
         {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},

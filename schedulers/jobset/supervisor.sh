@@ -1,12 +1,13 @@
 # Runs a replica, and ends with the exit code that the policies of Job and JobSet act on.
+# Assigned before, by pod.py: outcome_file rank0_host rank0_variable replicas finished_word stopped_word stopped_code.
 trap 'exit 143' TERM
 
 # Replica 0 hosts the rendezvous, and must not depend on its own name being known yet.
-[ "${TORCHX_RANK0_HOST%%.*}" != "$HOSTNAME" ] || export TORCHX_RANK0_HOST=localhost
+[ "${rank0_host%%.*}" != "$HOSTNAME" ] || { rank0_host=localhost; export "$rank0_variable=$rank0_host"; }
 
 # The others wait until it runs, for only running pods have names: it may still pull its image, and torchrun gives up
 # after a minute.
-while command -v getent > /dev/null && ! getent hosts "$TORCHX_RANK0_HOST" > /dev/null; do sleep 1; done
+while command -v getent > /dev/null && ! getent hosts "$rank0_host" > /dev/null; do sleep 1; done
 
 "$@" &
 child=$!
@@ -14,13 +15,13 @@ trap 'kill -TERM $child 2> /dev/null' TERM
 wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 
-# torchrun ends with 1 after any signal; the outcome that the trainer leaves says more.
-read -r outcome < "$TORCHX_OUTCOME_FILE"
+# torchrun ends with 1 after any signal, so the outcome that the trainer writes decides.
+read -r outcome < "$outcome_file"
 case $outcome in
-  finished*) exit 0 ;;
-  stopped*) exit 75 ;;
+  "$finished_word"*) exit 0 ;;
+  "$stopped_word"*) exit "$stopped_code" ;;
 esac
 
-# Only the replica of rank 0 has the outcome, and it may be any: the others let its word be heard first.
-[ $code = 0 ] || [ $TORCHX_REPLICAS = 1 ] || { sleep 5 & wait $!; }
+# Only the replica of rank 0 has the outcome, and it may be any of them: the others wait, for the first to end decides.
+[ $code = 0 ] || [ "$replicas" = 1 ] || { sleep 5 & wait $!; }
 exit $code

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from schedulers import contract
 from schedulers.errors import SchedulerError
 from schedulers.local.processes import kill_all_with, processes_with
+from trainer.core.outcome import OUTCOME_VARIABLE
 
-OUTCOME_FILE = "TORCHX_OUTCOME_FILE"
 JOBS_KEPT = 100
 DAYS_KEPT = 30
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
@@ -89,7 +90,7 @@ class Record:
         self.folder = folder
         self.outcome_file = folder / "outcome"
         # In the environment of every process of the job, and of no other.
-        self.mark = f"{OUTCOME_FILE}={self.outcome_file}"
+        self.mark = f"{OUTCOME_VARIABLE}={self.outcome_file}"
         self.delete_file = folder / "delete"
 
     @classmethod
@@ -197,8 +198,7 @@ class Record:
 
 def state_directory() -> Path:
     """Where the records of this host are. A home directory that several hosts share keeps them apart."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "torchx-recsys" / "local" / socket.gethostname()
+    return contract.state_directory("local") / socket.gethostname()
 
 
 def prune() -> None:

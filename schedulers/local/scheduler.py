@@ -32,7 +32,8 @@ from torchx.util.types import none_throws
 
 from components._launch import SHUTDOWN_TIMEOUT_SECONDS
 from schedulers.errors import SchedulerError
-from schedulers.local.record import ENDED, OUTCOME_FILE, Job, Process, Record, Replica, prune, state_directory
+from schedulers.local.record import ENDED, Job, Process, Record, Replica, prune, state_directory
+from trainer.core.outcome import OUTCOME_VARIABLE, environment_of_child_job
 
 READ_SECONDS = 0.1
 
@@ -79,7 +80,7 @@ class PersistentLocalScheduler(LocalScheduler):
         info = super()._submit_dryrun(app, cfg)
         outcome_file = Record(state_directory() / info.request.app_id).outcome_file
         for replica in chain.from_iterable(info.request.role_params.values()):
-            replica.env |= {OUTCOME_FILE: str(outcome_file), "PATH": _path(replica, cfg.prepend_cwd)}
+            replica.env |= {OUTCOME_VARIABLE: str(outcome_file), "PATH": _path(replica, cfg.prepend_cwd)}
         return info
 
     def schedule(self, dryrun_info: AppDryRunInfo[PopenRequest, BuiltinOpts]) -> str:
@@ -94,7 +95,7 @@ class PersistentLocalScheduler(LocalScheduler):
             supervisor = subprocess.Popen(
                 [sys.executable, "-P", "-m", "schedulers.local.supervisor", str(record.folder)],
                 cwd=record.folder,
-                env={name: value for name, value in os.environ.items() if name != OUTCOME_FILE},
+                env=environment_of_child_job(),
                 stdin=subprocess.DEVNULL if job.detach else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

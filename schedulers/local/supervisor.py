@@ -17,6 +17,7 @@ from pathlib import Path
 
 from schedulers.local.processes import end_with_parent, kill_all_with
 from schedulers.local.record import Process, Progress, Record, Replica
+from trainer.core.outcome import is_finished, is_stopped
 
 TICK_SECONDS = 0.1
 CANNOT_START = 127
@@ -78,7 +79,7 @@ class Supervisor:
     def verdict(self, failures: int) -> str | None:
         """The state in which the job ends after this attempt, or None if it is to be started again."""
         well = all(process.exit_code == 0 for process in self.progress.processes)
-        if self.record.outcome().startswith("finished") or (well and not self.cancelled):
+        if is_finished(self.record.outcome()) or (well and not self.cancelled):
             return "SUCCEEDED"
         if self.stop_asked:
             return "CANCELLED"
@@ -88,7 +89,7 @@ class Supervisor:
 
     def stopped(self) -> bool:
         """Tells whether the job left in order, with its state saved, because somebody sent it a signal."""
-        return self.record.outcome().startswith("stopped")
+        return is_stopped(self.record.outcome())
 
     def attempt(self) -> None:
         """Starts all replicas and waits until all have ended."""

@@ -1,5 +1,6 @@
-
-# ---- The same for every job from here on.
+# From here on the script is the same for every job.
+# Assigned before: job_dir log role max_retries open_mode srun_args; environment index; and the contract with the
+# trainer: outcome_variable rank0_variable finished_word stopped_code.
 
 say() { printf '[torchx] %(%F %T)T %s\n' -1 "$*"; }
 
@@ -12,8 +13,8 @@ end() { note "$1"; exit "$2"; }
 # Puts the job back into the queue; $1 says why. Slurm may have decided to do so itself by now.
 again() {
     note "requeued: $1"
-    scontrol requeue "$SLURM_JOB_ID" || end "failed: $1; and Slurm did not requeue the job" "${2:-75}"
-    exit 75
+    scontrol requeue "$SLURM_JOB_ID" || end "failed: $1; and Slurm did not requeue the job" "${2:-$stopped_code}"
+    exit "$stopped_code"
 }
 
 if [[ $(cat "$record/state" 2> /dev/null) == succeeded* ]]; then
@@ -22,17 +23,17 @@ if [[ $(cat "$record/state" 2> /dev/null) == succeeded* ]]; then
 fi
 
 # With this, `torchx status`, `log` and `list` also find a job that plain sbatch submitted.
-index=${XDG_STATE_HOME:-$HOME/.local/state}/torchx-recsys/slurm/$SLURM_CLUSTER_NAME
+index=${XDG_STATE_HOME:-$HOME/.local/state}/$index/$SLURM_CLUSTER_NAME
 mkdir -p "$index" && printf '%s\n' "$job_dir" > "$index/$SLURM_JOB_ID"
 
 setup
-. "$job_dir/torchx-job.env" || end "failed: cannot read $job_dir/torchx-job.env" 1
+. "$job_dir/$environment" || end "failed: cannot read $job_dir/$environment" 1
 
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd ,)
 printf '%(%F %T)T %s\n' -1 "$nodes" >> "$record/attempts"
-export TORCHX_RANK0_HOST=${nodes%%,*}
-export TORCHX_OUTCOME_FILE=$record/outcome
-rm -f "$TORCHX_OUTCOME_FILE" "$record/layout"
+outcome_file=$record/outcome
+export "$rank0_variable=${nodes%%,*}" "$outcome_variable=$outcome_file"
+rm -f "$outcome_file" "$record/layout"
 note "running on $nodes"
 
 # USR1 comes before the time limit, before some preemptions, or by `scancel --signal=USR1 --batch`; srun passes it to
@@ -42,20 +43,20 @@ ended_by_slurm=
 trap 'say "told to stop"; ${step:+kill -USR1 "$step"}' USR1
 trap 'ended_by_slurm=yes' TERM
 
-# Notes which replica is on which node, for `torchx status`.
-place() { ((SLURM_PROCID)) || echo "$SLURM_STEP_NODELIST $SLURM_STEP_TASKS_PER_NODE" > "${TORCHX_OUTCOME_FILE%/*}/layout"; }
+# Notes in $1 which replica is on which node, for `torchx status`.
+place() { ((SLURM_PROCID)) || echo "$SLURM_STEP_NODELIST $SLURM_STEP_TASKS_PER_NODE" > "$1"; }
 
 # When the first replica has left, the others get time to save. `wait` returns early when a signal comes.
 srun --kill-on-bad-exit=0 --wait=120 --distribution=block --open-mode="$open_mode" \
     --output="$record/$role-%t.out" --error="$record/$role-%t.err" "${srun_args[@]}" \
-    bash -c "$(declare -f place replica); place; replica" &
+    bash -c "$(declare -f place replica); place \"\$1\"; replica" bash "$record/layout" &
 step=$!
 while wait "$step"; kill -0 "$step" 2> /dev/null; do :; done
 wait "$step"
 code=$?
-outcome=$(cat "$TORCHX_OUTCOME_FILE" 2> /dev/null)
+outcome=$(cat "$outcome_file" 2> /dev/null)
 
-if [[ $outcome == finished* || ($code == 0 && -z $outcome) ]]; then
+if [[ $outcome == "$finished_word"* || ($code == 0 && -z $outcome) ]]; then
     end "succeeded${outcome:+: $outcome}" 0
 fi
 
@@ -87,7 +88,7 @@ if [[ $ended_by_slurm ]]; then
     case $(grep -o "JOB $SLURM_JOB_ID ON .* CANCELLED AT .*" "$log" | tail -n 1) in
         "") ;; # somebody sent TERM to this script alone
         *"DUE TO TIME LIMIT"*) [[ $outcome ]] || fail "time limit, and nothing was saved" ;;
-        *"DUE TO"*) note "requeued by Slurm${outcome:+: $outcome}"; exit 75 ;;
+        *"DUE TO"*) note "requeued by Slurm${outcome:+: $outcome}"; exit "$stopped_code" ;;
         *) end "cancelled${outcome:+: $outcome}" 1 ;;
     esac
 fi

@@ -1,12 +1,14 @@
 """What a job leaves on disk, and where it is found again: its directory, and the index in the user's home."""
 
 import json
-import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from schedulers.contract import state_directory
+
 ABOUT = "torchx-job.json"
+INDEX = "slurm"  # folder below the state directory, which batch.sh writes to as well
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,7 @@ class Index:
 
     @property
     def _folder(self) -> Path:
-        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        return Path(state) / "torchx-recsys" / "slurm" / self.cluster
+        return state_directory(INDEX) / self.cluster
 
     def add(self, job_id: str, job_dir: Path) -> None:
         """Remembers a job."""

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from torchx.specs import AppDef, BindMount, Role, macros
 
+from schedulers.contract import RANK0_HOST, SHELL_CONTRACT, STATE_FOLDER, assignments
 from schedulers.errors import SchedulerError
 from schedulers.slurm.options import SlurmOpts, sbatch_word
-from schedulers.slurm.record import About
+from schedulers.slurm.record import INDEX, About
 
 SCRIPT = "torchx-job.sh"
 ENVIRONMENT = "torchx-job.env"
-RANK0_HOST = "TORCHX_RANK0_HOST"
+COMMON = "# ---- The same for every job from here on."
 BATCH = Path(__file__).with_name("batch.sh")
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,8 @@ def _script(name: str, role: Role, opts: SlurmOpts, job_dir: Path, work_dir: Pat
         "",
         *("replica() {", *(f"    {line}" for line in _replica(role)), "}"),
     ]
-    return "\n".join(lines) + "\n" + BATCH.read_text()
+    common = assignments(environment=ENVIRONMENT, index=f"{STATE_FOLDER}/{INDEX}") + SHELL_CONTRACT
+    return "\n".join([*lines, "", COMMON, "", common]) + BATCH.read_text()
 
 
 def _shape(role: Role, opts: SlurmOpts) -> list[str]:

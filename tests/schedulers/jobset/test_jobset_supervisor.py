@@ -6,13 +6,14 @@ import subprocess
 import pytest
 
 from schedulers.jobset.pod import SUPERVISOR
+from trainer.core.outcome import OUTCOME_VARIABLE, STOPPED
 
 
 @pytest.fixture
 def supervise(tmp_path):
     """Runs a shell script as a replica and returns how it ended."""
     (tmp_path / "outcome").touch()
-    always = {"TORCHX_OUTCOME_FILE": str(tmp_path / "outcome"), "TORCHX_REPLICAS": "1", "HOSTNAME": "job-trainer-0-0"}
+    always = {OUTCOME_VARIABLE: str(tmp_path / "outcome"), "TORCHX_REPLICAS": "1", "HOSTNAME": "job-trainer-0-0"}
 
     def run(script, **environment):
         environment = os.environ | always | {"TORCHX_RANK0_HOST": "localhost"} | environment
@@ -28,8 +29,8 @@ def supervise(tmp_path):
         ("exit 0", 0),
         ("exit 3", 3),
         ("echo finished at step 9 > outcome; exit 1", 0),
-        ("echo stopped at step 5, saved there > outcome; exit 1", 75),
-        ("printf 'stopped at step 5' > outcome; exit 1", 75),
+        ("echo stopped at step 5, saved there > outcome; exit 1", STOPPED),
+        ("printf 'stopped at step 5' > outcome; exit 1", STOPPED),
     ],
 )
 def test_the_outcome_decides_over_the_exit_code(supervise, script, code):
@@ -40,7 +41,7 @@ def test_a_signal_reaches_the_replica_which_has_time_to_leave(supervise):
     script = (
         "trap 'sleep 0.3; echo stopped there > outcome; exit 1' TERM; kill -TERM $PPID; while :; do sleep 0.1; done"
     )
-    assert supervise(script).returncode == 75
+    assert supervise(script).returncode == STOPPED
 
 
 def test_replica_0_finds_itself_without_a_name(supervise):

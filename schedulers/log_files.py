@@ -1,23 +1,27 @@
-"""Lines of log files that may still grow."""
+"""Lines of log files that may still grow.
+
+TorchX's LogIterator follows one file and yields chunks of 64,000 characters, which end within lines and so defeat
+`--regex`. It fails where a file is missing, and does not notice that a restart has truncated it.
+"""
 
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.2
 
 
 def lines(files: list[Path], ended: Callable[[], bool] | None) -> Iterator[str]:
-    """Yields what is in the files, one after the other, with the line ends.
+    """Yields the lines of the files, one file after the other, each with its line end.
 
     Args:
-        files: Need not exist yet.
-        ended: Says whether nothing more will be written; until then, new lines are yielded as they come. None stops
-            at what is there.
+        files: Files, which need not exist yet.
+        ended: Returns whether nothing more will be written; until then, new lines are yielded as they come. None stops
+            at the present ends of the files.
     """
     readers = [_Reader(file) for file in files]
     while True:
-        # Asked first, so that what was written before the end is still read.
+        # Called before the files are read, so that lines written just before the end are not lost.
         last = ended is None or ended()
         for reader in readers:
             yield from reader.new_lines(last)
@@ -27,14 +31,14 @@ def lines(files: list[Path], ended: Callable[[], bool] | None) -> Iterator[str]:
 
 
 class _Reader:
-    """Reads on where it left off."""
+    """The position up to which a file has been read."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._position = 0
 
     def new_lines(self, last: bool) -> Iterator[str]:
-        """Yields the lines that are complete; at the very end also an incomplete one."""
+        """Yields the lines that are complete; the last time also an incomplete one."""
         if not self._file.exists():
             return
         with self._file.open("rb") as file:
@@ -45,4 +49,4 @@ class _Reader:
                 if not last and not line.endswith(b"\n"):
                     return
                 self._position += len(line)
-                yield line.decode(errors="replace")
+                yield line.decode(errors="replace").removesuffix("\n") + "\n"

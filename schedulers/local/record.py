@@ -1,4 +1,4 @@
-"""What a local job leaves on disk for every shell of this host to read: one directory per job."""
+"""The record of a local job on disk, one directory per job, which every shell of this host can read."""
 
 import fcntl
 import json
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from schedulers import contract
+from schedulers.contract import state_directory
 from schedulers.errors import SchedulerError
 from schedulers.local.processes import kill_all_with, processes_with
 from trainer.core.outcome import OUTCOME_VARIABLE
@@ -24,7 +24,7 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """How one replica is started, and the files that it writes."""
+    """The command of one replica, and the files that it writes."""
 
     role: str
     number: int
@@ -37,12 +37,12 @@ class Replica:
 
     @property
     def name(self) -> str:
-        """As `torchx log` spells it, after the handle."""
+        """The name that `torchx log` takes after the handle."""
         return f"{self.role}/{self.number}"
 
     @property
     def error_file(self) -> Path:
-        """Where torchrun, or the program itself, says what went wrong."""
+        """The file to which torchrun, or the program itself, writes its first error."""
         return Path(self.env["TORCHELASTIC_ERROR_FILE"])
 
 
@@ -70,7 +70,7 @@ class Process:
 
 @dataclass(kw_only=True)
 class Progress:
-    """Where a job is; the supervisor of the job writes it."""
+    """The state of a job, which its supervisor writes."""
 
     state: str = "SUBMITTED"
     restarts: int = 0
@@ -82,28 +82,27 @@ class Progress:
 class Record:
     """The directory of one job: `job.json`, `progress.json`, `outcome`, `supervisor.log`, `lock`, and the job's logs.
 
-    The supervisor holds the lock from before the record can be seen until it has written its last word, so that nobody
-    takes a dead supervisor, or another process with its number, for a live one.
+    The supervisor holds the lock from before the record can be seen until it has written the final state, so that a
+    dead supervisor, or another process with its pid, is never taken for a live one.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.outcome_file = folder / "outcome"
-        # In the environment of every process of the job, and of no other.
-        self.mark = f"{OUTCOME_VARIABLE}={self.outcome_file}"
+        self.supervisor_log = folder / "supervisor.log"
         self.delete_file = folder / "delete"
 
     @classmethod
     def of(cls, app_id: str) -> "Record | None":
         """Returns the record of a job, or None if there is none."""
-        record = cls(state_directory() / app_id)
+        record = cls(host_directory() / app_id)
         return record if (record.folder / "job.json").exists() else None
 
     @classmethod
     def all(cls) -> list["Record"]:
         """Returns every record on this host, the newest first."""
         found = []
-        for file in state_directory().glob("*/job.json"):
+        for file in host_directory().glob("*/job.json"):
             with suppress(FileNotFoundError):  # removed meanwhile
                 found.append((file.stat().st_mtime, file.parent))
         return [cls(folder) for _, folder in sorted(found, reverse=True)]
@@ -130,12 +129,12 @@ class Record:
         return Job(**content | {"replicas": [Replica(**replica) for replica in content["replicas"]]})
 
     def write(self, progress: Progress) -> None:
-        """Writes where the job is; readers see the old or the new."""
+        """Replaces the state of the job; readers see the old one or the new one."""
         self._write("progress.json", asdict(progress))
 
     def progress(self) -> Progress:
-        """Reads where the job is; a job whose supervisor died has failed."""
-        supervised = self.supervised()  # asked first: the last word is written before the lock is let go
+        """Reads the state of the job; a job whose supervisor died has failed."""
+        supervised = self.supervised()  # first: the final state is written before the lock is released
         file = self.folder / "progress.json"
         progress = Progress()
         if file.exists():
@@ -143,19 +142,19 @@ class Record:
             progress = Progress(**content | {"processes": [Process(**process) for process in content["processes"]]})
         if supervised or progress.state in ENDED:
             return progress
-        return replace(progress, state="FAILED", message=self._death(progress.supervisor))
+        return replace(progress, state="FAILED", message=self._cause_of_death(progress.supervisor))
 
     def outcome(self) -> str:
-        """The line that the job left when it ended in order: `finished ...`, `stopped ...`, or nothing."""
+        """Returns the line that the job wrote when it ended in order (trainer/core/outcome.py), or nothing."""
         return self.outcome_file.read_text().strip() if self.outcome_file.exists() else ""
 
-    def last_words(self) -> str:
-        """What the supervisor said last of its own errors; nothing if it had none."""
-        lines = (self.folder / "supervisor.log").read_text().splitlines()
+    def supervisor_error(self) -> str:
+        """Returns the last line of the supervisor's own errors, or nothing."""
+        lines = self.supervisor_log.read_text().splitlines()
         return lines[-1].strip() if lines else ""
 
     def supervised(self) -> bool:
-        """Tells whether the supervisor of the job lives."""
+        """Returns whether the supervisor of the job lives."""
         with (self.folder / "lock").open() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -164,7 +163,7 @@ class Record:
             return False
 
     def cancel(self) -> None:
-        """Asks the supervisor to end the job; does not wait."""
+        """Requests the supervisor to end the job; does not wait."""
         supervisor = self.progress().supervisor
         if supervisor and self.supervised():
             os.kill(supervisor, signal.SIGTERM)
@@ -174,21 +173,25 @@ class Record:
         self.delete_file.touch()
         self.cancel()
         if not self.supervised():
-            kill_all_with(self.mark)
+            self.kill_processes()
             self.remove()
 
     def remove(self) -> None:
-        """Removes the directory, for readers all at once; somebody else may be doing it at the same time."""
+        """Removes the directory, for readers all at once; another process may be doing it at the same time."""
         (self.folder / "job.json").unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _death(self, supervisor: int) -> str:
+    def kill_processes(self) -> None:
+        """Kills all processes of the job in all sessions; only they have its outcome file in their environment."""
+        kill_all_with(OUTCOME_VARIABLE, str(self.outcome_file))
+
+    def _cause_of_death(self, supervisor: int) -> str:
         if not supervisor:
             return "the job was never started: torchx was killed while it submitted it"
-        left = ", ".join(map(str, processes_with(self.mark)))
+        left = ", ".join(str(process.pid) for process in processes_with(OUTCOME_VARIABLE, str(self.outcome_file)))
         there = f"; it left process {left}, which `torchx delete` kills" if left else ""
-        why = f"died: {said}" if (said := self.last_words()) else "was killed or lost its machine"
-        return f"the supervisor of the job (process {supervisor}) {why}{there}"
+        cause = f"died: {error}" if (error := self.supervisor_error()) else "was killed or lost its machine"
+        return f"the supervisor of the job (process {supervisor}) {cause}{there}"
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         part = self.folder / f"{name}.part"
@@ -196,9 +199,9 @@ class Record:
         part.replace(self.folder / name)
 
 
-def state_directory() -> Path:
-    """Where the records of this host are. A home directory that several hosts share keeps them apart."""
-    return contract.state_directory("local") / socket.gethostname()
+def host_directory() -> Path:
+    """Returns the directory of this host's records: hosts may share a home directory, but not processes."""
+    return state_directory("local") / socket.gethostname()
 
 
 def prune() -> None:
@@ -206,6 +209,6 @@ def prune() -> None:
     oldest = time.time() - DAYS_KEPT * 24 * 3600
     for position, record in enumerate(Record.all()):
         with suppress(FileNotFoundError):  # removed meanwhile
-            surplus = position >= JOBS_KEPT or (record.folder / "job.json").stat().st_mtime < oldest
-            if surplus and not record.supervised():
+            expired = position >= JOBS_KEPT or (record.folder / "job.json").stat().st_mtime < oldest
+            if expired and not record.supervised():
                 record.remove()

@@ -1,8 +1,8 @@
-"""Runs one local job to its end: `python -P -m schedulers.local.supervisor RECORD_DIR`.
+"""Supervisor of one local job: `python -P -m schedulers.local.supervisor RECORD_DIR`.
 
-`schedulers.local` starts one for each job, in a session of its own. A supervisor starts the replicas, joins their logs,
-starts them again when they fail, and ends them when the job is cancelled; what it knows is in the record. It lives as
-long as the job does, and the replicas of one that dies are asked to stop by the kernel.
+The scheduler starts one for each job, in a session of its own. A supervisor starts the replicas, combines their logs,
+starts them again when they fail, and ends them when the job is cancelled; the record holds all of its state. It lives
+as long as the job, and the kernel sends SIGTERM to the replicas of one that dies.
 """
 
 import os
@@ -15,7 +15,7 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-from schedulers.local.processes import end_with_parent, kill_all_with
+from schedulers.local.processes import end_with_parent
 from schedulers.local.record import Process, Progress, Record, Replica
 from trainer.core.outcome import is_finished, is_stopped
 
@@ -24,7 +24,7 @@ CANNOT_START = 127
 
 
 class Logs:
-    """The files that a replica writes to, and the one in which whole lines of both stand as they came."""
+    """The two files that a replica writes to, and a third with the whole lines of both as they arrive."""
 
     def __init__(self, replica: Replica) -> None:
         Path(replica.combined).parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ class Logs:
         self._rests = [b"", b""]
 
     def combine(self, *, last: bool = False) -> None:
-        """Copies what is new; the last time, unfinished lines too."""
+        """Copies new lines; the last time, unfinished ones too."""
         for number, source in enumerate(self._sources):
             new = self._rests[number] + source.read()
             whole, newline, self._rests[number] = new.rpartition(b"\n")
@@ -44,7 +44,7 @@ class Logs:
             self.combined.write(b"".join(rest + b"\n" for rest in self._rests if rest))
 
     def note(self, text: str) -> None:
-        """Says something between two attempts."""
+        """Writes a line between two attempts."""
         self.stderr.write(f"torchx: {text}\n".encode())
 
 
@@ -57,38 +57,38 @@ class Supervisor:
         self.logs = [Logs(replica) for replica in self.job.replicas]
         self.progress = Progress(state="RUNNING", supervisor=os.getpid())
         self.running: list[subprocess.Popen[bytes]] = []
-        self.stop_asked = False
+        self.stop_requested = False
         self.cancelled = False
         self._watched = [] if self.job.detach else [sys.stdin]
-        signal.signal(signal.SIGTERM, self._ask_to_stop)
+        signal.signal(signal.SIGTERM, self._request_stop)
 
-    def _ask_to_stop(self, *_: object) -> None:
-        self.stop_asked = True
+    def _request_stop(self, *_: object) -> None:
+        self.stop_requested = True
 
     def run(self) -> None:
-        """Attempts until the job is done, has failed for good, or is cancelled."""
+        """Starts the job until it succeeds, has no retry left, or is cancelled."""
         failures = 0
         self.attempt()
-        while not (state := self.verdict(failures)):
+        while not (state := self.final_state(failures)):
             failures += not self.stopped()
             self.progress.restarts += 1
             self.note(f"{self.summary()}; starting again, restart {self.progress.restarts}")
             self.attempt()
-        self.end(state)
+        self.finish(state)
 
-    def verdict(self, failures: int) -> str | None:
-        """The state in which the job ends after this attempt, or None if it is to be started again."""
-        well = all(process.exit_code == 0 for process in self.progress.processes)
-        if is_finished(self.record.outcome()) or (well and not self.cancelled):
+    def final_state(self, failures: int) -> str | None:
+        """Returns the state in which the job ends after this attempt, or None if it is to be started again."""
+        succeeded = all(process.exit_code == 0 for process in self.progress.processes)
+        if is_finished(self.record.outcome()) or (succeeded and not self.cancelled):
             return "SUCCEEDED"
-        if self.stop_asked:
+        if self.stop_requested:
             return "CANCELLED"
         if self.stopped() or failures < self.job.max_retries:
             return None
         return "FAILED"
 
     def stopped(self) -> bool:
-        """Tells whether the job left in order, with its state saved, because somebody sent it a signal."""
+        """Returns whether the job ended in order, with its state saved, because of a signal."""
         return is_stopped(self.record.outcome())
 
     def attempt(self) -> None:
@@ -99,7 +99,7 @@ class Supervisor:
         for replica, logs in zip(self.job.replicas, self.logs, strict=True):
             replica.error_file.unlink(missing_ok=True)
             self.progress.processes.append(self.start(replica, logs))
-        self.save()
+        self.write_progress()
         self.wait()
 
     def start(self, replica: Replica, logs: Logs) -> Process:
@@ -124,72 +124,73 @@ class Supervisor:
     def wait(self) -> None:
         """Waits for all replicas; stops the others when one fails or when the job is cancelled."""
         deadline = None
-        while self.look():
-            self.tick()
-            if deadline is None and (self.stop_asked or any(process.exit_code for process in self.progress.processes)):
-                self.cancelled = self.stop_asked
+        while self.poll():
+            self.pause()
+            failed = any(process.exit_code for process in self.progress.processes)
+            if deadline is None and (failed or self.stop_requested):
+                self.cancelled = self.stop_requested
                 self.terminate()
                 deadline = time.monotonic() + self.job.grace_seconds
             if deadline is not None and time.monotonic() > deadline:
-                kill_all_with(self.record.mark)
-        kill_all_with(self.record.mark)  # what a replica has left behind
+                self.record.kill_processes()
+        self.record.kill_processes()  # those that a replica has started and not ended
 
-    def look(self) -> bool:
-        """Notes which replicas have ended, and tells whether some still run."""
+    def poll(self) -> bool:
+        """Records which replicas have ended, and returns whether some still run."""
         codes = {process.pid: process.poll() for process in self.running}
         news = [each for each in self.progress.processes if each.exit_code != codes.get(each.pid, each.exit_code)]
         for process in news:
             process.exit_code = codes[process.pid]
         if news:
-            self.save()
+            self.write_progress()
         return None in codes.values()
 
-    def tick(self) -> None:
-        """Lets a moment pass, joins the logs, and notices when the shell of an attached job is gone."""
+    def pause(self) -> None:
+        """Waits a moment, combines the logs, and requests a stop when the shell of an attached job is gone."""
         if any(select.select(self._watched, [], [], TICK_SECONDS)):
             self._watched = []
-            self.stop_asked = True
+            self.stop_requested = True
         for logs in self.logs:
             logs.combine()
 
     def terminate(self) -> None:
-        """Asks the replicas that still run to save and leave."""
+        """Sends SIGTERM to the replicas that still run, on which they save and leave."""
         if self.cancelled:
             self.progress.message = f"being cancelled; killed after {self.job.grace_seconds} seconds"
-            self.save()
+            self.write_progress()
         for process in self.running:
             if process.poll() is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)
 
-    def end(self, state: str) -> None:
-        """Writes the last word."""
+    def finish(self, state: str) -> None:
+        """Writes the final state, and removes the record if the job is being deleted."""
         for logs in self.logs:
             logs.combine(last=True)
         self.progress.state = state
         self.progress.message = self.record.outcome() or ("" if state == "SUCCEEDED" else self.summary())
-        self.save()
+        self.write_progress()
         if self.record.delete_file.exists():
             self.record.remove()
 
     def note(self, text: str) -> None:
-        """Says something in the log of every replica."""
+        """Writes a line to the log of every replica."""
         for logs in self.logs:
             logs.note(text)
 
     def summary(self) -> str:
-        """How the attempt ended: what the job itself said of it, or how each replica ended that did not end well."""
+        """Returns the outcome that the job wrote in this attempt, or else how each failed replica ended."""
         ends = zip(self.job.replicas, self.progress.processes, strict=True)
-        bad = [f"{replica.name} {ending(process.exit_code)}" for replica, process in ends if process.exit_code]
-        return self.record.outcome() or ", ".join(bad)
+        failed = [f"{replica.name} {ending(process.exit_code)}" for replica, process in ends if process.exit_code]
+        return self.record.outcome() or ", ".join(failed)
 
-    def save(self) -> None:
-        """Writes where the job is."""
+    def write_progress(self) -> None:
+        """Writes the state of the job to its record."""
         self.record.write(self.progress)
 
 
 def ending(exit_code: int | None) -> str:
-    """An exit code in words."""
+    """Returns an exit code in words."""
     if exit_code == CANNOT_START:
         return "could not be started or ended with exit code 127: its program was not found"
     if exit_code is not None and exit_code < 0:

@@ -4,16 +4,15 @@ It takes the place of TorchX's own, which makes a heterogeneous job of one compo
 """
 
 import contextlib
-import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
 
-from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
 from torchx.schedulers.ids import make_unique
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, Role, Workspace, is_terminal, runopts
 from torchx.workspace import WorkspaceMixin, walk_workspace
@@ -104,7 +103,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         until: datetime | None = None,
         should_tail: bool = False,
         streams: Stream | None = None,
-    ) -> Iterator[str]:
+    ) -> Iterable[str]:
         """Lines of replica `k`, of both streams unless one is named; `should_tail` follows until the job has ended.
 
         Raises:
@@ -123,7 +122,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         kinds = {Stream.STDOUT: ("out",), Stream.STDERR: ("err",)}.get(streams or Stream.COMBINED, ("out", "err"))
         files = [record.replica_log(k, kind) for kind in kinds]
         found = log_files.lines(files, (lambda: self._ended(app_id)) if should_tail else None)
-        return (line for line in found if re.search(regex or "", line))
+        return filter_regex(regex, found) if regex else found
 
     def _ended(self, app_id: str) -> bool:
         answer = self.describe(app_id)

@@ -6,7 +6,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
@@ -82,9 +85,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 600) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Tells whether a process is there and is not a zombie."""
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    """Returns whether a process is there and is not a zombie."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False

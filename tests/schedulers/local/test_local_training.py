@@ -5,6 +5,7 @@ import re
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from command import write_config
 from jobs import config, losses, write_rows
@@ -47,15 +48,9 @@ def steps_done(run: Path) -> int:
 
 def processes(handle: str, **variables: str) -> list[int]:
     """The processes of a job whose environment has these variables."""
-    wanted = {f"{name}={value}".encode() for name, value in {"TORCHX_JOB_ID": handle, **variables}.items()}
-    found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if wanted <= set(environ.read_bytes().split(b"\0")):
-                found.append(int(environ.parent.name))
-        except OSError:
-            continue
-    return found
+    wanted = {"TORCHX_JOB_ID": handle, **variables}.items()
+    found = psutil.process_iter(["environ"])
+    return [process.pid for process in found if wanted <= (process.info["environ"] or {}).items()]
 
 
 def test_cancelled_from_another_shell_it_saves_and_goes_on_later(torchx):

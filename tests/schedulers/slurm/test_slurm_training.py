@@ -4,8 +4,8 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from command import write_config
@@ -61,11 +61,10 @@ def assert_went_on(shell, handle, name, undisturbed):
 
 def rank_of(out: str) -> int:
     """The process of a rank of the run, on this machine."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            words = (folder / "cmdline").read_bytes().decode().split("\0") if (folder / "cmdline").exists() else []
-            if out in words and words[1:3] == ["-u", "-m"]:
-                return int(folder.name)
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if out in words and words[1:3] == ["-u", "-m"]:
+            return process.pid
     raise AssertionError(f"no rank of {out} runs")
 
 

@@ -2,9 +2,11 @@
 
 import re
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 
 from torchx import specs
+from torchx.components.dist import parse_nnodes
 from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount, macros
 
 # All of them reach every rank, which then has SHUTDOWN_TIMEOUT_SECONDS to leave.
@@ -37,11 +39,11 @@ class Shape:
     @classmethod
     def parse(cls, j: str) -> "Shape":
         """Reads `NODESxPROCS` or `MIN:NODESxPROCS`."""
-        match = re.fullmatch(r"(?:([1-9]\d*):)?([1-9]\d*)x([1-9]\d*)", j)
-        if match:
-            least, nodes, procs = (int(group) if group else None for group in match.groups())
-            if nodes and procs and (least or 1) <= nodes:
-                return cls(least, nodes, procs)
+        with suppress(ValueError):
+            min_nodes, nodes, procs, nnodes = parse_nnodes(j)
+            # To parse_nnodes a bare number is processes, to dist.torchrun it is nodes: here it is refused.
+            if "x" in j and 1 <= min_nodes <= nodes and procs >= 1:
+                return cls(min_nodes if ":" in nnodes else None, nodes, procs)
         raise ArgumentError("-j", j, "NODESxPROCS or MIN:NODESxPROCS, such as 2x8 or 1:2x8, with 1 <= MIN <= NODES")
 
     @property

@@ -1,4 +1,4 @@
-"""TorchX plugins that run a component's job somewhere, and `torchx doctor`.
+"""TorchX plugins that run jobs, and `torchx doctor`.
 
-May use: components._launch, trainer.core.outcome, trainer.plan.hardware; never torch.
+Uses components._launch, trainer.core.outcome and trainer.plan.hardware, and never torch.
 """

@@ -1,4 +1,4 @@
-"""`torchx doctor`: checks of this machine and of the clusters that it reaches.
+"""The command `torchx doctor`: checks of this machine and of the clusters that it reaches.
 
-May use: nothing of schedulers/ outside this room.
+Uses no other room.
 """

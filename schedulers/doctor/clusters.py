@@ -1,19 +1,18 @@
-"""What `torchx doctor` looks at on clusters."""
+"""Checks of clusters."""
 
 import json
 import os
 import re
 import shutil
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from schedulers.doctor.findings import Finding, Level, absent, answer, last_line, troubled
+from schedulers.doctor.findings import Finding, Level, absent, answer, last_line, probe, troubled
 
 SLURM_SECONDS = 15
 KUBERNETES_SECONDS = 30
 
-# Groups of API that a cluster has if the thing is installed there, and which schedulers of ours need it.
+# The API group of each project, and the schedulers that need it.
 KUBERNETES_APIS = {
     "JobSet": ("jobset.x-k8s.io", ("jobset",)),
     "Kueue": ("kueue.x-k8s.io", ()),
@@ -25,33 +24,21 @@ INSTALL_PAGES = {
     "Volcano": "https://volcano.sh/en/docs/installation/",
 }
 
-ASK_KUBERNETES = """
-import json
-from kubernetes import client, config
-config.load_config()
-settings = client.Configuration.get_default_copy()
-settings.retries = False
-api = client.ApiClient(settings)
-version = client.VersionApi(api).get_code(_request_timeout=(5, 10))
-groups = client.ApisApi(api).get_api_versions(_request_timeout=(5, 10)).groups
-print(json.dumps({"host": settings.host, "version": version.git_version, "groups": [group.name for group in groups]}))
-"""
 
-
-def slurm(asked: bool) -> list[Finding]:
-    """Slurm's commands, its controller, and its accounting."""
+def slurm(required: bool) -> list[Finding]:
+    """Checks Slurm's commands, its controller, and its accounting."""
     if not shutil.which("sinfo"):
         remedy = "submit from a login node, or put Slurm's commands on PATH"
-        return [absent("Slurm", "no sinfo on PATH", asked, remedy)]
+        return [absent("Slurm", "no sinfo on PATH", required, remedy)]
     version = answer(["sinfo", "--version"], SLURM_SECONDS).stdout.strip() or "Slurm"
     ping = answer(["scontrol", "ping"], SLURM_SECONDS)
     if " UP" not in ping.stdout:
         remedy = "start slurmctld, or see `scontrol ping` and SLURM_CONF"
-        return [troubled("Slurm", f"{version}; {last_line(ping.stdout + ping.stderr)}", asked, remedy)]
-    return [Finding("Slurm", Level.OK, version), _accounting(asked)]
+        return [troubled("Slurm", f"{version}; {last_line(ping.stdout + ping.stderr)}", required, remedy)]
+    return [Finding("Slurm", Level.OK, version), _accounting(required)]
 
 
-def _accounting(asked: bool) -> Finding:
+def _accounting(required: bool) -> Finding:
     shown = answer(["scontrol", "show", "config"], SLURM_SECONDS).stdout
     kind = re.search(r"^AccountingStorageType\s*=\s*(\S+)", shown, re.MULTILINE)
     if not kind or kind[1].endswith("none") or kind[1] == "(null)":
@@ -60,32 +47,32 @@ def _accounting(asked: bool) -> Finding:
         return Finding("Slurm accounting", Level.NOTE, found, "to keep states longer, run slurmdbd")
     done = answer(["sacct", "--noheader", "--allocations", "--starttime", "now"], SLURM_SECONDS)
     if done.returncode:
-        return troubled("Slurm accounting", f"{kind[1]}; {last_line(done.stderr)}", asked, "start slurmdbd")
+        return troubled("Slurm accounting", f"{kind[1]}; {last_line(done.stderr)}", required, "start slurmdbd")
     return Finding("Slurm accounting", Level.OK, kind[1])
 
 
-def kubernetes(asked: str | None) -> list[Finding]:
-    """The cluster that the current context names, and what is installed there."""
+def kubernetes(required: str | None) -> list[Finding]:
+    """Checks the cluster of the current context for a required scheduler, if there is one."""
     configured = os.environ.get("KUBECONFIG") or (Path.home() / ".kube" / "config").exists()
     if not configured and "KUBERNETES_SERVICE_HOST" not in os.environ:
         found = "no KUBECONFIG, no ~/.kube/config and not in a pod"
         return [
-            absent("Kubernetes", found, bool(asked), "set KUBECONFIG to the file that your cluster's owner gave you")
+            absent("Kubernetes", found, bool(required), "set KUBECONFIG to the file that your cluster's owner gave you")
         ]
     if not find_spec("kubernetes"):
         found = "the Python client is not installed"
-        return [troubled("Kubernetes", found, bool(asked), "pip install 'torchx-recsys[kubernetes]'")]
-    done = answer([sys.executable, "-c", ASK_KUBERNETES], KUBERNETES_SECONDS)
+        return [troubled("Kubernetes", found, bool(required), "pip install 'torchx-recsys[kubernetes]'")]
+    done = probe("kubernetes", seconds=KUBERNETES_SECONDS)
     if done.returncode:
         remedy = "check the network, and the current context of KUBECONFIG"
-        return [troubled("Kubernetes", last_line(done.stderr), bool(asked), remedy)]
+        return [troubled("Kubernetes", last_line(done.stderr), bool(required), remedy)]
     cluster = json.loads(last_line(done.stdout))
     reached = Finding("Kubernetes", Level.OK, f"{cluster['version']} at {cluster['host']}")
-    return [reached, *(_installed(name, cluster["groups"], asked) for name in KUBERNETES_APIS)]
+    return [reached, *(_installed(name, cluster["groups"], required) for name in KUBERNETES_APIS)]
 
 
-def _installed(name: str, groups: list[str], asked: str | None) -> Finding:
+def _installed(name: str, groups: list[str], required: str | None) -> Finding:
     group, needed_by = KUBERNETES_APIS[name]
     if group in groups:
         return Finding(name, Level.OK, f"{group} on the cluster")
-    return absent(name, "not on the cluster", asked in needed_by, f"have it installed: {INSTALL_PAGES[name]}")
+    return absent(name, "not on the cluster", required in needed_by, f"have it installed: {INSTALL_PAGES[name]}")

@@ -1,4 +1,4 @@
-"""`torchx doctor`: what is there to run jobs with, and what to do about what is not."""
+"""The command `torchx doctor`, which checks what jobs need and names a remedy for what is missing."""
 
 import argparse
 import os
@@ -19,19 +19,19 @@ SCHEDULERS = ("local_cwd", "slurm", "kubernetes", "jobset")
 
 
 class Doctor(SubCommand):
-    """Looks at this machine and at the clusters that it reaches; ends with exit code 1 if a line is wrong.
+    """Checks this machine and the clusters that it reaches; ends with exit code 1 if a finding is wrong.
 
-    Without options, Slurm and Kubernetes need not be tmachine. What an option asks for must be.
+    Without options, Slurm and Kubernetes need not be there. An option makes what it names required.
     """
 
     def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
-        """Adds what can be asked for."""
+        """Adds the options."""
         subparser.add_argument("-s", "--scheduler", choices=SCHEDULERS, help="A scheduler that has to work from here")
         subparser.add_argument("--out", help="A run directory that has to be writable, a path or an fsspec URL")
         subparser.add_argument("--storage", help="A data set that has to be readable, a path or an fsspec URL")
 
     def run(self, args: argparse.Namespace) -> None:
-        """Prints a line for each check."""
+        """Prints a table with a line for each check."""
         findings = examine(args.scheduler, args.out, args.storage)
         print(render(findings, color=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
         if any(finding.level is Level.WRONG for finding in findings):
@@ -39,25 +39,25 @@ class Doctor(SubCommand):
 
 
 def examine(scheduler: str | None, out: str | None, storage: str | None) -> list[Finding]:
-    """Runs all probes side by side; each has a time limit of its own."""
-    probes: list[Callable[[], list[Finding]]] = [
+    """Runs all checks at the same time; each has a time limit of its own."""
+    checks: list[Callable[[], list[Finding]]] = [
         machine.python,
         machine.torchx,
         machine.plugins,
         machine.torch,
-        partial(clusters.slurm, asked=scheduler == "slurm"),
-        partial(clusters.kubernetes, asked=scheduler if scheduler in ("kubernetes", "jobset") else None),
+        partial(clusters.slurm, required=scheduler == "slurm"),
+        partial(clusters.kubernetes, required=scheduler if scheduler in ("kubernetes", "jobset") else None),
     ]
     if out:
-        probes.append(partial(machine.writable, out))
+        checks.append(partial(machine.writable, out))
     if storage:
-        probes.append(partial(machine.readable, storage))
-    with ThreadPoolExecutor(len(probes)) as pool:
-        return [finding for found in pool.map(lambda probe: probe(), probes) for finding in found]
+        checks.append(partial(machine.readable, storage))
+    with ThreadPoolExecutor(len(checks)) as pool:
+        return [finding for found in pool.map(lambda check: check(), checks) for finding in found]
 
 
 def render(findings: list[Finding], color: bool) -> str:
-    """Returns the table for people."""
+    """Returns the table, aligned for a terminal."""
     rows = [[_painted(each.level, color), each.check, each.found, each.remedy] for each in findings]
     return tabulate(rows, ["", "check", "found", "what to do"], maxcolwidths=[None, None, 60, 60])
 

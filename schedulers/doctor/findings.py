@@ -1,12 +1,13 @@
-"""What `torchx doctor` finds."""
+"""Findings of `torchx doctor`, and the programs that it runs to find them."""
 
 import subprocess
+import sys
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Level(Enum):
-    """How good a finding is."""
+    """Severity of a finding."""
 
     OK = "ok"
     NOTE = "note"
@@ -24,14 +25,14 @@ class Finding:
     remedy: str = ""
 
 
-def absent(check: str, found: str, asked: bool, remedy: str) -> Finding:
-    """Something that need not be there, unless it was asked for."""
-    return Finding(check, Level.WRONG, found, remedy) if asked else Finding(check, Level.ABSENT, found)
+def absent(check: str, found: str, required: bool, remedy: str) -> Finding:
+    """Returns the finding for something that is not there, which is wrong only if it is required."""
+    return Finding(check, Level.WRONG, found, remedy) if required else Finding(check, Level.ABSENT, found)
 
 
-def troubled(check: str, found: str, asked: bool, remedy: str) -> Finding:
-    """Something that is there and does not work, which matters most if it was asked for."""
-    return Finding(check, Level.WRONG if asked else Level.NOTE, found, remedy)
+def troubled(check: str, found: str, required: bool, remedy: str) -> Finding:
+    """Returns the finding for something that does not work, which is wrong only if it is required."""
+    return Finding(check, Level.WRONG if required else Level.NOTE, found, remedy)
 
 
 def answer(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
@@ -44,6 +45,11 @@ def answer(command: list[str], seconds: float) -> subprocess.CompletedProcess[st
         return subprocess.CompletedProcess(command, 127, "", str(error))
 
 
+def probe(name: str, *arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Runs one of the scripts probe_*.py."""
+    return answer([sys.executable, "-P", "-m", f"schedulers.doctor.probe_{name}", *arguments], seconds)
+
+
 def last_line(text: str) -> str:
-    """The last line that says something."""
+    """Returns the last line that is not empty."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no message")

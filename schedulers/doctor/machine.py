@@ -1,4 +1,4 @@
-"""What `torchx doctor` looks at on this machine. Nothing heavy is imported here: child processes do that."""
+"""Checks of this machine. Child processes import what is heavy or may be broken (probe_*.py)."""
 
 import json
 import platform
@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, e
 
 from torchx import plugins as torchx_plugins
 
-from schedulers.doctor.findings import Finding, Level, answer, last_line
+from schedulers.doctor.findings import Finding, Level, answer, last_line, probe
 
 PROJECT = "torchx-recsys"
 LEAST_PYTHON = (3, 11)
@@ -18,38 +18,9 @@ LOAD_SECONDS = 120
 STORAGE_SECONDS = 30
 INSTALL = "install the triple: pip install --no-deps -r requirements-cpu.txt, or pip install 'torchx-recsys[cuda]'"
 
-LOAD = """
-import json, warnings
-warnings.simplefilter("ignore")
-import torch, fbgemm_gpu, torchrec, torchrec.distributed
-names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-print(json.dumps({"cuda": torch.version.cuda, "gpus": names}))
-"""
-
-WRITE = """
-import os, sys
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
-files, folder = url_to_fs(sys.argv[1])
-while isinstance(files, LocalFileSystem) and not files.exists(folder):
-    folder = files._parent(folder)
-probe = f"{folder.rstrip('/')}/.torchx-doctor-{os.getpid()}"
-files.pipe_file(probe, b"written by torchx doctor")
-assert files.cat_file(probe) == b"written by torchx doctor"
-files.rm_file(probe)
-"""
-
-READ = """
-import sys
-from fsspec.core import url_to_fs
-files, path = url_to_fs(sys.argv[1])
-if not files.exists(path) and not files.glob(path):
-    raise FileNotFoundError("there is nothing of this name")
-"""
-
 
 def python() -> list[Finding]:
-    """The interpreter."""
+    """Checks the interpreter."""
     found = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info[:2] < LEAST_PYTHON:
         return [Finding("Python", Level.WRONG, found, f"use Python {'.'.join(map(str, LEAST_PYTHON))} or newer")]
@@ -57,7 +28,7 @@ def python() -> list[Finding]:
 
 
 def torchx() -> list[Finding]:
-    """The distribution that provides the package torchx: there must be one only, and the nightly."""
+    """Checks the distribution that provides the package torchx: there must be one only, and the nightly."""
     stable, nightly = _version("torchx"), _version("torchx-nightly")
     if stable and nightly:
         remedy = f"pip uninstall -y torchx torchx-nightly && pip install torchx-nightly=={nightly}"
@@ -69,7 +40,7 @@ def torchx() -> list[Finding]:
 
 
 def plugins() -> list[Finding]:
-    """What this project registers with TorchX, and what TorchX could not register."""
+    """Checks what this project registers with TorchX, and what TorchX could not register."""
     try:
         ours = [entry for entry in distribution(PROJECT).entry_points if entry.group.startswith("torchx.")]
     except PackageNotFoundError:
@@ -87,34 +58,34 @@ def plugins() -> list[Finding]:
 
 
 def torch() -> list[Finding]:
-    """The triple of torch, torchrec and fbgemm-gpu, whether it loads, and the GPUs that it sees."""
+    """Checks that torch, torchrec and fbgemm-gpu match and load, and which GPUs they see."""
     found = {name: _version(name) for name in ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu")}
     there = {name: number for name, number in found.items() if number}
-    said = ", ".join(f"{name} {number}" for name, number in there.items())
+    versions = ", ".join(f"{name} {number}" for name, number in there.items())
     if "torch" not in there:
         return [Finding("torch", Level.ABSENT, "not installed: jobs can be submitted here, not run"), _gpu(None)]
     if wrong := _mismatch(there):
-        return [Finding("torch", Level.WRONG, f"{said}: {wrong}", INSTALL), _gpu(None)]
-    loaded = answer([sys.executable, "-c", LOAD], LOAD_SECONDS)
+        return [Finding("torch", Level.WRONG, f"{versions}: {wrong}", INSTALL), _gpu(None)]
+    loaded = probe("torch", seconds=LOAD_SECONDS)
     if loaded.returncode:
         died = f"died of {signal.Signals(-loaded.returncode).name}" if loaded.returncode < 0 else ""
-        found = f"{said} does not load: {died or last_line(loaded.stderr)}"
+        found = f"{versions} does not load: {died or last_line(loaded.stderr)}"
         return [Finding("torch", Level.WRONG, found, INSTALL), _gpu(None)]
-    return [Finding("torch", Level.OK, said), _gpu(json.loads(last_line(loaded.stdout)))]
+    return [Finding("torch", Level.OK, versions), _gpu(json.loads(last_line(loaded.stdout)))]
 
 
 def writable(out: str) -> list[Finding]:
-    """The run directory, in which a file is written, read and removed; nothing else is made."""
-    return [_storage("--out", out, WRITE, "writable", "choose a directory or bucket that you may write to")]
+    """Checks a run directory by a file that is written, read and removed; nothing else is made."""
+    return [_storage("--out", out, "writable", "writable", "choose a directory or bucket that you may write to")]
 
 
 def readable(url: str) -> list[Finding]:
-    """Data in storage."""
-    return [_storage("--storage", url, READ, "there", "check the name, the network and the credentials")]
+    """Checks that data is in storage."""
+    return [_storage("--storage", url, "readable", "there", "check the name, the network and the credentials")]
 
 
 def _storage(check: str, url: str, script: str, good: str, remedy: str) -> Finding:
-    done = answer([sys.executable, "-c", script, url], STORAGE_SECONDS)
+    done = probe(script, url, seconds=STORAGE_SECONDS)
     if not done.returncode:
         return Finding(check, Level.OK, f"{url} is {good}")
     error = last_line(done.stderr)
@@ -131,7 +102,7 @@ def _version(name: str) -> str | None:
 
 
 def _mismatch(there: dict[str, str]) -> str | None:
-    """What is wrong with the versions, which have to be those of this project's extra."""
+    """Returns what is wrong with the versions, which have to be those of this project's extra."""
     if "fbgemm-gpu" in there and "fbgemm-gpu-cpu" in there:
         return "the two packages of fbgemm overwrite each other's files"
     extra = "cuda" if "fbgemm-gpu" in there else "cpu"
@@ -156,7 +127,7 @@ def _load_error(entry: EntryPoint) -> str | None:
 
 
 def _gpu(loaded: dict | None) -> Finding:
-    """The GPUs that torch sees, and those that the driver sees and torch does not."""
+    """Returns the GPUs that torch sees, or a note that only the driver sees some."""
     if loaded and loaded["gpus"]:
         names = loaded["gpus"]
         return Finding("GPU", Level.OK, ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)))

@@ -1,4 +1,4 @@
-"""The scheduler `jobset`: each job as a JobSet on a Kubernetes cluster.
+"""The scheduler `jobset`: jobs as JobSets on a Kubernetes cluster.
 
-May use: the modules of schedulers/ itself, no other room.
+Uses contract and errors.
 """

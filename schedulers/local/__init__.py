@@ -1,4 +1,4 @@
 """The scheduler `local_cwd`: jobs as processes of this machine.
 
-May use: the modules of schedulers/ itself, no other room.
+Uses contract, errors and log_files.
 """

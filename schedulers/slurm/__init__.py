@@ -1,4 +1,4 @@
-"""The scheduler `slurm`: each job as one Slurm batch job.
+"""The scheduler `slurm`: jobs as Slurm batch jobs.
 
-May use: the modules of schedulers/ itself, no other room.
+Uses contract, errors and log_files.
 """

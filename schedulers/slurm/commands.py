@@ -1,4 +1,4 @@
-"""What Slurm says of jobs, in the text that its commands have printed the same way since 22.05."""
+"""Slurm's commands, and jobs as they print them: in text that is the same since 22.05, for JSON is not."""
 
 import os
 import re
@@ -10,27 +10,23 @@ from torchx.specs import AppState
 
 from schedulers.errors import SchedulerError
 
-PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
-RUNNING = ("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
-SUCCEEDED = ("COMPLETED",)
-CANCELLED = ("CANCELLED", "REVOKED")
-FAILED = (
-    *("BOOT_FAIL", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
-    *("RECONFIG_FAIL", "TIMEOUT"),
-)
+# TorchX's SLURM_STATES lacks nine of these, and takes suspended jobs for pending and revoked ones for failed.
 STATES = {
-    **dict.fromkeys(PENDING, AppState.PENDING),
-    **dict.fromkeys(RUNNING, AppState.RUNNING),
-    **dict.fromkeys(SUCCEEDED, AppState.SUCCEEDED),
-    **dict.fromkeys(CANCELLED, AppState.CANCELLED),
-    **dict.fromkeys(FAILED, AppState.FAILED),
+    **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"), AppState.PENDING),
+    **dict.fromkeys(("RESV_DEL_HOLD", "SPECIAL_EXIT"), AppState.PENDING),
+    **dict.fromkeys(("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"), AppState.RUNNING),
+    **dict.fromkeys(("STOPPED", "SUSPENDED"), AppState.RUNNING),
+    **dict.fromkeys(("COMPLETED",), AppState.SUCCEEDED),
+    **dict.fromkeys(("CANCELLED", "REVOKED"), AppState.CANCELLED),
+    **dict.fromkeys(("BOOT_FAIL", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL"), AppState.FAILED),
+    **dict.fromkeys(("OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL", "TIMEOUT"), AppState.FAILED),
 }
 UNKNOWN_JOB = "Invalid job id specified"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job as Slurm sees it; what Slurm did not say is empty."""
+    """A job as Slurm shows it; fields that Slurm leaves out are empty."""
 
     slurm_state: str
     name: str = ""
@@ -43,7 +39,7 @@ class Job:
 
     @property
     def state(self) -> AppState:
-        """The state in TorchX's terms."""
+        """TorchX's name for the state."""
         return STATES.get(self.slurm_state, AppState.UNKNOWN)
 
 
@@ -58,8 +54,8 @@ def run(*command: str, env: dict[str, str] | None = None) -> str:
     except FileNotFoundError as error:
         raise SchedulerError(f"{command[0]} is not installed here: run torchx where Slurm's commands work") from error
     if done.returncode:
-        said = [re.sub(rf"^{command[0]}: (error: )?", "", line.strip()) for line in done.stderr.splitlines()]
-        raise SchedulerError(f"{command[0]}: {'; '.join(filter(None, said)) or f'exit code {done.returncode}'}")
+        lines = [re.sub(rf"^{command[0]}: (error: )?", "", line.strip()) for line in done.stderr.splitlines()]
+        raise SchedulerError(f"{command[0]}: {'; '.join(filter(None, lines)) or f'exit code {done.returncode}'}")
     return done.stdout
 
 
@@ -71,13 +67,13 @@ def submit(script: Path) -> str:
 
 
 def cluster() -> str:
-    """The name of the cluster that this machine belongs to."""
+    """Returns the name of the cluster that this machine belongs to."""
     found = re.search(r"^ClusterName\s*=\s*(\S+)", run("scontrol", "show", "config"), re.MULTILINE)
     return found[1] if found else "cluster"
 
 
 def job(job_id: str) -> Job | None:
-    """What Slurm knows of a job; None if it knows none of that number, or has forgotten it."""
+    """Returns a job; None if Slurm has no job of that number, or has forgotten it."""
     try:
         return _from_scontrol(run("scontrol", "show", "job", job_id))
     except SchedulerError as error:
@@ -87,7 +83,7 @@ def job(job_id: str) -> Job | None:
 
 
 def states(job_ids: list[str]) -> dict[str, Job]:
-    """The states of several jobs, in two calls; jobs that Slurm has forgotten are left out."""
+    """Returns the states of several jobs, by two commands; jobs that Slurm has forgotten are left out."""
     listed = run("squeue", "--me", "--states=all", "--noheader", "--format=%A|%T").splitlines()
     known = {number: Job(state) for number, state in (line.split("|") for line in listed)}
     missing = [number for number in job_ids if number not in known]
@@ -95,7 +91,7 @@ def states(job_ids: list[str]) -> dict[str, Job]:
 
 
 def hostnames(nodes: str) -> list[str]:
-    """The hosts of a node list such as n[1-3]."""
+    """Returns the hosts of a node list such as n[1-3]."""
     return run("scontrol", "show", "hostnames", nodes).split() if nodes else []
 
 
@@ -123,7 +119,7 @@ def _from_accounting(job_ids: list[str]) -> dict[str, Job]:
     wanted = ("--allocations", "--noheader", "--parsable2", f"--format={columns}", f"--jobs={','.join(job_ids)}")
     try:
         lines = run("sacct", *wanted).splitlines()
-    except SchedulerError:  # no accounting here: what the job left behind has to do
+    except SchedulerError:  # no accounting here: the record of the job has to do
         return {}
     found = {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""What `-cfg` takes on Slurm, and the `#SBATCH` lines that it becomes."""
+"""The options of the scheduler `slurm`, and their `#SBATCH` lines."""
 
 import re
 import shlex
@@ -33,7 +33,7 @@ class SlurmOpts(StructuredOpts):
     """Time limit: MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS; the partition's if unset."""
 
     signal_lead: int = 120
-    """Seconds before the time limit at which all ranks are told to save and the job is put back into the queue."""
+    """Seconds before the time limit at which all ranks are signalled to save and the job is put back into the queue."""
 
     requeue: bool = True
     """Put the job back into the queue after a time limit, a preemption, a lost node or a failure to be retried."""
@@ -102,7 +102,7 @@ class SlurmOpts(StructuredOpts):
     """New directory, on storage that all nodes share, for a copy of the workspace; the job then runs in it."""
 
     def check(self) -> None:
-        """Refuses what Slurm would accept, but not do.
+        """Refuses values that Slurm would accept and that do not work.
 
         Raises:
             SchedulerError: An option has a value that cannot work.
@@ -120,7 +120,7 @@ class SlurmOpts(StructuredOpts):
                 raise SchedulerError(f"-cfg {option.name}: must not contain a line break")
 
     def sbatch(self) -> list[str]:
-        """The options of sbatch that are asked for by name."""
+        """Returns the options of sbatch."""
         given = ((name.replace("_", "-"), getattr(self, name)) for name in PASSED_ON)
         lines = [f"--{name}={_value(value)}" for name, value in given if value is not None]
         lines += ["--exclusive"] if self.exclusive else []
@@ -139,7 +139,7 @@ def _value(value: str | int | list[str]) -> str:
 
 
 def _seconds(time: str) -> int | None:
-    """The length of a time limit as Slurm reads it; None if it is no such thing, which Slurm will say itself."""
+    """Returns the length of a time limit as Slurm reads it; None if it is none, which Slurm itself refuses."""
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""What a job leaves on disk, and where it is found again: its directory, and the index in the user's home."""
+"""The record of a Slurm job: its directory, and the index in the user's home by which it is found."""
 
 import json
 import re
@@ -13,51 +13,51 @@ INDEX = "slurm"  # folder below the state directory, which batch.sh writes to as
 
 @dataclass(frozen=True)
 class About:
-    """What TorchX knows of a job and Slurm does not."""
+    """Properties of a job that Slurm does not keep."""
 
     name: str
     role: str
     replicas: int
 
     def write(self, job_dir: Path) -> None:
-        """Puts it into the job directory."""
+        """Writes them into the job directory."""
         (job_dir / ABOUT).write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 
 @dataclass(frozen=True)
 class Record:
-    """One Slurm job of a job directory; plain `sbatch` makes further ones."""
+    """The files of one Slurm job in a job directory, in which plain `sbatch` makes further jobs."""
 
     job_dir: Path
     job_id: str
 
     @property
     def about(self) -> About:
-        """What was submitted."""
+        """The job as it was submitted."""
         return About(**json.loads((self.job_dir / ABOUT).read_text()))
 
     @property
     def batch_log(self) -> Path:
-        """What the batch script, srun and Slurm itself said."""
+        """The output of the batch script, of srun and of Slurm itself."""
         return self.job_dir / f"slurm-{self.job_id}.log"
 
     def replica_log(self, replica: int, stream: str) -> Path:
-        """What a replica wrote; `stream` is out or err."""
+        """Returns the log of a replica; `stream` is out or err."""
         return self._folder / f"{self.about.role}-{replica}.{stream}"
 
     @property
     def state(self) -> str:
-        """What the batch script noted last, such as `running on ...`; empty before the first attempt."""
+        """The last state that the batch script wrote, such as `running on ...`; empty before the first attempt."""
         return self._read("state").strip()
 
     @property
     def attempts(self) -> int:
-        """How often the job has been started."""
+        """The number of times that the job has been started."""
         return len(self._read("attempts").splitlines())
 
     @property
     def layout(self) -> tuple[str, list[int]]:
-        """The nodes of the last attempt, and how many replicas each of them has; empty before the first one."""
+        """The nodes of the last attempt, and the number of replicas on each; empty before the first one."""
         nodes, _, counts = self._read("layout").strip().partition(" ")
         found = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
         return nodes, [int(count) for count, times in found for _ in range(int(times or 1))]
@@ -73,7 +73,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Index:
-    """Which directory a job of a cluster has: a file for each job, which holds the path."""
+    """The directories of the jobs of a cluster: one file for each job, which holds the path."""
 
     cluster: str
 
@@ -82,12 +82,12 @@ class Index:
         return state_directory(INDEX) / self.cluster
 
     def add(self, job_id: str, job_dir: Path) -> None:
-        """Remembers a job."""
+        """Adds a job."""
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / job_id).write_text(f"{job_dir}\n")
 
     def find(self, job_id: str) -> Record | None:
-        """The record of a job; None if it is unknown or its directory is gone."""
+        """Returns the record of a job; None if it is unknown or its directory is gone."""
         file = self._folder / job_id
         if not job_id.isdecimal() or not file.exists():
             return None
@@ -95,7 +95,7 @@ class Index:
         return Record(job_dir, job_id) if (job_dir / ABOUT).exists() else None
 
     def records(self) -> list[Record]:
-        """All jobs whose directories still exist, the newest first; forgets the others."""
+        """Returns all jobs whose directories still exist, the newest first; removes the others from the index."""
         found = []
         for file in self._folder.iterdir() if self._folder.exists() else ():
             if record := self.find(file.name):

@@ -1,4 +1,4 @@
-"""The `slurm` scheduler: one Slurm job with one task for each replica, which saves, comes back and goes on.
+"""The `slurm` scheduler: one Slurm job with one task for each replica, requeued and resumed after interruptions.
 
 It takes the place of TorchX's own, which makes a heterogeneous job of one component for each replica.
 """
@@ -26,7 +26,7 @@ from schedulers.slurm.script import SCRIPT, Request, request
 from schedulers.slurm.status import View
 
 JOBS = "slurm-jobs"
-# `torchx log` asks for the status for every replica.
+# `torchx log` reads the status once for every replica.
 STATUS_LIFETIME_SECONDS = 2
 
 
@@ -44,7 +44,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
     def caching_build_workspace_and_update_role(
         self, role: Role, cfg: Mapping[str, CfgVal], build_cache: dict[object, object]
     ) -> None:
-        """Leaves the workspace alone: a dry run must not copy it, `schedule` does."""
+        """Does nothing: a dry run must not copy the workspace, `schedule` does."""
 
     def _submit_dryrun(self, app: AppDef, cfg: SlurmOpts) -> AppDryRunInfo[Request, SlurmOpts]:
         here = Path.cwd()
@@ -72,7 +72,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         return job_id
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """How a job stands, also when Slurm has forgotten it; None if nobody knows it."""
+        """Returns the status of a job, even if Slurm has forgotten it; None if it has no record either."""
         with self._lock:
             seen, answer = self._seen.get(app_id, (0.0, None))
             if answer is None or time.monotonic() > seen + STATUS_LIFETIME_SECONDS:
@@ -82,7 +82,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             return answer
 
     def list(self, cfg: Mapping[str, CfgVal] | None = None) -> list[ListAppResponse]:
-        """The jobs that TorchX has submitted from this account, the newest first."""
+        """Returns the jobs that TorchX has submitted from this account, the newest first."""
         records = self._index.records()
         jobs = slurm.states([record.job_id for record in records])
         return [
@@ -104,7 +104,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         should_tail: bool = False,
         streams: Stream | None = None,
     ) -> Iterable[str]:
-        """Lines of replica `k`, of both streams unless one is named; `should_tail` follows until the job has ended.
+        """Yields the lines of a replica, of both streams unless one is named; with `should_tail`, until the job ends.
 
         Raises:
             SchedulerError: The job left no logs that this machine can read, or has no such replica.
@@ -143,7 +143,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
 
 
 def _copy(workspace: Workspace, target: Path) -> None:
-    """Copies what .torchxignore does not exclude."""
+    """Copies the workspace without the files that .torchxignore excludes."""
     from fsspec.implementations.local import LocalFileSystem
 
     for source, below in workspace.projects.items():
@@ -158,5 +158,5 @@ def _copy(workspace: Workspace, target: Path) -> None:
 
 
 def create_scheduler(session_name: str, **kwargs: object) -> SlurmScheduler:
-    """The scheduler, as TorchX asks for it."""
+    """Returns the scheduler that TorchX knows as `slurm`."""
     return SlurmScheduler(session_name)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torchx.specs import AppDef, BindMount, Role, macros
 
+from components._launch import SHUTDOWN_TIMEOUT_SECONDS
 from schedulers.contract import RANK0_HOST, SHELL_CONTRACT, STATE_FOLDER, assignments
 from schedulers.errors import SchedulerError
 from schedulers.slurm.options import SlurmOpts, sbatch_word
@@ -20,13 +21,13 @@ BATCH = Path(__file__).with_name("batch.sh")
 
 log = logging.getLogger(__name__)
 
-# What is known only when the job runs. A NUL cannot be part of an argument, and makes shlex quote what holds it.
+# Values that are known only when the job runs. A NUL can be part of no argument, and makes shlex quote what holds it.
 RUN_TIME = {"\0app_id\0": "SLURM_JOB_ID", "\0replica_id\0": "SLURM_PROCID"}
 
 
 @dataclass(frozen=True)
 class Request:
-    """A job as it is submitted: what goes into its directory."""
+    """A job as it is submitted: the files of its directory."""
 
     about: About
     job_dir: Path
@@ -104,12 +105,20 @@ def _script(name: str, role: Role, opts: SlurmOpts, job_dir: Path, work_dir: Pat
         "",
         *("replica() {", *(f"    {line}" for line in _replica(role)), "}"),
     ]
-    common = assignments(environment=ENVIRONMENT, index=f"{STATE_FOLDER}/{INDEX}") + SHELL_CONTRACT
-    return "\n".join([*lines, "", COMMON, "", common]) + BATCH.read_text()
+    return "\n".join([*lines, "", COMMON, "", _common()])
+
+
+def _common() -> str:
+    values = assignments(
+        environment_file=ENVIRONMENT,
+        index_folder=f"{STATE_FOLDER}/{INDEX}",
+        wait_seconds=SHUTDOWN_TIMEOUT_SECONDS,
+    )
+    return values + SHELL_CONTRACT + BATCH.read_text()
 
 
 def _shape(role: Role, opts: SlurmOpts) -> list[str]:
-    """How many nodes, and what of each."""
+    """Returns the options for the nodes of a job and for its part of each."""
     resource, on_node = role.resource, min(opts.ntasks_per_node, role.num_replicas)
     nodes = -(-role.num_replicas // on_node)
     if role.min_replicas is not None and role.min_replicas < role.num_replicas:
@@ -126,7 +135,7 @@ def _shape(role: Role, opts: SlurmOpts) -> list[str]:
 
 
 def _srun_args(role: Role, opts: SlurmOpts, job_dir: Path) -> list[str]:
-    # srun does not take this one over from sbatch.
+    # srun does not inherit this option from sbatch.
     args = [f"--cpus-per-task={max(1, role.resource.cpu)}"]
     if opts.container_image:
         mounts = [f"{job_dir}:{job_dir}", *map(_mount, role.mounts), *(opts.container_mounts or [])]
@@ -143,14 +152,14 @@ def _mount(mount: object) -> str:
 
 
 def _replica(role: Role) -> list[str]:
-    """What each replica runs; the shell that runs it gives way to it, so that it gets the signals."""
+    """Returns the commands of a replica; the last replaces the shell, so that signals reach the program."""
     own = [_export(name, value).rstrip("\n") for name, value in role.env.items() if _is_own(value)]
     words = [_quote(word) for word in (role.entrypoint, *role.args)]
     return [*own, f"exec {' '.join(words)}"]
 
 
 def _is_own(value: str) -> bool:
-    """Whether each replica has another value."""
+    """Returns whether each replica has another value."""
     return "\0replica_id\0" in value
 
 
@@ -159,7 +168,7 @@ def _export(name: str, value: str) -> str:
 
 
 def _quote(text: str) -> str:
-    """A word for the shell, in which what is known only at run time is a variable."""
+    """Quotes a word for the shell, with variables for values that are known only when the job runs."""
     quoted = shlex.quote(text)
     for mark, variable in RUN_TIME.items():
         quoted = quoted.replace(mark, f"'\"${variable}\"'")

@@ -1,4 +1,4 @@
-"""How a job stands, from what Slurm says and what the job has left on disk."""
+"""The state of a Slurm job and of its replicas, from Slurm and from the job's record, in TorchX's terms."""
 
 import json
 import re
@@ -11,13 +11,13 @@ from torchx.specs import NONE, AppState, ReplicaStatus, Role, RoleStatus, is_ter
 from schedulers.slurm.commands import Job, hostnames
 from schedulers.slurm.record import Record
 
-NOTED = {"succeeded": AppState.SUCCEEDED, "failed": AppState.FAILED, "cancelled": AppState.CANCELLED}
+FINAL_STATES = {"succeeded": AppState.SUCCEEDED, "failed": AppState.FAILED, "cancelled": AppState.CANCELLED}
 SHOWN_REPLICAS = 8
 
 
 @dataclass(frozen=True)
 class View:
-    """What there is to know of a job: `job` is None when Slurm has forgotten it, `record` when it is not TorchX's."""
+    """The two sources on a job: `job` is None if Slurm has forgotten it, `record` if TorchX did not submit it."""
 
     job: Job | None
     record: Record | None
@@ -28,12 +28,12 @@ class View:
 
     @property
     def _noted(self) -> AppState | None:
-        """The end that the batch script has noted."""
-        return NOTED.get(self._note.partition(":")[0])
+        """The final state that the batch script has written, if it has."""
+        return FINAL_STATES.get(self._note.partition(":")[0])
 
     @cached_property
     def state(self) -> AppState:
-        """The state; a run that finished has succeeded, whatever Slurm did to the job while it left."""
+        """The state; a job that finished has succeeded, even if Slurm killed it while it ended."""
         if self.job is None:
             # Slurm forgets no job before its end. What ended while it waited was cancelled.
             return self._noted or (AppState.FAILED if self._note.startswith("running") else AppState.CANCELLED)
@@ -43,7 +43,7 @@ class View:
         return AppState.SUCCEEDED if finished else self.job.state
 
     def describe(self, app_id: str) -> DescribeAppResponse:
-        """The whole status, as TorchX shows it."""
+        """Returns the whole status."""
         about = self.record.about if self.record else None
         roles = [Role(name=about.role, image="", num_replicas=self._replicas)] if about else []
         return DescribeAppResponse(
@@ -82,25 +82,25 @@ class View:
         ]
 
     def _failures(self) -> dict[int, str]:
-        """What srun said of the replicas that failed in the last attempt, in the form that TorchX shows."""
+        """Returns srun's messages on the replicas that failed in the last attempt, in the form that TorchX prints."""
         log = self.record.batch_log if self.record else None
         if not log or not log.exists():
             return {}
         text = log.read_text(errors="replace").rpartition("] running on ")[2]
         found = {}
-        for tasks, how in re.findall(r"^srun: error: \S+: tasks? ([\d,-]+): (.*)$", text, re.MULTILINE):
-            code = re.search(r"exit code (\d+)", how)
-            error = json.dumps({"message": how, "errorCode": int(code[1]) if code else 0})
+        for tasks, ending in re.findall(r"^srun: error: \S+: tasks? ([\d,-]+): (.*)$", text, re.MULTILINE):
+            code = re.search(r"exit code (\d+)", ending)
+            error = json.dumps({"message": ending, "errorCode": int(code[1]) if code else 0})
             found |= dict.fromkeys(_numbers(tasks), error)
         return found
 
     def _message(self) -> str:
-        parts = [self._why(), self._where()]
+        parts = [self._reason(), self._placement()]
         if self.state == AppState.FAILED and self.record:
             parts.append(f"see {self.record.batch_log}")
         return "; ".join(part for part in parts if part)
 
-    def _why(self) -> str:
+    def _reason(self) -> str:
         if self.job is None:
             return self._note if self._noted else f"ended, and left only: {self._note or 'nothing'}"
         if self.state == AppState.PENDING:
@@ -113,7 +113,7 @@ class View:
             return f"{self.job.slurm_state}{_ending(self.job.exit_code)}"
         return self.job.slurm_state.lower() if self.state == AppState.RUNNING else ""
 
-    def _where(self) -> str:
+    def _placement(self) -> str:
         hosts = self._hosts
         shown = ", ".join(f"{replica} on {host}" for replica, host in enumerate(hosts[:SHOWN_REPLICAS]))
         more = f" and {len(hosts) - SHOWN_REPLICAS} more" if len(hosts) > SHOWN_REPLICAS else ""
@@ -128,6 +128,6 @@ def _ending(exit_code: str) -> str:
 
 
 def _numbers(tasks: str) -> list[int]:
-    """The numbers of 0,2-4."""
+    """Returns the numbers of a list such as 0,2-4."""
     ends = [[int(end) for end in part.split("-")] for part in tasks.split(",")]
     return [number for each in ends for number in range(each[0], each[-1] + 1)]

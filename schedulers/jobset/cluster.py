@@ -1,4 +1,4 @@
-"""The calls to a Kubernetes API server, with errors in one line."""
+"""Calls to a Kubernetes API server, with its errors in one line."""
 
 import json
 import math
@@ -25,7 +25,7 @@ NO_JOBSET = f"the cluster has no {spec.GROUP}/{spec.VERSION}: install JobSet the
 
 
 class Cluster:
-    """One namespace of a cluster: its JobSets, their pods and what Kueue says about them.
+    """One namespace of a cluster: its JobSets, their pods and their Kueue workloads.
 
     Every method raises SchedulerError if the cluster refuses or cannot be reached.
     """
@@ -51,7 +51,7 @@ class Cluster:
         return found["items"]
 
     def patch(self, name: str, change: Object) -> None:
-        """Merges `change` into a JobSet; None removes a key."""
+        """Merges a change into a JobSet; None removes a key."""
         self._jobsets("patch", name=name, body=change, _content_type="application/merge-patch+json")
 
     def delete(self, name: str) -> None:
@@ -72,20 +72,20 @@ class Cluster:
         return json.loads(answer.data)["items"]
 
     def workloads(self, uid: str) -> list[Object]:
-        """Reads what Kueue keeps about the object `uid`: nothing where there is no Kueue, or not for this user."""
+        """Reads the Kueue workloads of an object; none if there is no Kueue, or this user may not read them."""
         for version in WORKLOAD_VERSIONS:
             if found := self._workloads(version, "list", label_selector=_selector({f"{KUEUE}/job-uid": uid})):
                 return found["items"]
         return []
 
     def deactivate(self, workload: Object) -> None:
-        """Has Kueue stop a job for good and release its quota."""
+        """Makes Kueue stop a job for good and release its quota."""
         version, name = workload["apiVersion"].partition("/")[2], workload["metadata"]["name"]
         change = {"spec": {"active": False}}
         self._workloads(version, "patch", name=name, body=change, _content_type="application/merge-patch+json")
 
     def log(self, pod: str, container: str, since: datetime | None, follow: bool) -> Iterator[str]:
-        """Reads a container's log, each line with its time in front; nothing if the pod is gone or has not begun."""
+        """Yields a container's log, each line after its time; nothing if the pod is gone or has not started."""
         from kubernetes.client import ApiException, CoreV1Api
 
         window: dict[str, Any] = {"since_seconds": _seconds_ago(since)} if since else {}
@@ -107,9 +107,9 @@ class Cluster:
         return self._custom(verb, (KUEUE, version, "workloads"), (403, 404), arguments)
 
     def _custom(
-        self, verb: str, kind: tuple[str, str, str], nothing: tuple[int, ...], arguments: dict[str, Any]
+        self, verb: str, kind: tuple[str, str, str], missing: tuple[int, ...], arguments: dict[str, Any]
     ) -> Object | None:
-        """Calls the API of custom objects; None if it answers with one of the codes that mean `nothing`."""
+        """Calls the API of custom objects; returns None for an answer with one of the `missing` codes."""
         from kubernetes.client import ApiException, CustomObjectsApi
 
         call = getattr(CustomObjectsApi(self._client), f"{verb}_namespaced_custom_object")
@@ -118,13 +118,13 @@ class Cluster:
             try:
                 return call(group, version, self._namespace, plural, _request_timeout=TIMEOUT_SECONDS, **arguments)
             except ApiException as error:
-                if error.status in nothing:
+                if error.status in missing:
                     return None
                 raise
 
 
 def _client(context: str | None) -> "ApiClient":
-    """A client for a context of the kubeconfig file, or else for the cluster that this process runs in."""
+    """Returns a client for a context of the kubeconfig file, or else for the cluster that this process runs in."""
     try:
         from kubernetes import client, config
     except ModuleNotFoundError as error:
@@ -132,30 +132,30 @@ def _client(context: str | None) -> "ApiClient":
     configuration = client.Configuration()
     try:
         config.load_kube_config(context=context, client_configuration=configuration)
-    except config.ConfigException as missing:
+    except config.ConfigException as failure:
         try:
             config.load_incluster_config(client_configuration=configuration)
         except config.ConfigException:
-            raise SchedulerError(f"no Kubernetes cluster: {missing}; set KUBECONFIG or -cfg context") from missing
+            raise SchedulerError(f"no Kubernetes cluster: {failure}; set KUBECONFIG or -cfg context") from failure
     return client.ApiClient(configuration)
 
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Turns the client's errors, with their headers and bodies, into the server's own sentence."""
+    """Turns the client's errors, with their headers and bodies, into the server's message."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
     try:
         yield
     except ApiException as error:
-        raise SchedulerError(f"Kubernetes: {_sentence(error)}") from error
+        raise SchedulerError(f"Kubernetes: {_message(error)}") from error
     except HTTPError as error:
-        why = str(getattr(error, "reason", error)).partition("): ")[2] or error
-        raise SchedulerError(f"Kubernetes cannot be reached: {why}; see kubectl cluster-info") from error
+        reason = str(getattr(error, "reason", error)).partition("): ")[2] or error
+        raise SchedulerError(f"Kubernetes cannot be reached: {reason}; see kubectl cluster-info") from error
 
 
-def _sentence(error: Any) -> str:
+def _message(error: Any) -> str:
     try:
         return " ".join(json.loads(error.body)["message"].split())
     except (TypeError, ValueError, KeyError):

@@ -1,10 +1,11 @@
-"""The log of a replica, over all of its pods while it is followed."""
+"""Logs of replicas; one that is followed continues over all pods of its replica."""
 
 import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from torchx.specs import is_terminal
 
@@ -18,9 +19,8 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 1
 
 
-@dataclass(frozen=True)
-class Window:
-    """From when, until when."""
+class Window(NamedTuple):
+    """The times between which lines are wanted."""
 
     since: datetime | None
     until: datetime | None
@@ -28,20 +28,20 @@ class Window:
 
 @dataclass(frozen=True)
 class Replica:
-    """One replica of a job, by the names of its JobSet and role."""
+    """A replica of a job, by the names of its JobSet and its role."""
 
     jobset: str
     role: str
     number: int
 
     def pod(self, cluster: Cluster) -> Object | None:
-        """Its newest pod, None if there is none."""
+        """Returns its newest pod, None if there is none."""
         labels = {spec.JOBSET_LABEL: self.jobset, spec.ROLE_LABEL: self.role, INDEX: str(self.number)}
         return newest_pods(cluster.pods(labels)).get((self.role, self.number))
 
 
 def read(cluster: Cluster, replica: Replica, window: Window) -> Iterator[str]:
-    """The lines of the replica's last attempt so far."""
+    """Yields the lines of the replica's last attempt so far."""
     pod = replica.pod(cluster)
     if pod and _started(pod):
         yield from (text for _, text in _lines(cluster, pod, window))
@@ -51,7 +51,7 @@ def read(cluster: Cluster, replica: Replica, window: Window) -> Iterator[str]:
 
 
 def follow(cluster: Cluster, replica: Replica, window: Window) -> Iterator[str]:
-    """The lines of the replica as they come, through restarts and cut connections, until the job ends."""
+    """Yields the lines of the replica as they come, through restarts and cut connections, until the job ends."""
     done, last = set(), None
     while True:
         jobset = cluster.jobset(replica.jobset)
@@ -70,20 +70,20 @@ def follow(cluster: Cluster, replica: Replica, window: Window) -> Iterator[str]:
 
 
 def _started(pod: Object) -> bool:
-    """Whether the pod's container has ever run: the server refuses to read a log before."""
+    """Returns whether the pod's container has ever run: the server refuses to read a log before."""
     states = [status.get("state", {}) for status in pod["status"].get("containerStatuses", ())]
     return bool(states) and "waiting" not in states[0]
 
 
 def _ended(pod: Object) -> bool:
-    """Whether the pod will not write any more."""
+    """Returns whether the pod will write no more."""
     return pod["status"].get("phase") in ("Succeeded", "Failed")
 
 
 def _lines(
     cluster: Cluster, pod: Object, window: Window, last: datetime | None = None, follow: bool = False
 ) -> Iterator[tuple[datetime | None, str]]:
-    """The lines of a pod within a window, and after the `last` one that was read before, with their times."""
+    """Yields the lines of a pod within a window and after the time of the `last` line read, with their times."""
     name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]["name"]
     for line in cluster.log(name, container, last or window.since, follow):
         stamp, text = _split(line)
@@ -95,7 +95,7 @@ def _lines(
 
 
 def _split(line: str) -> tuple[datetime | None, str]:
-    """The time of a line and its text; the server's own remarks have no time."""
+    """Returns the time of a line and its text; messages of the server itself have no time."""
     stamp, _, text = line.partition(" ")
     try:
         return datetime.fromisoformat(stamp), text

@@ -1,4 +1,4 @@
-"""Names that Kubernetes accepts."""
+"""Names and labels that Kubernetes accepts."""
 
 import re
 
@@ -12,7 +12,7 @@ LONGEST_NAME = 63
 
 
 def unique_name(app: AppDef) -> str:
-    """A name for the JobSet that begins with the app's and leaves room for the names of its pods.
+    """Returns a name for the JobSet that begins with the app's and leaves room for the names of its pods.
 
     Raises:
         SchedulerError: The role names are too long.
@@ -27,11 +27,11 @@ def unique_name(app: AppDef) -> str:
 
 
 def dns_name(name: str) -> str:
-    """`name` as Kubernetes takes it for a host: lower case letters, digits and `-`, a letter first."""
+    """Returns a valid host name: lower case letters, digits and `-`, a letter first."""
     clean = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return clean if clean[:1].isalpha() else f"job-{clean}".rstrip("-")
 
 
 def label(value: str) -> str:
-    """`value` as Kubernetes takes it for a label."""
+    """Returns a valid value of a label."""
     return re.sub(r"[^A-Za-z0-9._-]", ".", value)[:63].strip("-_.")

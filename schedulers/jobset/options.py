@@ -13,7 +13,7 @@ DEFAULT_GRACE_SECONDS = SHUTDOWN_TIMEOUT_SECONDS + 30
 
 @dataclass
 class JobSetOpts(StructuredOpts):
-    """Where on the cluster a job runs, and with what."""
+    """The place of a job on the cluster, and the properties of its pods."""
 
     namespace: str = "default"
     """Namespace to run in."""
@@ -65,7 +65,7 @@ class JobSetOpts(StructuredOpts):
 
 
 def check(opts: JobSetOpts) -> None:
-    """Refuses what the cluster would take and the job would suffer from.
+    """Refuses values that the cluster accepts and that do not work.
 
     Raises:
         SchedulerError: An option has a value that cannot work.

@@ -1,4 +1,4 @@
-"""The pod that a role's replicas run in."""
+"""The pod template of a role's replicas."""
 
 import re
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _REPLICA_MARK = "\0replica\0"
 
 @dataclass(frozen=True)
 class Job:
-    """An app about to be submitted under a name; `handle` is what the `torchx` command will call it."""
+    """An app with its options, and the name and the handle under which it is submitted."""
 
     app: AppDef
     opts: JobSetOpts
@@ -44,12 +44,12 @@ class Job:
 
     @property
     def rank0_host(self) -> str:
-        """The name of replica 0 of the first role in the headless service that JobSet makes."""
+        """The host name of replica 0 of the first role in the headless service that JobSet creates."""
         return f"{self.name}-{dns_name(self.app.roles[0].name)}-0-0.{self.name}"
 
 
 def template(job: Job, role: Role) -> dict[str, Any]:
-    """The pod template of `role`, one for all replicas, with the overlays of the app and the role merged into it.
+    """Returns the pod template of all replicas of a role, with the overlays of the app and the role merged into it.
 
     Raises:
         SchedulerError: An option or an overlay cannot be used.
@@ -71,7 +71,7 @@ def template(job: Job, role: Role) -> dict[str, Any]:
     pod = {
         "metadata": {
             "labels": {"app.kubernetes.io/instance": job.name, "torchx.pytorch.org/role-name": name},
-            # A sidecar would keep the pod running for ever.
+            # A sidecar of Istio would keep the pod running for ever.
             "annotations": {"sidecar.istio.io/inject": "false"},
         },
         "spec": _filled(spec),
@@ -124,12 +124,12 @@ def _env(job: Job, role: Role) -> dict[str, str]:
 
 
 def _for_kubelet(text: str) -> str:
-    """Doubles the `$` that the kubelet would take for a variable of its own, and names the replica's."""
+    """Doubles each `$` that the kubelet would expand, and inserts the variable with the replica's number."""
     return re.sub(r"\$(?=[$(])", "$$", text).replace(_REPLICA_MARK, f"$({REPLICA_ID})")
 
 
 def _resources(resource: Resource, opts: JobSetOpts) -> dict[str, dict[str, str]]:
-    """Limits as the role says; requests a little less, so that a pod for a whole node fits beside Kubernetes itself."""
+    """Returns the role's resources as limits, and lower requests: a whole node is shared with Kubernetes itself."""
     limits, requests = {}, {}
     if resource.cpu > 0:
         millicpu = int(resource.cpu * 1000)
@@ -160,7 +160,7 @@ def _toleration(taint: str) -> dict[str, str]:
 
 
 def _volumes(role: Role, opts: JobSetOpts) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The pod's volumes and where its container finds them."""
+    """Returns the pod's volumes and their mounts."""
     shared_memory = _filled({"medium": "Memory", "sizeLimit": opts.shm_size})
     volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": shared_memory}]
     mounts: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}]
@@ -184,5 +184,5 @@ def _read_only(mount: BindMount | VolumeMount | DeviceMount) -> bool:
 
 
 def _filled(fields: dict[str, Any]) -> dict[str, Any]:
-    """`fields` without those that say nothing."""
+    """Returns the fields that are not empty."""
     return {name: value for name, value in fields.items() if value not in (None, [], {}, False)}

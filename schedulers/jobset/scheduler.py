@@ -1,4 +1,4 @@
-"""Jobs on a Kubernetes cluster without Volcano: a JobSet each, with Kueue for queues and quota."""
+"""The `jobset` scheduler: one JobSet for each job on Kubernetes, with Kueue for queues and quota."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -22,8 +22,8 @@ BACKEND = "jobset"
 class JobSetScheduler(Scheduler[JobSetOpts]):
     """Runs an app as a JobSet: an Indexed Job for each role, a headless service, restarts of the whole job.
 
-    An app id is `NAMESPACE:NAME`, or `CONTEXT:NAMESPACE:NAME` if the job was submitted to a context by name: all that
-    is needed to find the job from another shell.
+    An app id is `NAMESPACE:NAME`, or `CONTEXT:NAMESPACE:NAME` if the job was submitted to a context by name: that is
+    enough to find the job from another shell.
     """
 
     def __init__(self, session_name: str) -> None:
@@ -42,7 +42,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         return _app_id(request.context, metadata)
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """The state of the job in two calls, or three if it waits in a queue, however many replicas it has."""
+        """Returns the status of a job by two calls, three if it waits in a queue, for any number of replicas."""
         cluster, name = self._find(app_id)
         jobset = cluster.jobset(name)
         if jobset is None:
@@ -53,13 +53,13 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         return status.describe(app_id, jobset, pods, workloads)
 
     def describe_native(self, app_id: str) -> AppDryRunInfo[JobSetRequest] | None:
-        """The JobSet as it stands on the cluster."""
+        """Returns the JobSet as it is on the cluster."""
         cluster, name = self._find(app_id)
         jobset = cluster.jobset(name)
         return AppDryRunInfo(JobSetRequest(None, jobset), str) if jobset else None
 
     def list(self, cfg: Mapping[str, CfgVal] | None = None) -> list[ListAppResponse]:
-        """The jobs that TorchX submitted to a namespace, finished ones too."""
+        """Returns the jobs that TorchX submitted to a namespace, the oldest first, ended ones too."""
         opts = JobSetOpts.from_cfg(self.run_opts().resolve(cfg or {}))
         found = self._cluster(opts.context, opts.namespace).jobsets()
         return [_listed(opts.context, jobset) for jobset in sorted(found, key=_created)]
@@ -75,7 +75,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         should_tail: bool = False,
         streams: Stream | None = None,
     ) -> Iterable[str]:
-        """The lines of a replica, stdout and stderr together."""
+        """Yields the lines of a replica, stdout and stderr together."""
         if streams not in (None, Stream.COMBINED):
             raise SchedulerError(f"--streams {streams.value}: Kubernetes keeps only one: combined")
         cluster, name = self._find(app_id)
@@ -94,17 +94,17 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         return JobSetOpts.as_runopts()
 
     def _cancel_existing(self, app_id: str) -> None:
-        """Suspends the job for good: its pods save and leave, its quota is free, and it can still be asked for."""
+        """Suspends the job for good: its pods save and leave, its quota becomes free, and its status stays."""
         cluster, name = self._find(app_id)
-        mark: Object = {"metadata": {"annotations": {status.CANCELLED: "true"}}}
+        change: Object = {"metadata": {"annotations": {status.CANCELLED: "true"}}}
         jobset = cluster.jobset(name) or {}
         workloads = cluster.workloads(jobset["metadata"]["uid"]) if spec.QUEUE_LABEL in _labels(jobset) else []
         if not workloads:
-            # Kueue leaves alone what has no queue, if it had not seen it before.
-            mark = {"metadata": mark["metadata"] | {"labels": {spec.QUEUE_LABEL: None}}, "spec": {"suspend": True}}
-        cluster.patch(name, mark)
+            # Kueue ignores a job without a queue if it has not seen it before.
+            change = {"metadata": change["metadata"] | {"labels": {spec.QUEUE_LABEL: None}}, "spec": {"suspend": True}}
+        cluster.patch(name, change)
         for workload in workloads:
-            # Kueue would start an admitted job again that somebody else suspended.
+            # Kueue would resume an admitted job that another client suspended.
             cluster.deactivate(workload)
 
     def _delete_existing(self, app_id: str) -> None:
@@ -122,7 +122,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
 
 
 def create_scheduler(session_name: str, **kwargs: Any) -> JobSetScheduler:
-    """Makes the scheduler; TorchX calls this."""
+    """Returns the scheduler that TorchX knows as `jobset`."""
     return JobSetScheduler(session_name)
 
 

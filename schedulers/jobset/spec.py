@@ -1,4 +1,4 @@
-"""The JobSet that an app becomes."""
+"""The JobSet of an app."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ MANAGED_BY = {"app.kubernetes.io/managed-by": "torchx.pytorch.org"}
 
 @dataclass
 class JobSetRequest:
-    """A JobSet ready to be sent, and to which cluster."""
+    """A JobSet to be created, and the context of its cluster."""
 
     context: str | None
     resource: dict[str, Any]
@@ -33,7 +33,7 @@ class JobSetRequest:
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML with scripts as blocks."""
+    """Writes YAML with scripts as blocks."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -44,7 +44,7 @@ _Dumper.add_representer(str, _text)
 
 
 def jobset(job: Job) -> dict[str, Any]:
-    """The JobSet of a job: one Indexed Job for each role, one pod for each replica."""
+    """Returns the JobSet of a job: one Indexed Job for each role, one pod for each replica."""
     opts, roles = job.opts, job.app.roles
     spec: dict[str, Any] = {
         "suspend": bool(opts.queue),
@@ -72,7 +72,7 @@ def _labels(job: Job) -> dict[str, str]:
 
 
 def _failure_policy(max_retries: int) -> dict[str, Any]:
-    """A failure starts all pods again and counts; a stop on request or a disruption does so and does not count."""
+    """Returns the policy that restarts all pods: failures count as retries, stops on request and disruptions do not."""
     stopped = {
         "name": STOPPED_WORD,
         "action": "RestartJobSetAndIgnoreMaxRestarts",
@@ -82,7 +82,7 @@ def _failure_policy(max_retries: int) -> dict[str, Any]:
 
 
 def _replicated_job(role: Role, template: dict[str, Any]) -> dict[str, Any]:
-    """One Indexed Job; what stops or disrupts one of its pods ends it with the reason PodFailurePolicy."""
+    """Returns an Indexed Job; a stop or a disruption of one of its pods ends it with the reason PodFailurePolicy."""
     name = dns_name(role.name)
     stopped = {"containerName": name, "operator": "In", "values": [STOPPED]}
     rules = [
@@ -101,7 +101,7 @@ def _replicated_job(role: Role, template: dict[str, Any]) -> dict[str, Any]:
 
 
 def roles(resource: Mapping[str, Any]) -> list[Role]:
-    """The roles of a JobSet as far as it tells: names, images and numbers of replicas."""
+    """Returns the roles of a JobSet with their names, images and numbers of replicas."""
     found = []
     for job in resource["spec"]["replicatedJobs"]:
         spec = job["template"]["spec"]

@@ -1,4 +1,4 @@
-"""What a JobSet and its pods say about a job, in TorchX's terms."""
+"""The state of a job and of its replicas, from its JobSet and pods, in TorchX's terms."""
 
 import json
 import signal
@@ -23,14 +23,14 @@ PHASES = {
 }
 # The state of a replica whose pod is gone or not there yet, by the state of the job.
 WITHOUT_POD = {AppState.SUCCEEDED: ReplicaState.SUCCEEDED, AppState.FAILED: ReplicaState.CANCELLED}
-# A container that waits for one of these is only being made.
+# Waiting for one of these is a part of every start.
 ORDINARY_WAITS = ("ContainerCreating", "PodInitializing")
-# Lines of a failed container's log that are worth a look.
+# Lines of a failed container's log that are shown.
 LAST_LINES = 5
 
 
 def app_state(jobset: Object) -> AppState:
-    """The state of the job, from its JobSet alone."""
+    """Returns the state of a job from its JobSet alone."""
     conditions = _conditions(jobset)
     if "Completed" in conditions:
         return AppState.SUCCEEDED
@@ -46,12 +46,12 @@ def app_state(jobset: Object) -> AppState:
 
 
 def was_cancelled(jobset: Object) -> bool:
-    """Whether `torchx cancel` marked the JobSet."""
+    """Returns whether `torchx cancel` marked the JobSet."""
     return CANCELLED in jobset["metadata"].get("annotations", {})
 
 
 def describe(app_id: str, jobset: Object, pods: Iterable[Object], workloads: Iterable[Object]) -> DescribeAppResponse:
-    """The state of the job and of each replica, with the reasons for it."""
+    """Returns the status of a job and of each replica, with its reasons."""
     state = app_state(jobset)
     newest = newest_pods(pods)
     roles = spec.roles(jobset)
@@ -66,7 +66,7 @@ def describe(app_id: str, jobset: Object, pods: Iterable[Object], workloads: Ite
 
 
 def newest_pods(pods: Iterable[Object]) -> dict[tuple[str, int], Object]:
-    """The pod of the last attempt of each replica, by role and replica id."""
+    """Returns the pod of the last attempt of each replica, by role and replica id."""
     newest: dict[tuple[str, int], Object] = {}
     for pod in sorted(pods, key=_age):
         labels = pod["metadata"].get("labels", {})
@@ -103,9 +103,9 @@ def _pending(jobset: Object, pods: Mapping[tuple[str, int], Object], workloads: 
     queue = jobset["metadata"].get("labels", {}).get(spec.QUEUE_LABEL)
     if jobset["spec"].get("suspend"):
         admission = [_conditions(each, status="False").get("QuotaReserved", {}) for each in workloads]
-        why = next((condition["message"] for condition in admission if condition.get("message")), "")
+        reason = next((condition["message"] for condition in admission if condition.get("message")), "")
         waits = f"waits for its quota in queue {queue}" if queue else "suspended"
-        return f"{waits}: {why}" if why else waits
+        return f"{waits}: {reason}" if reason else waits
     reasons = [reason for pod in pods.values() if (reason := pod_reason(pod))]
     replicas = sum(role.num_replicas for role in spec.roles(jobset))
     running = sum(pod["status"].get("phase") != "Pending" for pod in pods.values())
@@ -134,13 +134,13 @@ def _without_pod(state: AppState) -> ReplicaState:
 
 
 def _structured(pod: Object) -> str:
-    """Why the pod is not simply running, as TorchX prints it."""
+    """Returns the reason why a pod does not run, in the JSON that TorchX prints."""
     reason = pod_reason(pod)
     if not reason:
         return NONE
-    where = f"{reason} (pod {pod['metadata']['name']}{_on_node(pod)})"
+    message = f"{reason} (pod {pod['metadata']['name']}{_on_node(pod)})"
     terminated = _termination(pod)
-    error = {"message": where, "errorCode": terminated.get("exitCode")}
+    error = {"message": message, "errorCode": terminated.get("exitCode")}
     if "finishedAt" in terminated:
         error["timestamp"] = int(datetime.fromisoformat(terminated["finishedAt"]).timestamp())
     return json.dumps(error)
@@ -152,11 +152,11 @@ def _on_node(pod: Object) -> str:
 
 
 def pod_reason(pod: Object) -> str:
-    """Why a pod does not run, or how it ended; empty if there is nothing to say."""
+    """Returns why a pod does not run, or how it ended; empty for one that runs or succeeded."""
     status = pod["status"]
     disrupted = _conditions(pod).get("DisruptionTarget", {})
     unscheduled = _conditions(pod, status="False").get("PodScheduled", {})
-    parts = [_spell(each) for each in (disrupted, status, unscheduled)]
+    parts = [_reason_and_message(each) for each in (disrupted, status, unscheduled)]
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         parts.append(_container_reason(container.get("state", {})))
     return "; ".join(part for part in parts if part)
@@ -164,16 +164,16 @@ def pod_reason(pod: Object) -> str:
 
 def _container_reason(state: Object) -> str:
     if "waiting" in state:
-        return "" if state["waiting"].get("reason") in ORDINARY_WAITS else _spell(state["waiting"])
+        return "" if state["waiting"].get("reason") in ORDINARY_WAITS else _reason_and_message(state["waiting"])
     terminated = state.get("terminated", {})
     code = terminated.get("exitCode", 0)
     if not code:
         return ""
-    how = f"exit code {code}{_signal(code)}"
+    ending = f"exit code {code}{_signal(code)}"
     if terminated.get("reason") not in (None, "Error"):
-        how = f"{terminated['reason']}, {how}"
-    said = [line for line in terminated.get("message", "").splitlines() if line.strip(" =-")]
-    return ": ".join([how, " | ".join(said[-LAST_LINES:])]) if said else how
+        ending = f"{terminated['reason']}, {ending}"
+    lines = [line for line in terminated.get("message", "").splitlines() if line.strip(" =-")]
+    return f"{ending}: {' | '.join(lines[-LAST_LINES:])}" if lines else ending
 
 
 def _signal(code: int) -> str:
@@ -183,7 +183,7 @@ def _signal(code: int) -> str:
         return ""
 
 
-def _spell(condition: Object) -> str:
+def _reason_and_message(condition: Object) -> str:
     return ": ".join(part for part in (condition.get("reason"), condition.get("message")) if part)
 
 

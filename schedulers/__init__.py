@@ -1,4 +1,1 @@
-"""TorchX plugins that run jobs, and `torchx doctor`.
-
-Uses components._launch, trainer.core.outcome and trainer.plan.hardware, and never torch.
-"""
+"""TorchX plugins that run jobs, and a doctor. Use components._launch, trainer.core.outcome, trainer.plan.hardware."""

@@ -19,11 +19,6 @@ def resource_of(host: Host) -> Resource:
 def __getattr__(name: str) -> Callable[[], Resource]:
     """Returns the factory of a registered resource by the name in its entry point, such as `gcp_a3_highgpu_8g`."""
     for host_name, host in REGISTERED.items():
-        if name == attribute(host_name):
+        if name == host_name.replace("-", "_").replace(".", "_"):
             return partial(resource_of, host)
     raise AttributeError(name)
-
-
-def attribute(host_name: str) -> str:
-    """Returns the Python identifier for a resource's name."""
-    return host_name.replace("-", "_").replace(".", "_")

@@ -58,9 +58,6 @@ def examine(scheduler: str | None, out: str | None, storage: str | None) -> list
 
 def render(findings: list[Finding], color: bool) -> str:
     """Returns the table, aligned for a terminal."""
-    rows = [[_painted(each.level, color), each.check, each.found, each.remedy] for each in findings]
+    levels = {level: f"{paint}{level.value}{PLAIN}" if color else level.value for level, paint in COLORS.items()}
+    rows = [[levels[each.level], each.check, each.found, each.remedy] for each in findings]
     return tabulate(rows, ["", "check", "found", "what to do"], maxcolwidths=[None, None, 60, 60])
-
-
-def _painted(level: Level, color: bool) -> str:
-    return f"{COLORS[level]}{level.value}{PLAIN}" if color else level.value

@@ -6,7 +6,7 @@ import re
 import shutil
 import signal
 import sys
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, requires, version
 
 from torchx import plugins as torchx_plugins
 
@@ -41,11 +41,7 @@ def torchx() -> list[Finding]:
 
 def plugins() -> list[Finding]:
     """Checks what this project registers with TorchX, and what TorchX could not register."""
-    try:
-        ours = [entry for entry in distribution(PROJECT).entry_points if entry.group.startswith("torchx.")]
-    except PackageNotFoundError:
-        remedy = "pip install --no-deps --no-build-isolation --editable ."
-        return [Finding("plugins", Level.WRONG, f"{PROJECT} is not installed: components only, by file", remedy)]
+    ours = [entry for entry in distribution(PROJECT).entry_points if entry.group.startswith("torchx.")]
     broken = [f"{entry.name}: {error}" for entry in ours if (error := _load_error(entry))]
     broken += [f"{error.name}: {error.error}" for error in torchx_plugins.registry().load_errors()]
     taken = [entry.name for entry in ours if len(entry_points(group=entry.group, name=entry.name)) > 1]
@@ -106,16 +102,10 @@ def _mismatch(there: dict[str, str]) -> str | None:
     if "fbgemm-gpu" in there and "fbgemm-gpu-cpu" in there:
         return "the two packages of fbgemm overwrite each other's files"
     extra = "cuda" if "fbgemm-gpu" in there else "cpu"
-    wanted = re.findall(rf"^(\S+?)==(\S+?);.*extra == ['\"]{extra}['\"]", "\n".join(_requirements()), re.MULTILINE)
+    pins = "\n".join(requires(PROJECT) or ())
+    wanted = re.findall(rf"^(\S+?)==(\S+?);.*extra == ['\"]{extra}['\"]", pins, re.MULTILINE)
     wrong = [f"{name} {number}" for name, number in wanted if there.get(name, "").partition("+")[0] != number]
     return f"{', '.join(wrong)} wanted" if wrong else None
-
-
-def _requirements() -> list[str]:
-    try:
-        return distribution(PROJECT).requires or []
-    except PackageNotFoundError:
-        return []
 
 
 def _load_error(entry: EntryPoint) -> str | None:

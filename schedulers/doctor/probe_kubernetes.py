@@ -13,8 +13,5 @@ settings.retries = False
 api = client.ApiClient(settings)
 version: Any = client.VersionApi(api).get_code(_request_timeout=TIMEOUT_SECONDS)
 groups: Any = client.ApisApi(api).get_api_versions(_request_timeout=TIMEOUT_SECONDS)
-print(
-    json.dumps(
-        {"host": settings.host, "version": version.git_version, "groups": [group.name for group in groups.groups]}
-    )
-)
+names = [group.name for group in groups.groups]
+print(json.dumps({"host": settings.host, "version": version.git_version, "groups": names}))

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from torchx.specs import is_terminal
 
@@ -17,13 +16,6 @@ from schedulers.jobset.status import Object, app_state, newest_pods, pod_reason
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1
-
-
-class Window(NamedTuple):
-    """The times between which lines are wanted."""
-
-    since: datetime | None
-    until: datetime | None
 
 
 @dataclass(frozen=True)
@@ -40,25 +32,25 @@ class Replica:
         return newest_pods(cluster.pods(labels)).get((self.role, self.number))
 
 
-def read(cluster: Cluster, replica: Replica, window: Window) -> Iterator[str]:
+def read(cluster: Cluster, replica: Replica, since: datetime | None, until: datetime | None) -> Iterator[str]:
     """Yields the lines of the replica's last attempt so far."""
     pod = replica.pod(cluster)
     if pod and _started(pod):
-        yield from (text for _, text in _lines(cluster, pod, window))
+        yield from (text for _, text in _lines(cluster, pod, since, until))
     else:
         reason = pod_reason(pod) if pod else "it has no pod"
         logger.warning("%s/%d has no log yet: %s", replica.role, replica.number, reason or "its pod is being made")
 
 
-def follow(cluster: Cluster, replica: Replica, window: Window) -> Iterator[str]:
+def follow(cluster: Cluster, replica: Replica, since: datetime | None, until: datetime | None) -> Iterator[str]:
     """Yields the lines of the replica as they come, through restarts and cut connections, until the job ends."""
     done, last = set(), None
     while True:
         jobset = cluster.jobset(replica.jobset)
         pod = replica.pod(cluster)
         if pod and pod["metadata"]["uid"] not in done and _started(pod):
-            ended = _ended(pod)
-            for stamp, text in _lines(cluster, pod, window, last, follow=True):
+            ended = pod["status"].get("phase") in ("Succeeded", "Failed")
+            for stamp, text in _lines(cluster, pod, since, until, last, follow=True):
                 last = stamp or last
                 yield text
             if ended:
@@ -75,21 +67,21 @@ def _started(pod: Object) -> bool:
     return bool(states) and "waiting" not in states[0]
 
 
-def _ended(pod: Object) -> bool:
-    """Returns whether the pod will write no more."""
-    return pod["status"].get("phase") in ("Succeeded", "Failed")
-
-
 def _lines(
-    cluster: Cluster, pod: Object, window: Window, last: datetime | None = None, follow: bool = False
+    cluster: Cluster,
+    pod: Object,
+    since: datetime | None,
+    until: datetime | None,
+    last: datetime | None = None,
+    follow: bool = False,
 ) -> Iterator[tuple[datetime | None, str]]:
-    """Yields the lines of a pod within a window and after the time of the `last` line read, with their times."""
+    """Yields the lines of a pod between two times and after that of the `last` line read, with their times."""
     name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]["name"]
-    for line in cluster.log(name, container, last or window.since, follow):
+    for line in cluster.log(name, container, last or since, follow):
         stamp, text = _split(line)
-        if window.until and stamp and stamp > window.until.astimezone(UTC):
+        if until and stamp and stamp > until.astimezone(UTC):
             return
-        early = stamp and window.since and stamp < window.since.astimezone(UTC)
+        early = stamp and since and stamp < since.astimezone(UTC)
         if not early and not (stamp and last and stamp <= last):
             yield stamp, text
 

@@ -62,7 +62,14 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         """Returns the jobs that TorchX submitted to a namespace, the oldest first, ended ones too."""
         opts = JobSetOpts.from_cfg(self.run_opts().resolve(cfg or {}))
         found = self._cluster(opts.context, opts.namespace).jobsets()
-        return [_listed(opts.context, jobset) for jobset in sorted(found, key=_created)]
+        return [
+            ListAppResponse(
+                _app_id(opts.context, jobset["metadata"]),
+                status.app_state(jobset),
+                name=_labels(jobset).get("app.kubernetes.io/name", ""),
+            )
+            for jobset in sorted(found, key=lambda jobset: jobset["metadata"]["creationTimestamp"])
+        ]
 
     def log_iter(
         self,
@@ -80,7 +87,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
             raise SchedulerError(f"--streams {streams.value}: Kubernetes keeps only one: combined")
         cluster, name = self._find(app_id)
         read = log.follow if should_tail else log.read
-        lines = read(cluster, log.Replica(name, role_name, k), log.Window(since, until))
+        lines = read(cluster, log.Replica(name, role_name, k), since, until)
         return filter_regex(regex, lines) if regex else lines
 
     def _submit_dryrun(self, app: AppDef, cfg: JobSetOpts) -> AppDryRunInfo[JobSetRequest, JobSetOpts]:
@@ -131,14 +138,5 @@ def _app_id(context: str | None, metadata: Mapping[str, Any]) -> str:
     return ":".join([*place, metadata["namespace"], metadata["name"]])
 
 
-def _listed(context: str | None, jobset: Object) -> ListAppResponse:
-    name = _labels(jobset).get("app.kubernetes.io/name", "")
-    return ListAppResponse(_app_id(context, jobset["metadata"]), status.app_state(jobset), name=name)
-
-
 def _labels(jobset: Object) -> dict[str, str]:
     return jobset.get("metadata", {}).get("labels", {})
-
-
-def _created(jobset: Object) -> str:
-    return jobset["metadata"]["creationTimestamp"]

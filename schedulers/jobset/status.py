@@ -14,6 +14,7 @@ from schedulers.jobset.pod import INDEX
 
 Object = Mapping[str, Any]
 
+# The annotation of a JobSet that `torchx cancel` has suspended.
 CANCELLED = "torchx.pytorch.org/cancelled"
 PHASES = {
     "Pending": ReplicaState.PENDING,
@@ -22,7 +23,11 @@ PHASES = {
     "Failed": ReplicaState.FAILED,
 }
 # The state of a replica whose pod is gone or not there yet, by the state of the job.
-WITHOUT_POD = {AppState.SUCCEEDED: ReplicaState.SUCCEEDED, AppState.FAILED: ReplicaState.CANCELLED}
+WITHOUT_POD = {
+    AppState.SUCCEEDED: ReplicaState.SUCCEEDED,
+    AppState.FAILED: ReplicaState.CANCELLED,
+    AppState.CANCELLED: ReplicaState.CANCELLED,
+}
 # Waiting for one of these is a part of every start.
 ORDINARY_WAITS = ("ContainerCreating", "PodInitializing")
 # Lines of a failed container's log that are shown.
@@ -36,18 +41,13 @@ def app_state(jobset: Object) -> AppState:
         return AppState.SUCCEEDED
     if "Failed" in conditions:
         return AppState.FAILED
-    if was_cancelled(jobset) or "deletionTimestamp" in jobset["metadata"]:
+    if CANCELLED in jobset["metadata"].get("annotations", {}) or "deletionTimestamp" in jobset["metadata"]:
         return AppState.CANCELLED
     if jobset["spec"].get("suspend"):
         return AppState.PENDING
     jobs = jobset.get("status", {}).get("replicatedJobsStatus", [])
     started = jobs and all(sum(job.get(count, 0) for count in ("ready", "succeeded", "failed")) for job in jobs)
     return AppState.RUNNING if started else AppState.PENDING
-
-
-def was_cancelled(jobset: Object) -> bool:
-    """Returns whether `torchx cancel` marked the JobSet."""
-    return CANCELLED in jobset["metadata"].get("annotations", {})
 
 
 def describe(app_id: str, jobset: Object, pods: Iterable[Object], workloads: Iterable[Object]) -> DescribeAppResponse:
@@ -95,7 +95,7 @@ def _messages(
         used, allowed = status.get("restartsCountTowardsMax", 0), jobset["spec"]["failurePolicy"]["maxRestarts"]
         yield f"restarts: {status['restarts']}; retries used: {used} of {allowed}"
     for pod in pods.values():
-        if _succeeded(pod) and (outcome := _termination(pod).get("message")):
+        if pod["status"].get("phase") == "Succeeded" and (outcome := _termination(pod).get("message")):
             yield outcome.strip()
 
 
@@ -113,24 +113,20 @@ def _pending(jobset: Object, pods: Mapping[tuple[str, int], Object], workloads: 
 
 
 def _role_status(jobset: Object, role: Role, state: AppState, pods: Mapping[tuple[str, int], Object]) -> RoleStatus:
-    replicas = []
+    replicas, without_pod = [], WITHOUT_POD.get(state, ReplicaState.PENDING)
     for number in range(role.num_replicas):
         pod = pods.get((role.name, number))
         replicas.append(
             ReplicaStatus(
                 id=number,
                 role=role.name,
-                state=PHASES.get(pod["status"].get("phase"), ReplicaState.UNKNOWN) if pod else _without_pod(state),
+                state=PHASES.get(pod["status"].get("phase"), ReplicaState.UNKNOWN) if pod else without_pod,
                 hostname=f"{jobset['metadata']['name']}-{role.name}-0-{number}.{jobset['metadata']['name']}",
                 hostaddr=pod["status"].get("podIP") if pod else None,
                 structured_error_msg=_structured(pod) if pod else NONE,
             )
         )
     return RoleStatus(role.name, replicas)
-
-
-def _without_pod(state: AppState) -> ReplicaState:
-    return WITHOUT_POD.get(state, ReplicaState.CANCELLED if state == AppState.CANCELLED else ReplicaState.PENDING)
 
 
 def _structured(pod: Object) -> str:
@@ -190,10 +186,6 @@ def _reason_and_message(condition: Object) -> str:
 def _termination(pod: Object) -> Object:
     containers = pod["status"].get("containerStatuses", ())
     return containers[0].get("state", {}).get("terminated", {}) if containers else {}
-
-
-def _succeeded(pod: Object) -> bool:
-    return pod["status"].get("phase") == "Succeeded"
 
 
 def _conditions(resource: Object, status: str = "True") -> dict[str, Object]:

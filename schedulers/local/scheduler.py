@@ -135,10 +135,6 @@ class PersistentLocalScheduler(LocalScheduler):
         lines = log_files.lines([file], ended if should_tail else None)
         return filter_regex(regex, lines) if regex else lines
 
-    def describe_native(self, app_id: str) -> AppDryRunInfo[PopenRequest] | None:
-        """Returns None: the record does not keep the request."""
-        return None
-
     def _cancel_existing(self, app_id: str) -> None:
         if record := Record.of(app_id):
             record.cancel()

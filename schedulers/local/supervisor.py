@@ -99,7 +99,7 @@ class Supervisor:
         for replica, logs in zip(self.job.replicas, self.logs, strict=True):
             replica.error_file.unlink(missing_ok=True)
             self.progress.processes.append(self.start(replica, logs))
-        self.write_progress()
+        self.record.write(self.progress)
         self.wait()
 
     def start(self, replica: Replica, logs: Logs) -> Process:
@@ -142,7 +142,7 @@ class Supervisor:
         for process in news:
             process.exit_code = codes[process.pid]
         if news:
-            self.write_progress()
+            self.record.write(self.progress)
         return None in codes.values()
 
     def pause(self) -> None:
@@ -157,7 +157,7 @@ class Supervisor:
         """Sends SIGTERM to the replicas that still run, on which they save and leave."""
         if self.cancelled:
             self.progress.message = f"being cancelled; killed after {self.job.grace_seconds} seconds"
-            self.write_progress()
+            self.record.write(self.progress)
         for process in self.running:
             if process.poll() is None:
                 with suppress(ProcessLookupError):
@@ -169,7 +169,7 @@ class Supervisor:
             logs.combine(last=True)
         self.progress.state = state
         self.progress.message = self.record.outcome() or ("" if state == "SUCCEEDED" else self.summary())
-        self.write_progress()
+        self.record.write(self.progress)
         if self.record.delete_file.exists():
             self.record.remove()
 
@@ -183,10 +183,6 @@ class Supervisor:
         ends = zip(self.job.replicas, self.progress.processes, strict=True)
         failed = [f"{replica.name} {ending(process.exit_code)}" for replica, process in ends if process.exit_code]
         return self.record.outcome() or ", ".join(failed)
-
-    def write_progress(self) -> None:
-        """Writes the state of the job to its record."""
-        self.record.write(self.progress)
 
 
 def ending(exit_code: int | None) -> str:

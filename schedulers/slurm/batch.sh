@@ -1,4 +1,3 @@
-# From here on the script is the same for every job.
 # Assigned before, by script.py: job_dir log role max_retries open_mode srun_args environment_file index_folder
 # wait_seconds outcome_variable rank0_variable finished_word stopped_code.
 

@@ -29,11 +29,9 @@ class Job:
     """A job as Slurm shows it; fields that Slurm leaves out are empty."""
 
     slurm_state: str
-    name: str = ""
     command: str = ""
     reason: str = ""
     start: str = ""
-    nodes: str = ""
     exit_code: str = ""
     restarts: int | None = None
 
@@ -102,11 +100,9 @@ def _from_scontrol(text: str) -> Job:
 
     return Job(
         slurm_state=value("JobState"),
-        name=value("JobName", ".*"),
         command=value("Command", ".*"),
         reason=value("Reason"),
         start=value("StartTime"),
-        nodes=value(r"(?<!Req)(?<!Exc)NodeList"),
         exit_code=value("ExitCode"),
         restarts=int(value("Restarts") or 0),
     )
@@ -115,15 +111,13 @@ def _from_scontrol(text: str) -> Job:
 def _from_accounting(job_ids: list[str]) -> dict[str, Job]:
     if not job_ids:
         return {}
-    columns = "JobIDRaw,State,ExitCode,NodeList,JobName"
-    wanted = ("--allocations", "--noheader", "--parsable2", f"--format={columns}", f"--jobs={','.join(job_ids)}")
+    wanted = ("--allocations", "--noheader", "--parsable2", "--format=JobIDRaw,State,ExitCode")
     try:
-        lines = run("sacct", *wanted).splitlines()
+        lines = run("sacct", *wanted, f"--jobs={','.join(job_ids)}").splitlines()
     except SchedulerError:  # no accounting here: the record of the job has to do
         return {}
     found = {}
     for line in lines:
-        number, state, exit_code, nodes, name = line.split("|", 4)
-        nodes = "" if nodes == "None assigned" else nodes
-        found[number] = Job(state.partition(" ")[0], name=name, exit_code=exit_code, nodes=nodes)
+        number, state, exit_code = line.split("|")
+        found[number] = Job(state.partition(" ")[0], exit_code=exit_code)
     return found

@@ -16,8 +16,13 @@ from schedulers.slurm.record import INDEX, About
 
 SCRIPT = "torchx-job.sh"
 ENVIRONMENT = "torchx-job.env"
-COMMON = "# ---- The same for every job from here on."
-BATCH = Path(__file__).with_name("batch.sh")
+COMMON = (
+    "# ---- The same for every job from here on.\n\n"
+    + assignments(environment_file=ENVIRONMENT, index_folder=f"{STATE_FOLDER}/{INDEX}")
+    + assignments(wait_seconds=SHUTDOWN_TIMEOUT_SECONDS)
+    + SHELL_CONTRACT
+    + Path(__file__).with_name("batch.sh").read_text()
+)
 
 log = logging.getLogger(__name__)
 
@@ -105,16 +110,7 @@ def _script(name: str, role: Role, opts: SlurmOpts, job_dir: Path, work_dir: Pat
         "",
         *("replica() {", *(f"    {line}" for line in _replica(role)), "}"),
     ]
-    return "\n".join([*lines, "", COMMON, "", _common()])
-
-
-def _common() -> str:
-    values = assignments(
-        environment_file=ENVIRONMENT,
-        index_folder=f"{STATE_FOLDER}/{INDEX}",
-        wait_seconds=SHUTDOWN_TIMEOUT_SECONDS,
-    )
-    return values + SHELL_CONTRACT + BATCH.read_text()
+    return "\n".join([*lines, "", COMMON])
 
 
 def _shape(role: Role, opts: SlurmOpts) -> list[str]:

@@ -1,4 +1,8 @@
-"""How a trainer process is started: the only place that spells torchrun's flags."""
+"""Roles that run the trainer: the only place that spells torchrun's command.
+
+TorchX's `dist.torchrun` passes no `--signals-to-handle`, `--shutdown-timeout` and `--max-restarts`, without which ranks
+have no time to save, and its nodes meet at the same port in all jobs.
+"""
 
 import re
 import shlex
@@ -13,7 +17,7 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeM
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 SHUTDOWN_TIMEOUT_SECONDS = 120
 
-# How often an elastic job goes on without a node that it lost; a node that comes back does not count.
+# The number of nodes that an elastic job may lose and continue; a node that returns does not count.
 ELASTIC_RESTARTS = 100
 
 # Below the ports that the system hands out by itself (32768 and up on Linux).
@@ -22,7 +26,7 @@ PORTS = 10000
 
 
 class ArgumentError(ValueError):
-    """A component was given a value that it cannot use."""
+    """An argument of a component has a value that cannot be used."""
 
     def __init__(self, flag: str, value: object, allowed: str) -> None:
         super().__init__(f"{flag} {value}: must be {allowed}")
@@ -30,7 +34,7 @@ class ArgumentError(ValueError):
 
 @dataclass(frozen=True)
 class Shape:
-    """How many nodes a job has, and how many processes each of them runs."""
+    """The number of nodes of a job, and the number of processes on each of them."""
 
     min_nodes: int | None
     nodes: int
@@ -53,26 +57,26 @@ class Shape:
 
     @property
     def restarts(self) -> int:
-        """The value of torchrun's `--max-restarts`; a job that is not elastic is started again by its scheduler."""
+        """The value of torchrun's `--max-restarts`; a job that is not elastic is restarted by its scheduler."""
         return ELASTIC_RESTARTS if self.min_nodes else 0
 
 
 def one_node(nproc: int) -> str:
-    """The `-j` of a job with `nproc` processes on one node."""
+    """Returns the `-j` of a job on one node."""
     if nproc < 1:
         raise ArgumentError("--nproc", nproc, "a number of processes from 1 up")
     return f"1x{nproc}"
 
 
 def choice(flag: str, value: str, allowed: tuple[str, ...]) -> str:
-    """Returns `value` if it is one of `allowed`."""
+    """Returns a value that is one of those allowed."""
     if value not in allowed:
         raise ArgumentError(flag, value, ", ".join(allowed))
     return value
 
 
 def resource(h: str | None, cpu: int, gpu: int, memMB: int) -> Resource:
-    """What one replica asks for: the named resource `h` if there is one, else the numbers."""
+    """Returns the resources of one replica: the named resource `h` if there is one, else the numbers."""
     try:
         return specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h)
     except KeyError as error:
@@ -80,7 +84,7 @@ def resource(h: str | None, cpu: int, gpu: int, memMB: int) -> Resource:
 
 
 def parse_mounts(mounts: list[str] | None) -> list[BindMount | VolumeMount | DeviceMount]:
-    """The mounts of a role."""
+    """Returns the mounts of a role."""
     try:
         return specs.parse_mounts(mounts or [])
     except (KeyError, ValueError) as error:
@@ -99,7 +103,7 @@ def torchrun(
     metadata: dict[str, str] | None,
     max_retries: int,
 ) -> AppDef:
-    """One role whose replicas each run the trainer under torchrun."""
+    """Returns an app of one role, whose replicas each run the trainer under torchrun."""
     if not re.fullmatch(r"[A-Za-z][\w.-]*", name):
         raise ArgumentError("--name", name, "a letter, then letters, digits, '.', '_' or '-'")
     shape = Shape.parse(j)
@@ -138,7 +142,7 @@ def python(
     metadata: dict[str, str] | None,
     port_map: dict[str, int] | None = None,
 ) -> AppDef:
-    """One role of one process, `python -m ARGS`."""
+    """Returns an app of one process, `python -m ARGS`."""
     role = Role(
         name=name,
         image=image,
@@ -174,7 +178,7 @@ def _torchrun_command(shape: Shape, trainer_args: tuple[str, ...]) -> str:
 
 
 def _rdzv_endpoint(shape: Shape) -> str:
-    """Host and port at which the nodes meet, as a word for the shell.
+    """Returns the host and port at which the nodes meet, as a word for the shell.
 
     The port is a checksum of the app id: the same on all nodes of a job, another one for another job on the host.
     """

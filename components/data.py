@@ -1,4 +1,4 @@
-"""Data jobs: make Parquet data sets that the trainer reads."""
+"""Jobs that make Parquet data sets for the trainer."""
 
 import torchx
 from torchx.specs import AppDef

@@ -1,4 +1,4 @@
-"""Recommendation model jobs: train on one node or on many, and evaluate."""
+"""Jobs for recommendation models: training on one node or on many, and evaluation."""
 
 import torchx
 from torchx.specs import AppDef
@@ -36,7 +36,7 @@ def single_node(
         cpu: CPU cores of the node.
         gpu: GPUs of the node.
         memMB: Memory of the node in MB.
-        resume: What to do with checkpoints in the run directory: auto (go on from the newest, if any),
+        resume: What to do with checkpoints in the run directory: auto (resume from the newest, if any),
             never (refuse if there is one) or must (refuse if there is none).
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
@@ -94,7 +94,7 @@ def multi_node(
         cpu: CPU cores of each node.
         gpu: GPUs of each node.
         memMB: Memory of each node in MB.
-        resume: What to do with checkpoints in the run directory: auto (go on from the newest, if any),
+        resume: What to do with checkpoints in the run directory: auto (resume from the newest, if any),
             never (refuse if there is one) or must (refuse if there is none).
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
@@ -148,7 +148,7 @@ def data_parallel(
         cpu: CPU cores of each node.
         gpu: GPUs of each node.
         memMB: Memory of each node in MB.
-        resume: What to do with checkpoints in the run directory: auto (go on from the newest, if any),
+        resume: What to do with checkpoints in the run directory: auto (resume from the newest, if any),
             never (refuse if there is one) or must (refuse if there is none).
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.

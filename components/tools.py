@@ -1,4 +1,4 @@
-"""Tools around a run: watch it, plan it, look after its checkpoints, prove its resume, measure the machine."""
+"""Tools for runs: TensorBoard, sharding plans, checkpoints, a check of resuming, and benchmarks."""
 
 import torchx
 from torchx.specs import AppDef
@@ -152,7 +152,7 @@ def verify_resume(
     mounts: list[str] | None = None,
     metadata: dict[str, str] | None = None,
 ) -> AppDef:
-    """Proves that a configuration's runs resume exactly: trains, kills, goes on, and compares with a straight run.
+    """Verifies that a configuration's runs resume exactly: trains, kills, resumes, and compares with a baseline run.
 
     Example: torchx run -s local_cwd tools.verify_resume --config trainer/configs/movielens.toml
 
@@ -160,8 +160,8 @@ def verify_resume(
         args: After `--`, overrides of the configuration file: `--section.key value ...`.
         config: Configuration file (TOML), as the job sees it.
         steps: Steps of each run.
-        ranks: Processes (ranks) of the straight and of the killed run, all on one node.
-        other_ranks: Ranks that the killed run goes on with in the second comparison.
+        ranks: Processes (ranks) of the baseline and of the killed run, all on one node.
+        other_ranks: Ranks with which the killed run resumes in the second comparison.
         keep: New directory for the runs and their logs, which stay there; a temporary one without it.
         h: Named resource of the node; replaces cpu, gpu and memMB.
         cpu: CPU cores of the node.

@@ -1,36 +1,31 @@
-"""`torchx run` and `torchx log` for people: the next command to type, and one line for what cannot be done."""
+"""The command `torchx run`: prints the next commands after the handle, and detaches from local jobs on request."""
 
 import argparse
 import json
 import re
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from typing import Any, TextIO
 
-from torchx.cli.cmd_log import CmdLog, validate
 from torchx.cli.cmd_run import CmdRun, TorchXRunArgs, _run_result_json
-from torchx.runner import Runner, get_runner
-from torchx.runner.config import get_configs
-from torchx.schedulers.local_scheduler import SignalException
+from torchx.runner import Runner
 from torchx.specs import InvalidRunConfigException
 
 from components._launch import ArgumentError
-from schedulers.errors import SchedulerError
+from components.cli.base import default_to_local, errors_in_one_line
 
 
 class Run(CmdRun):
     """TorchX's own `run`, with the next commands after the app handle, and detached local jobs."""
 
     def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
-        """Adds TorchX's own, with this machine as the default scheduler."""
+        """Adds TorchX's own arguments, with `local_cwd` as the default scheduler."""
         super().add_arguments(subparser)
-        stay_here(subparser, "run")
+        default_to_local(subparser, "run")
 
     def run(self, args: argparse.Namespace) -> None:
-        """Runs the command; the handle alone goes to stdout, as ever."""
-        with for_people("run"), redirect_stdout(_HandleWatcher(sys.stdout)):
+        """Runs the command; only the handle goes to stdout, as TorchX has it."""
+        with errors_in_one_line("run"), redirect_stdout(_HandleWatcher(sys.stdout)):
             super().run(args)
 
     def _run_from_cli_args(self, runner: Runner, args: argparse.Namespace) -> None:
@@ -63,49 +58,8 @@ class Run(CmdRun):
         print(json.dumps(_run_result_json(handle, runner.status(handle))) if json_output else handle)
 
 
-class Log(CmdLog):
-    """TorchX's own `log`, with `-f` for those who know it from `tail`."""
-
-    def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
-        """Adds `-f`, which is `-t` by another name."""
-        super().add_arguments(subparser)
-        subparser.add_argument("-f", "--follow", dest="tail", action="store_true", help="The same as --tail")
-
-    def run(self, args: argparse.Namespace) -> None:
-        """Prints the logs; what goes wrong in one of its threads is raised here once more, and said once."""
-        threading.excepthook = lambda _: None
-        validate(args.identifier)
-        handle = "/".join(args.identifier.split("/")[:4])
-        with for_people("log"):
-            with get_runner() as runner:
-                if runner.status(handle) is None:
-                    print(f"torchx log: error: there is no job {handle}", file=sys.stderr)
-                    sys.exit(1)
-            super().run(args)
-
-
-def stay_here(subparser: argparse.ArgumentParser, command: str) -> None:
-    """Makes this machine the default where `.torchxconfig` names no scheduler; TorchX takes the first by name."""
-    if "scheduler" not in get_configs("cli", command):
-        subparser.set_defaults(scheduler="local_cwd")
-
-
-@contextmanager
-def for_people(command: str) -> Iterator[None]:
-    """Ends the program with one line for wrong input, and without a word when it is interrupted."""
-    try:
-        yield
-    except (ArgumentError, SchedulerError) as error:
-        print(f"torchx {command}: error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except SignalException as stop:
-        sys.exit(128 + stop.sigval)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
 class _HandleWatcher:
-    """Passes output on, and follows the line that is an app handle with the next commands on stderr."""
+    """A stdout that passes text on, and prints the next commands to stderr after a line with an app handle."""
 
     def __init__(self, stdout: TextIO) -> None:
         self._stdout = stdout
@@ -129,5 +83,5 @@ class _HandleWatcher:
 
 
 def next_commands(handle: str) -> str:
-    """What somebody who has just submitted `handle` can do now, in any shell."""
+    """Returns the commands for a job that has just been submitted, which work in any shell."""
     return "\n".join(["next:", *(f"  torchx {command} {handle}" for command in ("status", "log -f", "cancel"))])

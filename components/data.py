@@ -74,7 +74,7 @@ def criteo(
         out: Directory or fsspec URL to write the data set to.
         layout: kaggle splits one log by time; terabyte validates and tests on the last of its days.
         evaluation_source: For terabyte, the name, without .gz, of the file to validate and test on.
-        dense_transform: What is stored of a dense feature: log, its logarithm, or none, the value itself.
+        dense_transform: Stored form of a dense feature: log, its logarithm, or none, the value itself.
         max_malformed: Malformed lines that are left out and reported before the job gives up.
         workers: Threads that convert at the same time; 0 is one for each core.
         h: Named resource of the node; replaces cpu and memMB.

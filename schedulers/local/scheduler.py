@@ -37,7 +37,7 @@ class Opts(BuiltinOpts):
     """Return at once; the job outlives the shell. Otherwise the shell shows its logs, and it ends with the shell."""
 
     grace_seconds: int = SHUTDOWN_TIMEOUT_SECONDS + 10
-    """How long replicas have to save and leave when the job is cancelled or one of them fails; then they are killed."""
+    """Seconds for replicas to save and leave when the job is cancelled or one of them fails; then they are killed."""
 
     @classmethod
     def get_docstrings(cls) -> dict[str, str]:

@@ -57,10 +57,10 @@ class SlurmOpts(StructuredOpts):
     """Reservation to run in."""
 
     gres: list[str] | None = None
-    """Generic resources of each node, such as gpu:a100:8; replaces the GPUs that the component asks for."""
+    """Generic resources of each node, such as gpu:a100:8; replaces the component's GPUs."""
 
     mem: str | None = None
-    """Memory of each node, such as 64G; 0: all of it; none: ask for none; what the component asks for if unset."""
+    """Memory of each node, such as 64G; 0: all of it; none: no request; the component's if unset."""
 
     nice: int | None = None
     """Lowers the priority of the job by this much."""
@@ -75,19 +75,19 @@ class SlurmOpts(StructuredOpts):
     """Comment on the job."""
 
     mail_user: str | None = field(default=None, metadata={"cfg_key": "mail-user"})
-    """Who gets mail about the job."""
+    """Receiver of mail about the job."""
 
     mail_type: list[str] | None = field(default=None, metadata={"cfg_key": "mail-type"})
-    """What to send mail about: BEGIN, END, FAIL, REQUEUE, TIME_LIMIT_90 and so on."""
+    """Events that send mail: BEGIN, END, FAIL, REQUEUE, TIME_LIMIT_90 and so on."""
 
     open_mode: str = "append"
-    """What a restart does to the logs: append or truncate."""
+    """Mode in which a restart opens the logs: append or truncate."""
 
     container_image: str | None = None
     """Container image to run in, such as a .sqsh file; needs the pyxis plugin of Slurm."""
 
     container_mounts: list[str] | None = None
-    """What the container sees of the node: SOURCE:TARGET or SOURCE:TARGET:ro; the job directory always."""
+    """Mounts of the container: SOURCE:TARGET or SOURCE:TARGET:ro; the job directory is always mounted."""
 
     setup: list[str] | None = None
     """Lines of shell to run on the first node before the job, such as module load cuda;source env.sh."""

@@ -60,8 +60,8 @@ def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> Requ
     Args:
         app: The app, of one role.
         opts: The options of the scheduler.
-        job_dir: Where the job's files will be.
-        work_dir: Where the job runs.
+        job_dir: Directory for the job's files.
+        work_dir: Directory in which the job runs.
 
     Raises:
         SchedulerError: Slurm cannot run the app, or not with these options.

@@ -72,7 +72,8 @@ class Supervisor:
         while not (state := self.final_state(failures)):
             failures += not self.stopped()
             self.progress.restarts += 1
-            self.note(f"{self.summary()}; starting again, restart {self.progress.restarts}")
+            for logs in self.logs:
+                logs.note(f"{self.summary()}; starting again, restart {self.progress.restarts}")
             self.attempt()
         self.finish(state)
 
@@ -172,11 +173,6 @@ class Supervisor:
         self.record.write(self.progress)
         if self.record.delete_file.exists():
             self.record.remove()
-
-    def note(self, text: str) -> None:
-        """Writes a line to the log of every replica."""
-        for logs in self.logs:
-            logs.note(text)
 
     def summary(self) -> str:
         """Returns the outcome that the job wrote in this attempt, or else how each failed replica ended."""

@@ -1,4 +1,4 @@
-"""The controllers of the stand-in: what JobSet, Job, Kueue and Volcano do with their objects, just enough.
+"""The controllers of the stand-in: those of JobSet, Job, Kueue and Volcano, as far as the tests need them.
 
 Restated from their sources: JobSet's failure policies, the Job controller's pod failure policy (only pods that have
 ended count), Kueue's admission of whole jobs, Volcano's gangs and its restarts. `cluster` is a kube_api.Cluster,
@@ -14,7 +14,7 @@ ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 
 
 def reconcile(cluster) -> None:
-    """Brings every object one step nearer to what it asks for."""
+    """Brings every object one step nearer to its specification."""
     for jobset in cluster.all("JobSet"):
         if QUEUE in jobset["metadata"].get("labels", {}):
             queue(cluster, jobset)
@@ -190,7 +190,7 @@ def run_volcano(cluster, job: dict) -> None:
 
 
 def run_tasks(cluster, job: dict, pods: dict[str, dict]) -> None:
-    """Starts the tasks of a Volcano Job that is not stopping, and sees how they do."""
+    """Starts the tasks of a Volcano Job that is not stopping, and watches them."""
     spec, state = job["spec"], job["status"]["state"]
     for task in spec["tasks"]:
         if task["name"] not in pods:

@@ -22,7 +22,7 @@ HOSTS = re.compile(r"TORCHX_RANK0_HOST|VC_\w+_HOSTS")
 
 @dataclass
 class Container:
-    """A process, what it has printed, and the file for its last words."""
+    """A process, what it has printed, and the file for its termination message."""
 
     process: subprocess.Popen
     last_words: Path
@@ -38,7 +38,7 @@ class Nodes:
         self._containers: dict[str, dict[str, Container]] = {}  # by the pod's uid, then by name
 
     def run(self, pod: dict) -> None:
-        """Starts a new pod, or says why it cannot start."""
+        """Starts a new pod, or records why it cannot start."""
         status = pod.setdefault("status", {"phase": "Pending"})
         if status["phase"] != "Pending" or pod["metadata"]["uid"] in self._containers:
             return
@@ -135,7 +135,7 @@ class Nodes:
         self._cluster.touch()
 
     def delete(self, pod: dict) -> None:
-        """Asks a pod to leave; it is gone when its processes have ended."""
+        """Sends SIGTERM to a pod; it is gone when its processes have ended."""
         if pod["status"]["phase"] == "Running":
             self._terminate(pod)
         else:

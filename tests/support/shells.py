@@ -1,4 +1,4 @@
-"""Shells in which somebody types `torchx`, and what they see of local jobs."""
+"""Shells in which `torchx` runs, and the local jobs that they see."""
 
 import json
 import os
@@ -56,7 +56,7 @@ class Shells:
         return out.strip()
 
     def status(self, handle: str) -> dict:
-        """What `torchx status --json` says."""
+        """The output of `torchx status --json`."""
         done = self("status", "--json", handle)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

@@ -88,7 +88,7 @@ StorageLoc=slurm_acct_db
 
 
 def missing(dbd: bool) -> str:
-    """Says what has to be installed before a cluster can be brought up; empty if nothing."""
+    """Returns what has to be installed before a cluster can be brought up; empty if nothing."""
     if os.geteuid() != 0:
         return "bringing up a Slurm cluster needs root"
     wanted = [tool for tool in PACKAGES if dbd or tool not in ("slurmdbd", "mariadbd")]

@@ -1,4 +1,4 @@
-"""Somebody at a shell who uses a Slurm cluster."""
+"""A shell of a user of a Slurm cluster."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from slurm_cluster import Cluster
 
 
 class Shell:
-    """Somebody in an empty directory, whose shell is set up for a cluster."""
+    """A shell in an empty directory, set up for a cluster."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
@@ -51,7 +51,7 @@ class Shell:
         return status
 
     def listed(self) -> dict[str, str]:
-        """What `torchx list` shows: state by handle."""
+        """The output of `torchx list`: state by handle."""
         return dict(re.findall(r"^(slurm://\S+) .* (\S+)$", self.torchx("list", "-s", "slurm"), re.MULTILINE))
 
     def job_dir(self, handle: str) -> Path:

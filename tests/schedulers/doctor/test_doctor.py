@@ -1,4 +1,4 @@
-"""`torchx doctor`, as somebody types it."""
+"""The command `torchx doctor`."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def doctor(tmp_path):
 
 
 def lines(table):
-    """The table by its second column: level, what was found and what to do about it."""
+    """The table by its second column: level, finding and remedy."""
     _head, ruler, *rows = table.splitlines()
     ends = [len(ruler[:place].rstrip()) for place, sign in enumerate(ruler) if sign == " " and ruler[place - 1] == "-"]
     found = {}
@@ -132,7 +132,7 @@ def test_a_triple_that_does_not_load_is_wrong(doctor, tmp_path, module, message)
 
 @pytest.fixture
 def cluster(tmp_path):
-    """An API server that answers what the doctor asks, with JobSet and Kueue installed, and a KUBECONFIG for it."""
+    """An API server that answers the calls of the doctor, with JobSet and Kueue installed, and a KUBECONFIG for it."""
     groups = ["batch", "jobset.x-k8s.io", "kueue.x-k8s.io"]
     answers = {
         "/version/": {"gitVersion": "v1.34.1", "major": "1", "minor": "34"},

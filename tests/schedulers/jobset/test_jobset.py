@@ -1,4 +1,4 @@
-"""The scheduler `jobset` as a person at the terminal sees it, on the stand-in for a cluster."""
+"""The scheduler `jobset` through the command `torchx`, on the stand-in for a cluster."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def status(quick):
 
 
 def state(cluster, handle):
-    """How a JobSet ended, as the cluster has it; empty while it runs."""
+    """The final state of a JobSet on the cluster; empty while it runs."""
     namespace, name = handle.rpartition("/")[2].split(":")[-2:]
     return cluster.get("JobSet", namespace, name).get("status", {}).get("terminalState", "")
 
@@ -141,7 +141,7 @@ exit 1
 
 @pytest.mark.parametrize(("evicted", "telling"), [(0, 1), (1, 0), (1, 1)])
 def test_stops_and_evictions_do_not_use_up_retries(cluster, submit, status, evicted, telling):
-    """All replicas leave with 1, as torchrun does after a signal, and only that of rank 0 tells the outcome."""
+    """All replicas leave with 1, as torchrun does after a signal, and only that of rank 0 has the outcome."""
     handle = submit(STOPS % telling, replicas=2)
     cluster.wait_for(lambda: running(cluster, 2))
     cluster.nodes.evict(next(pod for pod in cluster.pods() if f"-0-{evicted}-" in pod["metadata"]["name"]))

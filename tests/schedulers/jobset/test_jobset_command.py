@@ -1,4 +1,4 @@
-"""What `torchx` accepts, refuses and passes on to a JobSet."""
+"""Commands that `torchx` accepts or refuses for a JobSet, and their arguments in it."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def no_client(tmp_path_factory):
 
 @pytest.fixture
 def refused(quick, capsys):
-    """Runs a command that is refused and returns the line that says why."""
+    """Runs a command that is refused and returns the line with the reason."""
 
     def refused(*words):
         with pytest.raises(SystemExit) as stop:

@@ -23,7 +23,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def train(cluster):
-    """The words that train for a while on two replicas, into a run directory."""
+    """The arguments that train for a while on two replicas, into a run directory."""
 
     def words(out):
         job = ("dlrm.multi_node", "--config", "movielens", "-j", "2x1", "--cpu", "1", "--image", "trainer:1")

@@ -1,4 +1,4 @@
-"""`local_cwd`: what one shell starts, every other shell sees, and ends."""
+"""The scheduler `local_cwd`: every shell sees and ends the jobs of every other."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def torchx(tmp_path):
 
 
 def waiting(go, text="waiting", end=":"):
-    """A script that says something, waits until a file is there, and ends. TorchX makes one dollar of two."""
+    """A script that prints a line, waits until a file is there, and ends. TorchX makes one dollar of two."""
     return f"echo $$$$ > {go}.pid; echo {text}; until [ -e {go} ]; do sleep 0.05; done; {end}"
 
 

@@ -34,7 +34,7 @@ def job(out: str, steps: int, retries: int = 0) -> tuple[str, ...]:
 
 
 def train(torchx: Shells, out: str, steps: int) -> tuple[list[float], str]:
-    """Trains to the end in a shell that waits; returns the losses of the run, and what the shell showed."""
+    """Trains to the end in a shell that waits; returns the losses of the run, and the output of the shell."""
     shell = torchx.open("run", "-s", "local_cwd", *job(out, steps))
     handle, said = shell.communicate(timeout=600)
     assert shell.returncode == 0, said
@@ -79,7 +79,7 @@ def test_cancelled_from_another_shell_it_saves_and_goes_on_later(torchx):
     [pytest.param(signal.SIGKILL, {"RANK": "1"}, 1, id="crash"), pytest.param(signal.SIGTERM, {}, 0, id="preemption")],
 )
 def test_a_disturbed_run_is_taken_up_again_by_itself(torchx, sent, variables, retries, request):
-    """A rank is killed: a failure, which is retried. torchrun is asked to stop: no failure, and taken up as well."""
+    """A rank is killed: a failure, which is retried. torchrun gets SIGTERM: no failure, and restarted as well."""
     out, steps = request.node.callspec.id, 500
     handle = torchx.detached(*job(out, steps, retries))
     wait_for(lambda: steps_done(torchx.home / out) > 60)

@@ -1,4 +1,4 @@
-"""Training on a real Slurm: what stops it, and that it then goes on as if nothing had happened."""
+"""Training on a real Slurm that is interrupted, and resumes with the results of an undisturbed run."""
 
 import json
 import os

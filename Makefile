@@ -17,7 +17,7 @@ test: $(VENV)/ready lint
 
 # The tests that need a Slurm, against 24.11 instead of the system's own.
 test-slurm24: $(VENV)/ready
-	python tests/schedulers/slurm/slurm24.py .slurm24
+	python tests/support/slurm24.py .slurm24
 	SLURM_PREFIX=$(CURDIR)/.slurm24 pytest -m slurm
 
 lint: $(VENV)/ready

@@ -1,4 +1,4 @@
-"""Recommendation model jobs: train on one node or on many, and evaluate."""
+"""Jobs for recommendation models: training on one node or on many, and evaluation."""
 
 import torchx
 from torchx.specs import AppDef
@@ -36,13 +36,13 @@ def single_node(
         cpu: CPU cores of the node.
         gpu: GPUs of the node.
         memMB: Memory of the node in MB.
-        resume: What to do with checkpoints in the run directory: auto (go on from the newest, if any),
+        resume: Use of checkpoints in the run directory: auto (resume from the newest, if any),
             never (refuse if there is one) or must (refuse if there is none).
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
-        max_retries: How often the scheduler starts a failed job again.
+        max_retries: Number of times that the scheduler restarts a failed job.
         name: Name of the job; its app id begins with it.
     """
     return multi_node(
@@ -94,13 +94,13 @@ def multi_node(
         cpu: CPU cores of each node.
         gpu: GPUs of each node.
         memMB: Memory of each node in MB.
-        resume: What to do with checkpoints in the run directory: auto (go on from the newest, if any),
+        resume: Use of checkpoints in the run directory: auto (resume from the newest, if any),
             never (refuse if there is one) or must (refuse if there is none).
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
-        max_retries: How often the scheduler starts a failed job again.
+        max_retries: Number of times that the scheduler restarts a failed job.
         name: Name of the job; its app id begins with it.
     """
     _launch.choice("--resume", resume, ("auto", "never", "must"))
@@ -148,13 +148,13 @@ def data_parallel(
         cpu: CPU cores of each node.
         gpu: GPUs of each node.
         memMB: Memory of each node in MB.
-        resume: What to do with checkpoints in the run directory: auto (go on from the newest, if any),
+        resume: Use of checkpoints in the run directory: auto (resume from the newest, if any),
             never (refuse if there is one) or must (refuse if there is none).
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
-        max_retries: How often the scheduler starts a failed job again.
+        max_retries: Number of times that the scheduler restarts a failed job.
         name: Name of the job; its app id begins with it.
     """
     return multi_node(
@@ -212,7 +212,7 @@ def evaluate(
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
-        max_retries: How often the scheduler starts a failed job again.
+        max_retries: Number of times that the scheduler restarts a failed job.
         name: Name of the job; its app id begins with it.
     """
     return _launch.torchrun(

@@ -1,4 +1,4 @@
-"""Tools around a run: watch it, plan it, look after its checkpoints, prove its resume, measure the machine."""
+"""Tools for runs: TensorBoard, sharding plans, checkpoints, a check of resuming, and benchmarks."""
 
 import torchx
 from torchx.specs import AppDef
@@ -36,7 +36,7 @@ def tensorboard(
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return _launch.python(
+    return launch.python(
         *("tensorboard.main", "--logdir", logdir, "--port", str(port), "--host", host),
         *args,
         name="tensorboard",
@@ -77,7 +77,7 @@ def plan(
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return _launch.python(
+    return launch.python(
         *("trainer", "plan", config, "--world-size", str(nproc)),
         *args,
         name="plan",
@@ -121,7 +121,7 @@ def checkpoints(
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return _launch.python(
+    return launch.python(
         *("trainer", "checkpoints", "--out", out),
         *(("--verify", "True") if verify else ()),
         *(("--convert", convert) if convert else ()),
@@ -152,7 +152,7 @@ def verify_resume(
     mounts: list[str] | None = None,
     metadata: dict[str, str] | None = None,
 ) -> AppDef:
-    """Proves that a configuration's runs resume exactly: trains, kills, goes on, and compares with a straight run.
+    """Verifies that a configuration's runs resume exactly: trains, kills, resumes, and compares with a baseline run.
 
     Example: torchx run -s local_cwd tools.verify_resume --config trainer/config/presets/movielens.toml
 
@@ -160,8 +160,8 @@ def verify_resume(
         args: After `--`, overrides of the configuration file: `--section.key value ...`.
         config: Configuration file (TOML), as the job sees it.
         steps: Steps of each run.
-        ranks: Processes (ranks) of the straight and of the killed run, all on one node.
-        other_ranks: Ranks that the killed run goes on with in the second comparison.
+        ranks: Processes (ranks) of the baseline and of the killed run, all on one node.
+        other_ranks: Ranks with which the killed run resumes in the second comparison.
         keep: New directory for the runs and their logs, which stay there; a temporary one without it.
         h: Named resource of the node; replaces cpu, gpu and memMB.
         cpu: CPU cores of the node.
@@ -172,7 +172,7 @@ def verify_resume(
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return _launch.python(
+    return launch.python(
         *("trainer", "verify-resume", config, "--steps", str(steps)),
         *("--ranks", str(ranks), "--other-ranks", str(other_ranks)),
         *(("--keep", keep) if keep else ()),
@@ -214,7 +214,7 @@ def bench(
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return _launch.python(
+    return launch.python(
         *("trainer", "bench", "--out", out),
         *args,
         name="bench",

@@ -3,7 +3,7 @@
 import torchx
 from torchx.specs import AppDef
 
-from components import _launch
+from components import launch
 
 
 def movielens(
@@ -39,7 +39,7 @@ def movielens(
         *(("--wheel", wheel) if wheel else ()),
         *args,
         name="movielens",
-        resource=_launch.resource(h, cpu, 0, memMB),
+        resource=launch.resource(h, cpu, 0, memMB),
         image=image,
         env=env,
         mounts=mounts,
@@ -85,15 +85,15 @@ def criteo(
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    _launch.choice("--layout", layout, ("kaggle", "terabyte"))
-    _launch.choice("--dense_transform", dense_transform, ("log", "none"))
+    launch.choice("--layout", layout, ("kaggle", "terabyte"))
+    launch.choice("--dense_transform", dense_transform, ("log", "none"))
     return launch.python(
         *("trainer", "criteo", "--source", *source, "--out", out),
         *("--layout", layout, "--evaluation-source", evaluation_source, "--dense-transform", dense_transform),
         *("--max-malformed", str(max_malformed), "--workers", str(workers)),
         *args,
         name="criteo",
-        resource=_launch.resource(h, cpu, 0, memMB),
+        resource=launch.resource(h, cpu, 0, memMB),
         image=image,
         env=env,
         mounts=mounts,
@@ -147,7 +147,7 @@ def synthetic(
         *("--hotness", str(hotness), "--zipf", str(zipf), "--seed", str(seed)),
         *args,
         name="synthetic",
-        resource=_launch.resource(h, cpu, 0, memMB),
+        resource=launch.resource(h, cpu, 0, memMB),
         image=image,
         env=env,
         mounts=mounts,

@@ -3,7 +3,7 @@
 import torchx
 from torchx.specs import AppDef
 
-from components import _launch
+from components import launch
 
 
 def single_node(
@@ -25,7 +25,7 @@ def single_node(
 ) -> AppDef:
     """Trains a recommendation model on one node.
 
-    Example: torchx run -s local_cwd dlrm.single_node --config trainer/config/presets/movielens.toml -- --train.steps 100
+    Example: torchx run -s local_cwd dlrm.single_node --config movielens -- --train.steps 100
 
     Args:
         trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
@@ -49,7 +49,7 @@ def single_node(
         *trainer_args,
         config=config,
         out=out,
-        j=_launch.one_node(nproc),
+        j=launch.one_node(nproc),
         h=h,
         cpu=cpu,
         gpu=gpu,
@@ -103,13 +103,13 @@ def multi_node(
         max_retries: Number of times that the scheduler restarts a failed job.
         name: Name of the job; its app id begins with it.
     """
-    _launch.choice("--resume", resume, ("auto", "never", "must"))
-    return _launch.torchrun(
+    launch.choice("--resume", resume, ("auto", "never", "must"))
+    return launch.torchrun(
         *("train", config, "--out", out, "--resume", resume),
         *trainer_args,
         name=name,
         j=j,
-        resource=_launch.resource(h, cpu, gpu, memMB),
+        resource=launch.resource(h, cpu, gpu, memMB),
         image=image,
         env=env,
         mounts=mounts,
@@ -137,7 +137,7 @@ def data_parallel(
 ) -> AppDef:
     """Trains a recommendation model with a copy of every table on every rank.
 
-    Example: torchx run -s local_cwd dlrm.data_parallel --config trainer/config/presets/movielens.toml -j 1x2
+    Example: torchx run -s local_cwd dlrm.data_parallel --config movielens -j 1x2
 
     Args:
         trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
@@ -196,7 +196,7 @@ def evaluate(
 ) -> AppDef:
     """Evaluates the newest checkpoint of a run.
 
-    Example: torchx run -s local_cwd dlrm.evaluate --config trainer/config/presets/movielens.toml --out runs/movielens
+    Example: torchx run -s local_cwd dlrm.evaluate --config movielens --out runs/movielens
 
     Args:
         trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
@@ -215,12 +215,12 @@ def evaluate(
         max_retries: Number of times that the scheduler restarts a failed job.
         name: Name of the job; its app id begins with it.
     """
-    return _launch.torchrun(
+    return launch.torchrun(
         *("evaluate", config, "--out", out, "--split", split),
         *trainer_args,
         name=name,
         j=j,
-        resource=_launch.resource(h, cpu, gpu, memMB),
+        resource=launch.resource(h, cpu, gpu, memMB),
         image=image,
         env=env,
         mounts=mounts,

@@ -3,7 +3,7 @@
 import torchx
 from torchx.specs import AppDef
 
-from components import _launch
+from components import launch
 
 
 def tensorboard(
@@ -40,7 +40,7 @@ def tensorboard(
         *("tensorboard.main", "--logdir", logdir, "--port", str(port), "--host", host),
         *args,
         name="tensorboard",
-        resource=_launch.resource(h, cpu, 0, memMB),
+        resource=launch.resource(h, cpu, 0, memMB),
         image=image,
         env=env,
         mounts=mounts,
@@ -63,7 +63,7 @@ def plan(
 ) -> AppDef:
     """Prints the sharding plan of a configuration: where each table is, and how much each rank holds.
 
-    Example: torchx run -s local_cwd tools.plan --config trainer/config/presets/criteo_kaggle.toml --nproc 16
+    Example: torchx run -s local_cwd tools.plan --config criteo_kaggle --nproc 16
 
     Args:
         args: After `--`, overrides of the configuration file: `--section.key value ...`.
@@ -81,7 +81,7 @@ def plan(
         *("trainer", "plan", config, "--world-size", str(nproc)),
         *args,
         name="plan",
-        resource=_launch.resource(h, cpu, 0, memMB),
+        resource=launch.resource(h, cpu, 0, memMB),
         image=image,
         env=env,
         mounts=mounts,
@@ -128,7 +128,7 @@ def checkpoints(
         *(("--step", str(step)) if step is not None else ()),
         *args,
         name="checkpoints",
-        resource=_launch.resource(h, cpu, 0, memMB),
+        resource=launch.resource(h, cpu, 0, memMB),
         image=image,
         env=env,
         mounts=mounts,
@@ -154,7 +154,7 @@ def verify_resume(
 ) -> AppDef:
     """Verifies that a configuration's runs resume exactly: trains, kills, resumes, and compares with a baseline run.
 
-    Example: torchx run -s local_cwd tools.verify_resume --config trainer/config/presets/movielens.toml
+    Example: torchx run -s local_cwd tools.verify_resume --config movielens
 
     Args:
         args: After `--`, overrides of the configuration file: `--section.key value ...`.
@@ -178,7 +178,7 @@ def verify_resume(
         *(("--keep", keep) if keep else ()),
         *args,
         name="verify",
-        resource=_launch.resource(h, cpu, gpu, memMB),
+        resource=launch.resource(h, cpu, gpu, memMB),
         image=image,
         env=env,
         mounts=mounts,
@@ -218,7 +218,7 @@ def bench(
         *("trainer", "bench", "--out", out),
         *args,
         name="bench",
-        resource=_launch.resource(h, cpu, gpu, memMB),
+        resource=launch.resource(h, cpu, gpu, memMB),
         image=image,
         env=env,
         mounts=mounts,

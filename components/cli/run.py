@@ -11,8 +11,8 @@ from torchx.cli.cmd_run import CmdRun, TorchXRunArgs, _run_result_json
 from torchx.runner import Runner
 from torchx.specs import InvalidRunConfigException
 
-from components.launch import ArgumentError
 from components.cli.base import default_to_local, errors_in_one_line
+from components.launch import ArgumentError
 
 
 class Run(CmdRun):

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from trainer.config.train import ReportConfig
 from trainer.core.distributed import DistributedContext, sum_over_ranks
 from trainer.core.run_directory import JsonLines, RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.core.storage import os_errors
 
 T = TypeVar("T")
@@ -164,7 +165,7 @@ class Reporter:
     def log(self, text: str) -> None:
         """Prints a line for people, on the main rank."""
         if self._context.is_rank0:
-            tqdm.write(text, file=sys.stdout)
+            tqdm.write(without_secrets(text), file=sys.stdout)
             sys.stdout.flush()
 
     def flush(self) -> None:

@@ -21,6 +21,8 @@ from trainer.core.secrets import without_secrets
 from trainer.core.storage import os_errors
 
 T = TypeVar("T")
+# Losses of samples that weigh something are not exactly 0, so this needs no sum of weights over the ranks.
+ZERO_LOSS = "warning: the loss is exactly 0, so nothing is learned; does every sample have weight 0 (data.weight)?"
 
 
 class StallTimer(Iterator[T]):
@@ -132,6 +134,8 @@ class Reporter:
                 self._metrics.add(record)
                 self._to_board("train", record)
             self.log(self._line(record))
+            if mean_loss == 0 and step - self._first_step <= self._config.interval_steps:
+                self.log(ZERO_LOSS)
 
     def _line(self, record: dict[str, Any]) -> str:
         done = max(1, record["step"] - self._first_step)

@@ -17,6 +17,7 @@ from trainer.config.data import DataConfig
 from trainer.config.train import FinetuneConfig
 from trainer.core.errors import InputError
 from trainer.core.storage import named
+from trainer.models.embeddings import name_in_model
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Weights:
     def state(self, label: str) -> dict[str, str]:
         """Returns what the optimizers keep of a weight: the names that checkpoints use, by slot."""
         name = self.names[label]
-        return self.slots.get(f"table.{label}" if is_table(name) else f"dense.{name.removeprefix('model.')}", {})
+        owner = f"table.{name_in_model(label)}" if is_table(name) else f"dense.{name.removeprefix('model.')}"
+        return self.slots.get(owner, {})
 
     def called(self, word: str) -> str | None:
         """Returns which weight a word means: what people call it, or its full name."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from trainer.models.embeddings import table_of_weight
+from trainer.models.embeddings import table_of_name, table_of_weight
 from trainer.optim.optimizers import Optimizers
 
 State = dict[str, Any]
@@ -42,7 +42,7 @@ def _sparse(optimizers: Optimizers) -> Iterator[tuple[str, Any]]:
         for name, value in slots.items():
             yield f"table.{name}", value
     for parameter, slots in optimizers.replicated_state():
-        table = table_of_weight(parameter)
+        table = parameter.split(".")[-2]  # as the model spells it, like the fused optimizer above
         for name, value in slots.items():
             if name in REPLICATED_SLOT:  # the rest is torch's count of steps, which Adagrad does not use
                 yield f"table.{table}.{REPLICATED_SLOT[name]}", value.view(-1) if value.shape[-1] == 1 else value
@@ -62,7 +62,7 @@ def is_table(name: str) -> bool:
 
 def table_of(name: str) -> str:
     """Returns the table that a weight `model....TABLE.weight` or a state `table.TABLE.SLOT` belongs to."""
-    return name.split(".")[-2]
+    return table_of_name(name.split(".")[-2])
 
 
 def local_shards_of(value: Tensor) -> list[Tensor]:

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterable
 
 from trainer.core.outcome import FAILED, WRONG_INPUT
+from trainer.core.secrets import without_secrets
 
 
 class InputError(ValueError):
@@ -36,11 +37,11 @@ REPORTED_ERRORS = (InputError, StorageError)
 
 
 def report_error(error: BaseException) -> int:
-    """Prints an error to stderr and returns the exit code that belongs to its type."""
+    """Prints an error to stderr, without the secrets of URLs, and returns the exit code that belongs to its type."""
     if isinstance(error, REPORTED_ERRORS):
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"error: {' '.join(without_secrets(error).split())}", file=sys.stderr, flush=True)
         return WRONG_INPUT if isinstance(error, InputError) else FAILED
-    traceback.print_exception(error)
+    print(without_secrets("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True)
     return FAILED
 
 

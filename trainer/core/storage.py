@@ -2,7 +2,6 @@
 
 import os
 import posixpath
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -20,10 +19,7 @@ from trainer.core.errors import (
     StorageNotFoundError,
     StoragePermissionError,
 )
-
-# What gives whoever reads it the right to use a URL: a password in it, or the parameters that sign it.
-SECRETS = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=[?&])(?:sig|x-(?:amz|goog)-[a-z-]+)=[^&\s'\"]+", re.IGNORECASE)
-
+from trainer.core.secrets import without_secrets
 
 KINDS = {
     FileNotFoundError: StorageNotFoundError,
@@ -158,13 +154,12 @@ def _storage_error(error: Exception, path: str | None) -> StorageError:
         return error
     kind = next((ours for theirs, ours in KINDS.items() if isinstance(error, theirs)), StorageError)
     if isinstance(error, OSError) and error.errno and error.strerror:
-        return kind(error.errno, without_secrets(error.strerror), error.filename or path)
-    return kind((without_secrets(error) or type(error).__name__) + (f": '{path}'" if path else ""))
+        return kind(error.errno, _one_line(error.strerror), error.filename or path)
+    return kind((_one_line(error) or type(error).__name__) + (f": '{path}'" if path else ""))
 
 
-def without_secrets(error: object) -> str:
-    """Returns an error's text in one line, without the secrets of URLs in it."""
-    return SECRETS.sub("***", " ".join(str(error).split()))
+def _one_line(error: object) -> str:
+    return " ".join(without_secrets(error).split())
 
 
 @contextmanager
@@ -179,5 +174,5 @@ def named(key: str, url: str) -> Iterator[None]:
             yield
     except (OSError, ValueError, ImportError) as error:
         raise InputError(
-            f"{key} is '{without_secrets(url)}', which cannot be used: {without_secrets(error)}; choose another"
+            f"{key} is '{without_secrets(url)}', which cannot be used: {_one_line(error)}; choose another"
         ) from error

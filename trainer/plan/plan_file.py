@@ -10,15 +10,16 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 
 from trainer.core.errors import InputError
 from trainer.core.storage import os_errors
+from trainer.models.embeddings import name_in_model, table_of_name
 
 
 def table_plans(plan: ShardingPlan) -> dict[str, ParameterSharding]:
     """Returns the placement of every table by its name."""
     return {
-        table: sharding
+        table_of_name(name): sharding
         for module in plan.plan.values()
         if isinstance(module, EmbeddingModuleShardingPlan)
-        for table, sharding in module.items()
+        for name, sharding in module.items()
     }
 
 
@@ -33,7 +34,7 @@ def plan_to_json(plan: ShardingPlan, world_size: int) -> dict[str, Any]:
         "version": 1,
         "world_size": world_size,
         "modules": {
-            path: {table: _table_to_json(sharding) for table, sharding in module.items()}
+            path: {table_of_name(name): _table_to_json(sharding) for name, sharding in module.items()}
             for path, module in plan.plan.items()
             if isinstance(module, EmbeddingModuleShardingPlan)
         },
@@ -81,7 +82,9 @@ def plan_from_json(content: dict[str, Any]) -> ShardingPlan:
     """Returns the plan that `plan_to_json` was given."""
     return ShardingPlan(
         plan={
-            path: EmbeddingModuleShardingPlan({name: _table_from_json(table) for name, table in module.items()})
+            path: EmbeddingModuleShardingPlan(
+                {name_in_model(name): _table_from_json(table) for name, table in module.items()}
+            )
             for path, module in content["modules"].items()
         }
     )

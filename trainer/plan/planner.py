@@ -26,7 +26,7 @@ from trainer.config.data import DataConfig
 from trainer.config.plan import SHARDING_TYPES, PlannerConfig
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError, nearest
-from trainer.models.embeddings import table_shapes
+from trainer.models.embeddings import name_in_model, table_shapes
 from trainer.optim.table_optimizers import REPLICABLE
 from trainer.plan.hardware import HOSTS, Host
 from trainer.plan.plan_file import load_plan
@@ -177,7 +177,7 @@ def _refuse_replicated(key: str, sparse_optimizer: str) -> None:
 
 def _constraints(data: DataConfig, config: PlannerConfig) -> dict[str, ParameterConstraints]:
     return {
-        table: ParameterConstraints(
+        name_in_model(table): ParameterConstraints(
             sharding_types=_types_for(table, config),
             compute_kernels=(config.tables[table].compute_kernels or None) if table in config.tables else None,
             min_partition=config.min_columns,

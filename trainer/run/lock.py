@@ -20,6 +20,7 @@ from typing import Any
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, torchx_job
 from trainer.core.errors import InputError, StorageError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
 
 FILE = "lock.json"
@@ -97,7 +98,10 @@ class RunLock:
             raise InputError(f"--out is '{self._run.url}': {error}; choose another --out") from error
 
     def _is_renewed(self, seen: dict[str, Any]) -> bool:
-        print(f"{self._run.url} is locked by {_name(seen)}; waiting to see whether it is alive", flush=True)
+        print(
+            f"{without_secrets(self._run.url)} is locked by {_name(seen)}; waiting to see whether it is alive",
+            flush=True,
+        )
         deadline = time.monotonic() + STALE_SECONDS
         while time.monotonic() < deadline:
             time.sleep(1)
@@ -112,10 +116,11 @@ class RunLock:
                 self.check()
                 self._run.write_json(FILE, self._describe())
             except LockLost as error:
-                print(f"error: {error}; this job ends", file=sys.stderr, flush=True)
+                print(without_secrets(f"error: {error}; this job ends"), file=sys.stderr, flush=True)
                 os._exit(1)
             except OSError as error:  # storage that is away for a while
-                print(f"the lock of {self._run.url} cannot be renewed: {error}", file=sys.stderr, flush=True)
+                url = without_secrets(self._run.url)
+                print(f"the lock of {url} cannot be renewed: {error}", file=sys.stderr, flush=True)
 
     def _is_mine(self, holder: dict[str, Any] | None) -> bool:
         return holder is not None and holder["token"] == self._token

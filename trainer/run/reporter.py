@@ -17,9 +17,12 @@ from tqdm import tqdm
 from trainer.config.train import ReportConfig
 from trainer.core.distributed import DistributedContext, sum_over_ranks
 from trainer.core.run_directory import JsonLines, RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.core.storage import os_errors
 
 T = TypeVar("T")
+# Losses of samples that weigh something are not exactly 0, so this needs no sum of weights over the ranks.
+ZERO_LOSS = "warning: the loss is exactly 0, so nothing is learned; does every sample have weight 0 (data.weight)?"
 
 
 class StallTimer(Iterator[T]):
@@ -131,6 +134,8 @@ class Reporter:
                 self._metrics.add(record)
                 self._to_board("train", record)
             self.log(self._line(record))
+            if mean_loss == 0 and step - self._first_step <= self._config.interval_steps:
+                self.log(ZERO_LOSS)
 
     def _line(self, record: dict[str, Any]) -> str:
         done = max(1, record["step"] - self._first_step)
@@ -164,7 +169,7 @@ class Reporter:
     def log(self, text: str) -> None:
         """Prints a line for people, on the main rank."""
         if self._context.is_rank0:
-            tqdm.write(text, file=sys.stdout)
+            tqdm.write(without_secrets(text), file=sys.stdout)
             sys.stdout.flush()
 
     def flush(self) -> None:

@@ -9,6 +9,7 @@ from trainer.config.plan import PlannerConfig
 from trainer.config.root import Config
 from trainer.core.distributed import current_context
 from trainer.core.errors import InputError
+from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
 from trainer.optim.table_optimizers import check_table_optimizer
 from trainer.plan.communication import check_comms
@@ -50,4 +51,5 @@ def print_plan(config: Config, world_size: int, out: str | None) -> None:
     if out:
         with named("--out", out), fsspec.open(out, "w") as file:
             json.dump(plan_to_json(plan, world_size), file, indent=2)  # pyrefly: ignore
-        print(f"\nwritten to {out}; use it with --planner.plan {out} on {world_size} ranks")
+        url = without_secrets(out)
+        print(f"\nwritten to {url}; use it with --planner.plan {url} on {world_size} ranks")

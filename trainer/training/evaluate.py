@@ -11,6 +11,7 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
@@ -106,4 +107,4 @@ def evaluate(config: Config, out: str, split: str) -> None:
         if context.is_rank0 and metrics:
             print(f"step {checkpoint.step:,}  {split}: {format_metrics(metrics)}")
             run.write_json(f"evaluation-{split}.json", {"step": checkpoint.step, "split": split, **metrics})
-            print(f"written to {run.url_of(f'evaluation-{split}.json')}")
+            print(f"written to {without_secrets(run.url_of(f'evaluation-{split}.json'))}")

@@ -13,6 +13,7 @@ from trainer.config.train import FinetuneConfig
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
 from trainer.training.sharded_model import ShardedModel
 
@@ -86,7 +87,9 @@ def _at(url: str, checkpoints: Checkpoints, step: int) -> Checkpoint:
 def _match(config: FinetuneConfig, data: DataConfig, here: Weights, source: Checkpoint) -> WeightMap:
     found = match(config, data, here, Weights.of(saved_shapes(source.url)))
     print(
-        f"fine-tuning from step {source.step:,}, {source.url}\n\n{render(found, config.optimizer_state)}\n", flush=True
+        f"fine-tuning from step {source.step:,}, {without_secrets(source.url)}\n\n"
+        f"{render(found, config.optimizer_state)}\n",
+        flush=True,
     )
     for names, about, key, where in (
         (found.refused["missing"], "lacks '{}' of this model", "allow_missing", "there"),

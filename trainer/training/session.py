@@ -14,6 +14,7 @@ from trainer.config.root import Config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.outcome import FAILED, FINISHED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.data.batch import Batch
 from trainer.data.dataset import FileSet
 from trainer.data.loader import Loader
@@ -193,7 +194,7 @@ class Session:
             with self.reporter.or_later():
                 facts = json.loads(self.directory.read("run.json") or "{}")
                 self.directory.write_json("run.json", facts | {"state": state, "step": step})
-            write_outcome(outcome)
+            write_outcome(without_secrets(outcome))
 
     def _summary(self, checkpoint: str) -> str:
         url_of, out = self.directory.url_of, self.directory.url

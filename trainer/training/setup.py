@@ -15,6 +15,7 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes, check_lanes, default_lanes
@@ -182,7 +183,10 @@ def _remove_leftovers(checkpoints: Checkpoints) -> None:
         for name in checkpoints.remove_leftovers():
             print(f"checkpoint {name} was never committed; its files are deleted", flush=True)
     except OSError as error:
-        print(f"the files of a checkpoint that was never committed cannot be deleted: {error}", flush=True)
+        print(
+            f"the files of a checkpoint that was never committed cannot be deleted: {without_secrets(error)}",
+            flush=True,
+        )
 
 
 def _announce(session: Session, origin: Origin) -> None:

@@ -18,6 +18,7 @@ import tyro
 from trainer.core.distributed import broadcast_from_rank0, process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.run.provenance import describe_run
 from trainer.tools.bench.checkpoint import compare_checkpoints, render_restores, time_restores
 from trainer.tools.bench.comparison import describe_machine, render_comparisons
@@ -77,7 +78,7 @@ def bench(
                 **({"restores": [asdict(one) for one in restores]} if restores else {}),
             }
             run.write_json(f"bench-{what}.json", facts | measured)
-            print(f"\nevery repeat is in {run.url_of(f'bench-{what}.json')}")
+            print(f"\nevery repeat is in {without_secrets(run.url_of(f'bench-{what}.json'))}")
 
 
 @contextlib.contextmanager

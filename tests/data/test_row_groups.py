@@ -5,8 +5,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.data.dataset import FileSet, ParquetFile, RowGroup
-from trainer.data.readers.parquet import RowGroupReader, SharedRowGroup, shared
+from trainer.config.data import DataConfig
+from trainer.data.dataset import DataFile, FileSet, RowGroup
+from trainer.data.row_groups import RowGroupReader, SharedRowGroup, shared
 
 TABLE = pa.table({"a": [1, 2, 3], "b": [4.0, 5.0, 6.0], "c": ["x", "y", "z"]})
 
@@ -16,7 +17,8 @@ def reader(request, tmp_path) -> RowGroupReader:
     url = f"{tmp_path}/x.parquet" if request.param == "local" else f"memory://{tmp_path}/x.parquet"
     with fsspec.open(url, "wb") as file:
         pq.write_table(TABLE, file, row_group_size=2)
-    return RowGroupReader(FileSet((ParquetFile(url, 0, (2, 1), ()),)), ["b", "a", "b"])
+    config = DataConfig(dense={"b": {}}, labels=["a"], weight="b")  # pyrefly: ignore
+    return RowGroupReader(FileSet((DataFile(url, 0, (2, 1), ()),)), config)
 
 
 def test_columns_of_a_row_group(reader):

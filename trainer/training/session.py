@@ -190,7 +190,7 @@ class Session:
     def _end(self, state: str, step: int, outcome: str) -> None:
         self.reporter.close()
         if self.context.is_rank0:
-            with self.reporter.or_later():
+            with self.reporter.tolerate_failed_writes():
                 facts = json.loads(self.directory.read("run.json") or "{}")
                 self.directory.write_json("run.json", facts | {"state": state, "step": step})
             write_outcome(outcome)

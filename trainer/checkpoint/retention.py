@@ -1,4 +1,4 @@
-"""Decides which checkpoints stay."""
+"""Retention: decides which checkpoints are kept."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ Evaluations = list[dict[str, Any]]
 
 
 def expired(keep: Retention, steps: list[int], evaluations: Evaluations) -> list[int]:
-    """Returns the steps whose checkpoints can be deleted.
+    """Returns the steps whose checkpoints no rule keeps.
 
     Args:
         keep: The rules.
@@ -22,7 +22,7 @@ def expired(keep: Retention, steps: list[int], evaluations: Evaluations) -> list
 
 
 def reasons_to_keep(keep: Retention, steps: list[int], evaluations: Evaluations) -> dict[int, list[str]]:
-    """Returns by step why its checkpoint stays; one without a reason has expired.
+    """Returns the reasons to keep each step's checkpoint; one without a reason has expired.
 
     Args:
         keep: The rules.
@@ -39,7 +39,8 @@ def reasons_to_keep(keep: Retention, steps: list[int], evaluations: Evaluations)
 
 
 def scores(metric: str, steps: list[int], evaluations: Evaluations) -> dict[int, float]:
-    """Returns by step what a metric of data.validation was, where it is defined."""
+    """Returns a metric of data.validation by step, where it is defined."""
+    # An AUC of samples of one label is NaN, which compares as neither better nor worse and would stay the best.
     found = {line["step"]: line[metric] for line in evaluations if line["split"] == "validation" and metric in line}
     return {step: found[step] for step in steps if step in found and not math.isnan(found[step])}
 

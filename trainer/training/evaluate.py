@@ -1,4 +1,4 @@
-"""Evaluation: every row of a split exactly once, metrics over all ranks."""
+"""Evaluation: every sample of a split exactly once, metrics over all ranks."""
 
 from collections.abc import Callable
 
@@ -49,7 +49,7 @@ class Evaluator:
         return list(self._files)
 
     def due(self, step: int) -> bool:
-        """Tells whether to evaluate on the validation split after a step."""
+        """Returns whether to evaluate on the validation split after a step."""
         every = self._config.evaluate.every_steps
         return every > 0 and step % every == 0 and "validation" in self._files
 
@@ -62,10 +62,10 @@ class Evaluator:
         Args:
             model: It must not be attached to a training pipeline.
             split: validation or test.
-            give_up: Asked before every batch; the same on all ranks.
+            give_up: Called before every batch; returns whether to give up, the same on all ranks.
 
         Returns:
-            The metrics, None if it was given up.
+            The metrics, None if the evaluation was given up.
         """
         files, context = self._files[split], self._context
         lanes = Lanes(files.rows, context.world_size, self._batch_size)

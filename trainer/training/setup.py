@@ -35,8 +35,8 @@ class Origin:
     """The weights that training starts from, if not from scratch.
 
     Attributes:
-        restore_seconds: Time that restoring took, checksums included; None if there was nothing to restore.
-        finetune: The part of run.json about another run's checkpoint; None without one.
+        restore_seconds: Time that restoring took, verification included; None if there was nothing to restore.
+        finetune: Facts for run.json about another run's checkpoint; None without one.
     """
 
     restore_seconds: float | None = None
@@ -80,7 +80,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
 
 
 def claim_run(config: Config, directory: RunDirectory, resume: Resume, context: DistributedContext) -> ClaimedRun:
-    """Makes the run directory this job's, whose lock is held, and finds the checkpoint to resume from.
+    """Opens the run directory, whose lock this job holds, and finds the checkpoint to resume from.
 
     Raises:
         InputError: The directory cannot be written, holds a run of another configuration, or contradicts `resume`.
@@ -104,7 +104,7 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
     """Finds the training data and decides the order of its samples, from the first step to the last.
 
     Raises:
-        InputError: The data cannot be used, changed since the checkpoint, or cannot be shared by so many ranks.
+        InputError: The data cannot be used, changed since the checkpoint, or cannot be split over so many ranks.
     """
     files = broadcast_from_rank0(context, lambda: find_files("train", config.data.train, config.data))
     lanes = _plan_lanes(config, files, start, context)
@@ -145,7 +145,7 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
     initialize = partial(_initialize_optimizer_state, model, order, context)
     if claimed.start is None:
         return Origin(finetune=finetune(config.finetune, config.data, model, initialize, context))
-    initialize()
+    initialize()  # before the restore: torch's optimizers have no state to fill before their first step
     started = time.monotonic()
     restore(claimed.start, model.tensors(), context)
     seconds = claimed.verify_seconds + time.monotonic() - started
@@ -186,7 +186,7 @@ def _remove_leftovers(checkpoints: Checkpoints) -> None:
 
 
 def _announce(session: Session, origin: Origin) -> None:
-    """Prints the plan and where everything goes, and writes plan.json and run.json."""
+    """Prints the plan and the facts of the run, and writes plan.json and run.json."""
     model, log = session.model, session.reporter.log
     if session.context.is_rank0:
         session.directory.write_json("plan.json", model.plan_json)

@@ -1,6 +1,6 @@
-"""Metrics by name, and which direction of each is better.
+"""Metrics by name, and the direction in which each is better.
 
-Free of torch, as the list of checkpoints is made without it: classes are imported when they are used.
+Free of torch, as checkpoints are listed without it: classes are imported when they are used.
 """
 
 from trainer.core.registry import find_by_name

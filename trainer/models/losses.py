@@ -1,4 +1,4 @@
-"""Losses, and the module that joins a model with its loss: what one training step computes."""
+"""Losses, and the module of a model with its loss."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ class ModelWithLoss(nn.Module):
     Args:
         model: Gives logits `[B, T]` for dense features `[B, D]` and sparse features.
         loss: The loss of each sample.
-        device_type: Where it computes, as torch names it.
+        device_type: Type of the device, such as cuda.
         bf16: Whether the model computes in bfloat16; parameters and the loss stay float32.
     """
 
@@ -45,6 +45,7 @@ class ModelWithLoss(nn.Module):
             The loss, a scalar, and then the same detached, the logits `[B, T]`, the labels `[B, T]` and the weights
             `[B]`.
         """
+        # No GradScaler beside it: bfloat16 needs none, and fused table optimizers would apply the scaled gradients.
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._bf16):
             logits = self.model(batch.dense, batch.sparse)
         logits = logits.float()

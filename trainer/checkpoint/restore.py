@@ -86,6 +86,7 @@ def fill(url: str, tensors: State, sources: dict[str, str], context: Distributed
     saved = _entries(reader.read_metadata())
     wanted = {name: value for name, value in tensors.items() if name in sources}
     resharded = _changed_column_shards(wanted, saved)
+    # Loaded whole by every rank: one value per row is little beside the table.
     whole = {name: torch.empty(saved[name].size) for name in resharded}
     direct = {name: value for name, value in wanted.items() if name not in resharded}
     reader.sizes = {name: value.size() for name, value in direct.items()}

@@ -39,8 +39,7 @@ def reasons_to_keep(keep: Retention, steps: list[int], evaluations: Evaluations)
 
 
 def scores(metric: str, steps: list[int], evaluations: Evaluations) -> dict[int, float]:
-    """Returns a metric of data.validation by step, where it is defined."""
-    # An AUC of samples of one label is NaN, which compares as neither better nor worse and would stay the best.
+    """Returns by step what a metric of data.validation was, where it is defined."""
     found = {line["step"]: line[metric] for line in evaluations if line["split"] == "validation" and metric in line}
     return {step: found[step] for step in steps if step in found and not math.isnan(found[step])}
 
@@ -50,4 +49,5 @@ def best_step(metric: str, scores: dict[int, float]) -> int | None:
     higher = higher_is_better(metric)
     if higher is None:
         return None
+    # An undefined score, such as the AUC of one class, is none of them: NaN compares as neither better nor worse.
     return (max if higher else min)(scores, key=lambda step: scores[step], default=None)

@@ -73,6 +73,7 @@ class Saver:
         self._log, self._evaluations, self._check_lock = log, evaluations, check_lock
         self.saved_step, self.save_seconds = saved_step, 0.0
         self._staging, self._group = StagingBuffers(), background_group()
+        # A thread: DCP's saver in a process takes 3 seconds to start, and hangs if the main module cannot be imported.
         self._background = ThreadPoolExecutor(1, "save")
         self._pending: Future[int | None] | None = None
         self._last_start = time.monotonic()
@@ -156,7 +157,7 @@ class Saver:
             entries = self._write_tensors(self._checkpoints.url(step), staged)
             self._on_rank0(lambda: self._commit(step, entries, texts))
         except SaveFailed as failed:
-            self._try_on_rank0(lambda: self._checkpoints.remove(step))
+            self._try_on_rank0(lambda: self._checkpoints.remove(step))  # on a full disk, space for the next save
             # Rank 0's clock decides, so that all ranks retry or none.
             failed.permanent |= broadcast_from_rank0(
                 self._context, lambda: time.monotonic() - started > NO_RETRY_AFTER_SECONDS, self._group
@@ -165,6 +166,7 @@ class Saver:
 
     def _write_tensors(self, url: str, staged: State) -> dict[str, FileEntry]:
         writer = ChecksumWriter(url)
+        # Names are flat already, and a reader without shards of a table must find them as they are.
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
             dcp.save(staged, storage_writer=writer, planner=planner, process_group=self._group)
@@ -175,7 +177,7 @@ class Saver:
         return {name: entry for part in parts for name, entry in part.items()}
 
     def _commit(self, step: int, entries: dict[str, FileEntry], texts: dict[str, str]) -> None:
-        self._check_lock()
+        self._check_lock()  # as late as possible: a job that took over must not find its checkpoint replaced
         self._checkpoints.commit(step, entries, texts)
 
     def _prune(self) -> None:

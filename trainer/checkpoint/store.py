@@ -118,6 +118,7 @@ class Checkpoints:
         return leftovers
 
     def _remove(self, name: str) -> None:
+        # Files may be missing: what remains of an interrupted deletion is deleted again.
         with suppress(FileNotFoundError):
             self._run.fs.rm_file(self._run.path(FOLDER, name, MANIFEST))
         with suppress(FileNotFoundError):

@@ -6,6 +6,7 @@ import pydantic
 
 from trainer.config.section import Section
 
+# The names of TABLE_OPTIMIZERS and DENSE in trainer/optim, which cannot be imported without torch.
 SparseName = Literal[
     "sgd", "adagrad", "rowwise_adagrad", "adam", "lamb", "lars_sgd", "partial_rowwise_adam", "partial_rowwise_lamb"
 ]

@@ -6,6 +6,7 @@ import pydantic
 
 from trainer.config.section import MayChange, Section
 
+# The values of TorchRec's ShardingType, which cannot be imported without torch.
 SHARDING_TYPES = (
     "data_parallel",
     "table_wise",

@@ -20,6 +20,7 @@ class TrainConfig(Section):
     """Seed of the initial weights and of the order of the data."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision in which the dense part computes; weights and losses stay float32."""
+    # Below the timeout of collectives, which ends the job before a later report.
     stuck_seconds: Annotated[float, MayChange] = pydantic.Field(
         default=300.0, gt=0, lt=COLLECTIVE_TIMEOUT.total_seconds()
     )

@@ -21,9 +21,10 @@ from trainer.core.errors import (
     StoragePermissionError,
 )
 
-# Passwords in URLs, and the parameters of signed ones: a log that shows them would grant access to its readers.
+# What gives whoever reads it the right to use a URL: a password in it, or the parameters that sign it.
 SECRETS = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=[?&])(?:sig|x-(?:amz|goog)-[a-z-]+)=[^&\s'\"]+", re.IGNORECASE)
-# Python's types that callers tell apart; all other errors of storage become a plain StorageError.
+
+
 KINDS = {
     FileNotFoundError: StorageNotFoundError,
     FileExistsError: StorageExistsError,

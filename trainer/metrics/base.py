@@ -28,6 +28,7 @@ class Metric:
     higher_is_better: ClassVar[bool | None] = None
 
     def __init__(self, device: torch.device, shape: tuple[int, ...] = (2,)) -> None:
+        # A float32 sum of ones ends at 2^24 samples.
         self.state = torch.zeros(shape, dtype=torch.float64, device=device)
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
@@ -82,5 +83,5 @@ class Metrics:
 
 
 def _short(name: str) -> str:
-    """Returns the name of a metric in results: for the user's own class, the class name in snake case."""
+    """Returns what results call a metric: its name, or the snake-case name of the user's own class."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(":")[2]).lower()

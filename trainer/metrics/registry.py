@@ -12,6 +12,7 @@ METRICS = {
     "calibration": "trainer.metrics.binary:Calibration",
     "label_rate": "trainer.metrics.binary:LabelRate",
 }
+# The same as the classes' own attribute, which cannot be read without torch.
 HIGHER_IS_BETTER: dict[str, bool | None] = {
     "auc": True,
     "normalized_entropy": False,

@@ -20,6 +20,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 LOSSES: dict[str, Loss] = {"binary": binary}
 
 
+# TorchRec's DLRMTrain takes one label and no weights, and the mean over the local batch, in which a rank with a padded
+# batch would count its samples more.
 class ModelWithLoss(nn.Module):
     """A model and its loss, weighted and scaled so that ranks can average their gradients.
 
@@ -48,6 +50,6 @@ class ModelWithLoss(nn.Module):
         # No GradScaler beside it: bfloat16 needs none, and fused table optimizers would apply the scaled gradients.
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._bf16):
             logits = self.model(batch.dense, batch.sparse)
-        logits = logits.float()
+        logits = logits.float()  # bfloat16 has 8 bits, too few for a loss
         loss = (self._loss(logits, batch.labels) * batch.weights).sum() * batch.scale
         return loss, (loss.detach(), logits.detach(), batch.labels, batch.weights)

@@ -98,7 +98,6 @@ def _planner(
 
 def _topology(config: PlannerConfig, world_size: int, local_world_size: int, device_type: str) -> Topology:
     config = _with_hardware(config, local_world_size)
-    # TorchRec detects nothing and assumes 128 GB for each rank.
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_world_size
     if config.host_memory_gib:
         host = int(config.host_memory_gib * GIB)
@@ -108,7 +107,7 @@ def _topology(config: PlannerConfig, world_size: int, local_world_size: int, dev
         TrainerConfig(world_size=world_size, local_world_size=local_world_size),
         HardwareConfig(
             hbm_cap_bytes=_gpu_memory_bytes(config, device_type),
-            ddr_cap_bytes=host,
+            ddr_cap_bytes=host,  # TorchRec detects none, and assumes 128 GB for each rank
             **{name: getattr(config, key) * GB_PER_SECOND for key, name in BANDWIDTHS.items()},
         ),
         # Without the flag, the bandwidths of HardwareConfig are ignored.

@@ -67,7 +67,7 @@ class RunLock:
         """
         holder = self._read()
         if not self._is_mine(holder):
-            raise LockLost(f"{self._run.url} was taken over by {_label(holder)}")
+            raise LockLost(f"{self._run.url} was taken over by {_name(holder)}")
 
     def release(self) -> None:
         """Gives the lock back."""
@@ -88,7 +88,7 @@ class RunLock:
         holder = self._read()
         if holder is not None and not _is_dead(holder) and self._is_renewed(holder):
             raise InputError(
-                f"--out is '{self._run.url}', which {_label(holder)} is writing to; stop it or choose another --out "
+                f"--out is '{self._run.url}', which {_name(holder)} is writing to; stop it or choose another --out "
                 f"(the lock of a dead job expires after {STALE_SECONDS:.0f} s)"
             )
         self._run.write_json(FILE, self._describe())
@@ -99,7 +99,7 @@ class RunLock:
             raise InputError(f"--out is '{self._run.url}': {error}; choose another --out") from error
 
     def _is_renewed(self, seen: dict[str, Any]) -> bool:
-        print(f"{self._run.url} is locked by {_label(seen)}; waiting to see whether it is alive", flush=True)
+        print(f"{self._run.url} is locked by {_name(seen)}; waiting to see whether it is alive", flush=True)
         deadline = time.monotonic() + STALE_SECONDS
         while time.monotonic() < deadline:
             time.sleep(1)
@@ -109,14 +109,16 @@ class RunLock:
         return False
 
     def _renew(self) -> None:
+        # A lost lock ends the process by os._exit, as sys.exit would end this thread only. Storage that fails may come
+        # back: the lock is not lost yet, and every commit checks it.
         while not self._released.wait(RENEW_SECONDS):
             try:
                 self.check()
                 self._run.write_json(FILE, self._describe())
             except LockLost as error:
                 print(f"error: {error}; this job ends", file=sys.stderr, flush=True)
-                os._exit(1)  # sys.exit would end this thread only
-            except OSError as error:  # storage may come back; every commit checks the lock anyway
+                os._exit(1)
+            except OSError as error:  # storage that is away for a while
                 print(f"the lock of {self._run.url} cannot be renewed: {error}", file=sys.stderr, flush=True)
 
     def _is_mine(self, holder: dict[str, Any] | None) -> bool:
@@ -179,7 +181,7 @@ def _started(pid: int) -> str | None:
         return None
 
 
-def _label(holder: dict[str, Any] | None) -> str:
+def _name(holder: dict[str, Any] | None) -> str:
     if holder is None:
         return "nobody"
     job = f"job {holder['job']}, " if holder["job"] else ""

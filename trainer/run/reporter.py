@@ -119,6 +119,7 @@ class Reporter:
             "loss": mean_loss,
             "samples_per_second": self._samples / seconds,
             "samples_per_second_per_rank": self._samples / seconds / self._context.world_size,
+            # The input stall; readers of metrics.jsonl know it by this key.
             "data_wait": stalled / self._context.world_size / seconds,
             "step_seconds_p50": float(p50),
             "step_seconds_p99": float(p99),
@@ -129,7 +130,7 @@ class Reporter:
         if self._context.is_rank0:
             with self.tolerate_failed_writes():
                 self._metrics.add(record)
-                self._add_scalars("train", record)
+                self._to_board("train", record)
             self.log(self._line(record))
 
     def _line(self, record: dict[str, Any]) -> str:
@@ -150,7 +151,7 @@ class Reporter:
             return
         with self.tolerate_failed_writes():
             self._evaluations.add({"step": step, "split": split, **metrics})
-            self._add_scalars(split, {"step": step, **metrics})
+            self._to_board(split, {"step": step, **metrics})
         self.log(f"step {step:,}  {split}: " + format_metrics(metrics))
 
     def evaluations(self) -> list[dict[str, Any]]:
@@ -162,9 +163,9 @@ class Reporter:
         self._clock = time.perf_counter()
 
     def log(self, text: str) -> None:
-        """Prints a line on the console, on rank 0."""
+        """Prints a line on the console, above the progress bar, on rank 0."""
         if self._context.is_rank0:
-            tqdm.write(text, file=sys.stdout)  # print would tear the bar
+            tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
 
     def flush(self) -> None:
@@ -204,7 +205,7 @@ class Reporter:
         except Exception as error:  # trackers are plugins and may raise anything; the run is saved
             self.log(f"the TorchX tracker did not record this run: {type(error).__name__}: {error}")
 
-    def _add_scalars(self, group: str, record: dict[str, Any]) -> None:
+    def _to_board(self, group: str, record: dict[str, Any]) -> None:
         if self._board:
             for name, value in record.items():
                 if name != "step":

@@ -68,6 +68,8 @@ class Evaluator:
             The metrics, None if the evaluation was given up.
         """
         files, context = self._files[split], self._context
+        # Only training needs an order that does not depend on the number of ranks: here each rank is a lane. The last
+        # batch is padded with samples of weight 0, as row-wise sharding fails on batches of unequal size.
         lanes = Lanes(files.rows, context.world_size, self._batch_size)
         loader = Loader(files, self._config.data, lanes, context.rank, context.world_size, seed=0, shuffle=False)
         metrics = Metrics(self._config.evaluate.metrics, self._config.data.labels, context.device)

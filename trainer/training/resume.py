@@ -29,6 +29,7 @@ def open_run(directory: RunDirectory, config: Config) -> None:
 
 
 def _has_checkpoints(directory: RunDirectory) -> bool:
+    # One listing: `Checkpoints.steps` reads a manifest for each.
     return any(path.endswith(f"/{MANIFEST}") for path in directory.fs.find(directory.path(FOLDER)))
 
 
@@ -64,7 +65,7 @@ def check_start(start: Checkpoint, lanes: int, config: Config, files: FileSet) -
         InputError: They differ; the message names the change, and the flag that accepts it.
     """
     saved = start.train_state
-    if lanes != saved["lanes"]:
+    if lanes != saved["lanes"]:  # they decide which samples every step has
         raise InputError(
             f"data.lanes is {lanes}, but the checkpoint at {start.url} was made with {saved['lanes']}; leave it unset"
         )

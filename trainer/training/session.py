@@ -151,7 +151,7 @@ class Session:
             "data": self.order.files.description(),
         }
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}
-        self.reporter.flush()
+        self.reporter.flush()  # storage without append gets the lines up to here, which a resume does not write again
         self.saver.save(step, self.model.tensors(), train_state, texts)
         self.reporter.resume_clock()
 
@@ -177,7 +177,7 @@ class Session:
         """Ends training after its last step, and prints the files of the run and the next commands."""
         last_step = self.order.last_step
         self.saver.wait()
-        if self.saver.saved_step != last_step:
+        if self.saver.saved_step != last_step:  # a run without its last checkpoint is no success to a scheduler
             self.reporter.log(f"error: the last step could not be saved, {self._saved()}; the same command resumes it")
             raise SystemExit(FAILED)
         checkpoint = self.saver.newest_url or ""

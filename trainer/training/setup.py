@@ -87,7 +87,7 @@ def claim_run(config: Config, directory: RunDirectory, resume: Resume, context: 
     """
     broadcast_from_rank0(context, lambda: open_run(directory, config))
     checkpoints = Checkpoints(directory)
-    broadcast_from_rank0(context, lambda: _remove_leftovers(checkpoints))
+    broadcast_from_rank0(context, lambda: _remove_leftovers(checkpoints))  # the lock is held: no other job writes them
     started = time.monotonic()
     start = broadcast_from_rank0(context, lambda: find_start(checkpoints, resume, directory.url))
     return ClaimedRun(
@@ -121,6 +121,7 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
 
 
 def _plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context: DistributedContext) -> Lanes:
+    # A resumed run keeps its lanes, whatever its number of ranks, and with them its order of samples.
     recorded = start.train_state["lanes"] if start else default_lanes(context.world_size)
     number = config.data.lanes or recorded
     check_lanes(number, context.world_size, config.data.global_batch_size)
@@ -154,6 +155,7 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
 
 
 def _initialize_optimizer_state(model: ShardedModel, order: EpochOrder, context: DistributedContext) -> None:
+    # Any batch would do, as the step changes no weight.
     model.initialize_optimizer_state(next(order.loader.batches(0, 1)).to(context.device))
 
 

@@ -92,6 +92,7 @@ def build_sharded_model(config: Config, context: DistributedContext) -> ShardedM
     unsharded, sharder = build_unsharded_model(config, context.device), Sharder(config.comms)
     plan = make_plan(unsharded, sharder, config.data, config.planner, context)
     check_comms(config.comms, plan, local_batch_sizes(config, context.world_size))
+    # Before `shard`, which replaces the tables inside the unsharded model.
     plan_json = plan_to_json(plan, context.world_size)
     plan_table = render_plan(plan, unsharded, context.world_size)
     communication_bytes = communication_volume(plan, unsharded, config.data, config.comms, context)

@@ -37,6 +37,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
             step: Its number; the first is 1.
             batches: This rank's batches; up to two beyond this step's are taken from it, to be distributed ahead.
         """
+        # Before `progress`, which begins with zero_grad: fused kernels get their rates there.
         self._optimizers.set_rates(step)
         loss, *_ = self.progress(batches)
         return loss

@@ -46,7 +46,7 @@ class Storage:
     """
 
     def __init__(self, fs: AbstractFileSystem) -> None:
-        self._fs = fs
+        self._fs = fs  # opened without a cache of listings: other jobs write there, too
         self.is_local = isinstance(fs, LocalFileSystem)
         self.is_object_store = is_object_store(fs)
 
@@ -107,7 +107,7 @@ def _sync_directories(*paths: str) -> None:
 
 def open_storage(url: str) -> tuple[Storage, str]:
     """Returns the file system of a URL, and the path there."""
-    fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)  # other jobs write there, too
+    fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
     return Storage(fs), path
 
 

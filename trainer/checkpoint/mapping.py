@@ -96,6 +96,7 @@ def match(config: FinetuneConfig, data: DataConfig, here: Weights, there: Weight
     source_of = {label: renamed.get(label, label) for label in here.names}
     pairs = {label: source for label, source in source_of.items() if source in there.names and label not in excluded}
     missing = [label for label in here.names if label not in pairs and label not in excluded]
+    # An excluded weight uses up its source, too: it is known, and must not be listed as unexpected.
     used = {*pairs.values(), *(source_of[label] for label in excluded)}
     unexpected = [label for label in there.names if label not in used]
     new = _chosen("allow_missing", config.allow_missing, missing)
@@ -179,6 +180,7 @@ def _sources(config: FinetuneConfig, pairs: dict[str, str], here: Weights, there
     if not config.optimizer_state:
         return sources
     for label, source in pairs.items():
+        # Optimizers share names of slots: Adagrad and row-wise Adagrad both have momentum1, of other dimensions.
         ours, theirs = here.state(label), there.state(source)
         now, before = _kinds(ours, here.shapes), _kinds(theirs, there.shapes)
         if now != before:

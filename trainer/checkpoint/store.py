@@ -137,4 +137,5 @@ class Checkpoints:
 
 
 def _name(step: int) -> str:
+    # Nine digits, so that listings of a run are in the order of steps.
     return f"step-{step:09d}"

@@ -14,6 +14,7 @@ from trainer.models.embeddings import table_of_weight
 from trainer.optim.schedules import lr_multiplier
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS, table_options
 
+# None whose state does not start at zero, such as NAdam, ASGD and Rprop: `initialize_optimizer_state` zeroes all state.
 DENSE: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
@@ -99,6 +100,7 @@ def _keyed(
 def _set_rate(optimizers: list[KeyedOptimizer], rate: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
+            # Fused kernels keep rates as float32, so they are always set from the configuration, never read back.
             group["lr"] = rate  # pyrefly: ignore[unsupported-operation]
 
 

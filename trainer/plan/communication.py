@@ -86,4 +86,4 @@ def _copies_sent(sharding_type: str, context: DistributedContext) -> float:
         return world - 1.0  # every rank holds a partial sum of every embedding
     if sharding_type in REDUCING:
         return (local - 1.0) + (nodes - 1) / nodes  # partial sums inside a node, then whole ones between nodes
-    return (world - 1) / world
+    return (world - 1) / world  # each rank keeps the embeddings of its own samples

@@ -68,6 +68,8 @@ class Reporter:
         self._run, self._config, self._context = run, config, context
         self._first_step, self._last_step = start_step, last_step
         running = running or {"loss": 0.0, "steps": 0}
+        # Each rank resumes with an equal part of the sum, so that the number of ranks does not matter. In float64, as a
+        # float32 sum of a long interval would lose digits of the loss.
         self._loss = torch.tensor(running["loss"] / context.world_size, dtype=torch.float64, device=context.device)
         self._loss_steps = int(running["steps"])
         self._step_seconds: list[float] = []
@@ -76,7 +78,9 @@ class Reporter:
         self._started = self._clock
         if context.is_rank0:
             self._metrics = JsonLines(run, "metrics.jsonl", start_step)
+            # The last step has its evaluation after its checkpoint, so a resume may have to repeat it.
             self._evaluations = JsonLines(run, "evaluations.jsonl", min(start_step, last_step - 1))
+            # TensorBoard would show the steps after the checkpoint twice.
             self._board = (
                 SummaryWriter(run.url_of("tensorboard"), purge_step=start_step + 1) if config.tensorboard else None
             )

@@ -37,6 +37,7 @@ class Watchdog:
         reported = None
         while not self._stopped.wait(self._stuck_seconds / 10):
             since = self._since
+            # Once for each stop: a rank that waits for a slow one recovers, and must not fill the log.
             if time.monotonic() - since >= self._stuck_seconds and since != reported:
                 print(self._report(), file=sys.stderr, flush=True)
                 reported = since

@@ -48,6 +48,7 @@ def finetune(
     if config.optimizer_state:
         initialize()
     tensors = model.tensors() if config.optimizer_state else model.weights()
+    # Rank 0 matches for all, so it needs the names of every rank: no rank holds the state of every table.
     here = shapes_of(tensors, context)
     found = broadcast_from_rank0(context, lambda: _match(config, data, Weights.of(here), source))
     fill(source.url, tensors, found.sources, context)
@@ -60,6 +61,7 @@ def find_source(url: str) -> Checkpoint:
     Raises:
         InputError: There is no checkpoint, or it is damaged.
     """
+    # Two empty parts in front, so that a URL of one part can be taken apart as well.
     *run, folder, name = ["", "", *url.rstrip("/").split("/")]
     if folder == FOLDER and NAME.fullmatch(name):
         return _at(url, Checkpoints(RunDirectory("/".join(run[2:]) or ".", KEY)), int(name.removeprefix("step-")))
@@ -85,6 +87,7 @@ def _at(url: str, checkpoints: Checkpoints, step: int) -> Checkpoint:
 
 def _match(config: FinetuneConfig, data: DataConfig, here: Weights, source: Checkpoint) -> WeightMap:
     found = match(config, data, here, Weights.of(saved_shapes(source.url)))
+    # Printed before anything is refused: the table shows all that has to be allowed or renamed.
     print(
         f"fine-tuning from step {source.step:,}, {source.url}\n\n{render(found, config.optimizer_state)}\n", flush=True
     )

@@ -161,7 +161,7 @@ class Session:
         Raises:
             Stopped: Always.
         """
-        self.saver.wait()
+        self.saver.wait()  # the save in the background may be that of this step
         left = self.config.checkpoint.grace_seconds - self.stop_requests.waiting_seconds
         # One rank decides: clocks differ, and every rank has to take part in a save.
         has_time = broadcast_from_rank0(self.context, lambda: self.saver.save_seconds < left)

@@ -51,12 +51,14 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         InputError: The configuration, the data or the run directory cannot be used.
     """
     directory = broadcast_from_rank0(context, lambda: RunDirectory(out))
+    # A start can hang and be stopped, too, so both are watched for before the lock is taken.
     with (
         watched(context, config.train.stuck_seconds) as watchdog,
         stop_on_signals(context) as stop_requests,
         locked(directory, context) as lock,
     ):
         claimed = claim_run(config, directory, resume, context)
+        # Wrong data is refused within seconds, before the model is built, which takes longest.
         order = plan_epochs(config, claimed.start, context)
         evaluator = Evaluator(config, context)
         model = build_sharded_model(config, context)

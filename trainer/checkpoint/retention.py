@@ -1,4 +1,4 @@
-"""Decides which checkpoints stay."""
+"""Retention: decides which checkpoints are kept."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ Evaluations = list[dict[str, Any]]
 
 
 def expired(keep: Retention, steps: list[int], evaluations: Evaluations) -> list[int]:
-    """Returns the steps whose checkpoints can be deleted.
+    """Returns the steps whose checkpoints no rule keeps.
 
     Args:
         keep: The rules.
@@ -22,7 +22,7 @@ def expired(keep: Retention, steps: list[int], evaluations: Evaluations) -> list
 
 
 def reasons_to_keep(keep: Retention, steps: list[int], evaluations: Evaluations) -> dict[int, list[str]]:
-    """Returns by step why its checkpoint stays; one without a reason has expired.
+    """Returns the reasons to keep each step's checkpoint; one without a reason has expired.
 
     Args:
         keep: The rules.
@@ -49,4 +49,5 @@ def best_step(metric: str, scores: dict[int, float]) -> int | None:
     higher = higher_is_better(metric)
     if higher is None:
         return None
+    # An undefined score, such as the AUC of one class, is none of them: NaN compares as neither better nor worse.
     return (max if higher else min)(scores, key=lambda step: scores[step], default=None)

@@ -1,4 +1,4 @@
-"""Errors by type, and how each is reported: the user's mistakes in one line, ours with a traceback."""
+"""Errors by type, and the report of each: the user's mistakes in one line, bugs with a traceback."""
 
 import difflib
 import sys
@@ -17,7 +17,7 @@ class InputError(ValueError):
 
 
 class StorageError(OSError):
-    """Storage that failed. Nothing is wrong with the input, so another try may succeed. One line, exit code 1."""
+    """Storage that fails. The input is right, so another attempt may succeed. One line, exit code 1."""
 
 
 class StorageNotFoundError(StorageError, FileNotFoundError):

@@ -11,8 +11,10 @@ from trainer.core.registry import find_by_name
 from trainer.metrics.registry import METRICS
 
 
+# torchmetrics 1.0, which TorchRec pins, either gathers all predictions or bins them coarsely: with 200 bins its AUC was
+# .7551 instead of .7588 at a label rate of 1.6 %, and 60 times slower.
 class Metric:
-    """A streaming metric of one label: a float64 tensor that samples are added to, and that ranks can add up.
+    """A streaming metric of one label; its state is a float64 tensor, which is summed over ranks.
 
     Args:
         shape: Shape of the state, which starts at zero.
@@ -26,6 +28,7 @@ class Metric:
     higher_is_better: ClassVar[bool | None] = None
 
     def __init__(self, device: torch.device, shape: tuple[int, ...] = (2,)) -> None:
+        # A float32 sum of ones ends at 2^24 samples.
         self.state = torch.zeros(shape, dtype=torch.float64, device=device)
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
@@ -33,7 +36,7 @@ class Metric:
         raise NotImplementedError
 
     def compute(self, state: Tensor) -> dict[str, float]:
-        """Returns the values of the metric by suffix ("" for the metric itself), from the sum of all ranks' states."""
+        """Returns the values of the metric, by suffix ("" for the metric itself), from the state summed over ranks."""
         raise NotImplementedError
 
 

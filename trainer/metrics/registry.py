@@ -1,6 +1,6 @@
-"""Metrics by name, and which direction of each is better.
+"""Metrics by name, and the direction in which each is better.
 
-Free of torch, as the list of checkpoints is made without it: classes are imported when they are used.
+Free of torch, as checkpoints are listed without it: classes are imported when they are used.
 """
 
 from trainer.core.registry import find_by_name
@@ -12,6 +12,7 @@ METRICS = {
     "calibration": "trainer.metrics.binary:Calibration",
     "label_rate": "trainer.metrics.binary:LabelRate",
 }
+# The same as the classes' own attribute, which cannot be read without torch.
 HIGHER_IS_BETTER: dict[str, bool | None] = {
     "auc": True,
     "normalized_entropy": False,

@@ -1,4 +1,4 @@
-"""plan.json: a sharding plan as a file that people can read and jobs can load."""
+"""plan.json: a sharding plan as a readable file that a job can load."""
 
 import json
 from typing import Any
@@ -29,7 +29,8 @@ def shards_of(table: ParameterSharding) -> list[ShardMetadata]:
 
 
 def plan_to_json(plan: ShardingPlan, world_size: int) -> dict[str, Any]:
-    """Returns the plan as what plan.json holds."""
+    """Returns the content of plan.json."""
+    # TorchRec's ShardingPlan._serialize() has no inverse.
     return {
         "version": 1,
         "world_size": world_size,
@@ -54,10 +55,10 @@ def _table_to_json(table: ParameterSharding) -> dict[str, Any]:
 
 
 def load_plan(url: str, shapes: dict[str, tuple[int, int]], world_size: int) -> ShardingPlan:
-    """Reads a plan.json, ranks and kernels pinned.
+    """Reads a plan.json; its ranks and kernels are used as they are.
 
     Args:
-        url: The file.
+        url: URL of the file.
         shapes: Rows and columns of every table of the model.
         world_size: Ranks of this job.
 
@@ -79,7 +80,7 @@ def load_plan(url: str, shapes: dict[str, tuple[int, int]], world_size: int) -> 
 
 
 def plan_from_json(content: dict[str, Any]) -> ShardingPlan:
-    """Returns the plan that `plan_to_json` was given."""
+    """Returns the plan in the content of a plan.json."""
     return ShardingPlan(
         plan={
             path: EmbeddingModuleShardingPlan(

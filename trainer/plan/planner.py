@@ -1,4 +1,4 @@
-"""Which rank holds which part of which table: how the plan is made and shown."""
+"""The planner: places tables and their shards on ranks."""
 
 import os
 from typing import Any
@@ -38,6 +38,7 @@ BANDWIDTHS = {
     "inter_node_gb_per_second": "inter_host_bw",
     "hbm_gb_per_second": "hbm_mem_bw",
 }
+# TorchRec's own defaults, which its planner uses for hardware that it is given no figures of.
 UNKNOWN_HARDWARE = {
     "intra_node_gb_per_second": 600.0,
     "inter_node_gb_per_second": 12.5,
@@ -48,7 +49,7 @@ UNKNOWN_HARDWARE = {
 def make_plan(
     model: nn.Module, sharder: ModuleSharder[Any], data: DataConfig, config: PlannerConfig, context: DistributedContext
 ) -> ShardingPlan:
-    """Plans on the main rank, or loads the plan that the configuration names, and returns it on every rank.
+    """Plans on rank 0, or loads the plan that the configuration names, and returns it on every rank.
 
     Raises:
         InputError: The plan does not fit the memory, or does not belong to these tables and ranks.
@@ -71,7 +72,7 @@ def plan_for(
     local_world_size: int,
     device_type: str,
 ) -> ShardingPlan:
-    """Plans for a number of ranks that need not exist, without a process group.
+    """Plans for hypothetical ranks, without a process group.
 
     Raises:
         InputError: The plan does not fit the memory.
@@ -90,7 +91,7 @@ def _planner(
         batch_size=data.global_batch_size // world_size,
         constraints=_constraints(data, config),
         storage_reservation=FixedPercentageStorageReservation(config.reserve),
-        stats=NoopEmbeddingStats(),
+        stats=NoopEmbeddingStats(),  # `render_plan` prints less: TorchRec's tables take hundreds of lines
         debug=False,
     )
 
@@ -106,15 +107,16 @@ def _topology(config: PlannerConfig, world_size: int, local_world_size: int, dev
         TrainerConfig(world_size=world_size, local_world_size=local_world_size),
         HardwareConfig(
             hbm_cap_bytes=_gpu_memory_bytes(config, device_type),
-            ddr_cap_bytes=host,
+            ddr_cap_bytes=host,  # TorchRec detects none, and assumes 128 GB for each rank
             **{name: getattr(config, key) * GB_PER_SECOND for key, name in BANDWIDTHS.items()},
         ),
+        # Without the flag, the bandwidths of HardwareConfig are ignored.
         KernelConfig(compute_device=device_type, use_hardware_based_bandwidth=True),
     )
 
 
 def _with_hardware(config: PlannerConfig, local_world_size: int) -> PlannerConfig:
-    """Returns the configuration with the figures of its hardware where it leaves them open, then TorchRec's own."""
+    """Returns the configuration with its unset figures set: to those of its hardware, else to TorchRec's defaults."""
     figures: dict[str, float | None] = dict(UNKNOWN_HARDWARE)
     if host := host_of(config):
         figures |= {"host_memory_gib": host.memory_gib / local_world_size}
@@ -141,7 +143,7 @@ def _gpu_memory_bytes(config: PlannerConfig, device_type: str) -> int | None:
 
 
 def check_planner(data: DataConfig, config: PlannerConfig, sparse_optimizer: str) -> None:
-    """Refuses sharding types, kernels and tables that do not exist, and optimizers that cannot follow.
+    """Refuses unknown hosts, sharding types, kernels and tables, and replicated tables of an unfit optimizer.
 
     Raises:
         InputError: The message names the key, the value and what is allowed.
@@ -170,7 +172,7 @@ def check_planner(data: DataConfig, config: PlannerConfig, sparse_optimizer: str
 
 def _refuse_replicated(key: str, sparse_optimizer: str) -> None:
     raise InputError(
-        f"{key} asks for data_parallel, where optimizer.sparse.name '{sparse_optimizer}' cannot be used; "
+        f"{key} has data_parallel, where optimizer.sparse.name '{sparse_optimizer}' cannot be used; "
         f"use one of {', '.join(REPLICABLE)}"
     )
 

@@ -1,4 +1,4 @@
-"""Evaluation: every row of a split exactly once, metrics over all ranks."""
+"""Evaluation: every sample of a split exactly once, metrics over all ranks."""
 
 from collections.abc import Callable
 
@@ -50,7 +50,7 @@ class Evaluator:
         return list(self._files)
 
     def due(self, step: int) -> bool:
-        """Tells whether to evaluate on the validation split after a step."""
+        """Returns whether to evaluate on the validation split after a step."""
         every = self._config.evaluate.every_steps
         return every > 0 and step % every == 0 and "validation" in self._files
 
@@ -63,12 +63,14 @@ class Evaluator:
         Args:
             model: It must not be attached to a training pipeline.
             split: validation or test.
-            give_up: Asked before every batch; the same on all ranks.
+            give_up: Called before every batch; returns whether to give up, the same on all ranks.
 
         Returns:
-            The metrics, None if it was given up.
+            The metrics, None if the evaluation was given up.
         """
         files, context = self._files[split], self._context
+        # Only training needs an order that does not depend on the number of ranks: here each rank is a lane. The last
+        # batch is padded with samples of weight 0, as row-wise sharding fails on batches of unequal size.
         lanes = Lanes(files.rows, context.world_size, self._batch_size)
         loader = Loader(files, self._config.data, lanes, context.rank, context.world_size, seed=0, shuffle=False)
         metrics = Metrics(self._config.evaluate.metrics, self._config.data.labels, context.device)

@@ -33,10 +33,11 @@ def _train(config: Config, out: str, resume: Resume, context: DistributedContext
 
 
 def run(session: Session) -> None:
-    """Takes a training run from its first step to its last, and evaluates the result."""
+    """Trains from the first step to the last, and evaluates the result."""
     training_step = TrainingStep(session.model, session.context)
     first, last = session.order.first_step, session.order.last_step
 
+    # An evaluation that a stop interrupted is made up for, so that a resumed run has the lines of any other.
     if session.lacks_evaluation():
         session.evaluate(first, training_step.detach(), ["validation"])
     for step in range(first + 1, last + 1):

@@ -1,6 +1,6 @@
 """Configuration of optimizers and of their learning-rate schedules."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import pydantic
 
@@ -10,6 +10,7 @@ SparseName = Literal[
     "sgd", "adagrad", "rowwise_adagrad", "adam", "lamb", "lars_sgd", "partial_rowwise_adam", "partial_rowwise_lamb"
 ]
 DenseName = Literal["sgd", "adagrad", "adam", "adamw"]
+Beta = Annotated[float, pydantic.Field(ge=0, lt=1)]
 
 
 class Schedule(Section):
@@ -23,7 +24,7 @@ class Schedule(Section):
     """Last step at the full value, if later than the warm-up."""
     decay_steps: pydantic.PositiveInt = 1
     """Steps that the decay takes."""
-    end_multiplier: float = 0.0
+    end_multiplier: pydantic.NonNegativeFloat = 0.0
     """What part of the full value is left at the end of the decay."""
 
 
@@ -36,9 +37,9 @@ class SparseOptimizerConfig(Section):
     """Step size before the schedule."""
     eps: pydantic.PositiveFloat = 1e-8
     """Added to denominators; sgd and lars_sgd have none."""
-    beta1: float = 0.9
+    beta1: Beta = 0.9
     """Decay of the first moment, for Adam and LAMB."""
-    beta2: float = 0.999
+    beta2: Beta = 0.999
     """Decay of the second moment, for Adam and LAMB."""
     schedule: Schedule = Schedule()
     """How the learning rate changes."""
@@ -55,9 +56,9 @@ class DenseOptimizerConfig(Section):
     """Added to denominators; sgd has none."""
     momentum: pydantic.NonNegativeFloat = 0.0
     """For sgd."""
-    beta1: float = 0.9
+    beta1: Beta = 0.9
     """Decay of the first moment, for adam and adamw."""
-    beta2: float = 0.999
+    beta2: Beta = 0.999
     """Decay of the second moment, for adam and adamw."""
     weight_decay: pydantic.NonNegativeFloat = 0.0
     """L2 penalty, added to the gradient; adamw shrinks the weights themselves."""

@@ -91,6 +91,16 @@ CASES = [
         ["planner.host_memory_gib is 1e-06", "use more ranks"],
         {"planner__host_memory_gib": 1e-6},
     ),
+    Case(  # six tables of 64 TiB each, more than a process can address
+        "plan that fits only by its own figures",
+        ["'s0' of 65,536.0 GiB", "planner.host_memory_gib", "planner.reserve", "use more ranks"],
+        {
+            "data__sparse": {f"s{i}": {"rows": 2**31 - 1} for i in range(6)},
+            "model__embedding_dim": 8192,
+            "planner__sharding_types": ["table_wise"],
+            "planner__host_memory_gib": 1e9,
+        },
+    ),
     Case(
         "int8 on row_wise",
         ["comms.forward is 'int8'", "row_wise", "bf16"],

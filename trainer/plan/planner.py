@@ -1,6 +1,5 @@
 """Which rank holds which part of which table: how the plan is made and shown."""
 
-import os
 from typing import Any
 
 import torch
@@ -29,9 +28,9 @@ from trainer.core.errors import InputError, nearest
 from trainer.models.embeddings import table_shapes
 from trainer.optim.table_optimizers import REPLICABLE
 from trainer.plan.hardware import HOSTS, Host
+from trainer.plan.memory import GIB, host_memory_bytes
 from trainer.plan.plan_file import load_plan
 
-GIB = 1024**3
 GB_PER_SECOND = 1e9 / 1e3  # TorchRec counts bandwidth in bytes per millisecond
 BANDWIDTHS = {
     "intra_node_gb_per_second": "intra_host_bw",
@@ -97,9 +96,7 @@ def _planner(
 
 def _topology(config: PlannerConfig, world_size: int, local_world_size: int, device_type: str) -> Topology:
     config = _with_hardware(config, local_world_size)
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_world_size
-    if config.host_memory_gib:
-        host = int(config.host_memory_gib * GIB)
+    host = int(config.host_memory_gib * GIB) if config.host_memory_gib else host_memory_bytes() // local_world_size
     if device_type == "cpu":
         host = int(host * (1 - config.reserve))  # TorchRec's own reservation only cuts GPU memory
     return TopologyFactory.create_topology(

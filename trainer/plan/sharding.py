@@ -11,8 +11,9 @@ from torchrec.distributed.types import ShardingPlan
 
 from trainer.config.plan import SHARDING_TYPES, CommsConfig
 from trainer.core.distributed import DistributedContext
-from trainer.models.embeddings import table_of_weight
+from trainer.models.embeddings import table_of_weight, table_shapes
 from trainer.plan.communication import codecs
+from trainer.plan.memory import allocating
 
 
 class Sharder(EmbeddingBagCollectionSharder):
@@ -33,17 +34,22 @@ class Sharder(EmbeddingBagCollectionSharder):
 def shard(
     model: nn.Module, sharder: Sharder, plan: ShardingPlan, context: DistributedContext, seed: int
 ) -> DistributedModelParallel:
-    """Puts every table's shards where the plan says and gives every row its initial value."""
-    sharded = DistributedModelParallel(
-        model,
-        device=context.device,
-        plan=plan,
-        sharders=[sharder],  # pyrefly: ignore[bad-argument-type]
-        # Keeps gradients in the buckets of the first step for ever. Others would add them up over ranks in another
-        # order, and a resumed run, whose steps are counted anew, would round otherwise than an undisturbed one.
-        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True),
-    )
-    initialize_tables(sharded, seed)
+    """Puts every table's shards where the plan says and gives every row its initial value.
+
+    Raises:
+        InputError: There is not enough memory.
+    """
+    with allocating(table_shapes(model)):
+        sharded = DistributedModelParallel(
+            model,
+            device=context.device,
+            plan=plan,
+            sharders=[sharder],  # pyrefly: ignore[bad-argument-type]
+            # Keeps gradients in the buckets of the first step for ever. Others would add them up over ranks in another
+            # order, and a resumed run, whose steps are counted anew, would round otherwise than an undisturbed one.
+            data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True),
+        )
+        initialize_tables(sharded, seed)
     return sharded
 
 

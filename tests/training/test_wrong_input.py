@@ -91,6 +91,11 @@ CASES = [
         ["planner.host_memory_gib is 1e-06", "use more ranks"],
         {"planner__host_memory_gib": 1e-6},
     ),
+    Case(
+        "batch that does not fit",
+        ["data.global_batch_size is 80000000", "32.2 GiB", "planner.host_memory_gib is 1.0", "smaller batch"],
+        {"data__global_batch_size": 80_000_000, "planner__host_memory_gib": 1.0},
+    ),
     Case(  # six tables of 64 TiB each, more than a process can address
         "plan that fits only by its own figures",
         ["'s0' of 65,536.0 GiB", "planner.host_memory_gib", "planner.reserve", "use more ranks"],

@@ -75,6 +75,12 @@ CASES = [
         ["optimizer.sparse.name is 'adam'", "CPU", "rowwise_adagrad"],
         {"optimizer__sparse__name": "adam"},
     ),
+    Case("unknown metric", ["evaluate.metrics is 'auk'", "'auc'"], {"evaluate__metrics": ["auk"]}),
+    Case(
+        "best without evaluations",
+        ["checkpoint.keep.best is 'auc'", "data.validation is empty"],
+        {"checkpoint__keep__best": "auc"},
+    ),
     Case(
         "unwritable run directory",
         ["--out is", "good/part-00.parquet/out", "choose another"],

@@ -202,8 +202,8 @@ def _explain(error: PlannerError, model: nn.Module, data: DataConfig, config: Pl
     if batch > tables:
         return (
             f"data.global_batch_size is {data.global_batch_size}; its ids and embeddings, {batch / GIB:.3g} GiB, do "
-            f"not fit the memory of the ranks, beside {tables / GIB:.3g} GiB of tables: {limits}; use a smaller batch or "
-            "more ranks, or give more memory"
+            f"not fit the memory of the ranks, beside {tables / GIB:.3g} GiB of tables: {limits}; use a smaller "
+            "batch or more ranks, or give more memory"
         )
     return (
         f"the tables, {tables / GIB:.3g} GiB without their optimizer's state, do not fit the memory of the ranks: "

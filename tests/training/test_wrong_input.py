@@ -83,10 +83,14 @@ CASES = [
     ),
     Case(
         "unwritable run directory",
-        ["--out is", "good/part-00.parquet/out", "choose another"],
+        ["--out is", "good/part-00.parquet/out", "Not a directory", "name a path without a file"],
         out="{folder}/good/part-00.parquet/out",
     ),
-    Case("unwritable file system", ["--out is '/proc/out'", "choose another"], out="/proc/out"),
+    Case(
+        "unwritable file system",
+        ["--out is '/proc/out'", "name a path that exists, or one that can be made"],
+        out="/proc/out",
+    ),
     Case(
         "unknown sharding type",
         ["planner.sharding_types", "'row_wide'", "'row_wise'"],

@@ -20,6 +20,7 @@ from trainer.core.errors import (
     StorageNotFoundError,
     StoragePermissionError,
 )
+from trainer.core.remedies import remedy
 
 # What gives whoever reads it the right to use a URL: a password in it, or the parameters that sign it.
 SECRETS = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=[?&])(?:sig|x-(?:amz|goog)-[a-z-]+)=[^&\s'\"]+", re.IGNORECASE)
@@ -179,5 +180,5 @@ def named(key: str, url: str) -> Iterator[None]:
             yield
     except (OSError, ValueError, ImportError) as error:
         raise InputError(
-            f"{key} is '{without_secrets(url)}', which cannot be used: {without_secrets(error)}; choose another"
+            f"{key} is '{without_secrets(url)}', which cannot be used: {without_secrets(error)}; {remedy(error, url)}"
         ) from error

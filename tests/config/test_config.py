@@ -82,6 +82,12 @@ def test_ready_made_configurations_are_known_by_name(file):
         ("--data.shuffle yes", "invalid choice 'yes' for argument '--data.shuffle'. Expected one of ('True', 'False')"),
         ("--data.sparse.s.rows 0", "data.sparse.s.rows is 0: input should be greater than 0"),
         ("--train.epochs 2", "train.steps is 1 and train.epochs is 2; set one of them"),
+        ("--optimizer.sparse.beta1 1.5", "optimizer.sparse.beta1 is 1.5: input should be less than 1"),
+        ("--optimizer.sparse.beta2 1.0", "optimizer.sparse.beta2 is 1.0: input should be less than 1"),
+        ("--optimizer.dense.beta1 -0.1", "optimizer.dense.beta1 is -0.1: input should be greater than or equal to 0"),
+        ("--optimizer.dense.weight-decay -1", "optimizer.dense.weight_decay is -1.0: input should be greater than or"),
+        ("--optimizer.dense.momentum -1", "optimizer.dense.momentum is -1.0: input should be greater than or equal"),
+        ("--optimizer.dense.schedule.end-multiplier -1", "schedule.end_multiplier is -1.0: input should be greater"),
         ("--optimizer.sparse.learning-rate inf", "optimizer.sparse.learning_rate is inf: input should be a finite"),
     ],
 )

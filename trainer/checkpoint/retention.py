@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from trainer.config.checkpoint import Retention
-from trainer.metrics.registry import higher_is_better
+from trainer.metrics.registry import higher_is_better, result_name
 
 Evaluations = list[dict[str, Any]]
 """The lines of evaluations.jsonl."""
@@ -40,7 +40,8 @@ def reasons_to_keep(keep: Retention, steps: list[int], evaluations: Evaluations)
 
 def scores(metric: str, steps: list[int], evaluations: Evaluations) -> dict[int, float]:
     """Returns by step what a metric of data.validation was, where it is defined."""
-    found = {line["step"]: line[metric] for line in evaluations if line["split"] == "validation" and metric in line}
+    name = result_name(metric)
+    found = {line["step"]: line[name] for line in evaluations if line["split"] == "validation" and name in line}
     return {step: found[step] for step in steps if step in found and not math.isnan(found[step])}
 
 

@@ -1,6 +1,6 @@
 """Configuration of optimizers and of their learning-rate schedules."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import pydantic
 
@@ -11,6 +11,7 @@ SparseName = Literal[
     "sgd", "adagrad", "rowwise_adagrad", "adam", "lamb", "lars_sgd", "partial_rowwise_adam", "partial_rowwise_lamb"
 ]
 DenseName = Literal["sgd", "adagrad", "adam", "adamw"]
+Beta = Annotated[float, pydantic.Field(ge=0, lt=1)]
 
 
 class Schedule(Section):
@@ -24,7 +25,7 @@ class Schedule(Section):
     """Last step at the full rate, if later than the warm-up."""
     decay_steps: pydantic.PositiveInt = 1
     """Length of the decay in steps."""
-    end_multiplier: float = 0.0
+    end_multiplier: pydantic.NonNegativeFloat = 0.0
     """Learning-rate multiplier after the decay."""
 
 
@@ -37,9 +38,9 @@ class SparseOptimizerConfig(Section):
     """Learning rate before the schedule's multiplier."""
     eps: pydantic.PositiveFloat = 1e-8
     """Added to denominators; sgd and lars_sgd have none."""
-    beta1: float = 0.9
+    beta1: Beta = 0.9
     """Decay of the first moment, for Adam and LAMB."""
-    beta2: float = 0.999
+    beta2: Beta = 0.999
     """Decay of the second moment, for Adam and LAMB."""
     schedule: Schedule = Schedule()
     """Learning-rate schedule."""
@@ -56,9 +57,9 @@ class DenseOptimizerConfig(Section):
     """Added to denominators; sgd has none."""
     momentum: pydantic.NonNegativeFloat = 0.0
     """Momentum of sgd."""
-    beta1: float = 0.9
+    beta1: Beta = 0.9
     """Decay of the first moment, for adam and adamw."""
-    beta2: float = 0.999
+    beta2: Beta = 0.999
     """Decay of the second moment, for adam and adamw."""
     weight_decay: pydantic.NonNegativeFloat = 0.0
     """L2 penalty, added to the gradient; adamw shrinks the weights themselves."""

@@ -55,7 +55,7 @@ class PlannerConfig(Section):
     memory_gib: Annotated[pydantic.PositiveFloat | None, MayChange] = None
     """GPU memory per rank in GiB. Unset: the hardware's, or what the device has."""
     host_memory_gib: Annotated[pydantic.PositiveFloat | None, MayChange] = None
-    """Host memory per rank in GiB. Unset: the hardware's or the machine's, divided by its ranks."""
+    """Host memory per rank in GiB. Unset: the hardware's, or this machine's or cgroup's, divided by its ranks."""
     reserve: Annotated[float, MayChange] = pydantic.Field(default=0.15, ge=0, lt=1)
     """Part of the memory without tables, reserved for activations, gradients and buffers."""
     intra_node_gb_per_second: Annotated[pydantic.PositiveFloat | None, MayChange] = None

@@ -44,14 +44,19 @@ class Config(Section):
         return self
 
 
-def check_length(config: Config) -> None:
-    """Refuses a training run without an end.
+def check_training(config: Config) -> None:
+    """Refuses what only training needs: an end, and evaluations to choose the best checkpoint by.
 
     Raises:
-        InputError: Neither the number of steps nor of epochs is set.
+        InputError: Neither steps nor epochs are set, or checkpoint.keep.best is, without data.validation.
     """
     if config.train.steps is None and config.train.epochs is None:
         raise InputError("train.steps and train.epochs are both unset; set one of them")
+    if config.checkpoint.keep.best and not config.data.validation:
+        raise InputError(
+            f"checkpoint.keep.best is '{config.checkpoint.keep.best}', but data.validation is empty, so that no "
+            "checkpoint is ever the best; name validation data or unset it"
+        )
 
 
 def find_config(name: str) -> str:

@@ -19,6 +19,7 @@ from trainer.core.errors import (
     StorageNotFoundError,
     StoragePermissionError,
 )
+from trainer.core.remedies import remedy
 from trainer.core.secrets import without_secrets
 
 KINDS = {
@@ -172,5 +173,5 @@ def named(key: str, url: str) -> Iterator[None]:
             yield
     except (OSError, ValueError, ImportError) as error:
         raise InputError(
-            f"{key} is '{without_secrets(url)}', which cannot be used: {_one_line(error)}; choose another"
+            f"{key} is '{without_secrets(url)}', which cannot be used: {_one_line(error)}; {remedy(error, url)}"
         ) from error

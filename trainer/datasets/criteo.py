@@ -184,7 +184,9 @@ def find_sources(patterns: tuple[str, ...]) -> list[str]:
             )
         found = fs.glob(path) if "*" in path or "?" in path else [path] * fs.exists(path)
         if not found:
-            raise InputError(f"--source '{pattern}' matches no file; check the path")
+            raise InputError(
+                f"--source '{pattern}' matches no file; name Criteo's text files, such as train.txt or 'day_*.gz'"
+            )
         urls += [fs.unstrip_protocol(name) if "://" in pattern else name for name in sorted(found, key=_by_number)]
     return urls
 
@@ -203,7 +205,7 @@ def plan_parts(sources: list[tsv.Source], layout: str, evaluation_source: str, p
         starts = range(start, end, part_bytes)
         parts += [Part(source, split, at, min(at + part_bytes, end), number) for number, at in enumerate(starts)]
     if not parts:
-        raise InputError(f"--source: {', '.join(source.url for source in sources)} have no lines; check the paths")
+        raise InputError(f"--source: {', '.join(source.url for source in sources)} have no lines; name files that have")
     return parts
 
 

@@ -1,6 +1,5 @@
 """The metric protocol, and the metrics of an evaluation, reduced over ranks."""
 
-import re
 from typing import ClassVar
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from trainer.core.distributed import DistributedContext, sum_over_ranks
 from trainer.core.registry import find_by_name
-from trainer.metrics.registry import METRICS
+from trainer.metrics.registry import METRICS, result_name
 
 
 # torchmetrics 1.0, which TorchRec pins, either gathers all predictions or bins them coarsely: with 200 bins its AUC was
@@ -53,7 +52,7 @@ class Metrics:
     """
 
     def __init__(self, names: list[str], labels: list[str], device: torch.device) -> None:
-        kinds = {_short(name): find_by_name("evaluate.metrics", name, METRICS) for name in names}
+        kinds = {result_name(name): find_by_name("evaluate.metrics", name, METRICS) for name in names}
         self._metrics = [{name: kind(device) for name, kind in kinds.items()} for _ in labels]
         self._suffixes = [f"/{label}" if len(labels) > 1 else "" for label in labels]
         self._samples = torch.zeros(1, dtype=torch.float64, device=device)
@@ -80,8 +79,3 @@ class Metrics:
                 values = metric.compute(sum_over_ranks(metric.state, context))
                 found |= {f"{name}{part}{suffix}": value for part, value in values.items()}
         return found | {"samples": sum_over_ranks(self._samples, context).item()}
-
-
-def _short(name: str) -> str:
-    """Returns what results call a metric: its name, or the snake-case name of the user's own class."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(":")[2]).lower()

@@ -1,6 +1,5 @@
 """The planner: places tables and their shards on ranks."""
 
-import os
 from typing import Any
 
 import torch
@@ -28,10 +27,11 @@ from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError, nearest
 from trainer.models.embeddings import name_in_model, table_shapes
 from trainer.optim.table_optimizers import REPLICABLE
+from trainer.plan.communication import REDUCING
 from trainer.plan.hardware import HOSTS, Host
+from trainer.plan.memory import GIB, host_memory_bytes, table_bytes
 from trainer.plan.plan_file import load_plan
 
-GIB = 1024**3
 GB_PER_SECOND = 1e9 / 1e3  # TorchRec counts bandwidth in bytes per millisecond
 BANDWIDTHS = {
     "intra_node_gb_per_second": "intra_host_bw",
@@ -60,7 +60,7 @@ def make_plan(
     try:
         return planner.collective_plan(model, [sharder], dist.group.WORLD)
     except PlannerError as error:
-        raise InputError(_explain(error, model, config)) from error
+        raise InputError(_explain(error, model, data, config, context.world_size)) from error
 
 
 def plan_for(
@@ -80,7 +80,7 @@ def plan_for(
     try:
         return _planner(data, config, world_size, local_world_size, device_type).plan(model, [sharder])
     except PlannerError as error:
-        raise InputError(_explain(error, model, config)) from error
+        raise InputError(_explain(error, model, data, config, world_size)) from error
 
 
 def _planner(
@@ -98,9 +98,7 @@ def _planner(
 
 def _topology(config: PlannerConfig, world_size: int, local_world_size: int, device_type: str) -> Topology:
     config = _with_hardware(config, local_world_size)
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_world_size
-    if config.host_memory_gib:
-        host = int(config.host_memory_gib * GIB)
+    host = int(config.host_memory_gib * GIB) if config.host_memory_gib else host_memory_bytes() // local_world_size
     if device_type == "cpu":
         host = int(host * (1 - config.reserve))  # TorchRec's own reservation only cuts GPU memory
     return TopologyFactory.create_topology(
@@ -196,14 +194,34 @@ def _types_for(table: str, config: PlannerConfig) -> list[str]:
     return own or config.sharding_types or list(SHARDING_TYPES)
 
 
-def _explain(error: PlannerError, model: nn.Module, config: PlannerConfig) -> str:
+def _explain(error: PlannerError, model: nn.Module, data: DataConfig, config: PlannerConfig, world_size: int) -> str:
     if error.error_type not in (PlannerErrorType.INSUFFICIENT_STORAGE, PlannerErrorType.PARTITION):
         return f"the tables cannot be placed: {' '.join(str(error).split())[:300]}; allow more planner.sharding_types"
-    tables = sum(rows * columns * 4 for rows, columns in table_shapes(model).values())
-    limits = (
+    tables, batch = _memory_needed(table_shapes(model), data, config, world_size)
+    limits = ", ".join(
         f"planner.{key} is {getattr(config, key) or 'unset'}" for key in ("memory_gib", "host_memory_gib", "reserve")
     )
+    if batch > tables:
+        return (
+            f"data.global_batch_size is {data.global_batch_size}; its ids and embeddings, {batch / GIB:.3g} GiB, do "
+            f"not fit the memory of the ranks, beside {tables / GIB:.3g} GiB of tables: {limits}; use a smaller "
+            "batch or more ranks, or give more memory"
+        )
     return (
         f"the tables, {tables / GIB:.3g} GiB without their optimizer's state, do not fit the memory of the ranks: "
-        f"{', '.join(limits)}; give more memory, use more ranks, or allow more planner.sharding_types"
+        f"{limits}; give more memory, use more ranks, or allow more planner.sharding_types"
     )
+
+
+def _memory_needed(
+    shapes: dict[str, tuple[int, int]], data: DataConfig, config: PlannerConfig, world_size: int
+) -> tuple[float, float]:
+    """Returns the bytes that the tables, and that a batch's ids and embeddings, take on all ranks at the least."""
+    tables = batch = 0.0
+    for table, features in data.features_of_tables().items():
+        types = set(_types_for(table, config))
+        tables += table_bytes(shapes[table]) * (world_size if types == {"data_parallel"} else 1)
+        copies = world_size if types <= set(REDUCING) else 1  # every rank holds a partial sum of every embedding
+        for hotness in (data.sparse[feature].hotness for feature in features):
+            batch += data.global_batch_size * (8 * hotness + 4 * min(1, hotness) * shapes[table][1] * copies)
+    return tables, batch

@@ -11,8 +11,9 @@ from torchrec.distributed.types import ShardingPlan
 
 from trainer.config.plan import SHARDING_TYPES, CommsConfig
 from trainer.core.distributed import DistributedContext
-from trainer.models.embeddings import table_of_weight
+from trainer.models.embeddings import table_of_weight, table_shapes
 from trainer.plan.communication import codecs
+from trainer.plan.memory import allocating
 
 
 class Sharder(EmbeddingBagCollectionSharder):
@@ -33,18 +34,23 @@ class Sharder(EmbeddingBagCollectionSharder):
 def shard(
     model: nn.Module, sharder: Sharder, plan: ShardingPlan, context: DistributedContext, seed: int
 ) -> DistributedModelParallel:
-    """Places every table's shards by the plan and sets their initial values."""
-    sharded = DistributedModelParallel(
-        model,
-        device=context.device,
-        plan=plan,
-        sharders=[sharder],  # pyrefly: ignore[bad-argument-type]
-        # With static_graph, or without find_unused_parameters, DDP regroups its buckets of gradients after the first
-        # step. Other buckets sum gradients in another order, so a resumed run, which takes its own first step, would
-        # round differently from an uninterrupted one.
-        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True),
-    )
-    initialize_tables(sharded, seed)
+    """Places every table's shards by the plan and sets their initial values.
+
+    Raises:
+        InputError: There is not enough memory.
+    """
+    with allocating(table_shapes(model)):
+        sharded = DistributedModelParallel(
+            model,
+            device=context.device,
+            plan=plan,
+            sharders=[sharder],  # pyrefly: ignore[bad-argument-type]
+            # With static_graph, or without find_unused_parameters, DDP regroups its buckets of gradients after the
+            # first step. Other buckets sum gradients in another order, so a resumed run, which takes its own first
+            # step, would round differently from an uninterrupted one.
+            data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True),
+        )
+        initialize_tables(sharded, seed)
     return sharded
 
 

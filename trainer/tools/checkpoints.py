@@ -128,7 +128,8 @@ def _convert(found: Checkpoints, out: str, file: str, step: int | None) -> None:
     if checkpoint is None:
         raise InputError(f"--out is '{out}', where {_nothing(step, found)}")
     if step is not None and (damage := found.damage(step)):
-        raise InputError(f"--step is {step}, whose checkpoint cannot be used: {damage}; choose another")
+        others = ", ".join(str(other) for other in found.steps() if other != step) or "none"
+        raise InputError(f"--step is {step}, whose checkpoint cannot be used: {damage}; there are also: {others}")
 
     from trainer.checkpoint.consolidate import read_tensors, write_plain
 

@@ -183,10 +183,11 @@ def _shortened(config: Config, steps: int) -> Config:
     The last checkpoint before the kill is then not the last of the run, wherever the job is when it is killed.
     """
     between = 0 < config.evaluate.every_steps < steps
+    keep = config.checkpoint.keep.model_copy(update={"best": None})
     changes: dict[str, dict[str, Any]] = {
         "data": {"validation": config.data.validation if between else [], "test": []},
         "train": {"steps": steps, "epochs": None},
-        "checkpoint": {"every_steps": steps // 4, "every_minutes": 0.0},
+        "checkpoint": {"every_steps": steps // 4, "every_minutes": 0.0, "keep": keep},
         "report": {"interval_steps": 1, "tensorboard": False},
     }
     return _changed(config, changes)

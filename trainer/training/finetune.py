@@ -78,11 +78,11 @@ def _at(url: str, checkpoints: Checkpoints, step: int) -> Checkpoint:
     with named(KEY, url):
         steps = checkpoints.steps()
         damage = checkpoints.damage(step) if step in steps else None
+    known = ", ".join(str(other) for other in steps if other != step) or "none"
     if step not in steps:
-        known = ", ".join(map(str, steps)) or "none"
         raise InputError(f"{KEY} is '{url}', which is no committed checkpoint; that run has those of steps: {known}")
     if damage:
-        raise InputError(f"{KEY} is '{url}', which is damaged: {damage}; choose another")
+        raise InputError(f"{KEY} is '{url}', which is damaged: {damage}; that run has also those of steps: {known}")
     return checkpoints.at(step)
 
 

@@ -1,6 +1,6 @@
 """The training loop."""
 
-from trainer.config.root import Config, check_length
+from trainer.config.root import Config, check_training
 from trainer.core.distributed import DistributedContext, process_group
 from trainer.run.preemption import Request
 from trainer.training.resume import Resume
@@ -22,7 +22,7 @@ def train(config: Config, out: str, resume: Resume) -> None:
         InputError: The configuration, the data or the run directory cannot be used.
         Stopped: A signal requested a stop.
     """
-    check_length(config)
+    check_training(config)
     with process_group() as context:
         _train(config, out, resume, context)
 

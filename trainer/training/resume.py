@@ -37,7 +37,7 @@ def _check_may_change(url: str, earlier: dict[str, Any], now: dict[str, Any]) ->
     for key, before, after in changed_keys(Config, earlier, now):
         raise InputError(
             f"--out is '{url}', which holds a run of another configuration: {key} is {before!r} there and {after!r} "
-            "here, and may not change when a run is resumed; choose another --out"
+            "here, and may not change when a run is resumed; set it back or choose another --out"
         )
 
 

@@ -19,6 +19,7 @@ from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes, check_lanes, default_lanes
+from trainer.metrics.registry import check_metrics
 from trainer.run.lock import RunLock, locked
 from trainer.run.preemption import stop_on_signals
 from trainer.run.provenance import describe_run, digest
@@ -51,6 +52,9 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
     Raises:
         InputError: The configuration, the data or the run directory cannot be used.
     """
+    broadcast_from_rank0(
+        context, lambda: check_metrics(config.evaluate.metrics, config.checkpoint.keep.best, config.data.labels)
+    )
     directory = broadcast_from_rank0(context, lambda: RunDirectory(out))
     # A start can hang and be stopped, too, so both are watched for before the lock is taken.
     with (

@@ -12,7 +12,7 @@ import numpy as np
 
 LARGE_BYTES = 1 << 16  # smaller arrays come from what malloc keeps anyway
 
-_free: dict[int, np.ndarray] = {}  # by identity, the longest unused first; each operation on it is atomic
+unused_blocks: dict[int, np.ndarray] = {}  # by identity, the longest unused first; each operation on it is atomic
 
 
 def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
@@ -25,15 +25,15 @@ def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
         return np.empty(shape, dtype)
     block = _block(size)
     owner = (ctypes.c_byte * block.size).from_buffer(block.data)  # every view refers to it, and it can be watched
-    weakref.finalize(owner, _free.__setitem__, id(block), block)
+    weakref.finalize(owner, unused_blocks.__setitem__, id(block), block)
     return np.ndarray(shape, dtype, memoryview(owner))
 
 
 def _block(size: int) -> np.ndarray:
     """Returns an unused block that is large enough, but not twice as large, or a new one in place of another."""
-    for key, block in list(_free.items()):
-        if size <= block.size <= 2 * size and _free.pop(key, None) is not None:
+    for key, block in list(unused_blocks.items()):
+        if size <= block.size <= 2 * size and unused_blocks.pop(key, None) is not None:
             return block
-    for key in list(_free)[:1]:
-        _free.pop(key, None)
+    for key in list(unused_blocks)[:1]:
+        unused_blocks.pop(key, None)
     return np.empty(size, np.uint8)

@@ -1,12 +1,34 @@
 import os
+import sys
 
 import pytest
 from jobs import write_rows
 
+PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn"}
 
-def pytest_configure():
+
+def pytest_addoption(parser):
+    parser.addoption("--unit", action="store_true", help="skip a test as soon as it starts a process")
+    parser.addoption("--all", action="store_true", help="run whole matrices, not a sample of them")
+
+
+def pytest_configure(config):
     """Gives every process one thread: as many as there are cores, in each of many tests, wait for one another."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    if config.getoption("unit"):
+        sys.addaudithook(skip_where_a_process_starts)
+
+
+def pytest_runtest_setup(item):
+    """Skips at once what needs a cluster, whose stand-ins start processes in threads that the test waits for."""
+    if item.config.getoption("unit") and "cluster" in item.fixturenames:
+        pytest.skip("needs a cluster")
+
+
+def skip_where_a_process_starts(event, _):
+    """Distinguishes unit tests from others by what they do: a list or a marker per file would fall behind."""
+    if event in PROCESS_EVENTS and "PYTEST_CURRENT_TEST" in os.environ:
+        pytest.skip("starts a process")
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from command import write_config
 from jobs import config, losses
 from trainer_process import Training, committed
 
+from trainer.checkpoint.retention import expired
 from trainer.config.checkpoint import Retention
 from trainer.run.lock import RENEW_SECONDS, STALE_SECONDS
 
@@ -53,7 +54,7 @@ def test_the_newest_the_best_and_every_so_many_stay(rows, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keep", "expired"),
+    ("keep", "steps"),
     [
         ({"newest": 1}, [2, 4, 6]),
         ({"newest": 9}, []),
@@ -63,7 +64,7 @@ def test_the_newest_the_best_and_every_so_many_stay(rows, tmp_path):
         ({"newest": 1, "best": "auc/bought"}, [2, 4, 6]),
     ],
 )
-def test_what_can_go(keep, expired):
+def test_checkpoints_expire_unless_a_rule_keeps_them(keep, steps):
     evaluations = [
         {"step": 1, "split": "validation", "auc": 0.99, "normalized_entropy": 0.1},  # has no checkpoint
         {"step": 2, "split": "validation", "auc": 0.7, "normalized_entropy": 0.7},
@@ -71,7 +72,7 @@ def test_what_can_go(keep, expired):
         {"step": 6, "split": "validation", "auc": float("nan"), "normalized_entropy": 0.8},
         {"step": 6, "split": "test", "auc": 0.9, "normalized_entropy": 0.1},
     ]
-    assert Retention(**keep).expired([2, 4, 6, 8], evaluations) == expired
+    assert expired(Retention(**keep), [2, 4, 6, 8], evaluations) == steps
 
 
 SYNCS = """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.data.buffers import LARGE_BYTES, empty
+from trainer.data.buffers import LARGE_BYTES, empty, unused_blocks
 
 
 def address(array: np.ndarray) -> int:
@@ -43,11 +43,9 @@ def test_a_small_array_does_not_take_a_large_block():
 
 
 def test_no_more_is_kept_than_was_in_use_at_once():
-    from trainer.data import buffers as memory
-
     held = [empty((LARGE_BYTES + n,), np.uint8) for n in range(3)]
     del held
-    kept = len(memory._free)
+    kept = len(unused_blocks)
     for doublings in range(1, 8):
         empty((LARGE_BYTES << doublings,), np.uint8)
-    assert len(memory._free) == kept
+    assert len(unused_blocks) == kept

@@ -1,4 +1,4 @@
-"""Models of one's own, several labels, weights of rows, shared tables and bfloat16."""
+"""Custom models, several labels, weights of rows, shared tables and bfloat16."""
 
 import json
 
@@ -51,7 +51,7 @@ def test_the_loss_is_the_weighted_sum_over_the_rows(data, tmp_path):
     assert np.mean(losses(tmp_path / "out")) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["dlrm", "dlrm_dcn", "custom_models:sum_of_embeddings"])
+@pytest.mark.parametrize("name", ["dlrm", "dlrm_dcn", "custom:sum_of_embeddings"])
 def test_models(data, tmp_path, name):
     model = {"name": name, "embedding_dim": 8, "cross_rank": 4, "arguments": {"depth": 3}}
     if name.startswith("dlrm"):

@@ -20,5 +20,10 @@ from trainer.optim.schedules import lr_multiplier
         ({"warmup_steps": 8, "decay": "linear", "decay_start": 4, "decay_steps": 2}, {7: 7 / 8, 8: 1, 9: 0.5}),
     ],
 )
-def test_factor(schedule, expected):
+def test_multiplier_by_step(schedule, expected):
     assert {step: lr_multiplier(Schedule(**schedule), step) for step in expected} == pytest.approx(expected)
+
+
+def test_a_custom_decay_follows_the_warm_up():
+    schedule = Schedule(warmup_steps=4, decay="custom:halved")
+    assert [lr_multiplier(schedule, step) for step in (1, 3, 4, 99)] == [0.25, 0.75, 0.5, 0.5]

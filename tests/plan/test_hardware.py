@@ -8,19 +8,19 @@ from jobs import config
 
 from trainer.config.root import Config
 from trainer.plan.hardware import HOSTS
-from trainer.plan.planner import GB_PER_SECOND, GIB, _topology
+from trainer.plan.planner import GB_PER_SECOND, GIB, topology
 
 PLAN = [sys.executable, "-m", "trainer", "plan"]
 
 
-def topology(device="cuda", **planner):
+def topology_of(device="cuda", **planner):
     changes = {f"planner__{key}": value for key, value in planner.items()}
-    return _topology(Config.model_validate(config("nowhere", **changes)).planner, 16, 8, device)
+    return topology(Config.model_validate(config("nowhere", **changes)).planner, 16, 8, device)
 
 
 @pytest.mark.parametrize("name", [name for name, host in HOSTS.items() if host.gpu])
 def test_memory_and_bandwidths_are_the_hosts(name):
-    host, found = HOSTS[name], topology(hardware=name)
+    host, found = HOSTS[name], topology_of(hardware=name)
     assert found.devices[0].storage.hbm == host.gpu.memory_gib * GIB
     assert found.devices[0].storage.ddr == host.memory_gib * GIB // 8
     assert found.hbm_mem_bw == host.gpu.hbm_gb_per_second * GB_PER_SECOND
@@ -36,7 +36,7 @@ def test_keys_that_are_set_win():
         "inter_node_gb_per_second": 4.0,
         "hbm_gb_per_second": 500.0,
     }
-    found = topology(hardware="h100", **own)
+    found = topology_of(hardware="h100", **own)
     assert (found.devices[0].storage.hbm, found.devices[0].storage.ddr) == (10 * GIB, 20 * GIB)
     assert found.hbm_mem_bw == 500 * GB_PER_SECOND
     assert found.comms_bandwidths.intra_host_bw == 30 * GB_PER_SECOND
@@ -44,9 +44,9 @@ def test_keys_that_are_set_win():
 
 
 def test_a_host_without_a_gpu_has_its_memory_and_usual_bandwidths():
-    found = topology("cpu", hardware="cpu.8xlarge", reserve=0.0)
+    found = topology_of("cpu", hardware="cpu.8xlarge", reserve=0.0)
     assert found.devices[0].storage.ddr == 256 * GIB // 8
-    assert found.comms_bandwidths.intra_host_bw == topology("cpu").comms_bandwidths.intra_host_bw
+    assert found.comms_bandwidths.intra_host_bw == topology_of("cpu").comms_bandwidths.intra_host_bw
 
 
 def test_a_plan_for_two_hosts_that_this_machine_is_not(tmp_path):

@@ -11,7 +11,7 @@ from jobs import config, write_rows
 from trainer.config.root import Config
 from trainer.models.embeddings import table_shapes
 from trainer.plan.plan_file import load_plan, plan_to_json, table_plans
-from trainer.plan.planner import _topology, plan_for
+from trainer.plan.planner import plan_for, topology
 from trainer.plan.report import render_plan
 from trainer.plan.sharding import Sharder
 from trainer.training.sharded_model import build_unsharded_model
@@ -97,5 +97,5 @@ def test_the_planner_counts_with_the_bandwidths_that_it_is_given(tmp_path):
     settings = Config.model_validate(
         config(tmp_path, planner__intra_node_gb_per_second=300.0, planner__inter_node_gb_per_second=25.0)
     )
-    bandwidths = _topology(settings.planner, 16, 8, "cpu").comms_bandwidths
+    bandwidths = topology(settings.planner, 16, 8, "cpu").comms_bandwidths
     assert (bandwidths.intra_host_bw, bandwidths.inter_host_bw) == (3e8, 2.5e7)  # bytes per millisecond

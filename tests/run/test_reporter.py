@@ -1,143 +1,120 @@
-"""What a run leaves behind and says."""
+"""The reporter alone: lines of metrics.jsonl and evaluations.jsonl, and of the console."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import re
 
 import pytest
-import tomli_w
-from jobs import config, write_rows
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+import torch
 
-from trainer.core.run_directory import JsonLines, RunDirectory
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run of one rank, through the command line, with everything on."""
-    folder = tmp_path_factory.mktemp("report")
-    data = write_rows(folder / "data", [300])
-    settings = config(data, train__steps=10, report={"interval_steps": 4}, evaluate={"every_steps": 5})
-    settings["data"] |= {"validation": [str(data)], "test": [str(data)]}
-    (folder / "config.toml").write_text(tomli_w.dumps(settings))
-    tracker = {"TORCHX_JOB_ID": "local_cwd://torchx/job", "TORCHX_TRACKERS": "fsspec"}
-    (folder / "tracked").mkdir()
-    (folder / "tracker.conf").write_text(f"protocol=file\nroot_path={folder / 'tracked'}\n")
-    tracker["TORCHX_TRACKER_FSSPEC_CONFIG"] = str(folder / "tracker.conf")
-    command = [sys.executable, "-m", "trainer", "train", str(folder / "config.toml"), "--out", str(folder / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **tracker})
-    assert done.returncode == 0, done.stderr
-    return folder, done.stdout
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_metrics_have_a_line_for_each_interval_and_the_end(run):
-    records = lines(run[0] / "out/metrics.jsonl")
-    assert [record["step"] for record in records] == [4, 8, 10]
-    assert [record["epoch"] for record in records] == [0, 1, 1]
-    for record in records:
-        assert record["samples_per_second"] > 0
-        assert 0 <= record["data_wait"] <= 1
-        assert record["step_seconds_p50"] <= record["step_seconds_p99"]
-
-
-def test_the_console_has_a_line_for_each_interval(run):
-    said = run[1].splitlines()
-    steps = [line for line in said if line.startswith("step ") and " loss " in line and "/10" in line]
-    assert [line.split()[1] for line in steps] == ["4/10", "8/10", "10/10"]
-    for word in ("loss", "samples/s", "per rank", "input stall", "p99", "GiB", "ETA"):
-        assert word in steps[0]
-    assert sum("validation: auc" in line for line in said) == 2
-    assert sum("test: auc" in line for line in said) == 1
-
-
-def test_the_summary_names_what_was_written_and_what_to_type_next(run):
-    folder, said = run
-    for name in ("checkpoints/step-000000010", "config.toml", "metrics.jsonl", "evaluations.jsonl", "tensorboard"):
-        assert (folder / "out" / name).exists()
-        assert str(folder / "out" / name) in said
-    assert f"torchx run tools.tensorboard --logdir {folder / 'out'}" in said
-
-
-def test_tensorboard_has_the_same_numbers(run):
-    board = EventAccumulator(str(run[0] / "out/tensorboard")).Reload()
-    losses = {event.step: event.value for event in board.Scalars("train/loss")}
-    assert losses == pytest.approx({record["step"]: record["loss"] for record in lines(run[0] / "out/metrics.jsonl")})
-    assert [event.step for event in board.Scalars("validation/auc")] == [5, 10]
-
-
-def test_the_tracker_gets_final_metrics_and_checkpoint(run):
-    files = [path for path in (run[0] / "tracked").rglob("*") if path.is_file()]
-    tracked = " ".join(path.read_text() for path in files)
-    assert "test_auc" in tracked
-    assert "validation_log_loss" in tracked
-    assert "step-000000010" in tracked
-
-
-def test_run_json_says_what_ran(run):
-    about = json.loads((run[0] / "out/run.json").read_text())
-    assert about["versions"]["torch"].startswith("2.13.0")
-    assert about["world_size"] == 1
-    assert about["lanes"] == 8
-    assert "-m trainer train" in about["command"]
-
-
-def test_the_written_configuration_runs_and_gives_the_same_losses(run, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "trainer",
-        "train",
-        str(run[0] / "out/config.toml"),
-        "--out",
-        str(tmp_path / "again"),
-    ]
-    assert subprocess.run(command, capture_output=True).returncode == 0
-    again, before = lines(tmp_path / "again/metrics.jsonl"), lines(run[0] / "out/metrics.jsonl")
-    assert [record["loss"] for record in again] == [record["loss"] for record in before]
-
-
-@pytest.mark.parametrize("url", ["local", "memory://json-lines"])
-def test_lines_of_later_steps_are_dropped(tmp_path, url):
-    run = RunDirectory(str(tmp_path) if url == "local" else url)
-    log = JsonLines(run, "log.jsonl", last_step=0)
-    for step in (1, 2, 3):
-        log.add({"step": step})
-    log.flush()
-    resumed = JsonLines(run, "log.jsonl", last_step=2)
-    resumed.add({"step": 3, "again": True})
-    resumed.flush()
-    assert [json.loads(line) for line in (run.read("log.jsonl") or "").splitlines()] == [
-        {"step": 1},
-        {"step": 2},
-        {"step": 3, "again": True},
-    ]
-
-
-def test_a_run_on_object_storage_leaves_the_same_files(tmp_path):
-    """All of it in one process, for fsspec's memory storage ends with it."""
-    data = write_rows(tmp_path / "data", [300])
-    script = f"""
-import fsspec
-from trainer.config.root import Config
+from trainer.config.train import ReportConfig
 from trainer.core.distributed import process_group
-from trainer.training.loop import train
-from trainer.core.logging import quiet_libraries
-quiet_libraries()
-settings = {config(data, train__steps=4, checkpoint={"every_steps": 2})!r}
-train(Config.model_validate(settings), "memory://runs/one", "auto")
-settings["train"]["steps"] = 6
-train(Config.model_validate(settings), "memory://runs/one", "must")
-print(*sorted(fsspec.filesystem("memory").find("/runs/one")), sep="\\n")
-print(fsspec.filesystem("memory").cat("/runs/one/metrics.jsonl").decode().count("step\\":"))
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "/runs/one/checkpoints/step-000000006/manifest.json" in done.stdout
-    assert done.stdout.splitlines()[-1] == "6"
-    assert not Path("runs").joinpath("one").exists()
+from trainer.core.run_directory import RunDirectory
+from trainer.run.reporter import Reporter, StallTimer, format_metrics
+
+ROWS = 64
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a reporter on the same run directory every time."""
+    run = RunDirectory(str(tmp_path / "run"))
+    run.create()
+    with process_group() as context:
+
+        def start(last_step=5, start_step=0, running=None, interval_steps=2):
+            config = ReportConfig(interval_steps=interval_steps, tensorboard=False)
+            return Reporter(run, config, context, last_step, start_step, running)
+
+        yield start
+
+
+def take(reporter, *steps):
+    """Reports steps whose loss is ten times their number, two to an epoch."""
+    for step in steps:
+        reporter.step(step, (step - 1) // 2, torch.tensor(10.0 * step), ROWS, 0.0)
+
+
+@pytest.fixture
+def lines(tmp_path):
+    """Reads a file of the run directory."""
+    return lambda name: [json.loads(line) for line in (tmp_path / "run" / name).read_text().splitlines()]
+
+
+def losses(records):
+    return {record["step"]: record["loss"] for record in records}
+
+
+def test_a_line_per_interval_has_the_mean_loss(start, lines):
+    take(start(), 1, 2, 3, 4, 5)
+    records = lines("metrics.jsonl")
+    assert losses(records) == {2: 15.0, 4: 35.0, 5: 50.0}
+    assert [record["epoch"] for record in records] == [0, 1, 2]
+    for record in records:
+        assert record["samples_per_second"] == record["samples_per_second_per_rank"] > 0
+        assert 0 < record["step_seconds_p50"] <= record["step_seconds_p99"]
+        assert record["data_wait"] == 0
+        assert record["memory_gib"] > 0
+
+
+def test_a_resumed_interval_keeps_the_losses_before_it(start, lines):
+    first = start()
+    take(first, 1, 2, 3)
+    state = first.state()
+    assert state == {"loss": 30.0, "steps": 1}
+    take(first, 4, 5)
+    take(start(start_step=3, running=state), 4, 5)
+    assert losses(lines("metrics.jsonl")) == {2: 15.0, 4: 35.0, 5: 50.0}
+
+
+def test_lines_of_later_steps_are_dropped_on_resume(start, lines):
+    take(start(), 1, 2, 3, 4, 5)
+    start(start_step=2)
+    assert losses(lines("metrics.jsonl")) == {2: 15.0}
+
+
+def test_evaluations_are_kept_on_resume_except_those_to_come(start, lines):
+    reporter = start()
+    for step, split in ((2, "validation"), (5, "validation"), (5, "test")):
+        reporter.evaluation(step, split, {"auc": 0.5})
+    assert [record["step"] for record in reporter.evaluations()] == [2, 5, 5]
+    start(start_step=4)
+    assert lines("evaluations.jsonl") == [{"step": 2, "split": "validation", "auc": 0.5}]
+    start().evaluation(5, "test", {"auc": 0.6})
+    resumed_at_the_end = start(start_step=5)  # evaluates its last step again
+    assert resumed_at_the_end.evaluations() == []
+
+
+def test_console_lines(start, capsys):
+    reporter = start()
+    take(reporter, 1, 2)
+    reporter.evaluation(2, "validation", {"auc": 0.5, "auc_error": 0.1, "samples": 1234.0})
+    progress, evaluation = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"step 2/5  loss 15\.00000  [\d,]+ samples/s \([\d,]+ per rank\)  input stall 0\.0%  "
+        r"step [\d,.]+ ms \(p99 [\d,.]+\)  \d+\.\d\d GiB  ETA \d\d:\d\d",
+        progress,
+    )
+    assert evaluation == "step 2  validation: auc 0.50000  samples 1,234"
+
+
+def test_metrics_of_several_labels_on_one_line():
+    found = format_metrics({"auc/click": 0.75, "auc_error/click": 0.1, "log_loss/buy": 0.5, "samples": 10.0})
+    assert found == "auc/click 0.75000  log_loss/buy 0.50000  samples 10"
+
+
+def test_lines_follow_when_storage_comes_back(start, lines, tmp_path, capsys):
+    reporter = start(interval_steps=1)
+    take(reporter, 1)
+    (tmp_path / "run").rename(tmp_path / "away")
+    take(reporter, 2)
+    assert f"{tmp_path}/run cannot be written to: " in capsys.readouterr().out
+    (tmp_path / "away").rename(tmp_path / "run")
+    take(reporter, 3)
+    reporter.flush()
+    assert losses(lines("metrics.jsonl")) == {1: 10.0, 2: 20.0, 3: 30.0}
+
+
+def test_the_stall_timer_passes_every_item_on():
+    timer = StallTimer(iter("abc"))
+    assert list(timer) == ["a", "b", "c"]
+    assert timer.stalled_seconds > 0

@@ -12,7 +12,7 @@ import numpy as np
 # them: without the pool the loader took up to twice as long.
 LARGE_BYTES = 1 << 16  # smaller arrays come from what malloc keeps anyway
 
-_free: dict[int, np.ndarray] = {}  # by identity, the longest unused first; each operation on it is atomic
+unused_blocks: dict[int, np.ndarray] = {}  # by identity, the longest unused first; each operation on it is atomic
 
 
 def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
@@ -27,16 +27,16 @@ def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
     # NumPy points the base of a view to the array that owns the memory, past all between, so an array cannot be watched
     # for its views. All of them do refer to a ctypes object, and so do tensors made from them.
     owner = (ctypes.c_byte * block.size).from_buffer(block.data)
-    weakref.finalize(owner, _free.__setitem__, id(block), block)
+    weakref.finalize(owner, unused_blocks.__setitem__, id(block), block)
     return np.ndarray(shape, dtype, memoryview(owner))
 
 
 def _block(size: int) -> np.ndarray:
     """Returns an unused block that is large enough, but not twice as large, or a new one in place of another."""
-    for key, block in list(_free.items()):
+    for key, block in list(unused_blocks.items()):
         # Another thread may take the block between the listing and the pop, which then returns None.
-        if size <= block.size <= 2 * size and _free.pop(key, None) is not None:
+        if size <= block.size <= 2 * size and unused_blocks.pop(key, None) is not None:
             return block
-    for key in list(_free)[:1]:
-        _free.pop(key, None)
+    for key in list(unused_blocks)[:1]:
+        unused_blocks.pop(key, None)
     return np.empty(size, np.uint8)

@@ -87,7 +87,7 @@ def _planner(
     data: DataConfig, config: PlannerConfig, world_size: int, local_world_size: int, device_type: str
 ) -> EmbeddingShardingPlanner:
     return EmbeddingShardingPlanner(
-        topology=_topology(config, world_size, local_world_size, device_type),
+        topology=topology(config, world_size, local_world_size, device_type),
         batch_size=data.global_batch_size // world_size,
         constraints=_constraints(data, config),
         storage_reservation=FixedPercentageStorageReservation(config.reserve),
@@ -96,7 +96,8 @@ def _planner(
     )
 
 
-def _topology(config: PlannerConfig, world_size: int, local_world_size: int, device_type: str) -> Topology:
+def topology(config: PlannerConfig, world_size: int, local_world_size: int, device_type: str) -> Topology:
+    """Returns the ranks with the memory and the bandwidths that the planner counts with."""
     config = _with_hardware(config, local_world_size)
     host = int(config.host_memory_gib * GIB) if config.host_memory_gib else host_memory_bytes() // local_world_size
     if device_type == "cpu":

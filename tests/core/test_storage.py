@@ -1,0 +1,137 @@
+"""Storage on any fsspec URL: files are replaced whole, and every library fails alike, in one line without secrets."""
+
+import errno
+import os
+import pickle
+
+import pytest
+
+from trainer.core.errors import (
+    InputError,
+    StorageError,
+    StorageExistsError,
+    StorageNotFoundError,
+    StoragePermissionError,
+)
+from trainer.core.storage import named, open_storage, os_errors, without_secrets
+
+
+@pytest.fixture(params=["local", "memory"])
+def folder(request, tmp_path):
+    """A storage and an empty directory there."""
+    fs, path = open_storage(str(tmp_path) if request.param == "local" else f"memory://{tmp_path.name}")
+    fs.makedirs(path)
+    yield fs, path
+    fs.rm(path, recursive=True)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_file_is_replaced_whole(folder, durable):
+    fs, path = folder
+    for content in (b"the first", b"2"):
+        fs.write(f"{path}/file", content, durable)
+        assert fs.cat_file(f"{path}/file") == content
+        assert [found.rpartition("/")[2] for found in fs.ls(path, detail=False)] == ["file"]
+
+
+def test_a_directory_is_made_once(folder):
+    fs, path = folder
+    fs.makedirs(f"{path}/a/b")
+    fs.write(f"{path}/a/b/file", b"x")
+    fs.makedirs(f"{path}/a/b")
+    assert fs.cat_file(f"{path}/a/b/file") == b"x"
+
+
+def test_a_durable_write_syncs_the_file_and_both_directories(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def spy(file):
+        synced.append((os.readlink(f"/proc/self/fd/{file}"), os.fstat(file).st_size))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    fs, path = open_storage(f"{tmp_path}/run")
+    fs.makedirs(path)
+    fs.write(f"{path}/file", b"content")
+    assert synced == []
+    fs.write(f"{path}/file", b"content", durable=True)
+    assert synced[0] == (f"{path}/file.partial", len("content"))
+    assert [name for name, _ in synced[1:]] == [path, str(tmp_path)]
+
+
+def test_a_missing_file_is_not_found(folder):
+    fs, path = folder
+    with pytest.raises(StorageNotFoundError, match="nothing"):
+        fs.cat_file(f"{path}/nothing")
+
+
+def test_a_directory_that_exists_is_not_made_again(folder):
+    fs, path = folder
+    fs.mkdir(f"{path}/a")
+    with pytest.raises(StorageExistsError, match="/a"):
+        fs.mkdir(f"{path}/a")
+
+
+class CloudError(Exception):
+    """Stands for the error types of the clouds' libraries."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file", "file"), StorageNotFoundError),
+        (FileNotFoundError("file"), StorageNotFoundError),
+        (FileExistsError("file"), StorageExistsError),
+        (PermissionError(errno.EACCES, "Permission denied", "file"), StoragePermissionError),
+        (OSError(errno.ENOSPC, "No space left on device", "file"), StorageError),
+        (ConnectionResetError("hung up: file"), StorageError),
+        (CloudError("503: slow\n  down: file"), StorageError),
+        (CloudError(), StorageError),
+    ],
+)
+def test_every_library_fails_alike(raised, expected):
+    with pytest.raises(StorageError) as caught, os_errors("file"):
+        raise raised
+    assert type(caught.value) is expected
+    assert "file" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.errno == getattr(raised, "errno", None)
+    sent = pickle.loads(pickle.dumps(caught.value))
+    assert (type(sent), str(sent)) == (expected, str(caught.value))
+
+
+@pytest.mark.parametrize("bug", [ValueError("x"), KeyError("x"), TypeError("x"), ModuleNotFoundError("x")])
+def test_bugs_are_not_taken_for_storage(bug):
+    with pytest.raises(type(bug)), os_errors("file"):
+        raise bug
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ftp://me:password@host/run", "ftp://***@host/run"),
+        ("cannot read ftp://token@host/a\nor ftp://host/b", "cannot read ftp://***@host/a or ftp://host/b"),
+        ("https://host/run?sv=1&sig=abc%2B&se=2", "https://host/run?sv=1&***&se=2"),
+        ("https://host/run?X-Amz-Signature=abc&x=1", "https://host/run?***&x=1"),
+        ("https://host/run?x-goog-credential=abc", "https://host/run?***"),
+        ("s3://bucket/me@home", "s3://bucket/me@home"),
+    ],
+)
+def test_secrets_are_hidden(text, expected):
+    assert without_secrets(text) == expected
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EIO, "no answer from ftp://me:password@host"), CloudError("no answer from ftp://me:password@host")],
+)
+def test_a_refused_url_is_named_without_its_secrets(error):
+    message = r"^--out is 'ftp://\*\*\*@host/run', which cannot be used: .*ftp://\*\*\*@host.*; choose another$"
+    with pytest.raises(InputError, match=message), named("--out", "ftp://me:password@host/run"):
+        raise error
+
+
+def test_an_unknown_protocol_is_the_users_mistake():
+    with pytest.raises(InputError, match=r"^data.train is 'nowhere://x', which cannot be used: .*Protocol not known"):
+        with named("data.train", "nowhere://x"):
+            open_storage("nowhere://x")

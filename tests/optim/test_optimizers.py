@@ -1,0 +1,166 @@
+"""Optimizers of a sharded model: options per name, learning rates by step, and which parameters each one updates."""
+
+import pytest
+import torch
+from jobs import config
+
+from trainer.checkpoint.state_dict import local_shards_of
+from trainer.config.optim import SparseOptimizerConfig
+from trainer.config.root import Config
+from trainer.core.distributed import process_group
+from trainer.core.errors import InputError
+from trainer.data.dataset import find_files
+from trainer.data.loader import Loader
+from trainer.data.order import Lanes
+from trainer.models.embeddings import table_of_weight
+from trainer.optim.table_optimizers import check_table_optimizer, table_options
+from trainer.training.sharded_model import build_sharded_model
+
+SPARSE = {"name": "rowwise_adagrad", "learning_rate": 0.1, "eps": 1e-3, "beta1": 0.8, "beta2": 0.9}
+DENSE = {"learning_rate": 0.1, "eps": 1e-3, "beta1": 0.8, "beta2": 0.9, "momentum": 0.7, "weight_decay": 0.05}
+REPLICATED = {"s0": {"sharding_types": ["data_parallel"]}, "s1": {"sharding_types": ["table_wise"]}}
+
+
+@pytest.fixture(scope="module")
+def context():
+    with process_group() as context:
+        yield context
+
+
+@pytest.fixture
+def build(rows, context):
+    """Builds the sharded model of a configuration, and the first batch for it."""
+
+    def build(**changes):
+        settings = Config.model_validate(config(rows, **changes))
+        files = find_files("train", settings.data.train, settings.data)
+        lanes = Lanes(files.rows, 8, settings.data.global_batch_size)
+        batch = next(Loader(files, settings.data, lanes, 0, 1, 0, False).batches(0, 1))
+        return build_sharded_model(settings, context), batch.to(context.device)
+
+    return build
+
+
+def take_step(model, batch, step):
+    """Takes an optimizer step; returns the dense parameters and their gradients as they were before the update."""
+    model.optimizers.set_rates(step)
+    model.optimizers.combined.zero_grad()
+    model.model(batch)[0].backward()
+    before = {
+        name: (parameter.detach().clone(), parameter.grad.clone())
+        for name, parameter in model.model.named_parameters()
+        if table_of_weight(name) is None
+    }
+    model.optimizers.combined.step()
+    return before
+
+
+def weights(model):
+    """Returns copies of all weights by name; on one rank, local shards are whole tables."""
+    return {
+        name: torch.cat([shard.detach().clone() for shard in local_shards_of(value)])
+        for name, value in model.weights().items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sgd", set()),
+        ("adagrad", {"eps"}),
+        ("rowwise_adagrad", {"eps"}),
+        ("adam", {"eps", "beta1", "beta2"}),
+        ("lamb", {"eps", "beta1", "beta2"}),
+        ("lars_sgd", set()),
+        ("partial_rowwise_adam", {"eps", "beta1", "beta2"}),
+        ("partial_rowwise_lamb", {"eps", "beta1", "beta2"}),
+    ],
+)
+def test_options_of_table_optimizers(name, options):
+    found = table_options(SparseOptimizerConfig.model_validate(SPARSE | {"name": name}))
+    assert found == {"lr": 0.1} | {option: SPARSE[option] for option in options}
+
+
+@pytest.mark.parametrize("name", ["adam", "lamb", "lars_sgd", "partial_rowwise_adam", "partial_rowwise_lamb"])
+def test_a_cpu_lacks_some_table_optimizers(name):
+    settings = SparseOptimizerConfig.model_validate({"name": name})
+    check_table_optimizer(settings, "cuda")
+    with pytest.raises(
+        InputError, match=f"^optimizer.sparse.name is '{name}', .* one of sgd, adagrad, rowwise_adagrad"
+    ):
+        check_table_optimizer(settings, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("sgd", lambda values: torch.optim.SGD(values, 0.1, momentum=0.7, weight_decay=0.05)),
+        ("adagrad", lambda values: torch.optim.Adagrad(values, 0.1, eps=1e-3, weight_decay=0.05)),
+        ("adam", lambda values: torch.optim.Adam(values, 0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.05)),
+        ("adamw", lambda values: torch.optim.AdamW(values, 0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.05)),
+    ],
+)
+def test_the_dense_part_is_updated_as_by_torch(build, name, plain):
+    model, batch = build(optimizer__dense=DENSE | {"name": name})
+    expected, optimizer = {}, None
+    for step in (1, 2):
+        before = take_step(model, batch, step)
+        if optimizer is None:
+            expected = {name: torch.nn.Parameter(value) for name, (value, _) in before.items()}
+            optimizer = plain(list(expected.values()))
+        for name, (_, gradient) in before.items():
+            expected[name].grad = gradient
+        optimizer.step()
+    found = dict(model.model.named_parameters())
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, msg=name)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_every_parameter_has_one_optimizer(build, name):
+    model, batch = build(optimizer__sparse__name=name, optimizer__dense__name="adamw", planner__tables=REPLICATED)
+    before = weights(model)
+    take_step(model, batch, 1)
+    fused = {table_of_weight(parameter) for parameter in model.optimizers.fused.params}
+    assert fused == {f"s{number}" for number in range(1, 6)}
+    assert {table_of_weight(parameter) for parameter, _ in model.optimizers.replicated_state()} <= {"s0"}
+    dense = {parameter for parameter, _ in model.optimizers.dense_state()}
+    assert {table_of_weight(parameter) for parameter in dense} == {None}
+    assert len(dense) + 6 == len(before)
+    for parameter, value in weights(model).items():
+        assert not torch.equal(value, before[parameter]), parameter
+
+
+def moved(build, step, **changes):
+    """Returns how far a step moves each weight, SGD everywhere and one table replicated."""
+    model, batch = build(planner__tables=REPLICATED, **changes)
+    before = weights(model)
+    take_step(model, batch, step)
+    return {table_of_weight(name) or "dense": (value - before[name]).norm() for name, value in weights(model).items()}
+
+
+def test_each_part_follows_its_own_schedule(build):
+    full = moved(build, 1)
+    changes = {
+        "optimizer__sparse__schedule": {"warmup_steps": 4},
+        "optimizer__dense__schedule": {"decay": "custom:halved"},
+    }
+    found = moved(build, 1, **changes)
+    for part, distance in full.items():
+        assert distance > 0, part
+        assert found[part] / distance == pytest.approx(0.5 if part == "dense" else 0.25, rel=1e-4), part
+
+
+def test_rates_of_zero_change_nothing_until_the_next_step_sets_them(build):
+    model, batch = build(optimizer__dense__name="adamw", planner__tables=REPLICATED)
+    before = weights(model)
+    model.initialize_optimizer_state(batch)
+    assert all(torch.equal(value, before[name]) for name, value in weights(model).items())
+    take_step(model, batch, 1)
+    assert not any(torch.equal(value, before[name]) for name, value in weights(model).items())
+
+
+@pytest.mark.parametrize("section", ["sparse", "dense"])
+def test_an_unknown_decay_is_refused_at_once(build, section):
+    with pytest.raises(InputError, match=f"^optimizer.{section}.schedule.decay is 'cosine'; known: constant, linear"):
+        build(**{f"optimizer__{section}__schedule": {"decay": "cosine"}})

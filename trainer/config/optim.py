@@ -1,10 +1,11 @@
 """Configuration of optimizers and of their learning-rate schedules."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import pydantic
 
 from trainer.config.section import Section
+from trainer.core.errors import InputError
 
 SparseName = Literal[
     "sgd", "adagrad", "rowwise_adagrad", "adam", "lamb", "lars_sgd", "partial_rowwise_adam", "partial_rowwise_lamb"
@@ -64,6 +65,15 @@ class DenseOptimizerConfig(Section):
     """L2 penalty, added to the gradient; adamw shrinks the weights themselves."""
     schedule: Schedule = Schedule()
     """How the learning rate changes."""
+
+    @pydantic.model_validator(mode="after")
+    def _momentum_is_used(self) -> Self:
+        if self.momentum and self.name != "sgd":
+            raise InputError(
+                f"optimizer.dense.momentum is {self.momentum}, which optimizer.dense.name '{self.name}' does not have; "
+                "use sgd or leave it out"
+            )
+        return self
 
 
 class OptimizerConfig(Section):

@@ -40,7 +40,7 @@ CASES = [
     ),
     Case("misspelt flag", ["--train.stpes", "--train.steps"], flags=["--train.stpes", "3"]),
     Case("wrong type", ["train.steps", "'ten'", "integer"], {"train__steps": "ten"}),
-    Case("wrong type of a flag", ["--train.steps", "'ten'", "INT"], flags=["--train.steps", "ten"]),
+    Case("wrong type of a flag", ["--train.steps", "'ten'", "integer"], flags=["--train.steps", "ten"]),
     Case("out of range", ["train.steps is 0", "greater than 0"], flags=["--train.steps", "0"]),
     Case("steps and epochs", ["train.steps is 20", "train.epochs is 1", "one of them"], {"train__epochs": 1}),
     Case(

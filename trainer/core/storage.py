@@ -103,9 +103,29 @@ def _sync_directories(*paths: str) -> None:
 
 
 def open_storage(url: str) -> tuple[Storage, str]:
-    """Returns the file system of a URL, and the path there."""
-    fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    """Returns the file system of a URL, and the path there.
+
+    Raises:
+        StorageError: There is no such kind of storage, or its package is not installed.
+    """
+    try:
+        fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    except (ValueError, ImportError) as error:
+        raise StorageError(without_secrets(error)) from error
     return Storage(fs), path
+
+
+def read_text(url: str) -> str:
+    """Returns the text of a file in UTF-8, without the byte-order mark that some editors begin it with.
+
+    Raises:
+        StorageError: It cannot be read, or is no such text.
+    """
+    fs, path = open_storage(url)
+    try:
+        return fs.cat_file(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise StorageError(f"it is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def is_object_store(fs: AbstractFileSystem) -> bool:

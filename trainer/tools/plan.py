@@ -31,17 +31,19 @@ def _nodes(config: PlannerConfig, world_size: int) -> tuple[int, str]:
     return on_each_node, "cuda" if host.gpu else "cpu"
 
 
-def print_plan(config: Config, world_size: int, out: str | None) -> None:
-    """Prints the plan for a number of ranks on this machine or on other hardware, and saves it if asked to.
+def print_plan(config: Config, world_size: int = 2, out: str | None = None) -> None:
+    """Prints the sharding plan of a configuration. CONFIG is a TOML file, or the name of a ready-made one.
 
     Args:
         config: The configuration.
-        world_size: Ranks to plan for.
-        out: Where to write the plan.json, any fsspec URL; None for nowhere.
+        world_size: Ranks to plan for: on this machine, or on as many of planner.hardware as they need.
+        out: Where to save the plan.json, any fsspec URL; planner.plan takes it.
 
     Raises:
         InputError: The model cannot be built or planned as configured, or the plan not written.
     """
+    if world_size < 1:
+        raise InputError(f"--world-size is {world_size}; it must be at least 1")
     model = build_unsharded_model(config, torch.device("meta"))
     on_each_node, device_type = _nodes(config.planner, world_size)
     check_table_optimizer(config.optimizer.sparse, device_type)

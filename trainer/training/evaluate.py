@@ -1,6 +1,7 @@
 """Evaluation: every sample of a split exactly once, metrics over all ranks."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import nn
@@ -84,13 +85,13 @@ class Evaluator:
         return metrics.compute(context)
 
 
-def evaluate(config: Config, out: str, split: str) -> None:
-    """Evaluates the newest checkpoint of a run and prints the metrics.
+def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "test") -> None:
+    """Evaluates the newest checkpoint of a run. CONFIG is a TOML file, such as RUN_DIR/config.toml.
 
     Args:
         config: The configuration; its planner and data sections may differ from the run's.
         out: The run directory, any fsspec URL.
-        split: validation or test.
+        split: Which of the configuration's data sets to evaluate on.
 
     Raises:
         InputError: There is no checkpoint, it is another model's, or the data cannot be used.

@@ -9,14 +9,13 @@ from trainer.training.setup import open_session
 from trainer.training.step import TrainingStep
 
 
-def train(config: Config, out: str, resume: Resume) -> None:
-    """Trains a model, from scratch or from the newest checkpoint of the run directory.
+def train(config: Config, out: str, resume: Resume = "auto") -> None:
+    """Trains a model. CONFIG is a TOML file, or the name of a ready-made configuration.
 
     Args:
         config: The configuration.
         out: The run directory, any fsspec URL.
-        resume: auto resumes from a checkpoint if there is one, must refuses to start without, never refuses to start
-            with one.
+        resume: auto goes on from a checkpoint if there is one; must needs one; never refuses to start with one.
 
     Raises:
         InputError: The configuration, the data or the run directory cannot be used.

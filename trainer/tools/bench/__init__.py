@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Literal
 
-import tyro
-
 from trainer.core.distributed import broadcast_from_rank0, process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
@@ -28,7 +26,8 @@ from trainer.training.setup import open_session
 
 
 def bench(
-    what: tyro.conf.Positional[Literal["training", "checkpoint"]] = "training",
+    what: Literal["training", "checkpoint"] = "training",
+    /,
     out: str = "runs/bench",
     rows: int = 2_000_000,
     global_batch_size: int = 8192,

@@ -41,7 +41,7 @@ def test_a_saved_plan_is_loaded_as_it_was(tmp_path):
     assert load_plan(str(tmp_path / "plan.json"), table_shapes(task), 4) == plan
 
 
-def test_the_table_for_people_adds_up(tmp_path):
+def test_the_printed_plan_adds_up(tmp_path):
     task, plan = one_of_each(tmp_path)
     lines = render_plan(plan, task, 4).splitlines()
     assert [line.split()[3] for line in lines[2:8]] == KINDS
@@ -76,7 +76,7 @@ def test_tables_of_another_shape_are_refused(tmp_path):
         load_plan(str(tmp_path / "plan.json"), table_shapes(other), 4)
 
 
-def test_the_plan_command_writes_what_a_job_then_uses(tmp_path):
+def test_a_job_uses_the_plan_that_the_plan_command_wrote(tmp_path):
     import tomli_w
 
     data = write_rows(tmp_path / "data", [64])

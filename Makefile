@@ -15,7 +15,8 @@ data/movielens/summary.json: | $(VENV)/ready
 check: $(VENV)/ready lint
 	pytest --unit --numprocesses 2 -r fE
 
-# Everything, but samples of the two largest matrices (see --all). Most of a test's time is waiting, for Python to import torch above all; files are spread over more workers than cores.
+# All tests, of the two largest matrices a sample. Most of a test's time is waiting, for Python to import torch above
+# all; files are spread over more workers than cores.
 test: $(VENV)/ready lint
 	pytest --numprocesses 4 --dist loadfile
 

@@ -26,7 +26,7 @@ test-all: $(VENV)/ready lint
 
 # The tests that need a Slurm, against 24.11 instead of the system's own.
 test-slurm24: $(VENV)/ready
-	python tests/schedulers/slurm/slurm24.py .slurm24
+	python tests/support/slurm24.py .slurm24
 	SLURM_PREFIX=$(CURDIR)/.slurm24 pytest -m slurm
 
 lint: $(VENV)/ready
@@ -38,8 +38,11 @@ docs: $(VENV)/ready
 	python -m docs.generate
 
 $(VENV)/ready: requirements-cpu.txt pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --no-deps -r requirements-cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "error: $(PYTHON) is not Python 3.11 or later; make PYTHON=python3.11 names another" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { echo "error: install Python's venv (Debian: python3-venv)" >&2; exit 1; }
+	$(VENV)/bin/pip install --quiet --no-deps -r requirements-cpu.txt \
+		|| { echo "error: check the network; pip's own variables name a proxy (HTTPS_PROXY) or another index (PIP_INDEX_URL)" >&2; exit 1; }
 	$(VENV)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 

@@ -1,1 +1,1 @@
-"""TorchX components: what can be submitted."""
+"""TorchX components, from which jobs are made, and TorchX's commands as this project extends them."""

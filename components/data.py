@@ -1,9 +1,9 @@
-"""Data jobs: make Parquet data sets that the trainer reads."""
+"""Jobs that make Parquet data sets for the trainer."""
 
 import torchx
 from torchx.specs import AppDef
 
-from components import _launch
+from components import launch
 
 
 def movielens(
@@ -34,12 +34,12 @@ def movielens(
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return _launch.python(
+    return launch.python(
         *("trainer", "movielens", "--out", out),
         *(("--wheel", wheel) if wheel else ()),
         *args,
         name="movielens",
-        resource=_launch.resource(h, cpu, 0, memMB),
+        resource=launch.resource(h, cpu, 0, memMB),
         image=image,
         env=env,
         mounts=mounts,
@@ -74,7 +74,7 @@ def criteo(
         out: Directory or fsspec URL to write the data set to.
         layout: kaggle splits one log by time; terabyte validates and tests on the last of its days.
         evaluation_source: For terabyte, the name, without .gz, of the file to validate and test on.
-        dense_transform: What is stored of a dense feature: log, its logarithm, or none, the value itself.
+        dense_transform: Stored form of a dense feature: log, its logarithm, or none, the value itself.
         max_malformed: Malformed lines that are left out and reported before the job gives up.
         workers: Threads that convert at the same time; 0 is one for each core.
         h: Named resource of the node; replaces cpu and memMB.
@@ -85,15 +85,15 @@ def criteo(
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    _launch.choice("--layout", layout, ("kaggle", "terabyte"))
-    _launch.choice("--dense_transform", dense_transform, ("log", "none"))
-    return _launch.python(
+    launch.choice("--layout", layout, ("kaggle", "terabyte"))
+    launch.choice("--dense_transform", dense_transform, ("log", "none"))
+    return launch.python(
         *("trainer", "criteo", "--source", *source, "--out", out),
         *("--layout", layout, "--evaluation-source", evaluation_source, "--dense-transform", dense_transform),
         *("--max-malformed", str(max_malformed), "--workers", str(workers)),
         *args,
         name="criteo",
-        resource=_launch.resource(h, cpu, 0, memMB),
+        resource=launch.resource(h, cpu, 0, memMB),
         image=image,
         env=env,
         mounts=mounts,
@@ -141,13 +141,13 @@ def synthetic(
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return _launch.python(
+    return launch.python(
         *("trainer", "synthetic", "--out", out, "--rows", str(rows), "--files", str(files)),
         *("--validation-rows", str(validation_rows), "--test-rows", str(test_rows)),
         *("--hotness", str(hotness), "--zipf", str(zipf), "--seed", str(seed)),
         *args,
         name="synthetic",
-        resource=_launch.resource(h, cpu, 0, memMB),
+        resource=launch.resource(h, cpu, 0, memMB),
         image=image,
         env=env,
         mounts=mounts,

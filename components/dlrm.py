@@ -1,9 +1,9 @@
-"""Recommendation model jobs: train on one node or on many, and evaluate."""
+"""Jobs for recommendation models: training on one node or on many, and evaluation."""
 
 import torchx
 from torchx.specs import AppDef
 
-from components import _launch
+from components import launch
 
 
 def single_node(
@@ -25,7 +25,7 @@ def single_node(
 ) -> AppDef:
     """Trains a recommendation model on one node.
 
-    Example: torchx run -s local_cwd dlrm.single_node --config trainer/config/presets/movielens.toml -- --train.steps 100
+    Example: torchx run -s local_cwd dlrm.single_node --config movielens -- --train.steps 100
 
     Args:
         trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
@@ -36,20 +36,20 @@ def single_node(
         cpu: CPU cores of the node.
         gpu: GPUs of the node.
         memMB: Memory of the node in MB.
-        resume: What to do with checkpoints in the run directory: auto (go on from the newest, if any),
+        resume: Use of checkpoints in the run directory: auto (resume from the newest, if any),
             never (refuse if there is one) or must (refuse if there is none).
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
-        max_retries: How often the scheduler starts a failed job again.
+        max_retries: Number of times that the scheduler restarts a failed job.
         name: Name of the job; its app id begins with it.
     """
     return multi_node(
         *trainer_args,
         config=config,
         out=out,
-        j=_launch.one_node(nproc),
+        j=launch.one_node(nproc),
         h=h,
         cpu=cpu,
         gpu=gpu,
@@ -94,22 +94,22 @@ def multi_node(
         cpu: CPU cores of each node.
         gpu: GPUs of each node.
         memMB: Memory of each node in MB.
-        resume: What to do with checkpoints in the run directory: auto (go on from the newest, if any),
+        resume: Use of checkpoints in the run directory: auto (resume from the newest, if any),
             never (refuse if there is one) or must (refuse if there is none).
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
-        max_retries: How often the scheduler starts a failed job again.
+        max_retries: Number of times that the scheduler restarts a failed job.
         name: Name of the job; its app id begins with it.
     """
-    _launch.choice("--resume", resume, ("auto", "never", "must"))
-    return _launch.torchrun(
+    launch.choice("--resume", resume, ("auto", "never", "must"))
+    return launch.torchrun(
         *("train", config, "--out", out, "--resume", resume),
         *trainer_args,
         name=name,
         j=j,
-        resource=_launch.resource(h, cpu, gpu, memMB),
+        resource=launch.resource(h, cpu, gpu, memMB),
         image=image,
         env=env,
         mounts=mounts,
@@ -137,7 +137,7 @@ def data_parallel(
 ) -> AppDef:
     """Trains a recommendation model with a copy of every table on every rank.
 
-    Example: torchx run -s local_cwd dlrm.data_parallel --config trainer/config/presets/movielens.toml -j 1x2
+    Example: torchx run -s local_cwd dlrm.data_parallel --config movielens -j 1x2
 
     Args:
         trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
@@ -148,13 +148,13 @@ def data_parallel(
         cpu: CPU cores of each node.
         gpu: GPUs of each node.
         memMB: Memory of each node in MB.
-        resume: What to do with checkpoints in the run directory: auto (go on from the newest, if any),
+        resume: Use of checkpoints in the run directory: auto (resume from the newest, if any),
             never (refuse if there is one) or must (refuse if there is none).
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
-        max_retries: How often the scheduler starts a failed job again.
+        max_retries: Number of times that the scheduler restarts a failed job.
         name: Name of the job; its app id begins with it.
     """
     return multi_node(
@@ -196,7 +196,7 @@ def evaluate(
 ) -> AppDef:
     """Evaluates the newest checkpoint of a run.
 
-    Example: torchx run -s local_cwd dlrm.evaluate --config trainer/config/presets/movielens.toml --out runs/movielens
+    Example: torchx run -s local_cwd dlrm.evaluate --config movielens --out runs/movielens
 
     Args:
         trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
@@ -212,15 +212,15 @@ def evaluate(
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
-        max_retries: How often the scheduler starts a failed job again.
+        max_retries: Number of times that the scheduler restarts a failed job.
         name: Name of the job; its app id begins with it.
     """
-    return _launch.torchrun(
+    return launch.torchrun(
         *("evaluate", config, "--out", out, "--split", split),
         *trainer_args,
         name=name,
         j=j,
-        resource=_launch.resource(h, cpu, gpu, memMB),
+        resource=launch.resource(h, cpu, gpu, memMB),
         image=image,
         env=env,
         mounts=mounts,

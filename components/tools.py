@@ -1,9 +1,9 @@
-"""Tools around a run: watch it, plan it, look after its checkpoints, prove its resume, measure the machine."""
+"""Tools for runs: TensorBoard, sharding plans, checkpoints, a check of resuming, and benchmarks."""
 
 import torchx
 from torchx.specs import AppDef
 
-from components import _launch
+from components import launch
 
 
 def tensorboard(
@@ -36,11 +36,11 @@ def tensorboard(
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return _launch.python(
+    return launch.python(
         *("tensorboard.main", "--logdir", logdir, "--port", str(port), "--host", host),
         *args,
         name="tensorboard",
-        resource=_launch.resource(h, cpu, 0, memMB),
+        resource=launch.resource(h, cpu, 0, memMB),
         image=image,
         env=env,
         mounts=mounts,
@@ -63,7 +63,7 @@ def plan(
 ) -> AppDef:
     """Prints the sharding plan of a configuration: where each table is, and how much each rank holds.
 
-    Example: torchx run -s local_cwd tools.plan --config trainer/config/presets/criteo_kaggle.toml --nproc 16
+    Example: torchx run -s local_cwd tools.plan --config criteo_kaggle --nproc 16
 
     Args:
         args: After `--`, overrides of the configuration file: `--section.key value ...`.
@@ -77,11 +77,11 @@ def plan(
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return _launch.python(
+    return launch.python(
         *("trainer", "plan", config, "--world-size", str(nproc)),
         *args,
         name="plan",
-        resource=_launch.resource(h, cpu, 0, memMB),
+        resource=launch.resource(h, cpu, 0, memMB),
         image=image,
         env=env,
         mounts=mounts,
@@ -121,14 +121,14 @@ def checkpoints(
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return _launch.python(
+    return launch.python(
         *("trainer", "checkpoints", "--out", out),
         *(("--verify", "True") if verify else ()),
         *(("--convert", convert) if convert else ()),
         *(("--step", str(step)) if step is not None else ()),
         *args,
         name="checkpoints",
-        resource=_launch.resource(h, cpu, 0, memMB),
+        resource=launch.resource(h, cpu, 0, memMB),
         image=image,
         env=env,
         mounts=mounts,
@@ -152,16 +152,16 @@ def verify_resume(
     mounts: list[str] | None = None,
     metadata: dict[str, str] | None = None,
 ) -> AppDef:
-    """Proves that a configuration's runs resume exactly: trains, kills, goes on, and compares with a straight run.
+    """Verifies that a configuration's runs resume exactly: trains, kills, resumes, and compares with a baseline run.
 
-    Example: torchx run -s local_cwd tools.verify_resume --config trainer/config/presets/movielens.toml
+    Example: torchx run -s local_cwd tools.verify_resume --config movielens
 
     Args:
         args: After `--`, overrides of the configuration file: `--section.key value ...`.
         config: Configuration file (TOML), as the job sees it.
         steps: Steps of each run.
-        ranks: Processes (ranks) of the straight and of the killed run, all on one node.
-        other_ranks: Ranks that the killed run goes on with in the second comparison.
+        ranks: Processes (ranks) of the baseline and of the killed run, all on one node.
+        other_ranks: Ranks with which the killed run resumes in the second comparison.
         keep: New directory for the runs and their logs, which stay there; a temporary one without it.
         h: Named resource of the node; replaces cpu, gpu and memMB.
         cpu: CPU cores of the node.
@@ -172,13 +172,13 @@ def verify_resume(
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return _launch.python(
+    return launch.python(
         *("trainer", "verify-resume", config, "--steps", str(steps)),
         *("--ranks", str(ranks), "--other-ranks", str(other_ranks)),
         *(("--keep", keep) if keep else ()),
         *args,
         name="verify",
-        resource=_launch.resource(h, cpu, gpu, memMB),
+        resource=launch.resource(h, cpu, gpu, memMB),
         image=image,
         env=env,
         mounts=mounts,
@@ -214,11 +214,11 @@ def bench(
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return _launch.python(
+    return launch.python(
         *("trainer", "bench", "--out", out),
         *args,
         name="bench",
-        resource=_launch.resource(h, cpu, gpu, memMB),
+        resource=launch.resource(h, cpu, gpu, memMB),
         image=image,
         env=env,
         mounts=mounts,

@@ -21,6 +21,21 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PART = re.compile(r"(<!-- generated: ([\w-]+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 COMPONENT_FILES = ("dlrm", "data", "tools")
 SOURCES = ("movielens", "criteo", "synthetic")
+READING_ORDER = (
+    "__main__",
+    "config/root",
+    "training/loop",
+    "training/setup",
+    "training/session",
+    "training/step",
+    "training/sharded_model",
+    "models/losses",
+    "optim/optimizers",
+    "plan/sharding",
+    "data/order",
+    "data/loader",
+    "checkpoint/saver",
+)
 
 
 def main() -> None:
@@ -114,6 +129,37 @@ def _toml(value: Any) -> str:
     if isinstance(value, list):
         return f"`[{', '.join(map(_quoted, value))}]`"
     return f"`{_quoted(value)}`"
+
+
+def may_change() -> str:
+    """Every key that may change when a run is resumed, by section."""
+    from trainer.config.root import Config
+
+    keys: dict[str, list[str]] = {}
+    for section, key in _may_change(Config, ""):
+        keys.setdefault(section, []).append(f"`{key}`")
+    return table(["Section", "Keys"], [[f"`[{section}]`", ", ".join(names)] for section, names in keys.items()])
+
+
+def _may_change(section: Any, path: str) -> Iterator[tuple[str, str]]:
+    from trainer.config.section import MayChange, Section
+
+    for name, field in section.model_fields.items():
+        if MayChange in field.metadata:
+            yield path, name
+        named = get_origin(field.annotation) is dict
+        below = get_args(field.annotation)[-1] if named else field.annotation
+        if isinstance(below, type) and issubclass(below, Section):
+            yield from _may_change(below, ".".join(filter(None, [path, name, "NAME" if named else ""])))
+
+
+def reading_order() -> str:
+    """The files of the training path, in the order to read them."""
+    modules = [importlib.import_module(f"trainer.{name.replace('/', '.')}") for name in READING_ORDER]
+    return "\n".join(
+        f"{number}. [`trainer/{name}.py`](../trainer/{name}.py): {(module.__doc__ or '').partition(chr(10))[0]}"
+        for number, (name, module) in enumerate(zip(READING_ORDER, modules, strict=True), 1)
+    )
 
 
 def ready_made() -> str:
@@ -270,7 +316,18 @@ def _host(host: Any) -> list[str]:
 
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__.replace("_", "-"): part
-    for part in (configuration, ready_made, components, component_list, sources, commands, scheduler_options, resources)
+    for part in (
+        configuration,
+        may_change,
+        reading_order,
+        ready_made,
+        components,
+        component_list,
+        sources,
+        commands,
+        scheduler_options,
+        resources,
+    )
 }
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""TorchX plugins: where jobs run."""
+"""TorchX plugins that run jobs, and a doctor. Use components.launch, trainer.core.outcome, trainer.plan.hardware."""

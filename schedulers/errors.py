@@ -1,5 +1,5 @@
-"""What a person at the terminal gets to read when a scheduler cannot do what was asked."""
+"""Errors of schedulers that the command line prints in one line."""
 
 
 class SchedulerError(Exception):
-    """A scheduler refused a request or cannot be reached; the message is one line that says what to do."""
+    """A scheduler refused a request or cannot be reached; the message is one line that names the remedy."""

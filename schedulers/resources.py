@@ -1,4 +1,4 @@
-"""Named resources for `-h`: what TorchX asks a scheduler for to get one of the hosts of trainer/plan/hardware.py."""
+"""Named resources for `-h`: the hosts of trainer/plan/hardware.py as requests to a scheduler."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,20 +10,15 @@ from trainer.plan.hardware import REGISTERED, Host
 
 
 def resource_of(host: Host) -> Resource:
-    """Returns what TorchX asks a scheduler for."""
+    """Returns the request that gets one host, or a part of one."""
     capabilities = {K8S_ITYPE: host.instance_type} if host.instance_type else {}
     memory = host.memory_gib * int(1024 * MEM_TAX)
     return Resource(cpu=host.cpu, gpu=host.gpus, memMB=memory, capabilities=capabilities)
 
 
 def __getattr__(name: str) -> Callable[[], Resource]:
-    """The factory of a registered resource, as entry points name it: `h100_4`, `gcp_a3_highgpu_8g`, `cpu_2xlarge`."""
+    """Returns the factory of a registered resource by the name in its entry point, such as `gcp_a3_highgpu_8g`."""
     for host_name, host in REGISTERED.items():
-        if name == attribute(host_name):
+        if name == host_name.replace("-", "_").replace(".", "_"):
             return partial(resource_of, host)
     raise AttributeError(name)
-
-
-def attribute(host_name: str) -> str:
-    """Returns a resource's name as Python can spell it."""
-    return host_name.replace("-", "_").replace(".", "_")

@@ -61,4 +61,9 @@ def test_what_it_copies_is_enough_to_install_the_project(tmp_path):
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"components/dlrm.py", "schedulers/jobset.py", "trainer/config/presets/movielens.toml"} <= set(names)
+    assert {
+        "components/dlrm.py",
+        "schedulers/jobset/scheduler.py",
+        "schedulers/slurm/batch.sh",
+        "trainer/config/presets/movielens.toml",
+    } <= set(names)

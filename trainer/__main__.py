@@ -8,8 +8,8 @@ import os
 import sys
 from typing import NoReturn
 
-from trainer.commands import COMMANDS, usage
-from trainer.core.errors import REPORTED_ERRORS, InputError, nearest, report_error
+from trainer.commands import read_command, usage
+from trainer.core.errors import REPORTED_ERRORS, report_error
 from trainer.core.logging import quiet_libraries
 
 
@@ -18,12 +18,9 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0
-    name, *rest = arguments
     quiet_libraries()
     try:
-        if name not in COMMANDS:
-            raise InputError(f"unknown command '{name}'{nearest(name, COMMANDS)}")
-        COMMANDS[name](rest)
+        read_command(arguments)()
     except BrokenPipeError:  # whoever reads the output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except REPORTED_ERRORS as error:

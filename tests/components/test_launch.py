@@ -1,4 +1,4 @@
-"""What the built command does in a shell, and which arguments are refused."""
+"""The command of a component in a shell, and arguments that are refused."""
 
 import re
 import subprocess

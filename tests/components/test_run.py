@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from components._cli import next_commands
+from components.cli.run import next_commands
 
 
 def test_handle_alone_is_on_stdout_and_the_hint_on_stderr(torchx, fake_torchrun):

@@ -1,34 +1,19 @@
 """What a configuration file or a flag gets wrong is said in one line that names it and what is allowed."""
 
 import re
-from dataclasses import dataclass
-from typing import Annotated
 
 import pytest
-import tyro
 
-from trainer.config.overrides import parse
-from trainer.config.root import READY_MADE, Config, load_config
+from trainer.config.root import READY_MADE, load_config
 from trainer.core.errors import InputError
 
 FEATURES = "[data.sparse.s]\nrows = 5\n[data.dense.d]\n"
-
-
-@dataclass(frozen=True)
-class Asked:
-    settings: Annotated[Config, tyro.conf.arg(name="")]
-    out: str
 
 
 def load(tmp_path, text):
     file = tmp_path / "config.toml"
     file.write_text(FEATURES + text)
     return load_config(str(file))
-
-
-def from_flags(*flags):
-    default = Asked(Config.model_validate({"data": {"sparse": {"s": {"rows": 5}}}, "train": {"steps": 1}}), "runs/x")
-    return parse(Asked, list(flags), "program", default).settings
 
 
 @pytest.mark.parametrize(
@@ -66,53 +51,18 @@ def test_ready_made_configurations_are_known_by_name(file):
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ("--train.step 3", "unknown flag --train.step; did you mean --train.steps?"),
-        ("--data.sparse.s.hotnes 2", "did you mean --data.sparse.s.hotness?"),
-        ("--zzz 3", "unknown flag --zzz; --help lists all flags"),
-        ("--ouy x", "unknown flag --ouy; did you mean --out?"),
-        ("stray", "unexpected 'stray'"),
-        ("--train.steps", "missing value for argument '--train.steps'"),
-        ("--train.steps abc", "--train.steps is 'abc'; it takes {None}|INT"),
-        ("--train.seed 1.5", "--train.seed is '1.5'; it takes INT"),
-        ("--train.seed -1", "train.seed is -1: input should be greater than or equal to 0"),
-        ("--model.dense-layers 8 x", "--model.dense-layers is '8', 'x'; it takes [INT [INT ...]]"),
-        ("--model.dense-layers 8 0", "model.dense_layers.1 is 0: input should be greater than 0"),
-        ("--data.shuffle yes", "invalid choice 'yes' for argument '--data.shuffle'. Expected one of ('True', 'False')"),
-        ("--data.sparse.s.rows 0", "data.sparse.s.rows is 0: input should be greater than 0"),
-        ("--train.epochs 2", "train.steps is 1 and train.epochs is 2; set one of them"),
-        ("--optimizer.sparse.learning-rate inf", "optimizer.sparse.learning_rate is inf: input should be a finite"),
-    ],
+    ("content", "says"),
+    [(b"[train]\nsteps = 1 # \xff", "is not UTF-8: invalid start byte at byte 20"), (None, "Is a directory")],
 )
-def test_a_wrong_flag_is_explained(flags, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
-        from_flags(*flags.split())
+def test_what_is_no_text_is_refused(tmp_path, content, says):
+    file = tmp_path / "config.toml"
+    file.mkdir() if content is None else file.write_bytes(content)
+    with pytest.raises(InputError, match=re.escape(says)) as raised:
+        load_config(str(file))
+    assert str(file) in str(raised.value)
 
 
-def test_flags_change_single_values():
-    config = from_flags("--train.steps", "None", "--train.epochs=2", "--model.dense_layers", "8", "4")
-    assert (config.train.steps, config.train.epochs, config.model.dense_layers) == (None, 2, [8, 4])
-
-
-def test_a_function_gets_its_flags():
-    def add(left: int, right: int = 2) -> int:
-        return left + right
-
-    assert parse(add, ["--left", "1"], "add")() == 3
-    with pytest.raises(ValueError, match="--left is missing; it takes INT"):
-        parse(add, [], "add")
-
-
-def test_help_documents_every_key(capsys):
-    with pytest.raises(SystemExit) as left:
-        from_flags("--help")
-    assert left.value.code == 0
-    helptext = capsys.readouterr().out
-    for key in flat(Config.model_validate({"data": {"sparse": {"s": {"rows": 5}}}}).model_dump()):
-        assert f"--{key.replace('_', '-')} " in helptext
-
-
-def flat(tree, prefix=""):
-    for key, value in tree.items():
-        yield from flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_bytes(b"\xef\xbb\xbf[train]\nsteps = 3\n")
+    assert load_config(str(file)).train.steps == 3

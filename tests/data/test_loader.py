@@ -1,6 +1,7 @@
 """The loader from outside: real Parquet files in, the batches of every rank out."""
 
 import itertools
+import os
 from pathlib import Path
 
 import numpy as np
@@ -287,6 +288,39 @@ def test_no_rows_and_no_files(folder, tmp_path):
         make_loader(folder, train=[f"{folder}/b.parquet", f"{folder}/d.parquet"])
     with pytest.raises(InputError, match=r"data\.train: no Parquet file at '.*nowhere'"):
         make_loader(f"{tmp_path}/nowhere")
+
+
+@pytest.mark.parametrize("pattern", ["pipe.parquet", "*.parquet", ""])
+def test_a_pipe_is_refused_at_once(tmp_path, pattern):
+    pq.write_table(table(0, 3), tmp_path / "whole.parquet")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    with pytest.raises(InputError, match=r"pipe\.parquet: is not a regular file"):
+        make_loader(folder=None, train=[f"{tmp_path}/{pattern}"])
+
+
+def test_a_directory_that_a_glob_matches_is_refused(tmp_path):
+    (tmp_path / "day").mkdir()
+    with pytest.raises(InputError, match=r"day: is not a regular file"):
+        make_loader(folder=None, train=[f"{tmp_path}/*"])
+
+
+def test_a_link_to_a_file_is_read(folder, tmp_path):
+    (tmp_path / "link.parquet").symlink_to(f"{folder}/f.parquet")
+    assert len(run(str(tmp_path), stop=1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": ["label", "other", "label"]}, r"data\.labels names 'label' twice"),
+        ({"labels": ["row_id"]}, r"data\.labels names 'row_id', which data\.dense\.row_id names too"),
+        ({"labels": ["many"]}, r"data\.labels names 'many', which data\.sparse\.many names too"),
+        ({"labels": ["weight"]}, r"data\.labels names 'weight', which data\.weight = 'weight' names too"),
+    ],
+)
+def test_a_label_has_one_purpose(changes, message):
+    with pytest.raises(ValueError, match=message):
+        DataConfig(**(CONFIG | changes))
 
 
 def test_several_features_on_one_table(folder):

@@ -84,7 +84,7 @@ def test_a_second_signal_ends_it_at_once_even_in_a_collective(setting, tmp_path)
     os.kill(first, signal.SIGTERM)
     job.wait_until(lambda: not is_running(first), seconds=120)
     os.kill(second, signal.SIGKILL)
-    assert "SIGTERM: training ends at once; it goes on from the last checkpoint" in job.end()
+    assert "SIGTERM: training ends at once; it resumes from the last checkpoint" in job.end()
     assert committed(job.out) == []
     assert not Path(f"{job.out}-outcome").exists()
 

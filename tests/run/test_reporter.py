@@ -90,7 +90,7 @@ def test_console_lines(start, capsys):
     reporter.evaluation(2, "validation", {"auc": 0.5, "auc_error": 0.1, "samples": 1234.0})
     progress, evaluation = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
-        r"step 2/5  loss 15\.00000  [\d,]+ samples/s \([\d,]+ per rank\)  data wait 0\.0%  "
+        r"step 2/5  loss 15\.00000  [\d,]+ samples/s \([\d,]+ per rank\)  input stall 0\.0%  "
         r"step [\d,.]+ ms \(p99 [\d,.]+\)  \d+\.\d\d GiB  ETA \d\d:\d\d",
         progress,
     )

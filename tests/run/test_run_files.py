@@ -48,7 +48,7 @@ def test_the_console_has_a_line_for_each_interval(run):
     output = run[1].splitlines()
     steps = [line for line in output if line.startswith("step ") and " loss " in line and "/10" in line]
     assert [line.split()[1] for line in steps] == ["4/10", "8/10", "10/10"]
-    for word in ("loss", "samples/s", "per rank", "data wait", "p99", "GiB", "ETA"):
+    for word in ("loss", "samples/s", "per rank", "input stall", "p99", "GiB", "ETA"):
         assert word in steps[0]
     assert sum("validation: auc" in line for line in output) == 2
     assert sum("test: auc" in line for line in output) == 1

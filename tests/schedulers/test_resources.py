@@ -1,4 +1,4 @@
-"""Named resources are what TorchX finds, and their figures are the hosts'."""
+"""Named resources that TorchX finds, with the figures of their hosts."""
 
 from importlib.metadata import entry_points
 

@@ -127,14 +127,14 @@ def count_sent_bytes() -> dict[str, list[int]]:
 
 
 def main(file: str) -> None:
-    from trainer.commands import importing
+    from trainer.commands import import_quickly
 
-    with importing():
-        from trainer.config.root import Config
-        from trainer.core.distributed import process_group
-        from trainer.core.logging import quiet_libraries
-        from trainer.training.loop import run
-        from trainer.training.setup import open_session
+    import_quickly("trainer.training.loop")
+    from trainer.config.root import Config
+    from trainer.core.distributed import process_group
+    from trainer.core.logging import quiet_libraries
+    from trainer.training.loop import run
+    from trainer.training.setup import open_session
 
     quiet_libraries()
     with process_group() as context:

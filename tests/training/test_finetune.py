@@ -284,7 +284,9 @@ def test_a_damaged_checkpoint_is_refused(folder, tmp_path, capsys):
     (step / "__1_0.distcp").write_bytes(b"")
     file = write_config(tmp_path / "config.toml", settings(folder / "data", finetune={"checkpoint": str(step)}))
     assert trainer(["train", str(file), "--out", str(tmp_path / "out")]) == 2
-    assert "which is damaged: __1_0.distcp" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "which is damaged: __1_0.distcp" in message
+    assert "; that run has also those of steps: " in message
 
 
 def test_keys_without_a_checkpoint_are_refused(folder, tmp_path, capsys):

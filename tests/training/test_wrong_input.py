@@ -42,7 +42,7 @@ CASES = [
     ),
     Case("misspelt flag", ["--train.stpes", "--train.steps"], flags=["--train.stpes", "3"]),
     Case("wrong type", ["train.steps", "'ten'", "integer"], {"train__steps": "ten"}),
-    Case("wrong type of a flag", ["--train.steps", "'ten'", "INT"], flags=["--train.steps", "ten"]),
+    Case("wrong type of a flag", ["--train.steps", "'ten'", "integer"], flags=["--train.steps", "ten"]),
     Case("out of range", ["train.steps is 0", "greater than 0"], flags=["--train.steps", "0"]),
     Case("steps and epochs", ["train.steps is 20", "train.epochs is 1", "one of them"], {"train__epochs": 1}),
     Case(
@@ -77,12 +77,22 @@ CASES = [
         ["optimizer.sparse.name is 'adam'", "CPU", "rowwise_adagrad"],
         {"optimizer__sparse__name": "adam"},
     ),
+    Case("unknown metric", ["evaluate.metrics is 'auk'", "'auc'"], {"evaluate__metrics": ["auk"]}),
+    Case(
+        "best without evaluations",
+        ["checkpoint.keep.best is 'auc'", "data.validation is empty"],
+        {"checkpoint__keep__best": "auc"},
+    ),
     Case(
         "unwritable run directory",
-        ["--out is", "good/part-00.parquet/out", "choose another"],
+        ["--out is", "good/part-00.parquet/out", "Not a directory", "name a path without a file"],
         out="{folder}/good/part-00.parquet/out",
     ),
-    Case("unwritable file system", ["--out is '/proc/out'", "choose another"], out="/proc/out"),
+    Case(
+        "unwritable file system",
+        ["--out is '/proc/out'", "name a path that exists, or one that can be made"],
+        out="/proc/out",
+    ),
     Case(
         "unknown sharding type",
         ["planner.sharding_types", "'row_wide'", "'row_wise'"],
@@ -92,6 +102,21 @@ CASES = [
         "plan that does not fit",
         ["planner.host_memory_gib is 1e-06", "use more ranks"],
         {"planner__host_memory_gib": 1e-6},
+    ),
+    Case(
+        "batch that does not fit",
+        ["data.global_batch_size is 80000000", "32.2 GiB", "planner.host_memory_gib is 1.0", "smaller batch"],
+        {"data__global_batch_size": 80_000_000, "planner__host_memory_gib": 1.0},
+    ),
+    Case(  # six tables of 64 TiB each, more than a process can address
+        "plan that fits only by its own figures",
+        ["'s0' of 65,536.0 GiB", "planner.host_memory_gib", "planner.reserve", "use more ranks"],
+        {
+            "data__sparse": {f"s{i}": {"rows": 2**31 - 1} for i in range(6)},
+            "model__embedding_dim": 8192,
+            "planner__sharding_types": ["table_wise"],
+            "planner__host_memory_gib": 1e9,
+        },
     ),
     Case(
         "int8 on row_wise",

@@ -14,9 +14,10 @@ from trainer.core.storage import Storage, named, open_storage
 
 
 def read_tensors(url: str) -> dict[str, Tensor]:
-    """Returns all tensors of a checkpoint, whole and in memory, under the names that they have there."""
+    """Returns all tensors of a checkpoint, whole and in memory, under their names there."""
     reader = CheckpointReader(url)
     entries = reader.read_metadata().state_dict_metadata
+    # torch's dcp_to_torch_save reads local directories only.
     tensors = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in entries.items()
@@ -27,7 +28,7 @@ def read_tensors(url: str) -> dict[str, Tensor]:
 
 
 def write_plain(state: dict[str, Any], file: str) -> None:
-    """Writes one file that `torch.load(file, weights_only=True)` reads; it appears once it is whole.
+    """Writes one file that `torch.load(file, weights_only=True)` reads; it appears once it is complete.
 
     Args:
         state: Tensors and numbers by name.

@@ -1,4 +1,4 @@
-"""Reading and writing a checkpoint's tensors on any fsspec URL, and taking note of what was written."""
+"""Reader and writer of a checkpoint's tensors on any fsspec URL; the writer computes sizes and checksums."""
 
 import posixpath
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from torch.serialization import get_crc32_options, set_crc32_options
 from trainer.checkpoint.manifest import FileEntry, add_to, entry_of
 from trainer.core.storage import open_storage, os_errors
 
-BESIDE_BYTES = 1 << 18  # below that, to hand it to another thread takes longer than to count it
+BESIDE_BYTES = 1 << 18  # the checksum of fewer bytes takes less time than passing them to another thread
 
 
 class CheckpointReader(FsspecReader):
-    """Reads a distributed checkpoint; what storage raises are OSErrors.
+    """Reads a distributed checkpoint; failures of storage are StorageErrors.
 
     Args:
         url: Its directory, on any fsspec URL.
@@ -29,32 +29,37 @@ class CheckpointReader(FsspecReader):
 
 
 class ChecksumWriter(FsspecWriter):
-    """Writes a distributed checkpoint and keeps the size and CRC-32 of every file that this process wrote.
+    """Writes a distributed checkpoint, and keeps the size and CRC-32 of every file that this process wrote.
 
     Args:
         url: Directory to write to, on any fsspec URL.
 
     Attributes:
-        entries: By file name.
+        entries: Size and checksum by file name.
     """
 
     def __init__(self, url: str) -> None:
         self.entries: dict[str, FileEntry] = {}
-        super().__init__(url, sync_files=False)  # torch would do it before the last bytes leave Python
-        self.fs: FileSystem = _CountingFileSystem(self.entries)  # pyrefly: ignore
+        super().__init__(url, sync_files=False)  # torch syncs a file before its last bytes leave Python's buffer
+        self.fs: FileSystem = _ChecksumFileSystem(self.entries)  # pyrefly: ignore
         self.path = self.fs.init_path(url)
 
     def write_data(self, *args: Any, **kwargs: Any) -> Any:
-        """Writes this rank's tensors, without torch's own checksums, each of which costs more than ours."""
-        torchs_own = get_crc32_options()
-        set_crc32_options(False)
+        """Writes this rank's tensors, without torch's own checksums.
+
+        A save with one checksum instead of two takes a third less time.
+        """
+        enabled = get_crc32_options()
+        set_crc32_options(False)  # there is no such option for a single write
         try:
             return super().write_data(*args, **kwargs)
         finally:
-            set_crc32_options(torchs_own)
+            set_crc32_options(enabled)
 
 
 class _FileSystem(FileSystem):
+    """Torch's file system over ours: torch's own caches listings and raises the errors of every cloud library."""
+
     def init_path(self, path: Any, **kwargs: Any) -> Any:
         self.fs: Any = open_storage(path)[0]
         return path
@@ -68,7 +73,7 @@ class _FileSystem(FileSystem):
         self.fs.makedirs(path)
 
 
-class _CountingFileSystem(_FileSystem):
+class _ChecksumFileSystem(_FileSystem):
     def __init__(self, entries: dict[str, FileEntry]) -> None:
         super().__init__()
         self._entries = entries
@@ -76,13 +81,13 @@ class _CountingFileSystem(_FileSystem):
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
         assert mode == "wb", "a writer reads nothing back"
-        with ThreadPoolExecutor(1, "checksum") as beside, self.fs.durable(path) as file:
-            stream = _CountingStream(file, beside)
+        with ThreadPoolExecutor(1, "checksum") as thread, self.fs.durable(path) as file:
+            stream = _ChecksumStream(file, thread)
             self._entries[posixpath.basename(path)] = stream.entry
             yield stream
 
     def rename(self, path: Any, new_path: Any) -> None:
-        if self.fs.is_object_store:
+        if self.fs.is_object_store:  # fsspec's move would first look for directories of these names
             self.fs.cp_file(path, new_path)
             self.fs.rm_file(path)
         else:
@@ -90,25 +95,25 @@ class _CountingFileSystem(_FileSystem):
         self._entries[posixpath.basename(new_path)] = self._entries.pop(posixpath.basename(path))
 
 
-class _CountingStream:
-    """A file, of which what is written to it is counted; much of it beside the writing."""
+class _ChecksumStream:
+    """A file that counts the bytes written to it and their checksum, of large writes while they are written."""
 
-    def __init__(self, stream: Any, beside: ThreadPoolExecutor) -> None:
-        self._stream, self._beside = stream, beside
+    def __init__(self, stream: Any, thread: ThreadPoolExecutor) -> None:
+        self._stream, self._thread = stream, thread
         self.entry = entry_of(b"")
 
     def write(self, data: Any) -> int:
         if memoryview(data).nbytes < BESIDE_BYTES:
             add_to(self.entry, data)
             return self._stream.write(data)
-        counted = self._beside.submit(add_to, self.entry, data)
+        added = self._thread.submit(add_to, self.entry, data)
         try:
             return self._stream.write(data)
         finally:
-            counted.result()  # the memory is torch's again when this returns
+            added.result()  # torch uses the memory again after this
 
     def close(self) -> None:
-        """Leaves the file open for whoever opened it, who has to make it last first."""
+        """Does nothing: torch closes the file before `durable` has synced it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -1,4 +1,4 @@
-"""Sizes and checksums: what makes a checkpoint's files trustworthy."""
+"""Sizes and checksums of a checkpoint's files."""
 
 import posixpath
 import zlib
@@ -9,6 +9,8 @@ from trainer.core.storage import Storage, os_errors
 FileEntry = dict[str, int]
 """`bytes` and `crc32` of one file."""
 
+# CRC-32 against files that were cut or changed by accident, not against forgery. zlib's lets other threads run, so
+# it costs a save little.
 READ_BYTES = 1 << 22
 
 
@@ -18,14 +20,14 @@ def entry_of(data: bytes) -> FileEntry:
 
 
 def add_to(entry: FileEntry, data: Any) -> None:
-    """Continues an entry with the bytes that follow."""
+    """Adds the bytes that follow to an entry."""
     view = memoryview(data).cast("B")
     entry["bytes"] += view.nbytes
     entry["crc32"] = zlib.crc32(view, entry["crc32"])
 
 
 def find_damage(fs: Storage, directory: str, entries: dict[str, FileEntry]) -> str | None:
-    """Reads files back and returns what is wrong with the first that is not as it was written, None if all are."""
+    """Reads files back and returns what is wrong with the first damaged one, None if all are as they were written."""
     for name, expected in entries.items():
         entry = entry_of(b"")
         try:

@@ -1,6 +1,7 @@
-"""What a model can take from another's checkpoint: names and shapes only, no tensor is read here.
+"""Maps the weights of a checkpoint to those of another model, by names and shapes; no tensor is read here.
 
-A table is called by its own name, any other weight by its path in the model. Optimizer state follows its weight.
+The label of a table is its own name, that of any other weight its path in the model. Optimizer state follows its
+weight.
 """
 
 from collections import defaultdict
@@ -17,16 +18,17 @@ from trainer.config.data import DataConfig
 from trainer.config.train import FinetuneConfig
 from trainer.core.errors import InputError
 from trainer.core.storage import named
+from trainer.models.embeddings import name_in_model
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The tensors of a model or of a checkpoint, by what people call them.
+    """The tensors of a model or of a checkpoint, by label.
 
     Attributes:
         shapes: All shapes, by the names that checkpoints use.
-        names: Those names, by table or path.
-        slots: The same for the state of a weight, by its name and then by slot.
+        names: The name of every weight, by label.
+        slots: The names of its optimizer state, by the weight's part of those names and then by slot.
     """
 
     shapes: Shapes
@@ -50,12 +52,13 @@ class Weights:
         return self.shapes[self.names[label]]
 
     def state(self, label: str) -> dict[str, str]:
-        """Returns what the optimizers keep of a weight: the names that checkpoints use, by slot."""
+        """Returns the names of a weight's optimizer state, by slot."""
         name = self.names[label]
-        return self.slots.get(f"table.{label}" if is_table(name) else f"dense.{name.removeprefix('model.')}", {})
+        owner = f"table.{name_in_model(label)}" if is_table(name) else f"dense.{name.removeprefix('model.')}"
+        return self.slots.get(owner, {})
 
-    def called(self, word: str) -> str | None:
-        """Returns which weight a word means: what people call it, or its full name."""
+    def label_of(self, word: str) -> str | None:
+        """Returns the label of the weight that a word names, by its label or by a full name; None without one."""
         known = {alias: label for label, name in self.names.items() for alias in _full_names(name)}
         return word if word in self.names else known.get(word)
 
@@ -71,12 +74,12 @@ def _full_names(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class WeightMap:
-    """What goes where.
+    """The weights to fill, and the outcome of every weight.
 
     Attributes:
         sources: The tensors to fill, each with the name of the one in the checkpoint.
-        outcomes: What becomes of every weight, for people.
-        refused: What of that the configuration does not allow.
+        outcomes: Descriptions of all weights, by outcome.
+        refused: Labels by outcome that the configuration does not allow.
     """
 
     sources: dict[str, str]
@@ -85,7 +88,7 @@ class WeightMap:
 
 
 def match(config: FinetuneConfig, data: DataConfig, here: Weights, there: Weights) -> WeightMap:
-    """Finds for every weight the one to start from.
+    """Finds the weight to start from for every weight of the model.
 
     Raises:
         InputError: The file of names or a pattern is wrong, or a weight has a shape that does not fit.
@@ -95,6 +98,7 @@ def match(config: FinetuneConfig, data: DataConfig, here: Weights, there: Weight
     source_of = {label: renamed.get(label, label) for label in here.names}
     pairs = {label: source for label, source in source_of.items() if source in there.names and label not in excluded}
     missing = [label for label in here.names if label not in pairs and label not in excluded]
+    # An excluded weight uses up its source, too: it is known, and must not be listed as unexpected.
     used = {*pairs.values(), *(source_of[label] for label in excluded)}
     unexpected = [label for label in there.names if label not in used]
     new = _chosen("allow_missing", config.allow_missing, missing)
@@ -128,7 +132,7 @@ def read_names(url: str, here: Weights, there: Weights) -> dict[str, str]:
         where = f"finetune.names: {url}:{number}"
         if len(words) != 2:
             raise InputError(f"{where} has {len(words)} words; two are needed: the name here and the name there")
-        label, source = here.called(words[0]), there.called(words[1])
+        label, source = here.label_of(words[0]), there.label_of(words[1])
         if label is None:
             raise InputError(
                 f"{where}: this model has no '{words[0]}'; name one of its tables or weights, then the old"
@@ -178,6 +182,7 @@ def _sources(config: FinetuneConfig, pairs: dict[str, str], here: Weights, there
     if not config.optimizer_state:
         return sources
     for label, source in pairs.items():
+        # Optimizers share names of slots: Adagrad and row-wise Adagrad both have momentum1, of other dimensions.
         ours, theirs = here.state(label), there.state(source)
         now, before = _kinds(ours, here.shapes), _kinds(theirs, there.shapes)
         if now != before:

@@ -1,4 +1,4 @@
-"""Fills a job's tensors from a checkpoint, whatever its plan and number of ranks were, and proves that it did."""
+"""Fills tensors from a checkpoint of any plan and number of ranks, and verifies that every value was filled."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -17,7 +17,7 @@ from trainer.checkpoint.rowwise_state import ColumnShards, is_rowwise_state, wri
 from trainer.checkpoint.state_dict import State, is_table, placed_shards, table_of
 from trainer.checkpoint.store import Checkpoint
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, StorageError
 
 Shapes = dict[str, torch.Size]
 
@@ -26,13 +26,13 @@ def restore(checkpoint: Checkpoint, tensors: State, context: DistributedContext,
     """Fills all tensors in place from a checkpoint of the same model.
 
     Args:
-        checkpoint: Where to read.
+        checkpoint: The checkpoint.
         tensors: This rank's tensors.
         context: This process among the ranks that restore together.
         partial: Whether the checkpoint may hold more than these tensors, as when only the weights are wanted.
 
     Raises:
-        InputError: The checkpoint lacks one of the tensors or a part of it, or holds one that is not asked for.
+        InputError: The checkpoint lacks one of the tensors or a part of it, or holds an unexpected one.
     """
     wanted = shapes_of(tensors, context)
     broadcast_from_rank0(context, lambda: _check_same(checkpoint.url, saved_shapes(checkpoint.url), wanted, partial))
@@ -58,11 +58,14 @@ def _entries(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
 def _check_same(url: str, saved: Shapes, wanted: Shapes, partial: bool) -> None:
     if missing := sorted(wanted.keys() - saved.keys()):
         raise InputError(f"checkpoint {url} lacks {len(missing)} tensors of this model, such as '{missing[0]}'")
-    if not partial and (unused := sorted(saved.keys() - wanted.keys())):
-        raise InputError(f"checkpoint {url} holds {len(unused)} tensors that this model lacks, such as '{unused[0]}'")
+    if not partial and (unexpected := sorted(saved.keys() - wanted.keys())):
+        raise InputError(
+            f"checkpoint {url} holds {len(unexpected)} tensors that this model lacks, such as '{unexpected[0]}'"
+        )
     for name, shape in sorted(wanted.items()):
-        recut = is_rowwise_state(name, shape) and is_rowwise_state(name, saved[name])
-        if saved[name] != shape and not recut:
+        # Its size depends on the plan of the run that saved it; `fill` reshards it.
+        rowwise = is_rowwise_state(name, shape) and is_rowwise_state(name, saved[name])
+        if saved[name] != shape and not rowwise:
             raise InputError(f"checkpoint {url} has '{name}' of shape {[*saved[name]]}, and this model of {[*shape]}")
 
 
@@ -71,55 +74,58 @@ def fill(url: str, tensors: State, sources: dict[str, str], context: Distributed
 
     Args:
         url: The checkpoint's directory.
-        tensors: This rank's tensors. A table, and its state, may have more rows than the saved one: they stay.
-        sources: Which tensors to fill, with the name of each in the checkpoint.
+        tensors: This rank's tensors. A table and its state may have more rows than the saved ones; these stay.
+        sources: The name in the checkpoint of each tensor to fill.
         context: This process among the ranks that restore together.
 
     Raises:
         InputError: The checkpoint does not hold all of a tensor; the message names it.
-        OSError: The checkpoint cannot be read.
+        StorageError: The checkpoint cannot be read.
     """
     reader = _Reader(url, sources)
     saved = _entries(reader.read_metadata())
     wanted = {name: value for name, value in tensors.items() if name in sources}
-    recut = _other_cuts(wanted, saved)
-    whole = {name: torch.empty(saved[name].size) for name in recut}
-    direct = {name: value for name, value in wanted.items() if name not in recut}
+    resharded = _changed_column_shards(wanted, saved)
+    # Loaded whole by every rank: one value per row is little beside the table.
+    whole = {name: torch.empty(saved[name].size) for name in resharded}
+    direct = {name: value for name, value in wanted.items() if name not in resharded}
     reader.sizes = {name: value.size() for name, value in direct.items()}
     planner = _CountingPlanner()
     try:
         dcp.load(direct | whole, storage_reader=reader, planner=planner)
-    except CheckpointException as failure:  # raised on every rank if one fails
+    except CheckpointException as failure:  # raised on every rank if one fails; no Exception, but a BaseException
         rank, (error, _) = min(failure.failures.items())
-        message = f"checkpoint {url} cannot be read: rank {rank}: {error}"
-        raise OSError(message) if context.is_rank0 else SystemExit(2) from failure
+        unreadable = StorageError(f"checkpoint {url} cannot be read: rank {rank}: {error}")
+        broadcast_from_rank0(context, lambda: _raise(unreadable))
     _check_filled(url, direct | whole, saved, planner.filled, context)
-    for name, (before, now) in recut.items():
+    for name, (before, now) in resharded.items():
         write_rowwise_state(wanted[name], whole[name], before, now.rows)
 
 
-def _other_cuts(
+def _changed_column_shards(
     tensors: State, saved: dict[str, TensorStorageMetadata]
 ) -> dict[str, tuple[ColumnShards, ColumnShards]]:
-    """Returns the row-wise state whose table was cut otherwise or had fewer rows: how, and how it is now."""
+    """Returns the row-wise states whose table had other column shards or fewer rows, each with those saved and now."""
     tables = {table_of(name): name for name in tensors if is_table(name)}
     states = {name: tables[table_of(name)] for name, value in tensors.items() if is_rowwise_state(name, value.size())}
-    cuts = {
+    shards = {
         name: (ColumnShards.of_saved(saved[table]), ColumnShards.of_table(tensors[table]))
         for name, table in states.items()
     }
-    return {name: (before, now) for name, (before, now) in cuts.items() if before != now}
+    return {name: (before, now) for name, (before, now) in shards.items() if before != now}
 
 
 class _Reader(CheckpointReader):
     """Reads a checkpoint as if its tensors had other names and sizes.
 
+    DCP maps no names, and refuses a tensor whose size differs from the saved one, even with `allow_partial_load`.
+
     Args:
         url: Its directory.
-        sources: The names to give, each with the name of a tensor in the checkpoint.
+        sources: The name in the checkpoint of each tensor to read.
 
     Attributes:
-        sizes: The sizes to claim, by given name. What is not saved of such a tensor is not read.
+        sizes: The sizes to report, by name. Rows that are not saved are not read.
     """
 
     def __init__(self, url: str, sources: dict[str, str]) -> None:
@@ -147,13 +153,17 @@ class _Reader(CheckpointReader):
 
 
 class _CountingPlanner(DefaultLoadPlanner):
-    """Loads tensors as they are named, and counts the values that it wrote.
+    """Counts the values that it loads.
+
+    DCP loads the overlap of saved and local shards, and leaves the values outside it as they are without an error.
 
     Attributes:
-        filled: Values written, by name.
+        filled: Values loaded, by name.
     """
 
     def __init__(self) -> None:
+        # Flattened, a rank without a shard of a table, which lacks the name of its state, would pass for a reader of
+        # DCP's format before 2.4 and fail on other names.
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.filled: dict[str, int] = defaultdict(int)
 
@@ -170,23 +180,23 @@ def _check_filled(
 ) -> None:
     found = None
     for name, value in tensors.items():
-        expected = sum(_kept(piece, offsets, saved[name].size) for piece, offsets in placed_shards(value))
+        expected = sum(_saved_values(shard, offsets, saved[name].size) for shard, offsets in placed_shards(value))
         if filled[name] != expected:
             found = found or f"{filled[name]:,} of the {expected:,} values of '{name}' on rank {context.rank}"
-    problems = [problem for problem in gather_to_all(found, context) if problem]
-    broadcast_from_rank0(context, lambda: _refuse_unless_whole(url, problems))
-
-
-def _refuse_unless_whole(url: str, problems: list[str]) -> None:
-    if problems:
-        raise InputError(
-            f"checkpoint {url} is not whole: it fills {problems[0]}; delete it to go on from the one before it"
+    if problems := [problem for problem in gather_to_all(found, context) if problem]:
+        error = InputError(
+            f"checkpoint {url} is not whole: it fills {problems[0]}; delete it to resume from the one before it"
         )
+        broadcast_from_rank0(context, lambda: _raise(error))
 
 
-def _kept(piece: Tensor, offsets: list[int], saved: torch.Size) -> int:
-    """Returns how many values of a piece lie in what was saved, which can have fewer rows."""
-    if not piece.dim():
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _saved_values(shard: Tensor, offsets: list[int], saved: torch.Size) -> int:
+    """Returns how many values of a local shard were saved; the saved tensor can have fewer rows."""
+    if not shard.dim():
         return 1
-    rows = max(0, min(len(piece), saved[0] - offsets[0]))
-    return rows * piece[0:1].numel() if len(piece) else 0
+    rows = max(0, min(len(shard), saved[0] - offsets[0]))
+    return rows * shard[0:1].numel() if len(shard) else 0

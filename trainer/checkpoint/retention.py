@@ -1,17 +1,17 @@
-"""Decides which checkpoints stay."""
+"""Retention: decides which checkpoints are kept."""
 
 import math
 from typing import Any
 
 from trainer.config.checkpoint import Retention
-from trainer.metrics.registry import higher_is_better
+from trainer.metrics.registry import higher_is_better, result_name
 
 Evaluations = list[dict[str, Any]]
 """The lines of evaluations.jsonl."""
 
 
 def expired(keep: Retention, steps: list[int], evaluations: Evaluations) -> list[int]:
-    """Returns the steps whose checkpoints can be deleted.
+    """Returns the steps whose checkpoints no rule keeps.
 
     Args:
         keep: The rules.
@@ -22,7 +22,7 @@ def expired(keep: Retention, steps: list[int], evaluations: Evaluations) -> list
 
 
 def reasons_to_keep(keep: Retention, steps: list[int], evaluations: Evaluations) -> dict[int, list[str]]:
-    """Returns by step why its checkpoint stays; one without a reason has expired.
+    """Returns the reasons to keep each step's checkpoint; one without a reason has expired.
 
     Args:
         keep: The rules.
@@ -40,7 +40,8 @@ def reasons_to_keep(keep: Retention, steps: list[int], evaluations: Evaluations)
 
 def scores(metric: str, steps: list[int], evaluations: Evaluations) -> dict[int, float]:
     """Returns by step what a metric of data.validation was, where it is defined."""
-    found = {line["step"]: line[metric] for line in evaluations if line["split"] == "validation" and metric in line}
+    name = result_name(metric)
+    found = {line["step"]: line[name] for line in evaluations if line["split"] == "validation" and name in line}
     return {step: found[step] for step in steps if step in found and not math.isnan(found[step])}
 
 
@@ -49,4 +50,5 @@ def best_step(metric: str, scores: dict[int, float]) -> int | None:
     higher = higher_is_better(metric)
     if higher is None:
         return None
+    # An undefined score, such as the AUC of one class, is none of them: NaN compares as neither better nor worse.
     return (max if higher else min)(scores, key=lambda step: scores[step], default=None)

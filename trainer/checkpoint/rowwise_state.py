@@ -1,6 +1,7 @@
-"""Row-wise optimizer state: one value per row of a table, once for every cut of the table by columns.
+"""Row-wise optimizer state: one value per row of a table, in each of its column shards.
 
-TorchRec lays it out as `[cuts * rows]`, cut after cut from left to right. So another plan can make it another size.
+TorchRec lays it out as `[column shards * rows]`, from left to right, so its size depends on the plan and DCP alone
+cannot reshard it ("Size mismatch between saved [203] and current [406]").
 """
 
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ from trainer.checkpoint.state_dict import placed_shards
 
 @dataclass(frozen=True)
 class ColumnShards:
-    """How a table is cut by columns.
+    """The column shards of a table.
 
     Attributes:
         rows: Rows of the table.
-        widths: Columns of every cut, from left to right.
+        widths: Columns of every shard, from left to right.
     """
 
     rows: int
@@ -28,7 +29,7 @@ class ColumnShards:
 
     @classmethod
     def of_table(cls, table: Tensor) -> Self:
-        """Returns how a table of this job is cut."""
+        """Returns the column shards of a table of this model."""
         if not isinstance(table, ShardedTensor):
             return cls(table.size(0), (table.size(1),))
         shards = table.metadata().shards_metadata
@@ -36,7 +37,7 @@ class ColumnShards:
 
     @classmethod
     def of_saved(cls, table: TensorStorageMetadata) -> Self:
-        """Returns how a table in a checkpoint was cut."""
+        """Returns the column shards of a table in a checkpoint."""
         return cls(table.size[0], _widths([(chunk.offsets, chunk.sizes) for chunk in table.chunks]))
 
 
@@ -46,25 +47,26 @@ def _widths(parts: list[tuple[list[int] | torch.Size, list[int] | torch.Size]]) 
 
 
 def is_rowwise_state(name: str, shape: torch.Size) -> bool:
-    """Tells whether a tensor is row-wise state of a table."""
+    """Returns whether a tensor is row-wise state of a table."""
     return name.startswith("table.") and len(shape) == 1
 
 
-def write_rowwise_state(value: Tensor, saved: Tensor, saved_cuts: ColumnShards, rows: int) -> None:
-    """Fills row-wise state that was saved under other cuts, or for fewer rows.
+def write_rowwise_state(value: Tensor, saved: Tensor, saved_shards: ColumnShards, rows: int) -> None:
+    """Fills row-wise state that was saved under other column shards, or for fewer rows.
 
-    A cut keeps the mean over its own columns. Their mean, weighted by their widths, is what a whole row would have
-    kept, and stands for each of the new cuts.
+    Each shard keeps the mean over its own columns. The mean of these, weighted by widths, is the value that the whole
+    row would have, and fills each of the new shards.
 
     Args:
-        value: The state to fill, `[cuts * rows]`; what belongs to rows that were not saved stays.
-        saved: The saved state, `[saved cuts * saved rows]`.
-        saved_cuts: What it was saved for.
+        value: The state to fill, `[column shards * rows]`; values of rows that were not saved stay.
+        saved: The saved state, `[saved column shards * saved rows]`.
+        saved_shards: The column shards of the saved table.
         rows: Rows of the table now.
     """
-    widths = torch.tensor(saved_cuts.widths, dtype=torch.float64)
-    per_row = widths @ saved.view(len(widths), saved_cuts.rows).double() / widths.sum()
-    for piece, offsets in placed_shards(value):
-        row = (offsets[0] + torch.arange(len(piece))) % rows
-        known = row < saved_cuts.rows
-        piece[known.to(piece.device)] = per_row[row[known]].to(piece)
+    # In float64 the mean of equal values is that value: 4 shards and back to 1 change no bit.
+    widths = torch.tensor(saved_shards.widths, dtype=torch.float64)
+    per_row = widths @ saved.view(len(widths), saved_shards.rows).double() / widths.sum()
+    for shard, offsets in placed_shards(value):
+        row = (offsets[0] + torch.arange(len(shard))) % rows
+        known = row < saved_shards.rows
+        shard[known.to(shard.device)] = per_row[row[known]].to(shard)

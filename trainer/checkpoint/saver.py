@@ -1,4 +1,4 @@
-"""When and how training saves its state: a copy in memory, written while training goes on."""
+"""Saves checkpoints: stages the state in memory and writes it in the background."""
 
 import json
 import time
@@ -21,18 +21,20 @@ from trainer.checkpoint.store import STATE, Checkpoints
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.core.distributed import DistributedContext, background_group, broadcast_from_rank0, gather_to_all
 
+# Retries after 1, 2 and 4 seconds, for failures of a moment. An outage is left to the next save: retries hold the
+# staged copy, which that save waits for. No jitter: every rank retries the same collective and has to wait as long.
 ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 1.0
-PATIENCE_SECONDS = 60.0  # a library of a cloud has tried again by itself for a while before it fails
-PERMANENT = {ENOSPC, EDQUOT, EACCES, EPERM, EROFS}  # errors that trying again in a moment does not help against
+NO_RETRY_AFTER_SECONDS = 60.0  # the library of an object store has itself retried for 15 to 40 seconds before it fails
+PERMANENT = {ENOSPC, EDQUOT, EACCES, EPERM, EROFS}  # errors that a retry does not help against
 
 
 class SaveFailed(Exception):
-    """A checkpoint was not committed. What it was to hold is not lost to training, which goes on.
+    """A checkpoint was not committed; training continues.
 
     Args:
-        reason: For people.
-        permanent: Whether trying again in a moment is no use.
+        reason: The message.
+        permanent: Whether a retry would not help.
     """
 
     def __init__(self, reason: str, permanent: bool) -> None:
@@ -41,20 +43,20 @@ class SaveFailed(Exception):
 
 
 class Saver:
-    """Saves the state of all ranks into a run's checkpoints; every rank calls every method at the same step.
+    """Saves the state of all ranks; every rank calls every method at the same step.
 
     Args:
-        checkpoints: Where to.
-        config: When, and what to keep.
+        checkpoints: The checkpoints of the run.
+        config: When to save, and which checkpoints to keep.
         context: This process among the ranks that save together.
-        saved_step: Steps done in the checkpoint that training started from; 0 without one.
-        log: Tells people something, on the main rank.
-        scores: Returns the evaluations so far, on the main rank, for the best checkpoint to be kept.
-        check: Raises an OSError if this job must not write any more.
+        saved_step: Steps done in the checkpoint that training resumes from; 0 without one.
+        log: Prints a line on rank 0.
+        evaluations: Returns the evaluations so far, on rank 0, to find the best checkpoint.
+        check_lock: Raises a StorageError if another job writes to the run.
 
     Attributes:
         saved_step: Steps done in the newest committed checkpoint that `wait` has seen.
-        save_seconds: How long the longest save took.
+        save_seconds: Time that the longest save took.
     """
 
     def __init__(
@@ -64,76 +66,77 @@ class Saver:
         context: DistributedContext,
         saved_step: int,
         log: Callable[[str], None],
-        scores: Callable[[], list[dict[str, Any]]],
-        check: Callable[[], None],
+        evaluations: Callable[[], list[dict[str, Any]]],
+        check_lock: Callable[[], None],
     ) -> None:
         self._checkpoints, self._config, self._context = checkpoints, config, context
-        self._say, self._scores, self._check = log, scores, check
+        self._log, self._evaluations, self._check_lock = log, evaluations, check_lock
         self.saved_step, self.save_seconds = saved_step, 0.0
         self._staging, self._group = StagingBuffers(), background_group()
+        # A thread: DCP's saver in a process takes 3 seconds to start, and hangs if the main module cannot be imported.
         self._background = ThreadPoolExecutor(1, "save")
         self._pending: Future[int | None] | None = None
         self._last_start = time.monotonic()
 
     @property
     def newest_url(self) -> str | None:
-        """Where the newest committed checkpoint is that `wait` has seen; None without one."""
+        """URL of the newest committed checkpoint that `wait` has seen; None without one."""
         return self._checkpoints.url(self.saved_step) if self.saved_step else None
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being written."""
+        """Whether a save is being written."""
         return self._pending is not None and not self._pending.done()
 
     def due(self, step: int) -> bool:
-        """Tells whether to save after a step because of its number."""
+        """Returns whether to save after a step because of its number."""
         return self._config.every_steps > 0 and step % self._config.every_steps == 0
 
     def overdue(self) -> bool:
-        """Tells whether to save because of the time, on this rank."""
+        """Returns whether to save because of the time; only rank 0's clock counts."""
         minutes = self._config.every_minutes
         return self._context.is_rank0 and minutes > 0 and time.monotonic() - self._last_start >= 60 * minutes
 
     def save(self, step: int, tensors: State, train_state: dict[str, Any], texts: dict[str, str]) -> None:
-        """Saves in the background; returns once the state is copied, before which the save before it has ended.
+        """Saves in the background; waits for the save before it, and for the copy of the state.
 
         Args:
             step: Steps done.
             tensors: This rank's tensors, by names that do not depend on the plan.
-            train_state: Everything else that changes the future; the same on every rank, JSON-able.
-            texts: Files to lie beside the tensors, by name.
+            train_state: The rest of the state that later steps depend on; the same on every rank, JSON-able.
+            texts: Contents of small files beside the tensors, by name.
         """
         self.wait()
         self._last_start = time.monotonic()
-        copies = self._staging.stage(tensors)
+        staged = self._staging.stage(tensors)
         texts = {**texts, STATE: json.dumps({"step": step, **train_state}, indent=2)}
-        self._pending = self._background.submit(self._save, step, copies, texts)
+        self._pending = self._background.submit(self._save, step, staged, texts)
         if not self._config.asynchronous:
             self.wait()
 
     def wait(self) -> None:
-        """Returns when nothing is being written any more."""
+        """Waits until the save in the background has ended."""
         if self._pending:
             self.saved_step = self._pending.result() or self.saved_step
             self._pending = None
 
     def close(self) -> None:
-        """Ends the background thread, once it has written what it has to."""
+        """Waits for the save in the background and ends its thread."""
         self.wait()
         self._background.shutdown()
 
-    def _save(self, step: int, copies: State, texts: dict[str, str]) -> int | None:
-        """Returns the step if it could be saved; if not, people are told."""
+    def _save(self, step: int, staged: State, texts: dict[str, str]) -> int | None:
+        """Returns the step, or None if it could not be saved, which is logged."""
         started = time.monotonic()
         try:
             for attempt in self._attempts(step):
                 with attempt:
-                    self._write(step, copies, texts, started)
+                    self._write(step, staged, texts, started)
         except SaveFailed as error:
-            self._say(f"step {step:,}  NOT SAVED: {error}; training goes on, and the next save is tried")
+            self._log(f"step {step:,}  NOT SAVED: {error}; training goes on, and the next save is tried")
             return None
         self.save_seconds = max(self.save_seconds, time.monotonic() - started)
-        self._say(f"step {step:,}  saved {self._checkpoints.url(step)} in {time.monotonic() - started:.1f} s")
+        self._log(f"step {step:,}  saved {self._checkpoints.url(step)} in {time.monotonic() - started:.1f} s")
         self._prune()
         return step
 
@@ -142,29 +145,31 @@ class Saver:
             retry=retry_if_exception(lambda error: isinstance(error, SaveFailed) and not error.permanent),
             stop=stop_after_attempt(ATTEMPTS),
             wait=wait_exponential(FIRST_PAUSE_SECONDS),
-            before_sleep=lambda state: self._say(
+            before_sleep=lambda state: self._log(
                 f"step {step:,}  saving is tried again in {state.upcoming_sleep:.0f} s: {state.outcome.exception()}"  # pyrefly: ignore
             ),
             reraise=True,
         )
 
-    def _write(self, step: int, copies: State, texts: dict[str, str], started: float) -> None:
-        self._on_main(lambda: self._checkpoints.begin(step))
+    def _write(self, step: int, staged: State, texts: dict[str, str], started: float) -> None:
+        self._on_rank0(lambda: self._checkpoints.begin(step))
         try:
-            entries = self._write_tensors(self._checkpoints.url(step), copies)
-            self._on_main(lambda: self._commit(step, entries, texts))
+            entries = self._write_tensors(self._checkpoints.url(step), staged)
+            self._on_rank0(lambda: self._commit(step, entries, texts))
         except SaveFailed as failed:
-            self._try_on_main(lambda: self._checkpoints.remove(step))
+            self._try_on_rank0(lambda: self._checkpoints.remove(step))  # on a full disk, space for the next save
+            # Rank 0's clock decides, so that all ranks retry or none.
             failed.permanent |= broadcast_from_rank0(
-                self._context, lambda: time.monotonic() - started > PATIENCE_SECONDS, self._group
+                self._context, lambda: time.monotonic() - started > NO_RETRY_AFTER_SECONDS, self._group
             )
             raise
 
-    def _write_tensors(self, url: str, copies: State) -> dict[str, FileEntry]:
+    def _write_tensors(self, url: str, staged: State) -> dict[str, FileEntry]:
         writer = ChecksumWriter(url)
+        # Names are flat already, and a reader without shards of a table must find them as they are.
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
-            dcp.save(copies, storage_writer=writer, planner=planner, process_group=self._group)
+            dcp.save(staged, storage_writer=writer, planner=planner, process_group=self._group)
         except CheckpointException as failure:  # raised on every rank if one fails
             rank, (error, _) = min(failure.failures.items())
             raise _failed(error, f"rank {rank}: ") from failure
@@ -172,23 +177,23 @@ class Saver:
         return {name: entry for part in parts for name, entry in part.items()}
 
     def _commit(self, step: int, entries: dict[str, FileEntry], texts: dict[str, str]) -> None:
-        self._check()
+        self._check_lock()  # as late as possible: a job that took over must not find its checkpoint replaced
         self._checkpoints.commit(step, entries, texts)
 
     def _prune(self) -> None:
         def prune() -> None:
-            for step in expired(self._config.keep, self._checkpoints.steps(), self._scores()):
+            for step in expired(self._config.keep, self._checkpoints.steps(), self._evaluations()):
                 self._checkpoints.remove(step)
 
-        if error := self._try_on_main(prune):
-            self._say(f"an old checkpoint cannot be deleted: {error}")
+        if error := self._try_on_rank0(prune):
+            self._log(f"an old checkpoint cannot be deleted: {error}")
 
-    def _on_main(self, act: Callable[[], object]) -> None:
-        """Does something on the main rank; raises SaveFailed on every rank if it fails."""
-        if error := self._try_on_main(act):
+    def _on_rank0(self, act: Callable[[], object]) -> None:
+        """Acts on rank 0; raises SaveFailed on every rank if that fails."""
+        if error := self._try_on_rank0(act):
             raise _failed(error)
 
-    def _try_on_main(self, act: Callable[[], object]) -> OSError | None:
+    def _try_on_rank0(self, act: Callable[[], object]) -> OSError | None:
         def attempt() -> OSError | None:
             try:
                 act()

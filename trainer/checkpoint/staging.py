@@ -1,4 +1,4 @@
-"""A copy of a job's tensors in memory, to be written while training goes on."""
+"""Staging: a copy of a rank's tensors in memory, written while training continues."""
 
 from copy import deepcopy
 
@@ -10,33 +10,35 @@ from torch.distributed.remote_device import _remote_device
 from trainer.checkpoint.state_dict import State, local_shards_of
 
 
+# DCP's async_save stages, too, but it gives the copy away: a save that fails could only be retried with weights that
+# have moved on. And its default stager allocates the memory anew for every save.
 class StagingBuffers:
-    """Copies tensors to CPU memory, the same memory every time."""
+    """Copies tensors to CPU memory, the same memory for every save."""
 
     def __init__(self) -> None:
-        self._copies: State = {}
+        self._staged: State = {}
 
     @torch.no_grad()
     def stage(self, tensors: State) -> State:
-        """Returns copies of a job's tensors; the next call writes over them.
+        """Returns copies of a rank's tensors; the next call overwrites them.
 
         Args:
             tensors: This rank's tensors, whole or sharded.
         """
-        if self._copies.keys() != tensors.keys():
-            self._copies = {name: _empty_like(value) for name, value in tensors.items()}
+        if self._staged.keys() != tensors.keys():
+            self._staged = {name: _empty_like(value) for name, value in tensors.items()}
         for name, value in tensors.items():
-            pieces = [piece for piece in local_shards_of(value) if piece.numel()]
-            for copy, piece in zip(local_shards_of(self._copies[name]), pieces, strict=True):
-                copy.copy_(piece)
-        return self._copies
+            local_shards = [local_shard for local_shard in local_shards_of(value) if local_shard.numel()]
+            for staged, local_shard in zip(local_shards_of(self._staged[name]), local_shards, strict=True):
+                staged.copy_(local_shard)
+        return self._staged
 
 
 def _empty_like(value: Tensor) -> Tensor:
     if not isinstance(value, ShardedTensor):
         return torch.empty_like(value, device="cpu")
     metadata = deepcopy(value.metadata())
-    # A shard without rows would lie where the next one begins, and a checkpoint knows shards by where they lie.
+    # A shard without rows begins where the next one does, and shards are identified by their offsets, here and in DCP.
     metadata.shards_metadata = [shard for shard in metadata.shards_metadata if 0 not in shard.shard_sizes]
     for shard in metadata.shards_metadata:
         assert shard.placement is not None

@@ -1,4 +1,4 @@
-"""The tensors that a checkpoint holds, under names that do not depend on the plan.
+"""The tensors of a checkpoint, under names that do not depend on the plan.
 
 `model.NAME`                 a weight; tables by their whole shape, whatever the shards
 `table.TABLE.SLOT`           a table optimizer's state, under the fused optimizer's name for it, replicated tables too
@@ -12,27 +12,29 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from trainer.models.embeddings import table_of_weight
+from trainer.models.embeddings import table_of_name, table_of_weight
 from trainer.optim.optimizers import Optimizers
 
 State = dict[str, Any]
-REPLICATED_SLOT = {"sum": "momentum1"}  # what torch's Adagrad and FBGEMM's call the same thing
+REPLICATED_SLOT = {"sum": "momentum1"}  # torch's Adagrad and FBGEMM's have two names for one slot
 
 
 def model_tensors(model: DistributedModelParallel) -> State:
-    """Returns the weights, as views that writing to changes the model."""
+    """Returns the weights as views: writing to them changes the model."""
+    # torch's get_model_state_dict does not take a DistributedModelParallel.
     return {f"model.{name}": value for name, value in model.state_dict().items()}
 
 
 def all_tensors(model: DistributedModelParallel, optimizers: Optimizers) -> State:
-    """Returns weights and optimizer state, as views that writing to changes the job."""
+    """Returns weights and optimizer state as views: writing to them changes model and optimizers."""
     return model_tensors(model) | optimizer_tensors(optimizers)
 
 
 def optimizer_tensors(optimizers: Optimizers) -> State:
-    """Returns optimizer state, as views that writing to changes the optimizers.
+    """Returns optimizer state as views: writing to them changes the optimizers.
 
-    A rank that holds no shard of a table has no entry for that table's state.
+    A rank that holds no shard of a table has no entry for that table's state, so ranks must not loop over the names
+    with collectives.
     """
     return dict(_sparse(optimizers)) | dict(_dense(optimizers))
 
@@ -42,9 +44,9 @@ def _sparse(optimizers: Optimizers) -> Iterator[tuple[str, Any]]:
         for name, value in slots.items():
             yield f"table.{name}", value
     for parameter, slots in optimizers.replicated_state():
-        table = table_of_weight(parameter)
+        table = parameter.split(".")[-2]  # as the model spells it, like the fused optimizer above
         for name, value in slots.items():
-            if name in REPLICATED_SLOT:  # the rest is torch's count of steps, which Adagrad does not use
+            if name in REPLICATED_SLOT:  # the other is a count of steps, which only the unused lr_decay needs
                 yield f"table.{table}.{REPLICATED_SLOT[name]}", value.view(-1) if value.shape[-1] == 1 else value
 
 
@@ -56,22 +58,22 @@ def _dense(optimizers: Optimizers) -> Iterator[tuple[str, Any]]:
 
 
 def is_table(name: str) -> bool:
-    """Tells whether a tensor of a checkpoint is an embedding table."""
+    """Returns whether a tensor of a checkpoint is an embedding table."""
     return table_of_weight(name) is not None
 
 
 def table_of(name: str) -> str:
     """Returns the table that a weight `model....TABLE.weight` or a state `table.TABLE.SLOT` belongs to."""
-    return name.split(".")[-2]
+    return table_of_name(name.split(".")[-2])
 
 
 def local_shards_of(value: Tensor) -> list[Tensor]:
-    """Returns what this rank holds of a tensor, whole or sharded."""
+    """Returns the local shards of a tensor; a whole tensor is one."""
     return [tensor for tensor, _ in placed_shards(value)]
 
 
 def placed_shards(value: Tensor) -> list[tuple[Tensor, list[int]]]:
-    """Returns what this rank holds of a tensor, whole or sharded, each piece with its offsets in the whole."""
+    """Returns the local shards of a tensor, each with its offsets in the whole; a whole tensor is one."""
     if isinstance(value, ShardedTensor):
         return [(shard.tensor, shard.metadata.shard_offsets) for shard in value.local_shards()]
     return [(value, [0] * value.dim())]

@@ -1,4 +1,4 @@
-"""Checkpoints: what one is, which is the newest good one, and how one comes to be and goes.
+"""The checkpoints of a run: lists, verifies, commits and deletes them.
 
     RUN_DIR/checkpoints/step-000001000/
         *.distcp, .metadata     tensors, as torch.distributed.checkpoint writes them
@@ -6,7 +6,8 @@
         config.toml, plan.json  as in the run directory
         manifest.json           size and checksum of every file above; written last
 
-The manifest is the commit: a directory without one does not exist for anybody.
+Writing the manifest commits a checkpoint: a directory without one counts as none. DCP itself has no commit: its
+`.metadata` is written last, too, but records no checksums, and every rank's files appear one by one.
 """
 
 import json
@@ -32,7 +33,7 @@ class Checkpoint:
     Attributes:
         url: Its directory.
         step: Steps done when it was saved.
-        train_state: Everything else that state.json holds.
+        train_state: The rest of state.json.
     """
 
     url: str
@@ -51,7 +52,7 @@ class Checkpoints:
         self._run = run
 
     def url(self, step: int) -> str:
-        """Returns where the checkpoint of a step is."""
+        """Returns the URL of the checkpoint of a step."""
         return self._run.url_of(FOLDER, _name(step))
 
     def steps(self) -> list[int]:
@@ -59,7 +60,7 @@ class Checkpoints:
         return sorted(int(name.removeprefix("step-")) for name in self._names() if self._manifest(name) is not None)
 
     def newest(self) -> Checkpoint | None:
-        """Returns the newest committed checkpoint whose files are as they were written; damaged ones are reported."""
+        """Returns the newest committed checkpoint that is not damaged; newer damaged ones are reported."""
         for step in reversed(self.steps()):
             damage = self.damage(step)
             if damage is None:
@@ -73,7 +74,7 @@ class Checkpoints:
         return Checkpoint(self.url(step), train_state.pop("step"), train_state)
 
     def damage(self, step: int) -> str | None:
-        """Reads the files of a committed checkpoint and returns what is wrong with them, None if nothing is."""
+        """Reads the files of a committed checkpoint and returns the damage found, None if there is none."""
         manifest = self._manifest(_name(step))
         try:
             entries = json.loads(manifest or "")["files"]
@@ -81,19 +82,18 @@ class Checkpoints:
             return f"{MANIFEST} is damaged"
         return find_damage(self._run.fs, self._run.path(FOLDER, _name(step)), entries)
 
-    def begin(self, step: int) -> str:
-        """Makes the empty directory of a checkpoint and returns its URL."""
+    def begin(self, step: int) -> None:
+        """Creates the empty directory of a checkpoint."""
         self.remove(step)
         self._run.fs.makedirs(self._run.path(FOLDER, _name(step)))
-        return self.url(step)
 
     def commit(self, step: int, entries: dict[str, FileEntry], texts: dict[str, str]) -> None:
-        """Writes the small files of a checkpoint and then the manifest, with which it begins to exist.
+        """Writes the small files of a checkpoint, and then the manifest, which commits it.
 
         Args:
             step: Steps done.
-            entries: The files that are written already.
-            texts: Files to lie beside them, by name.
+            entries: Sizes and checksums of the files with tensors.
+            texts: Contents of the small files, by name.
         """
         for name, text in texts.items():
             with self._run.fs.durable(self._run.path(FOLDER, _name(step), name)) as file:
@@ -103,21 +103,22 @@ class Checkpoints:
         self._run.write_json(posixpath.join(FOLDER, _name(step), MANIFEST), manifest, durable=True)
 
     def remove(self, step: int) -> None:
-        """Deletes a checkpoint, the manifest first, so that none is ever half there."""
+        """Deletes a checkpoint, the manifest first, so that an interrupted deletion leaves no damaged checkpoint."""
         self._remove(_name(step))
 
     def uncommitted(self) -> list[int]:
-        """Returns the steps whose checkpoints are being written, or never were to the end, in order."""
+        """Returns the steps whose checkpoints are not committed, in order."""
         return sorted(int(name.removeprefix("step-")) for name in self._names() if self._manifest(name) is None)
 
     def remove_leftovers(self) -> list[str]:
-        """Deletes what saves left that were never committed, and returns their names."""
+        """Deletes checkpoints that were never committed, and returns their names."""
         leftovers = [_name(step) for step in self.uncommitted()]
         for name in leftovers:
             self._remove(name)
         return leftovers
 
     def _remove(self, name: str) -> None:
+        # Files may be missing: what remains of an interrupted deletion is deleted again.
         with suppress(FileNotFoundError):
             self._run.fs.rm_file(self._run.path(FOLDER, name, MANIFEST))
         with suppress(FileNotFoundError):
@@ -136,4 +137,5 @@ class Checkpoints:
 
 
 def _name(step: int) -> str:
+    # Nine digits, so that listings of a run are in the order of steps.
     return f"step-{step:09d}"

@@ -1,4 +1,4 @@
-"""What a row is: the columns of the data, and how training reads them."""
+"""The data: its files, its columns, and how training reads them."""
 
 from typing import Annotated, Literal, Self
 
@@ -18,11 +18,11 @@ class DenseFeature(Section):
     std: float = 1.0
     """Divides what is left: the feature is (transform(x) - mean) / std."""
     missing: float = 0.0
-    """Stands for a null, before the transform."""
+    """Replaces a null, before the transform."""
 
 
 class SparseFeature(Section):
-    """One column of ids: a single id per row, or a list of them. A null is an empty bag."""
+    """One column of ids: a single id per sample, or a list of them. A null is an empty bag."""
 
     rows: int = pydantic.Field(gt=0, lt=2**31)
     """Rows of the embedding table."""
@@ -31,18 +31,20 @@ class SparseFeature(Section):
     dimension: pydantic.PositiveInt | None = None
     """Columns of the embedding table. Unset: model.embedding_dim."""
     pooling: Literal["sum", "mean"] = "sum"
-    """How the embeddings of a row's ids become one."""
+    """How the embeddings of a sample's ids become one."""
     ids: Literal["error", "modulo", "hash"] = "error"
     """What becomes of an id: error refuses one outside [0, rows), modulo wraps it, hash mixes it (strings too)."""
     hotness: pydantic.PositiveFloat = 1.0
-    """Ids per row to expect on average; only the planner uses it."""
+    """Ids per sample to expect on average; only the planner uses it."""
 
 
 class DataConfig(Section):
     """The data set and how it is read."""
 
+    reader: str = "parquet"
+    """Format of the files: parquet, or package.module:Reader for one of your own."""
     train: list[str] = []
-    """Parquet files, globs or directories, on any fsspec URL, to train on."""
+    """Files, globs or directories, on any fsspec URL, to train on."""
     validation: Annotated[list[str], MayChange] = []
     """The same, for the evaluations during and after training."""
     test: Annotated[list[str], MayChange] = []
@@ -54,17 +56,17 @@ class DataConfig(Section):
     labels: list[str] = ["label"]
     """Label columns, values in [0, 1]; the model has one output for each."""
     weight: str | None = None
-    """Column with the weight of each row. Unset: every row weighs 1."""
+    """Column with the weight of each sample. Unset: every sample weighs 1."""
     global_batch_size: pydantic.PositiveInt = 8192
-    """Rows per step, over all ranks."""
+    """Samples per step, over all ranks."""
     lanes: Annotated[pydantic.PositiveInt | None, MayChange] = None
     """Equal parts of an epoch. Unset: the smallest multiple of the first run's number of ranks that is at least 8."""
     shuffle: bool = True
-    """Permute the row groups every epoch and shuffle rows within windows. Evaluation never shuffles."""
+    """Permute the row groups every epoch and shuffle samples within windows. Evaluation never shuffles."""
     shuffle_window_rows: pydantic.PositiveInt = 65536
-    """Rows of a lane that are shuffled among themselves, at most: whole row groups where they fit."""
+    """Samples of a lane that are shuffled among themselves, at most: whole row groups where they fit."""
     last_batch: Literal["keep", "drop"] = "keep"
-    """The last, short batch of a training epoch: keep pads it with rows of weight zero, drop leaves it out."""
+    """The last, short batch of a training epoch: keep pads it with samples of weight zero, drop leaves it out."""
     accept_changed: Annotated[bool, MayChange] = False
     """Resume although the training files are not those of the checkpoint."""
     read_threads: Annotated[pydantic.PositiveInt, MayChange] = 2
@@ -74,8 +76,7 @@ class DataConfig(Section):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not self.labels:
-            raise InputError("data.labels is empty; name at least one column")
+        self._check_labels()
         for name, feature in self.dense.items():
             if feature.std <= 0:
                 raise InputError(f"data.dense.{name}.std is {feature.std}; it must be greater than 0")
@@ -90,6 +91,18 @@ class DataConfig(Section):
                     )
         return self
 
+    def _check_labels(self) -> None:
+        if not self.labels:
+            raise InputError("data.labels is empty; name at least one column")
+        others = {name: f"data.{kind}.{name}" for kind in ("dense", "sparse") for name in getattr(self, kind)}
+        if self.weight:
+            others[self.weight] = f"data.weight = '{self.weight}'"
+        for label in self.labels:
+            if self.labels.count(label) > 1:
+                raise InputError(f"data.labels names '{label}' twice; name each label once")
+            if label in others:
+                raise InputError(f"data.labels names '{label}', which {others[label]} names too; name it in one place")
+
     def table_of(self, feature: str) -> str:
         """Returns the name of the table that a sparse feature looks its ids up in."""
         return self.sparse[feature].table or feature
@@ -103,6 +116,6 @@ class DataConfig(Section):
 
     @property
     def columns(self) -> list[str]:
-        """The Parquet columns that training reads."""
+        """The columns that training reads."""
         weight = [self.weight] if self.weight else []
         return [*self.dense, *self.sparse, *self.labels, *weight]

@@ -1,4 +1,4 @@
-"""Configuration of the model between the data and the logits."""
+"""Configuration of the model and its loss."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from trainer.config.section import Section
 
 
 class ModelConfig(Section):
-    """The model between the data and the logits."""
+    """The model and its loss."""
 
     name: str = "dlrm"
     """dlrm, dlrm_dcn, or package.module:function for a model of your own (see docs/configuration.md)."""
@@ -25,4 +25,4 @@ class ModelConfig(Section):
     cross_rank: pydantic.PositiveInt = 512
     """Rank of the low-rank cross layers of dlrm_dcn."""
     arguments: dict[str, Any] = {}
-    """Anything that a model of your own wants to know."""
+    """Values for a model of your own."""

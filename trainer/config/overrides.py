@@ -1,89 +1,220 @@
-"""Command line flags, and one line for each that is wrong."""
+"""Command lines: the arguments of a function, and values that replace those of a configuration file.
 
-import contextlib
+They are put onto the tree of the file before it is validated. tyro only prints the help texts: it begins with a valid
+configuration, so a flag could not complete a file, and its errors are boxes of text for a terminal.
+"""
+
 import difflib
 import functools
 import inspect
-import io
-import re
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from types import GenericAlias, UnionType
+from typing import Annotated, Any, NoReturn, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 import pydantic
-import tyro
 
-from trainer.config.section import explain
+from trainer.config.root import Config, example_config, load_config, load_tree
+from trainer.config.section import Section, Tree, explain
 from trainer.core.errors import InputError
 
+Path = tuple[str, ...]
+LENGTHS = ("train", "steps"), ("train", "epochs")
 
-def parse(kind: Any, flags: list[str], program: str, default: Any = None) -> Any:
-    """Returns what flags make of a default, or of a function: the function with its arguments bound, yet to be called.
+
+def parse(function: Callable[..., Any], words: list[str], program: str) -> Callable[[], Any]:
+    """Returns a function with the arguments bound that a command line gives, yet to be called.
+
+    An argument called `config` is the first word, which names a configuration; `--section.key value` replaces values of
+    it. Positional-only arguments are single words, and all others `--name value`.
 
     Args:
-        kind: A dataclass, a tree of pydantic models, or a function with typed arguments.
-        flags: `--key value` or, for the keys of a tree, `--section.key value`; `--help` prints all of them and leaves.
-        program: What stands before the flags, for the help text.
-        default: An instance of `kind` to begin with.
+        function: A function with typed arguments. Its docstring is the help text.
+        words: The command line. `--help` prints all flags and ends the process.
+        program: The words before those, for the help text.
 
     Raises:
-        InputError: A flag is unknown or its value wrong; the message names it and what is allowed.
+        InputError: The configuration, a flag or a value is wrong; the message names it and what is allowed.
     """
-    target = _later(kind) if inspect.isfunction(kind) else kind
-    options = {} if default is None else {"default": default}
-    read = functools.partial(tyro.cli, target, prog=program, config=(tyro.conf.FlagConversionOff,), **options)
-    printed = io.StringIO()
+    takes_config = "config" in inspect.signature(function).parameters
+    program += " CONFIG" * takes_config
+    name, rest = (words[0], words[1:]) if takes_config and words and words[0][0] != "-" else (None, words)
+    if not {"-h", "--help"}.isdisjoint(words):
+        _print_help(function, program, load_config(name) if name else example_config())
+    if takes_config and not name:
+        raise InputError(f"which configuration? {program} ..., with a TOML file or the name of a ready-made one")
+    return _bind(function, rest, name)
+
+
+def _bind(function: Callable[..., Any], words: list[str], name: str | None) -> Callable[[], Any]:
+    parameters = inspect.signature(function).parameters.values()
+    arguments, tree = _arguments_of(function), load_tree(name) if name else {}
+    keys = dict(_keys(Config, tree, words) if name else ()) | dict(_keys(arguments, {}, words))
+    positional = [one.name for one in parameters if one.kind is one.POSITIONAL_ONLY]
+    given = _read(words, keys, [(_dashed(one),) for one in positional])
+    own = {path[0]: given.pop(path) for path in [*given] if path[0] in arguments.model_fields}
+    values = {key.replace("-", "_"): value for key, value in _validate_arguments(arguments, own)}
+    if name:
+        values["config"] = _validate_config(tree, given, name)
+    return functools.partial(function, *(values.pop(one) for one in positional), **values)
+
+
+def _arguments_of(function: Callable[..., Any]) -> type[Section]:
+    """Returns a function's arguments as a section, under their names as flags, without the configuration."""
+    hints = get_type_hints(function, include_extras=True)
+    fields = {
+        _dashed(name): (hints[name], ... if parameter.default is parameter.empty else parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name != "config"
+    }
+    return pydantic.create_model(function.__name__, __base__=Section, **fields)  # pyrefly: ignore[no-matching-overload]
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _keys(section: type[Section], tree: Any, words: list[str], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yields every key of a section with its type; of tables of named things, those in the tree and those in flags."""
+    for name, field in section.model_fields.items():
+        path, kind = (*above, name), field.annotation
+        below = tree.get(name, {}) if isinstance(tree, dict) else {}
+        entry = get_args(kind)[1] if get_origin(kind) is dict else None
+        if _is_section(kind):
+            yield from _keys(kind, below, words, path)
+        elif entry is None:
+            yield path, kind
+        elif _is_section(entry):
+            for one in dict.fromkeys([*_named(words, path), *below]):
+                yield from _keys(entry, below.get(one), words, (*path, one))
+        else:
+            yield from _values(below, path)
+
+
+def _is_section(kind: Any) -> TypeGuard[type[Section]]:
+    return inspect.isclass(kind) and issubclass(kind, Section)
+
+
+def _named(words: list[str], table: Path) -> Iterator[str]:
+    """Yields the names of a table's entries in flags, which may hold dots: NAME in `--data.sparse.NAME.rows`."""
+    start = _flag(table) + "."
+    for word in words:
+        key = word.partition("=")[0]
+        if _dashed(key).startswith(start) and "." in key[len(start) :]:
+            yield key[len(start) :].rpartition(".")[0]
+
+
+def _values(tree: Tree, above: Path) -> Iterator[tuple[Path, Any]]:
+    """Yields the keys of a table that no section describes, each with the type of its value."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _values(value, (*above, name))
+        else:
+            item = type((*value, "")[0]) if isinstance(value, list) else None
+            yield (*above, name), GenericAlias(list, item) if item else type(value)
+
+
+def _flag(path: Path) -> str:
+    return _dashed("--" + ".".join(path))
+
+
+def _read(words: list[str], kinds: dict[Path, Any], positional: list[Path]) -> dict[Path, Any]:
+    """Returns the values that words give to keys; the last one counts if there are several."""
+    paths, given, rest, free = {_flag(path): path for path in kinds}, {}, deque(words), deque(positional)
+    while rest:
+        key, equals, value = rest.popleft().partition("=")
+        if path := paths.get(_dashed(key)):
+            values = [value] if equals else []
+        elif key.startswith("-"):
+            raise InputError(f"unknown flag {key}; {_nearest(_dashed(key), paths)}")
+        elif free:
+            path, values = free.popleft(), [key + equals + value]
+        else:
+            raise InputError(f"unexpected '{key + equals + value}'; every value follows its --flag")
+        many = _is_many(kinds[path])
+        while rest and not rest[0].startswith("--") and (many or not values):
+            values.append(rest.popleft())
+        if not values and not many:
+            raise InputError(f"missing value for {key}")
+        given[path] = _convert(values, kinds[path])
+    return given
+
+
+def _nearest(flag: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(flag, known, n=1)
+    return f"did you mean {close[0]}?" if close else "--help lists all flags"
+
+
+def _is_many(kind: Any) -> bool:
+    return any(get_origin(one) in (list, tuple) for one in (kind, *get_args(kind)))
+
+
+def _convert(words: list[str], kind: Any) -> Any:
+    """Returns words as TOML would hold a value of a type; those that cannot be one stay, for validation to refuse."""
+    if get_origin(kind) is Annotated:
+        return _convert(words, get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return None if words == ["None"] else _convert(words, get_args(kind)[0])
+    if get_origin(kind) in (list, tuple):
+        return get_origin(kind)(_convert([word], get_args(kind)[0]) for word in words)
+    if kind is bool:  # pydantic takes yes, on and 1 for true as well
+        return {"True": True, "False": False}.get(words[0], words[0])
     try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            return read(args=flags)
+        return pydantic.TypeAdapter(kind).validate_python(words[0])
+    except pydantic.ValidationError:
+        return words[0]
+
+
+def _validate_arguments(section: type[Section], given: Tree) -> Section:
+    for name, field in section.model_fields.items():
+        if field.is_required() and name not in given:
+            raise InputError(f"--{name} is missing; --help describes it")
+    try:
+        return section.model_validate(given)
     except pydantic.ValidationError as error:
-        raise InputError(explain(error)) from error
-    except SystemExit as stop:
-        if not stop.code:
-            read(args=flags)  # once more, now on the console: the help text
-        raise InputError(_explain(stop, printed.getvalue(), read)) from None
+        raise InputError(f"--{explain(error, section)}") from error
 
 
-def _later(function: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
-    """Returns what binds a function's arguments, with its signature and documentation."""
-
-    @functools.wraps(function)
-    def bind(*args: Any, **kwargs: Any) -> Callable[[], Any]:
-        return functools.partial(function, *args, **kwargs)
-
-    return bind
-
-
-def _explain(stop: SystemExit, printed: str, read: Callable[..., Any]) -> str:
-    """Returns in one line what tyro refused; it prints a title, the message, and more, with rules between them."""
-    _, message, *more = (" ".join(part.split()) for part in re.split(r"^ *-+ *$", printed, flags=re.MULTILINE))
-    if error := _validation_error(stop):
-        section = re.match(r"Error parsing \w+\.(\S+):", message)
-        return explain(error, prefix=section[1].removeprefix("settings.") if section else "")
-    if found := re.search(r"Unrecognized options: ([^\s,]+)", " ".join([message, *more])):
-        return _explain_unknown(found[1], read)
-    if found := re.match(r"Missing from .*?: (--\S+) (.*?) \(required\)", message):
-        return f"{found[1]} is missing; it takes {found[2]}"
-    if found := re.match(r"Error parsing (--\S+): .*?(\['.*?'\]|'.*?')", message):
-        takes = re.search(r"Argument helptext:\s+--\S+ (.*?) *$", printed, flags=re.MULTILINE)
-        return f"{found[1]} is {found[2].strip('[]')}; it takes {takes[1] if takes else 'another value'}"
-    return message[:1].lower() + message[1:]
+def _validate_config(tree: Tree, given: dict[Path, Any], name: str) -> Config:
+    """Returns the configuration of a file's tree and the values that flags give, which replace those of the file."""
+    replaced = dict.fromkeys(LENGTHS) if not given.keys().isdisjoint(LENGTHS) else {}
+    for path, value in (replaced | given).items():
+        _put(tree, path, value)
+    try:
+        return Config.model_validate(tree)
+    except pydantic.ValidationError as error:
+        raise InputError(_source(error.errors()[0]["loc"], given, name) + explain(error, Config)) from error
 
 
-def _validation_error(error: BaseException | None) -> pydantic.ValidationError | None:
-    """Returns the pydantic error that led to another, if one did."""
-    while error is not None:
-        if isinstance(error, pydantic.ValidationError):
-            return error
-        error = error.__context__
-    return None
+def _put(tree: Tree, path: Path, value: Any) -> None:
+    *above, key = path
+    for step in above:
+        tree = tree.setdefault(step, {})
+        if not isinstance(tree, dict):  # which validation refuses
+            return
+    tree[key] = value
 
 
-def _explain_unknown(word: str, read: Callable[..., Any]) -> str:
-    if not word.startswith("-"):
-        return f"unexpected '{word}'; every value follows its --flag"
-    helptext = io.StringIO()
-    with contextlib.redirect_stdout(helptext), contextlib.suppress(SystemExit):
-        read(args=["--help"])
-    known = re.findall(r"^ +(--[\w.-]+)", helptext.getvalue(), re.MULTILINE)
-    close = difflib.get_close_matches(word.partition("=")[0].replace("_", "-"), known, n=1)
-    return f"unknown flag {word}; " + (f"did you mean {close[0]}?" if close else "--help lists all flags")
+def _source(key: tuple[int | str, ...], given: Iterable[Path], name: str) -> str:
+    """Returns what stands before a message about a key: which of the flags and the file has it wrong."""
+    if any(key[: len(path)] == path for path in given):
+        return "--"
+    if any(path[: len(key)] == key for path in given):
+        return ""
+    return f"configuration '{name}': "
+
+
+def _print_help(function: Callable[..., Any], program: str, config: Config) -> NoReturn:
+    import tyro  # only here: it takes as long to import as everything else of a configuration
+
+    def documented() -> None: ...
+
+    # The keys of the configuration stand beside the arguments, with no prefix and its values as their defaults.
+    keys, parameters = Annotated[Config, tyro.conf.arg(name="")], dict(inspect.signature(function).parameters)
+    if first := parameters.pop("config", None):
+        parameters["config"] = first.replace(annotation=keys, default=config, kind=first.KEYWORD_ONLY)
+    documented.__signature__ = inspect.Signature([*parameters.values()])  # pyrefly: ignore[missing-attribute]
+    documented.__annotations__ = {**function.__annotations__, "config": keys}
+    documented.__doc__ = function.__doc__
+    tyro.cli(documented, prog=program, config=(tyro.conf.FlagConversionOff,), args=["--help"])
+    raise AssertionError

@@ -1,4 +1,4 @@
-"""Configuration of sharding plans, and of the communication that they lead to."""
+"""Configuration of sharding plans and of communication between ranks."""
 
 from typing import Annotated, Literal
 
@@ -6,6 +6,7 @@ import pydantic
 
 from trainer.config.section import MayChange, Section
 
+# The values of TorchRec's ShardingType, which cannot be imported without torch.
 SHARDING_TYPES = (
     "data_parallel",
     "table_wise",
@@ -19,16 +20,16 @@ Precision = Literal["fp32", "fp16", "bf16", "int8"]
 
 
 class CommsConfig(Section):
-    """Precision of embeddings on their way between ranks."""
+    """Precision of embeddings that ranks exchange."""
 
     forward: Annotated[Precision, MayChange] = "fp32"
-    """Of the pooled embeddings."""
+    """Precision of pooled embeddings."""
     backward: Annotated[Precision, MayChange] = "fp32"
-    """Of their gradients."""
+    """Precision of their gradients."""
 
 
 class TablePlan(Section):
-    """What the planner may do with one table; an empty list allows everything."""
+    """Choices of the planner for one table; an empty list allows all."""
 
     sharding_types: Annotated[list[str], MayChange] = []
     """Sharding types to choose from."""
@@ -37,26 +38,26 @@ class TablePlan(Section):
 
 
 class PlannerConfig(Section):
-    """How tables are spread over ranks."""
+    """The sharding plan: placement of tables on ranks."""
 
     mode: Annotated[Literal["model_parallel", "data_parallel"], MayChange] = "model_parallel"
-    """model_parallel shards the tables as planned, data_parallel replicates every one of them."""
+    """model_parallel shards the tables as planned, data_parallel replicates all of them."""
     plan: Annotated[str | None, MayChange] = None
-    """A plan.json to use as it is, ranks and kernels pinned, instead of planning."""
+    """A plan.json to use instead of planning, with its ranks and kernels."""
     sharding_types: Annotated[list[str], MayChange] = []
-    """Sharding types that the planner chooses from for every table. Empty: all."""
+    """Sharding types that the planner can choose for every table. Empty: all."""
     tables: dict[str, TablePlan] = {}
     """Choices for single tables, by table name; they replace the choices for all."""
     min_columns: Annotated[pydantic.PositiveInt | None, MayChange] = None
-    """Least width of a shard where a table is cut by columns. Unset: 128, or the whole of a narrower table."""
+    """Least columns of a column shard. Unset: 128, or all columns of a narrower table."""
     hardware: Annotated[str | None, MayChange] = None
-    """Host to plan for, such as h100 (see docs/resources.md); it decides what is unset below. Unset: this machine."""
+    """Host to plan for, such as h100 (see docs/resources.md); it sets what is unset below. Unset: this machine."""
     memory_gib: Annotated[pydantic.PositiveFloat | None, MayChange] = None
     """GPU memory per rank in GiB. Unset: the hardware's, or what the device has."""
     host_memory_gib: Annotated[pydantic.PositiveFloat | None, MayChange] = None
-    """Host memory per rank in GiB. Unset: the hardware's or the machine's, divided by its ranks."""
+    """Host memory per rank in GiB. Unset: the hardware's, or this machine's or cgroup's, divided by its ranks."""
     reserve: Annotated[float, MayChange] = pydantic.Field(default=0.15, ge=0, lt=1)
-    """Part of the memory that is kept free of tables, for activations, gradients and buffers."""
+    """Part of the memory without tables, reserved for activations, gradients and buffers."""
     intra_node_gb_per_second: Annotated[pydantic.PositiveFloat | None, MayChange] = None
     """Bandwidth between two ranks of a node, in GB/s. Unset: the hardware's, or 600."""
     inter_node_gb_per_second: Annotated[pydantic.PositiveFloat | None, MayChange] = None

@@ -4,7 +4,6 @@ import tomllib
 from pathlib import Path
 from typing import Self
 
-import fsspec
 import pydantic
 import tomli_w
 
@@ -13,10 +12,10 @@ from trainer.config.data import DataConfig, DenseFeature, SparseFeature
 from trainer.config.model import ModelConfig
 from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import CommsConfig, PlannerConfig, TablePlan
-from trainer.config.section import Section, explain
+from trainer.config.section import Section, Tree, explain
 from trainer.config.train import EvaluateConfig, FinetuneConfig, ReportConfig, TrainConfig
-from trainer.core.errors import InputError
-from trainer.core.storage import os_errors
+from trainer.core.errors import InputError, StorageError, StorageNotFoundError
+from trainer.core.storage import read_text
 
 READY_MADE = Path(__file__).parent / "presets"
 
@@ -44,45 +43,47 @@ class Config(Section):
         return self
 
 
-def check_length(config: Config) -> None:
-    """Refuses a training run without an end.
+def check_training(config: Config) -> None:
+    """Refuses what only training needs: an end, and evaluations to choose the best checkpoint by.
 
     Raises:
-        InputError: Neither the number of steps nor of epochs is set.
+        InputError: Neither steps nor epochs are set, or checkpoint.keep.best is, without data.validation.
     """
     if config.train.steps is None and config.train.epochs is None:
         raise InputError("train.steps and train.epochs are both unset; set one of them")
+    if config.checkpoint.keep.best and not config.data.validation:
+        raise InputError(
+            f"checkpoint.keep.best is '{config.checkpoint.keep.best}', but data.validation is empty, so that no "
+            "checkpoint is ever the best; name validation data or unset it"
+        )
 
 
-def find_config(name: str) -> str:
-    """Returns the text of a configuration: a file on any fsspec URL, or the name of a ready-made one.
+def load_tree(name: str) -> Tree:
+    """Reads a configuration as TOML holds it: a file on any fsspec URL, or a ready-made one by its name.
 
     Raises:
-        FileNotFoundError: There is no such file; the message lists the ready-made ones.
-        InputError: The file cannot be read.
+        InputError: There is no such file; the message lists the ready-made ones. Or it cannot be read as TOML.
     """
     ready_made = {path.stem: path for path in READY_MADE.glob("*.toml")}
     try:
-        with os_errors(), fsspec.open(str(ready_made.get(name.removesuffix(".toml"), name)), "r") as file:
-            return file.read()  # pyrefly: ignore
-    except FileNotFoundError as error:
+        return tomllib.loads(read_text(str(ready_made.get(name.removesuffix(".toml"), name))))
+    except StorageNotFoundError as error:
         known = ", ".join(sorted(ready_made))
         raise InputError(f"configuration '{name}': no such file; ready-made ones: {known}") from error
-    except (OSError, ValueError, ImportError) as error:
+    except StorageError as error:
         raise InputError(f"configuration '{name}' cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"configuration '{name}' is not TOML: {error}") from error
 
 
 def load_config(name: str) -> Config:
-    """Reads a configuration file.
+    """Reads a configuration.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        InputError: It is no TOML, or a key or a value is wrong; the message names it and what is allowed.
+        InputError: It cannot be read, or a key or a value is wrong; the message names it and what is allowed.
     """
     try:
-        return Config.model_validate(tomllib.loads(find_config(name)))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"configuration '{name}' is not TOML: {error}") from error
+        return Config.model_validate(load_tree(name))
     except pydantic.ValidationError as error:
         raise InputError(f"configuration '{name}': {explain(error, Config)}") from error
 

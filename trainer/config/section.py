@@ -68,16 +68,15 @@ def _field(section: Any, path: tuple[str, ...]) -> FieldInfo | None:
     return field
 
 
-def explain(error: pydantic.ValidationError, section: type[Section] = Section, prefix: str = "") -> str:
+def explain(error: pydantic.ValidationError, section: type[pydantic.BaseModel]) -> str:
     """Returns the first thing that is wrong, in one line that names the key, the value and what is allowed.
 
     Args:
-        error: What pydantic says.
+        error: What pydantic raised.
         section: What was validated, to find the nearest key to an unknown one.
-        prefix: Key of that section, if it is not the root.
     """
     first = error.errors(include_url=False)[0]
-    key = ".".join(map(str, [*filter(None, [prefix]), *first["loc"]]))
+    key = ".".join(map(str, first["loc"]))
     message = first["msg"].removeprefix("Value error, ")
     match first["type"]:
         case "extra_forbidden":
@@ -86,6 +85,8 @@ def explain(error: pydantic.ValidationError, section: type[Section] = Section, p
             return f"'{key}' is missing; it has no default"
         case "model_type" | "dict_type":
             return f"{key} is {first['input']!r}: it must be a section of keys, [{key}]"
+        case "bool_type":
+            return f"{key} is {first['input']!r}: it must be true or false"
         case "value_error":
             return message
     return f"{key} is {first['input']!r}: {message[:1].lower()}{message[1:]}"

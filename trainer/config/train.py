@@ -1,4 +1,4 @@
-"""Configuration of training itself: its length, evaluations, what it reports, and what it starts from."""
+"""Configuration of training: its length, evaluations, reports and fine-tuning."""
 
 from typing import Annotated, Literal, Self
 
@@ -10,7 +10,7 @@ from trainer.core.timeouts import COLLECTIVE_TIMEOUT
 
 
 class TrainConfig(Section):
-    """How long and how training goes."""
+    """Length, seed and precision of training."""
 
     steps: Annotated[pydantic.PositiveInt | None, MayChange] = None
     """Steps to train for; set this or epochs, not both."""
@@ -19,37 +19,38 @@ class TrainConfig(Section):
     seed: int = pydantic.Field(default=0, ge=0, lt=2**32)
     """Seed of the initial weights and of the order of the data."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """What the dense part computes in; weights and losses stay float32."""
+    """Precision in which the dense part computes; weights and losses stay float32."""
+    # Below the timeout of collectives, which ends the job before a later report.
     stuck_seconds: Annotated[float, MayChange] = pydantic.Field(
         default=300.0, gt=0, lt=COLLECTIVE_TIMEOUT.total_seconds()
     )
-    """When nothing has happened for so long, every rank prints where it is; after 600 s the job ends."""
+    """After this time without progress every rank prints its stack; after 600 s the job ends."""
 
 
 class EvaluateConfig(Section):
-    """When and how the model is evaluated."""
+    """Evaluation: when, in which batches, and by which metrics."""
 
     every_steps: Annotated[pydantic.NonNegativeInt, MayChange] = 0
     """Evaluate on data.validation every so many steps. 0: only at the end."""
     global_batch_size: Annotated[pydantic.PositiveInt | None, MayChange] = None
-    """Rows per evaluation step, over all ranks. Unset: data.global_batch_size."""
+    """Samples per evaluation step, over all ranks. Unset: data.global_batch_size."""
     metrics: Annotated[list[str], MayChange] = ["auc", "normalized_entropy", "log_loss", "calibration", "label_rate"]
     """Metrics to compute; package.module:Class for one of your own (see docs/configuration.md)."""
 
 
 class FinetuneConfig(Section):
-    """What a new run starts from, if not from scratch. A run with a checkpoint of its own goes on from that."""
+    """Fine-tuning: another run's checkpoint to start from. A run with a checkpoint of its own resumes from that."""
 
     checkpoint: str | None = None
-    """A run directory, whose newest checkpoint is taken, or one of its checkpoints/step-NUMBER. Unset: from scratch."""
+    """A run directory, for its newest checkpoint, or one of its checkpoints/step-NUMBER. Unset: start from scratch."""
     names: str | None = None
-    """A text file for what was called otherwise: two names on every line, the one here and the one there."""
+    """A text file for weights with another name: on each line the name in this model and that in the checkpoint."""
     optimizer_state: bool = True
-    """Take the optimizers' state along with the weights; off, the optimizers start from scratch."""
+    """Load the optimizers' state, too. Off: the optimizers start from scratch."""
     allow_missing: list[str] = []
-    """Tables and weights that the checkpoint may lack; these start from scratch. A name, or a pattern with *."""
+    """Tables and weights that the checkpoint may lack; they start from scratch. Names, or patterns with *."""
     exclude: list[str] = []
-    """Tables and weights that start from scratch though the checkpoint has them. Names or patterns."""
+    """Tables and weights that start from scratch even if the checkpoint has them. Names or patterns."""
     ignore_unexpected: list[str] = []
     """Tables and weights of the checkpoint that this model may lack. Names or patterns."""
 
@@ -62,7 +63,7 @@ class FinetuneConfig(Section):
 
 
 class ReportConfig(Section):
-    """What training says of itself, and how often."""
+    """Reports of training, and their interval."""
 
     interval_steps: Annotated[pydantic.PositiveInt, MayChange] = 50
     """Steps between two console lines and two lines of metrics.jsonl."""

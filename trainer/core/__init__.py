@@ -1,4 +1,4 @@
-"""What every room needs, and what knows nothing of recommendation.
+"""Foundations of every other room; nothing here knows about recommendation.
 
 Uses no other room.
 """

@@ -1,4 +1,4 @@
-"""Ranks, devices and the process group; the only file that reads what torchrun and schedulers set."""
+"""Ranks, devices and the process group; the only file that reads the environment of torchrun and TorchX."""
 
 import gc
 import os
@@ -20,7 +20,7 @@ from trainer.core.errors import REPORTED_ERRORS, report_error
 from trainer.core.timeouts import COLLECTIVE_TIMEOUT, FIRST_ERROR_SECONDS
 
 T = TypeVar("T")
-# Messages of Gloo and NCCL when the process at the other end is gone.
+# Messages of Gloo and NCCL when the process at the other end is gone: they raise a plain RuntimeError for it.
 LOST_PEER = re.compile(
     "closed by peer|reset by peer|Broken pipe|connectFullMesh failed|remote process exited|Failed to recv, got 0 bytes"
 )
@@ -28,7 +28,7 @@ LOST_PEER = re.compile(
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """Where this process stands among the processes of the job.
+    """The place of this process among the processes of the job.
 
     Attributes:
         rank: This rank, in `[0, world_size)`.
@@ -46,12 +46,12 @@ class DistributedContext:
 
     @property
     def is_rank0(self) -> bool:
-        """Whether this is the one rank that prints and writes the run's small files."""
+        """Whether this is rank 0, the one that prints and writes the run's small files."""
         return self.rank == 0
 
 
 def current_context() -> DistributedContext:
-    """Returns this process's place, as torchrun tells it; alone without torchrun."""
+    """Returns the place that torchrun sets in the environment; without torchrun, the only rank of its job."""
     rank, world, local, local_world = (
         int(os.environ.get(name, default))
         for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
@@ -65,8 +65,11 @@ def process_group() -> Iterator[DistributedContext]:
     """Joins the job's process group, NCCL with a GPU and Gloo without, and leaves it at the end."""
     context = current_context()
     if context.device.type == "cuda":
-        torch.cuda.set_device(context.device)
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // context.local_world_size)))
+        torch.cuda.set_device(context.device)  # object collectives of NCCL use the current device
+    cores = len(os.sched_getaffinity(0))
+    # More threads than cores made a step three times slower (505 instead of 170 ms), and torch starts one per core.
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // context.local_world_size)))
+    # A store in memory: without torchrun, the default one would need a free port and its address in the environment.
     alone: dict[str, Any] = (
         {} if dist.is_torchelastic_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     )
@@ -75,7 +78,7 @@ def process_group() -> Iterator[DistributedContext]:
     try:
         yield context
     except BaseException as error:
-        traceback.clear_frames(error.__traceback__)
+        traceback.clear_frames(error.__traceback__)  # they hold tensors and the group, which is destroyed below
         _explain(error, context)
         raise
     finally:
@@ -84,36 +87,33 @@ def process_group() -> Iterator[DistributedContext]:
 
 
 def _explain(error: BaseException, context: DistributedContext) -> None:
-    """Leaves the first error of a job to be seen, by torchrun too: ranks that lost their peer only report that.
+    """Reports an error to torchrun, unless it only follows from the error of another rank.
 
-    They wait for torchrun to find the rank that failed and to end them, so that they are not taken for the first.
+    torchrun shows the error of the rank that left first. So a rank that lost its peer waits for torchrun to find the
+    one that failed and to end the others.
 
     Raises:
-        SystemExit: Another rank's error counts.
+        SystemExit: The error follows from another rank's.
     """
     if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)):
         print(
             f"rank {context.rank} lost the connection to another rank, whose error counts", file=sys.stderr, flush=True
         )
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun's SIGTERM has to end this wait, not to request a stop
         time.sleep(FIRST_ERROR_SECONDS)
         raise SystemExit(1) from None
     if not isinstance(error, SystemExit):
         get_error_handler().record_exception(error)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def broadcast_from_rank0(
     context: DistributedContext, make: Callable[[], T], group: dist.ProcessGroup | None = None
 ) -> T:
-    """Runs `make` on the main rank and returns its result on every rank.
+    """Runs `make` on rank 0 and returns its result on every rank.
 
     Raises:
         InputError: What `make` raised, if there is only one rank.
-        SystemExit: With more, after the main rank has said what `make` raised: torchrun ends all when the first leaves.
+        SystemExit: With more ranks, after rank 0 has reported what `make` raised.
     """
     if context.world_size == 1:
         return make()
@@ -121,10 +121,10 @@ def broadcast_from_rank0(
     if context.is_rank0:
         try:
             outcome[0] = make()
-        except REPORTED_ERRORS as error:
+        except REPORTED_ERRORS as error:  # reported before any rank leaves: torchrun ends all when the first does
             get_error_handler().record_exception(error)
             outcome[1] = report_error(error)
-    dist.broadcast_object_list(outcome, src=0, group=group, device=None if group else _object_device(context))
+    dist.broadcast_object_list(outcome, src=0, group=group)
     if outcome[1] is not None:
         raise SystemExit(outcome[1])
     return outcome[0]
@@ -145,7 +145,11 @@ def gather_to_all(value: T, context: DistributedContext, group: dist.ProcessGrou
 
 
 def background_group() -> dist.ProcessGroup:
-    """Returns a group of all ranks on the CPU, for what goes on beside training."""
+    """Returns a group of all ranks on the CPU, for collectives beside those of training.
+
+    Collectives of one group have to start in the same order on every rank, which threads cannot guarantee; and NCCL
+    would put those of a save into the GPU's queue, behind the steps.
+    """
     group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
     assert isinstance(group, dist.ProcessGroup)
     return group
@@ -154,7 +158,3 @@ def background_group() -> dist.ProcessGroup:
 def torchx_job() -> str | None:
     """Returns the handle of the TorchX job that this process belongs to, None outside of TorchX."""
     return os.environ.get("TORCHX_JOB_ID")
-
-
-def _object_device(context: DistributedContext) -> torch.device | None:
-    return context.device if context.device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""Errors by type, and how each is reported: the user's mistakes in one line, ours with a traceback."""
+"""Errors by type, and the report of each: the user's mistakes in one line, bugs with a traceback."""
 
 import difflib
 import sys
@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterable
 
 from trainer.core.outcome import FAILED, WRONG_INPUT
+from trainer.core.secrets import without_secrets
 
 
 class InputError(ValueError):
@@ -16,7 +17,7 @@ class InputError(ValueError):
 
 
 class StorageError(OSError):
-    """Storage that failed. Nothing is wrong with the input, so another try may succeed. One line, exit code 1."""
+    """Storage that fails. The input is right, so another attempt may succeed. One line, exit code 1."""
 
 
 class StorageNotFoundError(StorageError, FileNotFoundError):
@@ -36,11 +37,11 @@ REPORTED_ERRORS = (InputError, StorageError)
 
 
 def report_error(error: BaseException) -> int:
-    """Prints an error to stderr and returns the exit code that belongs to its type."""
+    """Prints an error to stderr, without the secrets of URLs, and returns the exit code that belongs to its type."""
     if isinstance(error, REPORTED_ERRORS):
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"error: {' '.join(without_secrets(error).split())}", file=sys.stderr, flush=True)
         return WRONG_INPUT if isinstance(error, InputError) else FAILED
-    traceback.print_exception(error)
+    print(without_secrets("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True)
     return FAILED
 
 

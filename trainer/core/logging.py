@@ -1,4 +1,4 @@
-"""What libraries log in logs and warnings that a user of this program can do nothing about."""
+"""Silences logs and warnings of libraries that a user of this program can do nothing about."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ WARNERS = ("torch", "torchrec", "fbgemm_gpu", "trainer")
 
 
 def quiet_libraries() -> None:
-    """Silences libraries below an error; what a model of your own logs or warns of is shown.
+    """Silences libraries below an error; logs and warnings of the user's own model are shown.
 
     LOGLEVEL in the environment sets the level and brings the libraries' logs back, PYTHONWARNINGS their warnings.
     """
@@ -20,12 +20,12 @@ def quiet_libraries() -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
         for name in LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
-        logging.getLogger().addFilter(_worth_showing)
+        logging.getLogger().addFilter(_is_shown)  # TorchRec and FBGEMM also log to the root logger
     if not sys.warnoptions:
         for name in WARNERS:
             warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
 
 
-def _worth_showing(record: logging.LogRecord) -> bool:
-    """Tells whether to show a record that was logged without a logger, as some libraries do."""
+def _is_shown(record: logging.LogRecord) -> bool:
+    """Returns whether to show a record of the root logger, by the file that logged it."""
     return record.levelno >= logging.ERROR or not set(LOGGERS) & set(Path(record.pathname).parts)

@@ -1,7 +1,7 @@
-"""The contract between a job and the scheduler that started it: exit codes, and one line that says how it ended.
+"""The contract between a job and the scheduler that started it: exit codes, and one line about its end.
 
 torchrun ends with 1 after any signal, so its exit code cannot tell a job that saved and stopped from one that failed.
-The trainer therefore writes a line to the file that the scheduler names in `OUTCOME_VARIABLE`; schedulers decide by it.
+The trainer therefore writes a line to the file that the scheduler names in `OUTCOME_VARIABLE`; schedulers act on it.
 Imports nothing but the standard library: schedulers run where torch may be absent.
 """
 
@@ -15,22 +15,22 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 OUTCOME_VARIABLE = "TORCHX_OUTCOME_FILE"
 FINISHED_WORD = "finished"  # first word of the line of a job that reached its last step
-STOPPED_WORD = "stopped"  # first word of the line of a job that was asked to stop, and left
+STOPPED_WORD = "stopped"  # first word of the line of a job that stopped on request
 
 
 def write_outcome(line: str) -> None:
-    """Writes how this job ended to the file that its scheduler names, if it names one."""
+    """Writes the outcome of this job to the file that its scheduler names, if it names one."""
     if file := os.environ.get(OUTCOME_VARIABLE):
         Path(file).write_text(f"{line}\n")
 
 
 def is_finished(line: str) -> bool:
-    """Tells whether an outcome is that of a job that reached its last step."""
+    """Returns whether an outcome is that of a job that reached its last step."""
     return line.startswith(FINISHED_WORD)
 
 
 def is_stopped(line: str) -> bool:
-    """Tells whether an outcome is that of a job that was asked to stop."""
+    """Returns whether an outcome is that of a job that stopped on request."""
     return line.startswith(STOPPED_WORD)
 
 

@@ -8,7 +8,7 @@ from trainer.core.errors import InputError, nearest
 
 
 def find_by_name(key: str, name: str, registry: Mapping[str, Any]) -> Any:
-    """Returns what a configuration key names.
+    """Returns the object that a configuration key names.
 
     Args:
         key: The key, for messages.

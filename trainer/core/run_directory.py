@@ -1,4 +1,4 @@
-"""A run's own directory, on any fsspec URL: its small files, and whether a configuration belongs there."""
+"""A run directory on any fsspec URL, and its small files."""
 
 import json
 import posixpath
@@ -8,10 +8,10 @@ from trainer.core.storage import named, open_storage
 
 
 class RunDirectory:
-    """The directory that a run leaves behind.
+    """The directory that a run writes to.
 
     Args:
-        url: Any fsspec URL or local path; made when the first file is written.
+        url: Any fsspec URL or local path; created with the first file.
         key: The flag or key that gave the URL.
 
     Raises:
@@ -24,7 +24,7 @@ class RunDirectory:
             self.fs, self._path = open_storage(self.url)
 
     def path(self, *names: str) -> str:
-        """Returns a path below the directory, as the file system wants it."""
+        """Returns a path below the directory, in the form that the file system takes."""
         return posixpath.join(self._path, *names)
 
     def url_of(self, *names: str) -> str:
@@ -32,13 +32,14 @@ class RunDirectory:
         return posixpath.join(self.url, *names)
 
     def create(self) -> None:
-        """Makes the directory.
+        """Creates the directory.
 
         Raises:
             InputError: It cannot be written.
         """
         with named("--out", self.url):
             self.fs.makedirs(self._path)
+            # An object store has no directories, so only a written file shows that the URL can be written to.
             self.write("run.json", self.read("run.json") or "{}")
 
     def read(self, *names: str) -> str | None:
@@ -49,11 +50,11 @@ class RunDirectory:
             return None
 
     def write(self, name: str, text: str, durable: bool = False) -> None:
-        """Writes a file whole: whoever reads it finds the old text or the new one, `durable`: after a power cut too."""
+        """Writes a file whole: a reader finds the old text or the new one; if durable, even after a power cut."""
         self.fs.write(self.path(name), text.encode(), durable)
 
     def write_json(self, name: str, content: Any, durable: bool = False) -> None:
-        """Writes a JSON file for people to read."""
+        """Writes an indented JSON file."""
         self.write(name, json.dumps(content, indent=2) + "\n", durable)
 
 
@@ -63,13 +64,13 @@ class JsonLines:
     Args:
         run: Where the file is.
         name: Its name.
-        last_step: Lines of later steps are dropped, for a resumed run will write them again.
+        last_step: Lines of later steps are dropped, as a resumed run writes them again.
     """
 
     def __init__(self, run: RunDirectory, name: str, last_step: int) -> None:
         self._run, self._name = run, name
         text = run.read(name) or ""
-        whole = text[: text.rfind("\n") + 1].splitlines()  # the last line may be torn
+        whole = text[: text.rfind("\n") + 1].splitlines()  # a crash can leave a part of the last line
         self._lines = [line for line in whole if json.loads(line)["step"] <= last_step]
         self._written = len(whole) if "".join(f"{line}\n" for line in self._lines) == text else -1
         self.flush()
@@ -78,7 +79,7 @@ class JsonLines:
         """Adds one line."""
         self._lines.append(json.dumps(record))
         if self._run.fs.is_local and self._written == len(self._lines) - 1:
-            self._written = -1  # until the line is there
+            self._written = -1  # if the append fails, the file may end in a part of the line: flush rewrites it
             with self._run.fs.open(self._run.path(self._name), "a") as file:
                 file.write(self._lines[-1] + "\n")
             self._written = len(self._lines)
@@ -88,7 +89,7 @@ class JsonLines:
         return [json.loads(line) for line in self._lines]
 
     def flush(self) -> None:
-        """Writes what is not written yet."""
+        """Writes the lines that are not written yet."""
         if self._written != len(self._lines):
             self._run.write(self._name, "".join(line + "\n" for line in self._lines))
             self._written = len(self._lines)

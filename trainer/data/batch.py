@@ -1,4 +1,4 @@
-"""What a step gets: the local batch as tensors."""
+"""The local batch of a step, as tensors."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -17,15 +17,15 @@ from trainer.data.rows import NO_ID, Bags, Rows, offsets_of
 
 @dataclass
 class Batch(Pipelineable):
-    """The local batch of one step: `B` rows, `D` dense features, `F` sparse features, `T` labels.
+    """The local batch of one step: `B` samples, `D` dense features, `F` sparse features, `T` labels.
 
     Attributes:
         dense: Dense features, `[B, D]` float32.
         sparse: Ids; its keys are the sparse features in the order of the configuration.
         labels: Labels, `[B, T]` float32.
-        weights: Weight of each row, `[B]` float32; 0 for padding.
-        scale: What the sum of the weighted losses of these rows is multiplied with, so that the mean over the ranks
-            is the mean over the real rows of the global batch; a scalar.
+        weights: Weight of each sample, `[B]` float32; 0 for padding.
+        scale: Factor of the sum of these samples' weighted losses that makes its mean over the ranks the mean over the
+            real samples of the global batch; a scalar.
     """
 
     dense: Tensor
@@ -51,26 +51,28 @@ class Batch(Pipelineable):
 
 
 def to_batch(rows: Rows, config: DataConfig, scale: float) -> Batch:
-    """Lays out rows as tensors."""
+    """Returns rows as tensors."""
     split = len(config.dense)
     return Batch(
         dense=_by_row(rows.numbers[:split]),
         sparse=_to_jagged(rows, config),
         labels=_by_row(rows.numbers[split:-1]),
-        weights=torch.from_numpy(rows.numbers[-1].copy()),
+        weights=torch.from_numpy(rows.numbers[-1].copy()),  # a view would keep the memory of the whole block in use
         scale=torch.tensor(scale, dtype=torch.float32),
     )
 
 
 def _by_row(block: np.ndarray) -> Tensor:
     """Returns columns, `[C, R]`, as `[R, C]`."""
-    turned = empty(block.T.shape, block.dtype)
-    turned[:] = block.T
-    return torch.from_numpy(turned)
+    transposed = empty(block.T.shape, block.dtype)
+    transposed[:] = block.T  # no view: whatever uses the tensor would transpose it again
+    return torch.from_numpy(transposed)
 
 
 def _to_jagged(rows: Rows, config: DataConfig) -> KeyedJaggedTensor:
-    """Lays out ids feature by feature; ids and lengths are int32, half the bytes for every exchange between ranks."""
+    """Returns ids feature by feature; ids and lengths are int32, which halves the bytes that ranks exchange."""
+    # The first two cases need no loop over features: most data has single ids only, and a block of them without nulls
+    # is laid out as TorchRec wants it already.
     if not rows.bags and (rows.ids.size == 0 or rows.ids.min() > NO_ID):
         values, lengths = rows.ids.reshape(-1), _ones(rows.ids.size)
     elif not rows.bags:
@@ -89,7 +91,7 @@ def _to_jagged(rows: Rows, config: DataConfig) -> KeyedJaggedTensor:
 
 @lru_cache(maxsize=2)
 def _ones(size: int) -> np.ndarray:
-    """Returns the lengths of single ids; batches of one size share them, as nobody changes them."""
+    """Returns the lengths of single ids, which batches of one size share, as nothing changes them."""
     return np.ones(size, np.int32)
 
 

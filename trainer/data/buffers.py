@@ -1,8 +1,4 @@
-"""Memory that is used again.
-
-What is given back to the system comes back cleared, page by page, which takes longer than filling it; and Arrow's and
-NumPy's allocators give large arrays back.
-"""
+"""A pool of large buffers for windows and batches."""
 
 import ctypes
 import math
@@ -10,21 +6,27 @@ import weakref
 
 import numpy as np
 
+# Windows and batches have nearly the same size again and again, and the allocators make that slow. NumPy's malloc gives
+# large blocks back to the system, and mimalloc, which Arrow uses, those that were unused for 10 ms, which is nearly
+# always when training comes between. The system returns them cleared, page by page, which takes longer than filling
+# them: without the pool the loader took up to twice as long.
 LARGE_BYTES = 1 << 16  # smaller arrays come from what malloc keeps anyway
 
 unused_blocks: dict[int, np.ndarray] = {}  # by identity, the longest unused first; each operation on it is atomic
 
 
 def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
-    """Returns an array to be filled; its memory is used again when nobody refers to it, or to a view of it, any more.
+    """Returns an array to be filled; its memory is used again once nothing refers to it or to a view of it.
 
-    No more arrays are kept than were ever in use at once.
+    The pool keeps no more arrays than were ever in use at once.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size < LARGE_BYTES:
         return np.empty(shape, dtype)
     block = _block(size)
-    owner = (ctypes.c_byte * block.size).from_buffer(block.data)  # every view refers to it, and it can be watched
+    # NumPy points the base of a view to the array that owns the memory, past all between, so an array cannot be watched
+    # for its views. All of them do refer to a ctypes object, and so do tensors made from them.
+    owner = (ctypes.c_byte * block.size).from_buffer(block.data)
     weakref.finalize(owner, unused_blocks.__setitem__, id(block), block)
     return np.ndarray(shape, dtype, memoryview(owner))
 
@@ -32,6 +34,7 @@ def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
 def _block(size: int) -> np.ndarray:
     """Returns an unused block that is large enough, but not twice as large, or a new one in place of another."""
     for key, block in list(unused_blocks.items()):
+        # Another thread may take the block between the listing and the pop, which then returns None.
         if size <= block.size <= 2 * size and unused_blocks.pop(key, None) is not None:
             return block
     for key in list(unused_blocks)[:1]:

@@ -1,4 +1,4 @@
-"""A data set is a sorted list of Parquet files on any fsspec URL."""
+"""A data set: a sorted list of files on any fsspec URL, their row groups, and whether they are what they were."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,28 +9,43 @@ from typing import Any
 
 import fsspec
 import pyarrow as pa
-import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
 
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
+from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, os_errors
+from trainer.data.readers.base import Reader
+from trainer.data.readers.registry import make_reader
 
-FOOTER_THREADS = 16
+FOOTER_THREADS = 16  # a footer costs requests of an object store, which wait for one another on one thread
 
 
 @dataclass(frozen=True)
-class ParquetFile:
-    """One file: its URL, its size in bytes, the rows of each of its row groups, and which features are lists."""
+class DataFile:
+    """One file.
+
+    Attributes:
+        url: Where it is.
+        size_bytes: Its size.
+        row_groups: The rows of each of its row groups.
+        lists: The sparse features that are lists of ids in it.
+    """
 
     url: str
     size_bytes: int
     row_groups: tuple[int, ...]
     lists: tuple[str, ...]
 
+    @property
+    def name(self) -> str:
+        """The URL without its secrets, for messages and checkpoints: a signed URL is another one every day."""
+        return without_secrets(self.url)
+
 
 @dataclass(frozen=True)
 class RowGroup:
-    """One row group, by the place of its file in the data set and its place in the file."""
+    """A row group, by the place of its file in the data set and its own in the file."""
 
     file: int
     index: int
@@ -45,11 +60,11 @@ class FileSet:
         files: The files, empty ones included.
     """
 
-    files: tuple[ParquetFile, ...]
+    files: tuple[DataFile, ...]
 
     @cached_property
     def row_groups(self) -> list[RowGroup]:
-        """All row groups that hold at least one row, in file order."""
+        """All row groups with at least one row, in the order of the files."""
         return [
             RowGroup(number, index, rows)
             for number, file in enumerate(self.files)
@@ -65,11 +80,13 @@ class FileSet:
     @cached_property
     def fingerprint(self) -> str:
         """Changes when a file comes, goes, or changes its size or row counts."""
-        return hashlib.sha256(repr(self.files).encode()).hexdigest()[:16]
+        # Sizes and row counts, not contents: reading all data again before every resume would take too long.
+        outline = [(file.name, file.size_bytes, file.row_groups, file.lists) for file in self.files]
+        return hashlib.sha256(repr(outline).encode()).hexdigest()[:16]
 
     def description(self) -> dict[str, Any]:
         """Returns the record of the data in a checkpoint, from which `change_since` finds what changed."""
-        files = {file.url: [file.size_bytes, sum(file.row_groups)] for file in self.files}
+        files = {file.name: [file.size_bytes, sum(file.row_groups)] for file in self.files}
         return {"fingerprint": self.fingerprint, "files": files}
 
     def change_since(self, saved: dict[str, Any]) -> str:
@@ -87,75 +104,86 @@ class FileSet:
 
 
 def find_files(split: str, patterns: Sequence[str], config: DataConfig) -> FileSet:
-    """Lists the Parquet files of a split and reads their footers.
+    """Lists the files of a split and inspects each.
 
     Args:
         split: Name of the split, for messages.
         patterns: Files, globs or directories, on any fsspec URL.
-        config: Names the columns that every file must have.
+        config: Names the reader, and the columns that every file must have.
 
     Raises:
-        InputError: No pattern is given, a footer cannot be read, a column is missing or of a type that cannot be used,
-            or there are no rows.
-        FileNotFoundError: A pattern matches nothing.
+        InputError: No pattern is given or one matches nothing, a file cannot be read, a column is missing or of a type
+            that cannot be used, or there are no rows.
     """
+    reader = make_reader(config)
     if not patterns:
-        raise InputError(f"data.{split} is empty; name at least one Parquet file, glob or directory")
-    urls = sorted({url for pattern in patterns for url in _expand(split, pattern)})
+        raise InputError(f"data.{split} is empty; name at least one {reader.format} file, glob or directory")
+    urls = sorted({url for pattern in patterns for url in _expand(split, pattern, reader)})
     with ThreadPoolExecutor(FOOTER_THREADS) as pool:
-        files = FileSet(tuple(pool.map(lambda url: _read_footer(url, config), urls)))
+        files = FileSet(tuple(pool.map(lambda url: _inspect(url, reader, config), urls)))
     for file in files.files:
         if file.lists != files.files[0].lists:
             name = next(iter(set(file.lists) ^ set(files.files[0].lists)))
             raise InputError(
-                f"{file.url}: column '{name}' is a list in some files and a single id in others; make them alike"
+                f"{file.name}: column '{name}' is a list in some files and a single id in others; make them alike"
             )
     if files.rows == 0:
-        raise InputError(f"data.{split} has no rows in its {len(urls)} files ({', '.join(patterns)}); nothing to read")
+        where = without_secrets(", ".join(patterns))
+        raise InputError(f"data.{split} has no rows in its {len(urls)} files ({where}); nothing to read")
     return files
 
 
-def _expand(split: str, pattern: str) -> list[str]:
+def _expand(split: str, pattern: str, reader: Reader) -> list[str]:
     with named(f"data.{split}", pattern):
         fs, path = fsspec.core.url_to_fs(pattern)
         if "*" in path or "?" in path:
             paths = fs.glob(path)
         elif fs.isdir(path):
-            paths = [found for found in fs.find(path) if found.endswith(".parquet")]
+            paths = [found for found in fs.find(path) if found.endswith(reader.suffix)]
         else:
             paths = [path] if fs.exists(path) else []
     if not paths:
-        raise InputError(f"data.{split}: no Parquet file at '{pattern}'; check the path, or make the data set first")
+        raise InputError(
+            f"data.{split}: no {reader.format} file at '{without_secrets(pattern)}'; check the path, or make the data "
+            "set first"
+        )
     return [fs.unstrip_protocol(found) if "://" in pattern else found for found in paths]
 
 
-def _read_footer(url: str, config: DataConfig) -> ParquetFile:
-    fs, path = fsspec.core.url_to_fs(url)
+def _inspect(url: str, reader: Reader, config: DataConfig) -> DataFile:
+    name = without_secrets(url)
+    _check_regular(url, name)
     try:
-        with os_errors(), pq.ParquetFile(path, filesystem=fs) as file:
-            metadata, schema = file.metadata, file.schema_arrow
+        with os_errors():
+            found = reader.inspect(url)
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{url}: cannot be read as Parquet, is it whole? ({first_line(error)})") from error
-    _check_columns(url, schema, config)
-    rows = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-    lists = tuple(name for name in config.sparse if is_list(schema.field(name).type))
-    return ParquetFile(url, fs.size(path), rows, lists)
+        raise InputError(f"{name}: cannot be read as {reader.format}, is it whole? ({first_line(error)})") from error
+    _check_columns(name, found.schema, config)
+    lists = tuple(feature for feature in config.sparse if is_list(found.schema.field(feature).type))
+    return DataFile(url, found.size_bytes, found.row_groups, lists)
 
 
-def _check_columns(url: str, schema: pa.Schema, config: DataConfig) -> None:
+def _check_regular(url: str, name: str) -> None:
+    fs, path = fsspec.core.url_to_fs(url)
+    if isinstance(fs, LocalFileSystem) and fs.exists(path) and not fs.isfile(path):
+        # Opening a pipe waits for a writer, for ever if there is none.
+        raise InputError(f"{name}: is not a regular file, and pipes, devices and directories cannot be read as data")
+
+
+def _check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
     for name in config.columns:
         if name not in schema.names:
-            raise InputError(f"{url}: no column '{name}'; the file has: {', '.join(schema.names)}")
+            raise InputError(f"{file}: no column '{name}'; the file has: {', '.join(schema.names)}")
     weight = [config.weight] if config.weight else []
     for name in (*config.dense, *config.labels, *weight):
         dtype = schema.field(name).type
         if not (pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_boolean(dtype)):
-            raise InputError(f"{url}: column '{name}' is of type {dtype}; it must be a number")
+            raise InputError(f"{file}: column '{name}' is of type {dtype}; it must be a number")
     for name, feature in config.sparse.items():
-        _check_ids(url, name, schema.field(name).type, feature.ids == "hash")
+        _check_ids(file, name, schema.field(name).type, feature.ids == "hash")
 
 
-def _check_ids(url: str, name: str, dtype: pa.DataType, hashed: bool) -> None:
+def _check_ids(file: str, name: str, dtype: pa.DataType, hashed: bool) -> None:
     ids = dtype.value_type if is_list(dtype) else dtype
     if pa.types.is_integer(ids) or (hashed and is_string(ids)):
         return
@@ -164,7 +192,7 @@ def _check_ids(url: str, name: str, dtype: pa.DataType, hashed: bool) -> None:
         if hashed
         else f"an integer or a list of integers (strings need data.sparse.{name}.ids = 'hash')"
     )
-    raise InputError(f"{url}: column '{name}' is of type {dtype}; it must be {allowed}")
+    raise InputError(f"{file}: column '{name}' is of type {dtype}; it must be {allowed}")
 
 
 def is_list(dtype: pa.DataType) -> bool:

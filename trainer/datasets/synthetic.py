@@ -1,4 +1,4 @@
-"""Data in Criteo's shape from a known truth, so that it is known how good a model can become.
+"""Makes data in Criteo's shape from a known model, which bounds the AUC that any other can reach on it.
 
 python -m trainer synthetic --out data/synthetic --rows 1000000
 """
@@ -15,22 +15,21 @@ from trainer.datasets.writer import (
     ROW_GROUP_ROWS,
     SPLITS,
     DataSetWriter,
-    as_table,
     in_parallel,
-    next_command,
+    print_summary,
     ranking_auc,
 )
 
 DENSE_FEATURES, SPARSE_FEATURES = 13, 26
 HEAD_IDS = 16
-BIAS, DENSE_STD, SPARSE_STD = -2.0, 1.2, 3.0
+BIAS, DENSE_STD, SPARSE_STD = -2.0, 1.2, 3.0  # of the log-odds
 TRUTH_STREAM = 99
 LEAST = {"rows": 1, "files": 1, "validation_rows": 0, "test_rows": 0, "hotness": 1, "zipf": 0, "seed": 0}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What rows look like.
+    """The shape of rows.
 
     Attributes:
         hotness: Ids per row and feature, at most; above 1 a row has between one and as many.
@@ -68,7 +67,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Part:
-    """One file: its split, its place in it, its rows, and the first one's row_id."""
+    """One file: its split, its number there, its rows, and the first one's row_id."""
 
     split: str
     number: int
@@ -77,13 +76,13 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Sorts by place."""
+        """The name of the file, which sorts by number."""
         return f"part-{self.number:05d}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The logits and the labels of a file's rows: what the best possible model knows, and what came of it."""
+    """The true logits of a file's rows, and the labels drawn from them."""
 
     split: str
     logits: np.ndarray
@@ -146,9 +145,7 @@ def synthetic(
     made = in_parallel(lambda part: _make(data_set, part, shape, truth, seed), parts, workers)
     best = {outcome.split: _best(outcome) for outcome in made if outcome}
     summary = data_set.commit([(part.split, part.name) for part in parts], best)
-    print(as_table(summary, ["best_auc", "best_log_loss"]))
-    print(f"synthetic data in {out}")
-    print(next_command("synthetic", out))
+    print_summary(summary, "synthetic data", "synthetic", out, ["best_auc", "best_log_loss"])
     return summary
 
 
@@ -176,12 +173,14 @@ def make_truth(seed: int, signal: float) -> Truth:
 
 
 def _make(data_set: DataSetWriter, part: Part, shape: Shape, truth: Truth, seed: int) -> Outcome | None:
-    """Writes one file. Returns what became of its rows, but not for those to train on: they may be many."""
+    """Writes one file and returns its outcome, but None for the train split, whose rows may be too many to keep."""
     if part.split == "train" and data_set.counts(part.split, part.name) is not None:
         return None
     logits, labels = [], []
     with data_set.part(part.split, part.name, shape.schema) as writer:
         for number, start in enumerate(range(0, part.rows, ROW_GROUP_ROWS)):
+            # A generator per row group: no file waits for the one before it, and more rows leave the first ones as they
+            # are.
             random = np.random.default_rng([seed, SPLITS.index(part.split), part.number, number])
             count = min(ROW_GROUP_ROWS, part.rows - start)
             columns, logit = _features(random, shape, truth)
@@ -222,7 +221,9 @@ def _missing(random: np.random.Generator, shape: Shape) -> np.ndarray:
 
 
 def _ranks(uniform: np.ndarray, count: int, zipf: float) -> np.ndarray:
-    """Turns uniform numbers into ranks from 0 to `count - 1` by inverting a power law, without a table of them."""
+    """Turns uniform numbers into ranks from 0 to `count - 1` by a power law."""
+    # By inverting its integral. numpy.random.zipf knows no upper end and no exponent up to 1, and choice(p=...) needs a
+    # table of all ids.
     if zipf == 1:
         places = (count + 1) ** uniform
     else:
@@ -231,7 +232,8 @@ def _ranks(uniform: np.ndarray, count: int, zipf: float) -> np.ndarray:
 
 
 def _ids(ranks: np.ndarray, count: int) -> np.ndarray:
-    """Scatters the ranks over the table, one to one: frequent ids are not neighbours."""
+    """Scatters the ranks over the table, one to one."""
+    # Or the frequent ids would be neighbours, and row-wise sharding would put them all on one rank.
     step = next(step for step in range(count * 5 // 8 + 1, 2 * count + 2) if math.gcd(step, count) == 1)
     return ranks * step % count
 

@@ -1,8 +1,8 @@
-"""Writing a data set: Parquet files that are whole or absent, and the summary that says the set is complete.
+"""Writes a data set: Parquet files that are whole or absent, and the summary that marks the set as complete.
 
-What it leaves under OUT:
+Files under OUT:
 
-* `settings.json`: what the set is made from and how; a second run with other settings stops.
+* `settings.json`: the source and the arguments; a second call with other ones stops.
 * `{train,validation,test}/part-*.parquet`: row groups of 65,536 rows. A file is written as `*.partial` and then moved.
 * `summary.json`: written last, when every file is there.
 """
@@ -21,10 +21,11 @@ import pyarrow.parquet as pq
 import tabulate
 
 from trainer.core.errors import InputError
+from trainer.core.secrets import without_secrets
 from trainer.core.storage import make_directory, named
 
-ROW_GROUP_ROWS = 65_536
-FOOTER_THREADS = 16
+ROW_GROUP_ROWS = 65_536  # as many as a shuffle window by default, which then reads one row group at a time
+FOOTER_THREADS = 16  # a footer costs requests of an object store, which wait for one another on one thread
 SPLITS = ("train", "validation", "test")
 
 Item = TypeVar("Item")
@@ -35,7 +36,7 @@ class PartWriter:
     """Writes tables of any length as one Parquet file with row groups of 65,536 rows.
 
     Args:
-        writer: Where the row groups go.
+        writer: Writes the row groups.
     """
 
     def __init__(self, writer: pq.ParquetWriter) -> None:
@@ -45,7 +46,7 @@ class PartWriter:
         self._counts = {"rows": 0, "positives": 0}
 
     def write(self, table: pa.Table) -> None:
-        """Appends rows, in order."""
+        """Appends rows."""
         self._counts["rows"] += table.num_rows
         self._counts["positives"] += int(np.asarray(table["label"]).sum())
         self._waiting.append(table)
@@ -54,13 +55,14 @@ class PartWriter:
             self._flush(self._waiting_rows // ROW_GROUP_ROWS * ROW_GROUP_ROWS)
 
     def count(self, name: str, value: int) -> None:
-        """Records one more number about the file, to be found in its metadata."""
+        """Records one more number in the file's metadata."""
         self._counts[name] = value
 
     def close(self) -> None:
-        """Writes the rows that still wait, and the counts."""
+        """Writes the last, short row group and the counts."""
         if self._waiting_rows:
             self._flush(self._waiting_rows)
+        # In the footer, so that a call that continues an interrupted one need not read finished files again.
         self._writer.add_key_value_metadata({"counts": json.dumps(self._counts)})
 
     def _flush(self, rows: int) -> None:
@@ -75,7 +77,7 @@ class DataSetWriter:
 
     Args:
         out: Directory, on any fsspec URL.
-        settings: What the set is made from and how: JSON values. Parts made with other settings never mix with these.
+        settings: The source and the arguments, as JSON values. Parts made with other settings never mix with these.
 
     Raises:
         InputError: `out` already holds a data set made with other settings, or files that no data set here explains, or
@@ -84,7 +86,7 @@ class DataSetWriter:
 
     def __init__(self, out: str, settings: Mapping[str, Any]) -> None:
         self.out = out.rstrip("/")
-        self.settings = json.loads(json.dumps(settings))
+        self.settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file to compare with
         with named("--out", out):
             self._fs, self._root = fsspec.core.url_to_fs(self.out)
         self._check_settings()
@@ -105,6 +107,8 @@ class DataSetWriter:
     def part(self, split: str, part: str, schema: pa.Schema) -> Generator[PartWriter, None, None]:
         """Opens one Parquet file; it appears under its name only if the block ends without an exception."""
         path = self._path(split, part)
+        # Under another name until it is whole: whoever lists the directory takes every .parquet file for finished, and
+        # so does the next call, which keeps it.
         with self._fs.open(f"{path}.partial", "wb") as file, pq.ParquetWriter(file, schema, compression="lz4") as rows:
             writer = PartWriter(rows)
             yield writer
@@ -165,42 +169,41 @@ def _total(counts: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     return {"files": len(counts), "rows": rows, "label_rate": positives / rows if rows else None}
 
 
-def next_command(config: str, out: str) -> str:
-    """Returns what trains on a data set: a ready-made configuration, told where the data is if not where it looks."""
-    command = f"next: torchx run dlrm.multi_node --config {config} -j 1x2"
-    if out.rstrip("/") == f"data/{config}":
-        return command
-    return f"{command} -- " + " ".join(f"--data.{split} {out.rstrip('/')}/{split}" for split in SPLITS)
-
-
-def as_table(summary: Mapping[str, Any], columns: Sequence[str] = ()) -> str:
-    """Returns the splits of a summary as text, one line for each.
+def print_summary(summary: Mapping[str, Any], title: str, config: str, out: str, columns: Sequence[str] = ()) -> None:
+    """Prints the splits of a data set, one line for each, and the command that trains on it.
 
     Args:
-        summary: What `DataSetWriter.commit` returns.
-        columns: What to show of each split besides its files, rows and label rate.
+        summary: The result of `DataSetWriter.commit`.
+        title: Name of the data set.
+        config: The preset that trains on it, which expects it in data/NAME.
+        out: Its directory.
+        columns: Values of each split to show besides its files, rows and label rate.
     """
-    names = ["files", "rows", "label_rate", *columns]
+    names, out = ["files", "rows", "label_rate", *columns], without_secrets(out.rstrip("/"))
     lines = [[split, *(values.get(name) for name in names)] for split, values in summary["splits"].items()]
-    return tabulate.tabulate(lines, ["split", *names], intfmt=",", floatfmt=".4f", missingval="-")
+    print(tabulate.tabulate(lines, ["split", *names], intfmt=",", floatfmt=".4f", missingval="-"))
+    elsewhere = "".join(f" --data.{split} {out}/{split}" for split in SPLITS) if out != f"data/{config}" else ""
+    print(f"{title} in {out}")
+    print(f"next: torchx run dlrm.multi_node --config {config} -j 1x2" + (f" --{elsewhere}" if elsewhere else ""))
 
 
 def in_parallel(
     make: Callable[[Item], Result], items: Iterable[Item], workers: int, stop: Callable[[], None] = lambda: None
 ) -> Iterator[Result]:
-    """Yields `make(item)` for every item as they get done; the first error cancels what has not begun.
+    """Yields `make(item)` for every item, in the order in which they are done; the first error cancels the rest.
 
     Args:
-        make: Spends its time where Python lets other threads run: in Arrow, NumPy or on a file.
-        items: What to make.
+        make: The function, whose time goes to Arrow, NumPy or files, which let other threads run.
+        items: Its arguments.
         workers: Threads. 0: one per core that this process may use.
-        stop: Called at the end, or as soon as there is an error: tells `make` to return.
+        stop: Called at the end or at the first error, to make calls that are under way return.
 
     Raises:
         InputError: `workers` is negative.
     """
     if workers < 0:
         raise InputError(f"--workers is {workers}; it must be 0 (one per core) or more")
+    # Not os.cpu_count() alone: in a container it counts the cores of the whole machine.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     pool = ThreadPoolExecutor(workers or cores)
     try:
@@ -213,6 +216,7 @@ def in_parallel(
 
 def ranking_auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
     """Returns the exact area under the ROC curve, ties counted as half; None if there is only one kind of label."""
+    # Exact, by ranks: the streaming AUC of evaluations counts scores in bins, and this is the bound to compare it with.
     order = np.argsort(scores, kind="stable")
     scores, positive = scores[order], labels[order] > 0
     starts = np.flatnonzero(np.r_[True, scores[1:] != scores[:-1]]) if len(scores) else np.empty(0, int)

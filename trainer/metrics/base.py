@@ -1,6 +1,5 @@
 """The metric protocol, and the metrics of an evaluation, reduced over ranks."""
 
-import re
 from typing import ClassVar
 
 import torch
@@ -8,11 +7,13 @@ from torch import Tensor
 
 from trainer.core.distributed import DistributedContext, sum_over_ranks
 from trainer.core.registry import find_by_name
-from trainer.metrics.registry import METRICS
+from trainer.metrics.registry import METRICS, result_name
 
 
+# torchmetrics 1.0, which TorchRec pins, either gathers all predictions or bins them coarsely: with 200 bins its AUC was
+# .7551 instead of .7588 at a label rate of 1.6 %, and 60 times slower.
 class Metric:
-    """A streaming metric of one label: a float64 tensor that samples are added to, and that ranks can add up.
+    """A streaming metric of one label; its state is a float64 tensor, which is summed over ranks.
 
     Args:
         shape: Shape of the state, which starts at zero.
@@ -26,6 +27,7 @@ class Metric:
     higher_is_better: ClassVar[bool | None] = None
 
     def __init__(self, device: torch.device, shape: tuple[int, ...] = (2,)) -> None:
+        # A float32 sum of ones ends at 2^24 samples.
         self.state = torch.zeros(shape, dtype=torch.float64, device=device)
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
@@ -33,7 +35,7 @@ class Metric:
         raise NotImplementedError
 
     def compute(self, state: Tensor) -> dict[str, float]:
-        """Returns the values of the metric by suffix ("" for the metric itself), from the sum of all ranks' states."""
+        """Returns the values of the metric, by suffix ("" for the metric itself), from the state summed over ranks."""
         raise NotImplementedError
 
 
@@ -50,7 +52,7 @@ class Metrics:
     """
 
     def __init__(self, names: list[str], labels: list[str], device: torch.device) -> None:
-        kinds = {_short(name): find_by_name("evaluate.metrics", name, METRICS) for name in names}
+        kinds = {result_name(name): find_by_name("evaluate.metrics", name, METRICS) for name in names}
         self._metrics = [{name: kind(device) for name, kind in kinds.items()} for _ in labels]
         self._suffixes = [f"/{label}" if len(labels) > 1 else "" for label in labels]
         self._samples = torch.zeros(1, dtype=torch.float64, device=device)
@@ -77,8 +79,3 @@ class Metrics:
                 values = metric.compute(sum_over_ranks(metric.state, context))
                 found |= {f"{name}{part}{suffix}": value for part, value in values.items()}
         return found | {"samples": sum_over_ranks(self._samples, context).item()}
-
-
-def _short(name: str) -> str:
-    """Returns what results call a metric: its name, or the snake-case name of the user's own class."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(":")[2]).lower()

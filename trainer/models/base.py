@@ -1,4 +1,4 @@
-"""The model protocol: what a model is built from, and what it computes."""
+"""The model protocol: the inputs and the result of a model builder."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from trainer.config.model import ModelConfig
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """What a model is built from.
+    """Inputs of a model builder.
 
     Attributes:
         tables: The embedding tables, on the meta device; the model must use this very module.
         dense_features: Dense features, `D`.
         sparse_features: Names of the sparse features, the keys of the `KeyedJaggedTensor`.
         labels: Outputs to give, `T`.
-        device: Where the dense parameters belong.
+        device: Device of the dense parameters.
         config: The model's section of the configuration.
     """
 
@@ -34,5 +34,6 @@ class ModelInputs:
 ModelBuilder = Callable[[ModelInputs], nn.Module]
 """Builds a module whose `forward(dense [B, D], sparse: KeyedJaggedTensor)` returns logits `[B, T]`.
 
-The module must be traceable by torch.fx down to the tables: no branch on the values of its inputs.
+The module must be traceable by torch.fx down to the tables, as TorchRec's pipeline moves their input distribution out
+of it: no branch on the values of its inputs.
 """

@@ -25,6 +25,8 @@ def build_model(data: DataConfig, model: ModelConfig, device: torch.device) -> n
     if not data.sparse:
         raise InputError("data.sparse is empty; a sharded model needs at least one sparse feature")
     builder = find_by_name("model.name", model.name, MODELS)
+    # One collection, as TorchRec fuses the lookups and the exchanges of its tables. On the meta device, as all tables
+    # together may not fit one host.
     tables = EmbeddingBagCollection(tables=table_configs(data, model), device=torch.device("meta"))
     return builder(ModelInputs(tables, len(data.dense), list(data.sparse), len(data.labels), device, model))
 

@@ -39,6 +39,7 @@ def _check(inputs: ModelInputs) -> None:
         raise InputError(f"model.name is '{config.name}', which needs dense features; name one in data.dense")
     if not config.over_layers:
         raise InputError("model.over_layers is empty; name at least one hidden layer")
+    # The interaction multiplies embeddings of all tables with one another.
     for table in inputs.tables.embedding_bag_configs():
         if table.embedding_dim != config.embedding_dim:
             raise InputError(

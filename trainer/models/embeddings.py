@@ -10,13 +10,16 @@ from trainer.config.data import DataConfig
 from trainer.config.model import ModelConfig
 
 TABLE_WEIGHT = re.compile(r"(?:.+\.)?embedding_bags\.(?P<table>[^.]+)\.weight")  # TorchRec's names of parameters
+# TorchRec holds tables in a ModuleDict. Its keys must not contain dots, which columns of nested data have, and must not
+# be its attributes, such as `type` and `values`.
+ESCAPED_DOT, ESCAPED_ATTRIBUTE = "%2E", "%"
 
 
 def table_configs(data: DataConfig, model: ModelConfig) -> list[EmbeddingBagConfig]:
     """Returns the embedding tables that the data's sparse features look their ids up in."""
     return [
         EmbeddingBagConfig(
-            name=table,
+            name=name_in_model(table),
             num_embeddings=data.sparse[names[0]].rows,
             embedding_dim=data.sparse[names[0]].dimension or model.embedding_dim,
             feature_names=names,
@@ -29,7 +32,18 @@ def table_configs(data: DataConfig, model: ModelConfig) -> list[EmbeddingBagConf
 def table_of_weight(name: str) -> str | None:
     """Returns the table whose weight a parameter `...embedding_bags.TABLE.weight` is, None for a dense parameter."""
     found = TABLE_WEIGHT.fullmatch(name)
-    return found["table"] if found else None
+    return table_of_name(found["table"]) if found else None
+
+
+def name_in_model(table: str) -> str:
+    """Returns the name of a table in a model, in its plan and in checkpoints, where not every name is allowed."""
+    name = table.replace(".", ESCAPED_DOT)
+    return ESCAPED_ATTRIBUTE + name if hasattr(nn.ModuleDict(), name) else name
+
+
+def table_of_name(name: str) -> str:
+    """Returns the table that has a name in a model."""
+    return name.replace(ESCAPED_DOT, ".").removeprefix(ESCAPED_ATTRIBUTE)
 
 
 def table_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:

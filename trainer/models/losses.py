@@ -1,4 +1,4 @@
-"""Losses, and the module that joins a model with its loss: what one training step computes."""
+"""Losses, and the module of a model with its loss."""
 
 from collections.abc import Callable
 
@@ -20,13 +20,15 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 LOSSES: dict[str, Loss] = {"binary": binary}
 
 
+# TorchRec's DLRMTrain takes one label and no weights, and the mean over the local batch, in which a rank with a padded
+# batch would count its samples more.
 class ModelWithLoss(nn.Module):
     """A model and its loss, weighted and scaled so that ranks can average their gradients.
 
     Args:
         model: Gives logits `[B, T]` for dense features `[B, D]` and sparse features.
         loss: The loss of each sample.
-        device_type: Where it computes, as torch names it.
+        device_type: Type of the device, such as cuda.
         bf16: Whether the model computes in bfloat16; parameters and the loss stay float32.
     """
 
@@ -45,8 +47,9 @@ class ModelWithLoss(nn.Module):
             The loss, a scalar, and then the same detached, the logits `[B, T]`, the labels `[B, T]` and the weights
             `[B]`.
         """
+        # No GradScaler beside it: bfloat16 needs none, and fused table optimizers would apply the scaled gradients.
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._bf16):
             logits = self.model(batch.dense, batch.sparse)
-        logits = logits.float()
+        logits = logits.float()  # bfloat16 has 8 bits, too few for a loss
         loss = (self._loss(logits, batch.labels) * batch.weights).sum() * batch.scale
         return loss, (loss.detach(), logits.detach(), batch.labels, batch.weights)

@@ -1,4 +1,4 @@
-"""All optimizers of a sharded model as one: fused into backward for the tables, and one for everything else."""
+"""All optimizers of a sharded model as one: those of the tables, fused into backward, and the dense one."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,6 +14,7 @@ from trainer.models.embeddings import table_of_weight
 from trainer.optim.schedules import lr_multiplier
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS, table_options
 
+# None whose state does not start at zero, such as NAdam, ASGD and Rprop: `initialize_optimizer_state` zeroes all state.
 DENSE: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
@@ -36,6 +37,8 @@ class Optimizers:
     """
 
     def __init__(self, model: DistributedModelParallel, replicated: Iterable[str], config: OptimizerConfig) -> None:
+        # The filter leaves out fused parameters. Replicated tables remain: TorchRec drops their fused optimizer, and
+        # without one of their own they would never train.
         tables, dense = _split(dict(in_backward_optimizer_filter(model.named_parameters())), set(replicated))
         self._config = config
         self.fused: KeyedOptimizer = model.fused_optimizer
@@ -45,11 +48,12 @@ class Optimizers:
         self.set_rates(1)  # refuses an unknown schedule at once
 
     def set_rates(self, step: int) -> None:
-        """Sets the learning rates of a step; the first step is 1. Takes effect with the step's `zero_grad`."""
+        """Sets the learning rates of a step, before its `zero_grad`; the first step is 1."""
         for section, config, optimizers in (
             ("sparse", self._config.sparse, [self.fused, *self._replicated]),
             ("dense", self._config.dense, self._dense),
         ):
+            # Not by LambdaLR: it counts steps itself, which would be one more state to save and restore.
             multiplier = lr_multiplier(config.schedule, step, f"optimizer.{section}.schedule")
             _set_rate(optimizers, config.learning_rate * multiplier)
 
@@ -96,6 +100,7 @@ def _keyed(
 def _set_rate(optimizers: list[KeyedOptimizer], rate: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
+            # Fused kernels keep rates as float32, so they are always set from the configuration, never read back.
             group["lr"] = rate  # pyrefly: ignore[unsupported-operation]
 
 

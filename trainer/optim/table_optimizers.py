@@ -1,6 +1,6 @@
-"""Table optimizers by name: the kernel that FBGEMM fuses into backward, and what replaces it on replicated tables.
+"""Table optimizers by name: the kernel that FBGEMM fuses into backward, and its equivalent for replicated tables.
 
-A user's own class is not possible here: FBGEMM's kernels are a closed set.
+A user's own class is not possible: FBGEMM's kernels are a closed set.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ class TableOptimizer:
 
     Attributes:
         fused: Names the kernel to FBGEMM.
-        replicated: Computes the same update from a dense gradient, where the fused kernel does not run; None: nothing
-            does.
+        replicated: The same update from a dense gradient, for replicated tables, which have no fused kernel; None if
+            there is none.
         on_cpu: Whether FBGEMM 1.8 implements it on a CPU.
-        options: Keys of the configuration that it takes, besides the learning rate.
+        options: Configuration keys that it takes besides the learning rate.
     """
 
     fused: Optimizer
@@ -52,7 +52,7 @@ ON_CPU = [name for name, optimizer in TABLE_OPTIMIZERS.items() if optimizer.on_c
 
 
 def check_table_optimizer(config: SparseOptimizerConfig, device_type: str) -> None:
-    """Refuses a table optimizer that the device lacks.
+    """Refuses a table optimizer that the device does not have.
 
     Raises:
         InputError: FBGEMM has no such optimizer for a CPU.
@@ -66,11 +66,13 @@ def check_table_optimizer(config: SparseOptimizerConfig, device_type: str) -> No
 
 def fuse(tables: nn.Module, config: SparseOptimizerConfig) -> None:
     """Marks the tables' parameters, still on the meta device, for an update inside backward."""
-    for parameter in tables.parameters():  # one call each: TorchRec changes the options that it is given
+    # Unmarked, tables would train with FBGEMM's default, SGD at rate 0.01, without a warning. One call and one dict for
+    # each: TorchRec changes the options that it gets, and a second use would lose the learning rate.
+    for parameter in tables.parameters():
         apply_optimizer_in_backward(TABLE_OPTIMIZERS[config.name].fused, [parameter], table_options(config))
 
 
 def table_options(config: SparseOptimizerConfig) -> dict[str, Any]:
-    """Returns the keyword arguments of a table optimizer, those of FBGEMM's kernels and of replicated tables alike."""
+    """Returns the keyword arguments of a table optimizer, for fused and replicated tables alike."""
     keys = TABLE_OPTIMIZERS[config.name].options
     return {"lr": config.learning_rate, **{key: getattr(config, key) for key in keys}}

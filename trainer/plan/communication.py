@@ -1,4 +1,4 @@
-"""The exchange of embeddings between ranks: its precision, and how many bytes it sends."""
+"""The exchange of embeddings between ranks: its precision and its communication volume."""
 
 from collections.abc import Iterable
 
@@ -13,16 +13,14 @@ from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes
 from trainer.plan.plan_file import shards_of, table_plans
 
-INT8_BLOCK = 32  # values that share a scale, for which another 8 bytes are sent
+INT8_BLOCK = 32  # values that share a scale and an offset, for which another 8 bytes are sent
 BYTES_PER_VALUE: dict[str, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1 + 8 / INT8_BLOCK}
-REDUCING = ("row_wise", "table_row_wise", "grid_shard")  # these add up partial sums on their way, in a reduce-scatter
+REDUCING = ("row_wise", "table_row_wise", "grid_shard")  # these add partial sums between ranks, in a reduce-scatter
 
 
 def codecs(comms: CommsConfig) -> dict[str, QuantizedCommCodecs] | None:
-    """Returns a pair of codecs for each operation, or None for none.
-
-    TorchRec's own registry is not asked, as it would turn bf16 into fp16 on Gloo, which can do bf16.
-    """
+    """Returns a pair of codecs for each operation, None if nothing is quantized."""
+    # TorchRec's get_qcomm_codecs_registry turns bf16 into fp16 on Gloo, which can do bf16, and logs it as a warning.
     if comms.forward == comms.backward == "fp32":
         return None
     config = QCommsConfig(CommType(comms.forward), CommType(comms.backward))
@@ -34,8 +32,8 @@ def check_comms(comms: CommsConfig, plan: ShardingPlan, batch_rows: Iterable[int
 
     Args:
         comms: The precision of each direction.
-        plan: Where the tables are.
-        batch_rows: Sizes of the batches that a rank will see, in training and in evaluation.
+        plan: The placement of the tables.
+        batch_rows: Samples of a local batch, in training and in evaluation.
 
     Raises:
         InputError: The message names the direction, the table and the reason.
@@ -64,10 +62,10 @@ def _check_int8(refused: str, table: ParameterSharding, batch_rows: Iterable[int
 def communication_volume(
     plan: ShardingPlan, model: nn.Module, data: DataConfig, comms: CommsConfig, context: DistributedContext
 ) -> dict[str, float]:
-    """Returns the bytes of embeddings that all ranks together send to one another in one full step.
+    """Returns the communication volume: bytes of embeddings that all ranks send one another in one full step.
 
     Returns:
-        `forward` and `backward` as configured, and `fp32`, what either direction would send unquantized.
+        `forward` and `backward` as configured, and `fp32`, the volume of either direction unquantized.
     """
     shapes, values = table_shapes(model), 0.0
     for name, table in table_plans(plan).items():
@@ -88,4 +86,4 @@ def _copies_sent(sharding_type: str, context: DistributedContext) -> float:
         return world - 1.0  # every rank holds a partial sum of every embedding
     if sharding_type in REDUCING:
         return (local - 1.0) + (nodes - 1) / nodes  # partial sums inside a node, then whole ones between nodes
-    return (world - 1) / world
+    return (world - 1) / world  # each rank keeps the embeddings of its own samples

@@ -1,4 +1,4 @@
-"""The hosts in use, with their memory and bandwidths: for the planner, and for named resources of schedulers.
+"""Memory and bandwidths of common hosts: for the planner, and for named resources of schedulers.
 
 AWS's hosts are here for the planner only: TorchX itself registers `aws_p5.48xlarge` and the like as resources.
 
@@ -14,7 +14,7 @@ class Gpu:
     """One GPU."""
 
     memory_gib: int
-    """What the driver reports in all, rounded down; less than the round number on the data sheet."""
+    """Total memory that the driver reports, rounded down; less than the round number on the data sheet."""
     hbm_gb_per_second: float
     """Bandwidth of its memory."""
     nvlink_gb_per_second: float
@@ -30,25 +30,25 @@ class Host:
     cpu: int
     """Logical cores."""
     memory_gib: int
-    """Host memory, of which the system keeps a part: a job can ask for 96 % of it, as TorchX has it for AWS."""
+    """Host memory, of which the system keeps a part: a job can request 96 % of it, as in TorchX's resources of AWS."""
     gpus: int = 0
-    """GPUs."""
+    """Number of GPUs."""
     gpu: Gpu | None = None
-    """Each of them."""
+    """Kind of GPU."""
     network_gb_per_second: float = 0.0
     """Bandwidth to other hosts, one direction; 0: not known."""
     instance_type: str | None = None
-    """What the cloud calls it; on Kubernetes the job is only placed on such nodes."""
+    """Name of the cloud's instance type; on Kubernetes the job is only placed on such nodes."""
     source: str
     """The vendor's page."""
 
     @property
     def network_gb_per_second_per_gpu(self) -> float:
-        """The part of the network that each GPU has."""
+        """Network bandwidth per GPU."""
         return self.network_gb_per_second / max(1, self.gpus)
 
     def part(self, gpus: int) -> "Host":
-        """Returns the part of the host that belongs to some of its GPUs."""
+        """Returns the share of the host for a number of its GPUs."""
         return replace(
             self,
             cpu=self.cpu * gpus // self.gpus,
@@ -73,7 +73,7 @@ B200 = Gpu(memory_gib=178, hbm_gb_per_second=8000, nvlink_gb_per_second=1800, so
 def _host(
     gpu: Gpu, cpu: int, memory_gib: int, gbit_per_second: float, source: str, instance: str | None = None
 ) -> Host:
-    """A host of eight."""
+    """Returns a host of eight GPUs."""
     return Host(
         cpu=cpu,
         memory_gib=memory_gib,
@@ -119,7 +119,7 @@ AMAZON = {
     )
 }
 
-# TorchX's own tiers end at cpu.xlarge, 8 cores; these go on with 4 GiB for each core, like AWS's m5 hosts.
+# TorchX's own tiers end at cpu.xlarge, 8 cores; these continue with 4 GiB for each core, like AWS's m5 hosts.
 CPU = {
     f"cpu.{cores // 8}xlarge": Host(cpu=cores, memory_gib=4 * cores, source=f"{AWS}/m5/") for cores in (16, 32, 64, 96)
 }

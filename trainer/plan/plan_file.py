@@ -1,4 +1,4 @@
-"""plan.json: a sharding plan as a file that people can read and jobs can load."""
+"""plan.json: a sharding plan as a readable file that a job can load."""
 
 import json
 from typing import Any
@@ -10,15 +10,16 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 
 from trainer.core.errors import InputError
 from trainer.core.storage import os_errors
+from trainer.models.embeddings import name_in_model, table_of_name
 
 
 def table_plans(plan: ShardingPlan) -> dict[str, ParameterSharding]:
     """Returns the placement of every table by its name."""
     return {
-        table: sharding
+        table_of_name(name): sharding
         for module in plan.plan.values()
         if isinstance(module, EmbeddingModuleShardingPlan)
-        for table, sharding in module.items()
+        for name, sharding in module.items()
     }
 
 
@@ -28,12 +29,13 @@ def shards_of(table: ParameterSharding) -> list[ShardMetadata]:
 
 
 def plan_to_json(plan: ShardingPlan, world_size: int) -> dict[str, Any]:
-    """Returns the plan as what plan.json holds."""
+    """Returns the content of plan.json."""
+    # TorchRec's ShardingPlan._serialize() has no inverse.
     return {
         "version": 1,
         "world_size": world_size,
         "modules": {
-            path: {table: _table_to_json(sharding) for table, sharding in module.items()}
+            path: {table_of_name(name): _table_to_json(sharding) for name, sharding in module.items()}
             for path, module in plan.plan.items()
             if isinstance(module, EmbeddingModuleShardingPlan)
         },
@@ -53,10 +55,10 @@ def _table_to_json(table: ParameterSharding) -> dict[str, Any]:
 
 
 def load_plan(url: str, shapes: dict[str, tuple[int, int]], world_size: int) -> ShardingPlan:
-    """Reads a plan.json, ranks and kernels pinned.
+    """Reads a plan.json; its ranks and kernels are used as they are.
 
     Args:
-        url: The file.
+        url: URL of the file.
         shapes: Rows and columns of every table of the model.
         world_size: Ranks of this job.
 
@@ -78,10 +80,12 @@ def load_plan(url: str, shapes: dict[str, tuple[int, int]], world_size: int) -> 
 
 
 def plan_from_json(content: dict[str, Any]) -> ShardingPlan:
-    """Returns the plan that `plan_to_json` was given."""
+    """Returns the plan in the content of a plan.json."""
     return ShardingPlan(
         plan={
-            path: EmbeddingModuleShardingPlan({name: _table_from_json(table) for name, table in module.items()})
+            path: EmbeddingModuleShardingPlan(
+                {name_in_model(name): _table_from_json(table) for name, table in module.items()}
+            )
             for path, module in content["modules"].items()
         }
     )

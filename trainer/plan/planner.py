@@ -1,6 +1,5 @@
-"""Which rank holds which part of which table: how the plan is made and shown."""
+"""The planner: places tables and their shards on ranks."""
 
-import os
 from typing import Any
 
 import torch
@@ -26,18 +25,20 @@ from trainer.config.data import DataConfig
 from trainer.config.plan import SHARDING_TYPES, PlannerConfig
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError, nearest
-from trainer.models.embeddings import table_shapes
+from trainer.models.embeddings import name_in_model, table_shapes
 from trainer.optim.table_optimizers import REPLICABLE
+from trainer.plan.communication import REDUCING
 from trainer.plan.hardware import HOSTS, Host
+from trainer.plan.memory import GIB, host_memory_bytes, table_bytes
 from trainer.plan.plan_file import load_plan
 
-GIB = 1024**3
 GB_PER_SECOND = 1e9 / 1e3  # TorchRec counts bandwidth in bytes per millisecond
 BANDWIDTHS = {
     "intra_node_gb_per_second": "intra_host_bw",
     "inter_node_gb_per_second": "inter_host_bw",
     "hbm_gb_per_second": "hbm_mem_bw",
 }
+# TorchRec's own defaults, which its planner uses for hardware that it is given no figures of.
 UNKNOWN_HARDWARE = {
     "intra_node_gb_per_second": 600.0,
     "inter_node_gb_per_second": 12.5,
@@ -48,7 +49,7 @@ UNKNOWN_HARDWARE = {
 def make_plan(
     model: nn.Module, sharder: ModuleSharder[Any], data: DataConfig, config: PlannerConfig, context: DistributedContext
 ) -> ShardingPlan:
-    """Plans on the main rank, or loads the plan that the configuration names, and returns it on every rank.
+    """Plans on rank 0, or loads the plan that the configuration names, and returns it on every rank.
 
     Raises:
         InputError: The plan does not fit the memory, or does not belong to these tables and ranks.
@@ -59,7 +60,7 @@ def make_plan(
     try:
         return planner.collective_plan(model, [sharder], dist.group.WORLD)
     except PlannerError as error:
-        raise InputError(_explain(error, model, config)) from error
+        raise InputError(_explain(error, model, data, config, context.world_size)) from error
 
 
 def plan_for(
@@ -71,7 +72,7 @@ def plan_for(
     local_world_size: int,
     device_type: str,
 ) -> ShardingPlan:
-    """Plans for a number of ranks that need not exist, without a process group.
+    """Plans for hypothetical ranks, without a process group.
 
     Raises:
         InputError: The plan does not fit the memory.
@@ -79,7 +80,7 @@ def plan_for(
     try:
         return _planner(data, config, world_size, local_world_size, device_type).plan(model, [sharder])
     except PlannerError as error:
-        raise InputError(_explain(error, model, config)) from error
+        raise InputError(_explain(error, model, data, config, world_size)) from error
 
 
 def _planner(
@@ -90,7 +91,7 @@ def _planner(
         batch_size=data.global_batch_size // world_size,
         constraints=_constraints(data, config),
         storage_reservation=FixedPercentageStorageReservation(config.reserve),
-        stats=NoopEmbeddingStats(),
+        stats=NoopEmbeddingStats(),  # `render_plan` prints less: TorchRec's tables take hundreds of lines
         debug=False,
     )
 
@@ -98,24 +99,23 @@ def _planner(
 def topology(config: PlannerConfig, world_size: int, local_world_size: int, device_type: str) -> Topology:
     """Returns the ranks with the memory and the bandwidths that the planner counts with."""
     config = _with_hardware(config, local_world_size)
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_world_size
-    if config.host_memory_gib:
-        host = int(config.host_memory_gib * GIB)
+    host = int(config.host_memory_gib * GIB) if config.host_memory_gib else host_memory_bytes() // local_world_size
     if device_type == "cpu":
         host = int(host * (1 - config.reserve))  # TorchRec's own reservation only cuts GPU memory
     return TopologyFactory.create_topology(
         TrainerConfig(world_size=world_size, local_world_size=local_world_size),
         HardwareConfig(
             hbm_cap_bytes=_gpu_memory_bytes(config, device_type),
-            ddr_cap_bytes=host,
+            ddr_cap_bytes=host,  # TorchRec detects none, and assumes 128 GB for each rank
             **{name: getattr(config, key) * GB_PER_SECOND for key, name in BANDWIDTHS.items()},
         ),
+        # Without the flag, the bandwidths of HardwareConfig are ignored.
         KernelConfig(compute_device=device_type, use_hardware_based_bandwidth=True),
     )
 
 
 def _with_hardware(config: PlannerConfig, local_world_size: int) -> PlannerConfig:
-    """Returns the configuration with the figures of its hardware where it leaves them open, then TorchRec's own."""
+    """Returns the configuration with its unset figures set: to those of its hardware, else to TorchRec's defaults."""
     figures: dict[str, float | None] = dict(UNKNOWN_HARDWARE)
     if host := host_of(config):
         figures |= {"host_memory_gib": host.memory_gib / local_world_size}
@@ -142,7 +142,7 @@ def _gpu_memory_bytes(config: PlannerConfig, device_type: str) -> int | None:
 
 
 def check_planner(data: DataConfig, config: PlannerConfig, sparse_optimizer: str) -> None:
-    """Refuses sharding types, kernels and tables that do not exist, and optimizers that cannot follow.
+    """Refuses unknown hosts, sharding types, kernels and tables, and replicated tables of an unfit optimizer.
 
     Raises:
         InputError: The message names the key, the value and what is allowed.
@@ -171,14 +171,14 @@ def check_planner(data: DataConfig, config: PlannerConfig, sparse_optimizer: str
 
 def _refuse_replicated(key: str, sparse_optimizer: str) -> None:
     raise InputError(
-        f"{key} asks for data_parallel, where optimizer.sparse.name '{sparse_optimizer}' cannot be used; "
+        f"{key} has data_parallel, where optimizer.sparse.name '{sparse_optimizer}' cannot be used; "
         f"use one of {', '.join(REPLICABLE)}"
     )
 
 
 def _constraints(data: DataConfig, config: PlannerConfig) -> dict[str, ParameterConstraints]:
     return {
-        table: ParameterConstraints(
+        name_in_model(table): ParameterConstraints(
             sharding_types=_types_for(table, config),
             compute_kernels=(config.tables[table].compute_kernels or None) if table in config.tables else None,
             min_partition=config.min_columns,
@@ -195,14 +195,34 @@ def _types_for(table: str, config: PlannerConfig) -> list[str]:
     return own or config.sharding_types or list(SHARDING_TYPES)
 
 
-def _explain(error: PlannerError, model: nn.Module, config: PlannerConfig) -> str:
+def _explain(error: PlannerError, model: nn.Module, data: DataConfig, config: PlannerConfig, world_size: int) -> str:
     if error.error_type not in (PlannerErrorType.INSUFFICIENT_STORAGE, PlannerErrorType.PARTITION):
         return f"the tables cannot be placed: {' '.join(str(error).split())[:300]}; allow more planner.sharding_types"
-    tables = sum(rows * columns * 4 for rows, columns in table_shapes(model).values())
-    limits = (
+    tables, batch = _memory_needed(table_shapes(model), data, config, world_size)
+    limits = ", ".join(
         f"planner.{key} is {getattr(config, key) or 'unset'}" for key in ("memory_gib", "host_memory_gib", "reserve")
     )
+    if batch > tables:
+        return (
+            f"data.global_batch_size is {data.global_batch_size}; its ids and embeddings, {batch / GIB:.3g} GiB, do "
+            f"not fit the memory of the ranks, beside {tables / GIB:.3g} GiB of tables: {limits}; use a smaller "
+            "batch or more ranks, or give more memory"
+        )
     return (
         f"the tables, {tables / GIB:.3g} GiB without their optimizer's state, do not fit the memory of the ranks: "
-        f"{', '.join(limits)}; give more memory, use more ranks, or allow more planner.sharding_types"
+        f"{limits}; give more memory, use more ranks, or allow more planner.sharding_types"
     )
+
+
+def _memory_needed(
+    shapes: dict[str, tuple[int, int]], data: DataConfig, config: PlannerConfig, world_size: int
+) -> tuple[float, float]:
+    """Returns the bytes that the tables, and that a batch's ids and embeddings, take on all ranks at the least."""
+    tables = batch = 0.0
+    for table, features in data.features_of_tables().items():
+        types = set(_types_for(table, config))
+        tables += table_bytes(shapes[table]) * (world_size if types == {"data_parallel"} else 1)
+        copies = world_size if types <= set(REDUCING) else 1  # every rank holds a partial sum of every embedding
+        for hotness in (data.sparse[feature].hotness for feature in features):
+            batch += data.global_batch_size * (8 * hotness + 4 * min(1, hotness) * shapes[table][1] * copies)
+    return tables, batch

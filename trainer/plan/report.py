@@ -10,7 +10,7 @@ from trainer.plan.plan_file import shards_of, table_plans
 
 
 def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:
-    """Returns the plan as a table for people: each table's shape, placement and size, then the bytes on each rank."""
+    """Returns two tables to print: shape, placement and size of each embedding table, and the bytes on each rank."""
     shapes = table_shapes(model)
     on_rank = [0] * world_size
     lines = []
@@ -18,10 +18,10 @@ def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:
         rows, columns = shapes[name]
         for rank, size in _shard_bytes(table, rows * columns * 4, world_size):
             on_rank[rank] += size
-        context = "all" if len(set(table.ranks or [])) in (0, world_size) else ",".join(map(str, table.ranks or []))
+        ranks = "all" if len(set(table.ranks or [])) in (0, world_size) else ",".join(map(str, table.ranks or []))
         shards = len(shards_of(table)) or world_size
         mib = rows * columns * 4 / 2**20
-        lines.append([name, rows, columns, table.sharding_type, table.compute_kernel, shards, context, mib])
+        lines.append([name, rows, columns, table.sharding_type, table.compute_kernel, shards, ranks, mib])
     headers = ["table", "rows", "columns", "sharding type", "kernel", "shards", "ranks", "MiB"]
     loads = [[rank, size / 2**20] for rank, size in enumerate(on_rank)]
     return "\n\n".join(

@@ -1,4 +1,4 @@
-"""From a plan to a sharded model: sharders and initial weights."""
+"""Shards a model by a plan, and initializes its tables."""
 
 import zlib
 
@@ -11,8 +11,9 @@ from torchrec.distributed.types import ShardingPlan
 
 from trainer.config.plan import SHARDING_TYPES, CommsConfig
 from trainer.core.distributed import DistributedContext
-from trainer.models.embeddings import table_of_weight
+from trainer.models.embeddings import table_of_weight, table_shapes
 from trainer.plan.communication import codecs
+from trainer.plan.memory import allocating
 
 
 class Sharder(EmbeddingBagCollectionSharder):
@@ -33,17 +34,23 @@ class Sharder(EmbeddingBagCollectionSharder):
 def shard(
     model: nn.Module, sharder: Sharder, plan: ShardingPlan, context: DistributedContext, seed: int
 ) -> DistributedModelParallel:
-    """Puts every table's shards where the plan says and gives every row its initial value."""
-    sharded = DistributedModelParallel(
-        model,
-        device=context.device,
-        plan=plan,
-        sharders=[sharder],  # pyrefly: ignore[bad-argument-type]
-        # Keeps gradients in the buckets of the first step for ever. Others would add them up over ranks in another
-        # order, and a resumed run, whose steps are counted anew, would round otherwise than an undisturbed one.
-        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True),
-    )
-    initialize_tables(sharded, seed)
+    """Places every table's shards by the plan and sets their initial values.
+
+    Raises:
+        InputError: There is not enough memory.
+    """
+    with allocating(table_shapes(model)):
+        sharded = DistributedModelParallel(
+            model,
+            device=context.device,
+            plan=plan,
+            sharders=[sharder],  # pyrefly: ignore[bad-argument-type]
+            # With static_graph, or without find_unused_parameters, DDP regroups its buckets of gradients after the
+            # first step. Other buckets sum gradients in another order, so a resumed run, which takes its own first
+            # step, would round differently from an uninterrupted one.
+            data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True),
+        )
+        initialize_tables(sharded, seed)
     return sharded
 
 
@@ -52,23 +59,27 @@ def initialize_tables(model: nn.Module, seed: int) -> None:
 
     Weights are uniform in plus or minus `1 / sqrt(rows)`, the range that TorchRec uses.
     """
+    # A torch generator yields a sequence: a rank would have to draw whole tables to find the values of its shards, and
+    # CPU and GPU draw different ones. TorchRec draws each shard by itself, so that weights depend on the plan.
     for name, value in model.state_dict().items():
         table = table_of_weight(name)
         if table is None:
             continue
         if isinstance(value, ShardedTensor):
-            for piece in value.local_shards():
-                _fill(piece.tensor, value.size(), piece.metadata.shard_offsets, table, seed)
+            for local_shard in value.local_shards():
+                _fill(local_shard.tensor, value.size(), local_shard.metadata.shard_offsets, table, seed)
         else:
             _fill(value, value.size(), [0, 0], table, seed)
 
 
-def _fill(part: Tensor, whole: torch.Size, offsets: list[int], table: str, seed: int, block_rows: int = 65536) -> None:
+def _fill(
+    local_shard: Tensor, whole: torch.Size, offsets: list[int], table: str, seed: int, block_rows: int = 65536
+) -> None:
     bound = whole[0] ** -0.5
-    columns = torch.arange(offsets[1], offsets[1] + part.shape[1], device=part.device)
-    for start in range(0, part.shape[0], block_rows):
-        block = part[start : start + block_rows]
-        rows = torch.arange(offsets[0] + start, offsets[0] + start + len(block), device=part.device)
+    columns = torch.arange(offsets[1], offsets[1] + local_shard.shape[1], device=local_shard.device)
+    for start in range(0, local_shard.shape[0], block_rows):  # in blocks: the counters take more memory than the values
+        block = local_shard[start : start + block_rows]
+        rows = torch.arange(offsets[0] + start, offsets[0] + start + len(block), device=local_shard.device)
         unit = _uniform(rows[:, None] * whole[1] + columns, zlib.crc32(table.encode()) << 32 ^ seed)
         block.copy_((2 * unit - 1) * bound)
 
@@ -77,7 +88,7 @@ def _uniform(counter: Tensor, key: int) -> Tensor:
     """Returns numbers in [0, 1) for counters, by two rounds of splitmix64 (Steele et al., OOPSLA 2014)."""
     key = key - (1 << 64) if key >= 1 << 63 else key
     bits = _splitmix64(_splitmix64(counter) ^ key)
-    return ((bits >> 40) & 0xFFFFFF).float() / (1 << 24)
+    return ((bits >> 40) & 0xFFFFFF).float() / (1 << 24)  # as many bits as a float32 holds exactly
 
 
 def _splitmix64(x: Tensor) -> Tensor:
@@ -88,5 +99,5 @@ def _splitmix64(x: Tensor) -> Tensor:
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """A right shift that does not repeat the sign."""
+    """Shifts right and fills with zeros; torch's shift repeats the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""Everything that watches a run: lock, stop requests, watchdog, reports.
+"""Lock, stop requests, watchdog and reports of a run.
 
 Uses config and core.
 """

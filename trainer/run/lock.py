@@ -1,8 +1,8 @@
-"""One job at a time writes to a run directory.
+"""The lock of a run directory: one job at a time writes to it.
 
-`RUN_DIR/lock.json` names the job that does, and is written anew every few seconds. A job that finds the lock of another
-takes it over if the holder is dead: the same TorchX job (it was started again), a process of this machine that is
-gone, or one that has let the lock lie for too long. Clocks are not compared; the lock is watched.
+`RUN_DIR/lock.json` names that job, which renews it every few seconds. Another job takes the lock over if its holder is
+dead: the same TorchX job (it was restarted), a process of this machine that has ended, or one that does not renew the
+lock. Clocks of two machines are never compared; the lock is watched.
 """
 
 import json
@@ -20,16 +20,19 @@ from typing import Any
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, torchx_job
 from trainer.core.errors import InputError, StorageError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
 
+# filelock locks files of one machine: an object store has no flock, on network file systems it may hold for one host
+# only, and its SoftFileLock stays when a holder on another host dies.
 FILE = "lock.json"
 RENEW_SECONDS = 10.0
-STALE_SECONDS = 3 * RENEW_SECONDS
-SETTLE_SECONDS = 0.5  # two jobs that take over one lock at once: the last to write has it
+STALE_SECONDS = 3 * RENEW_SECONDS  # one renewal may fail, another be late
+SETTLE_SECONDS = 0.5  # of two jobs that take over one lock at once, the last to write it holds it
 
 
 class LockLost(StorageError):
-    """Another job has taken over the run directory."""
+    """Another job took over the run directory."""
 
 
 class RunLock:
@@ -45,7 +48,7 @@ class RunLock:
         self._released = threading.Event()
 
     def take(self) -> None:
-        """Takes the lock, and keeps it until `release`; ends the process if another job takes it over.
+        """Takes the lock and renews it until `release`; ends the process if another job takes it over.
 
         Raises:
             InputError: Another job holds it.
@@ -70,7 +73,7 @@ class RunLock:
     def release(self) -> None:
         """Gives the lock back."""
         self._released.set()
-        with suppress(OSError):  # nobody renews it any more, which is enough
+        with suppress(OSError):  # without renewals it expires
             if self._is_mine(self._read()):
                 self._run.fs.rm_file(self._run.path(FILE))
 
@@ -79,7 +82,7 @@ class RunLock:
             with self._run.fs.open(self._run.path(FILE), "xb") as file:
                 file.write(json.dumps(self._describe()).encode())
         except FileExistsError:
-            return self._is_mine(self._read())  # the answer to a first try was lost
+            return self._is_mine(self._read())  # a retry of the library finds the file of the first attempt
         return True
 
     def _take_over(self) -> None:
@@ -87,7 +90,7 @@ class RunLock:
         if holder is not None and not _is_dead(holder) and self._is_renewed(holder):
             raise InputError(
                 f"--out is '{self._run.url}', which {_name(holder)} is writing to; stop it or choose another --out "
-                f"(if it is dead, its lock counts for nothing after {STALE_SECONDS:.0f} s)"
+                f"(the lock of a dead job expires after {STALE_SECONDS:.0f} s)"
             )
         self._run.write_json(FILE, self._describe())
         time.sleep(SETTLE_SECONDS)
@@ -97,7 +100,10 @@ class RunLock:
             raise InputError(f"--out is '{self._run.url}': {error}; choose another --out") from error
 
     def _is_renewed(self, seen: dict[str, Any]) -> bool:
-        print(f"{self._run.url} is locked by {_name(seen)}; waiting to see whether it is alive", flush=True)
+        print(
+            f"{without_secrets(self._run.url)} is locked by {_name(seen)}; waiting to see whether it is alive",
+            flush=True,
+        )
         deadline = time.monotonic() + STALE_SECONDS
         while time.monotonic() < deadline:
             time.sleep(1)
@@ -107,15 +113,18 @@ class RunLock:
         return False
 
     def _renew(self) -> None:
+        # A lost lock ends the process by os._exit, as sys.exit would end this thread only. Storage that fails may come
+        # back: the lock is not lost yet, and every commit checks it.
         while not self._released.wait(RENEW_SECONDS):
             try:
                 self.check()
                 self._run.write_json(FILE, self._describe())
             except LockLost as error:
-                print(f"error: {error}; this job ends", file=sys.stderr, flush=True)
+                print(without_secrets(f"error: {error}; this job ends"), file=sys.stderr, flush=True)
                 os._exit(1)
             except OSError as error:  # storage that is away for a while
-                print(f"the lock of {self._run.url} cannot be renewed: {error}", file=sys.stderr, flush=True)
+                url = without_secrets(self._run.url)
+                print(f"the lock of {url} cannot be renewed: {error}", file=sys.stderr, flush=True)
 
     def _is_mine(self, holder: dict[str, Any] | None) -> bool:
         return holder is not None and holder["token"] == self._token
@@ -138,7 +147,7 @@ class RunLock:
 
 @contextmanager
 def locked(run: RunDirectory, context: DistributedContext) -> Iterator[RunLock]:
-    """Holds the lock of a run directory, for all ranks by the main one, as long as the block runs.
+    """Holds the lock of a run directory, on rank 0 for all ranks, as long as the block runs.
 
     Raises:
         InputError: Another job holds it.
@@ -160,12 +169,17 @@ def _is_dead(holder: dict[str, Any]) -> bool:
 
 
 def _pids() -> str:
-    """Names the space in which a process id means something: two containers can share a host name."""
+    """Returns the name of the PID namespace: two containers can share a host name, but not their process ids."""
     return os.readlink("/proc/self/ns/pid") if Path("/proc/self/ns/pid").exists() else ""
 
 
 def _started(pid: int) -> str | None:
-    """Returns when a process started, in the kernel's own count, None if there is none."""
+    """Returns the start of a process in ticks since boot, None if there is no such process.
+
+    Tells a new process apart from a dead one that had the same id.
+    """
+    # psutil's create_time() adds the boot time by the wall clock: after the clock was set, a live holder of the lock
+    # would seem to be another process, and two jobs would write to one run.
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

@@ -1,4 +1,4 @@
-"""Being asked to stop: the flag that signals set, and the ranks' agreement on it."""
+"""Stop requests: signals set them, and an all-reduce spreads them to all ranks."""
 
 import ctypes
 import os
@@ -19,12 +19,12 @@ from trainer.core.outcome import STOPPED
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1  # prctl(2)
-# One request can come twice: from the scheduler to the process itself, and passed on by torchrun.
+# One request can arrive twice: from the scheduler to the process itself, and forwarded by torchrun.
 SAME_REQUEST_SECONDS = 2.0
 
 
 class Request(IntEnum):
-    """What ranks can agree to do between two steps; of several wishes the greatest counts."""
+    """An action between two steps; the greatest that any rank requests is taken on all."""
 
     CONTINUE = 0
     SAVE = 1
@@ -32,86 +32,89 @@ class Request(IntEnum):
 
 
 class Stopped(SystemExit):
-    """Training left before its end because it was asked to; the process ends with exit code 75."""
+    """Training stopped on request, before its last step; the process ends with exit code 75."""
 
     def __init__(self) -> None:
         super().__init__(STOPPED)
 
 
 class StopRequests:
-    """Whether somebody asked the job to stop, and whether all ranks know.
+    """Requests of this rank to stop or to save, shared with all ranks.
+
+    A rank that stops alone leaves the others in a collective, so all stop after the same step.
 
     Args:
-        context: This process among the ranks that leave together.
+        context: This process among the ranks that stop together.
     """
 
     def __init__(self, context: DistributedContext) -> None:
         self._context = context
         self._group = background_group()
-        self._asked_at: float | None = None
-        self._vote: tuple[torch.Tensor, dist.Work] | None = None
-        self._agreed = Request.CONTINUE
+        self._requested_at: float | None = None
+        self._pending: tuple[torch.Tensor, dist.Work] | None = None
+        self._reduced = Request.CONTINUE
 
     @property
     def waiting_seconds(self) -> float:
-        """Time since this rank was asked to stop; 0 if it was not."""
-        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+        """Time since a signal requested a stop of this rank; 0 without one."""
+        return 0.0 if self._requested_at is None else time.monotonic() - self._requested_at
 
     def all_reduce(self, save: bool = False) -> Request:
-        """Returns, the same on every rank, the greatest wish of the ranks at the time of the last call.
+        """Returns the greatest request of any rank at the time of the last call, the same on every rank.
 
-        Every rank has to call it equally often. The votes travel between two calls, so that no step waits for them.
+        Every rank has to call it equally often. The all-reduce runs between two calls, so that no step waits for it.
 
         Args:
-            save: Whether this rank wishes to save.
+            save: Whether this rank requests a save.
         """
-        if self._agreed is not Request.STOP:
-            self._agreed = self._count()
-            mine = Request.STOP if self._asked_at is not None else Request.SAVE if save else Request.CONTINUE
-            # A save that is about to begin need not be wished for.
-            self._cast(mine if mine is not self._agreed else Request.CONTINUE)
-        return self._agreed
+        if self._reduced is not Request.STOP:
+            self._reduced = self._finish_all_reduce()
+            local = Request.STOP if self._requested_at is not None else Request.SAVE if save else Request.CONTINUE
+            # A save that begins now fulfils this rank's request, too; passed on, it would lead to a second one.
+            self._start_all_reduce(local if local is not self._reduced else Request.CONTINUE)
+        return self._reduced
 
-    def _count(self) -> Request:
-        if not self._vote:
+    def _finish_all_reduce(self) -> Request:
+        if not self._pending:
             return Request.CONTINUE
-        votes, work = self._vote
+        value, work = self._pending
         work.wait()
-        return Request(int(votes.item()))
+        return Request(int(value.item()))
 
-    def _cast(self, wish: Request) -> None:
-        votes = torch.tensor(int(wish))
-        work = dist.all_reduce(votes, dist.ReduceOp.MAX, self._group, async_op=True)
+    def _start_all_reduce(self, local: Request) -> None:
+        value = torch.tensor(int(local))
+        work = dist.all_reduce(value, dist.ReduceOp.MAX, self._group, async_op=True)
         assert work is not None
-        self._vote = votes, work
+        self._pending = value, work
 
     def take(self, number: int) -> None:
-        """Takes a signal: the first asks to stop, the next leaves at once, which loses what is not saved."""
+        """Takes a signal: the first requests a stop, the next ends the process and loses what is not saved."""
         name = signal.Signals(number).name
-        if self._asked_at is None:
-            self._asked_at = time.monotonic()
-            self._say(f"{name}: training stops after this step and saves; a second signal ends it at once")
+        if self._requested_at is None:
+            self._requested_at = time.monotonic()
+            self._log(f"{name}: training stops after this step and saves; a second signal ends it at once")
         elif self.waiting_seconds > SAME_REQUEST_SECONDS:
-            self._say(f"{name}: training ends at once; it goes on from the last checkpoint")
+            self._log(f"{name}: training ends at once; it resumes from the last checkpoint")
             os._exit(128 + number)
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         if self._context.is_rank0:
             print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def stop_on_signals(context: DistributedContext) -> Iterator[StopRequests]:
-    """Lets SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 ask to stop, as long as the block runs.
-
-    A thread takes them, for a handler of Python's would have to wait until the main thread leaves a collective.
-    """
+    """Lets SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 request a stop, as long as the block runs."""
     request = StopRequests(context)
     if dist.is_torchelastic_launched():
         _follow_parent()
+    # Python runs signal handlers in the main thread only, once that leaves a collective, which may hang for minutes.
+    # The wake-up descriptor is written to at once, by the C handler, and a thread reads it. signal.sigwait would need
+    # the signals blocked in every thread, also in those that libraries start.
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     threading.Thread(target=_take_all, args=(request, ours), name="signals", daemon=True).start()
+    # Only a signal that has a handler in Python reaches the wake-up descriptor.
     before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
     wakeup = signal.set_wakeup_fd(theirs.fileno())
     try:
@@ -124,7 +127,11 @@ def stop_on_signals(context: DistributedContext) -> Iterator[StopRequests]:
 
 
 def _follow_parent() -> None:
-    """Lets the kernel send SIGTERM when torchrun dies, which otherwise leaves its ranks behind."""
+    """Lets the kernel send SIGTERM to this rank when torchrun dies.
+
+    A torchrun that is killed leaves its ranks running, with the GPUs and the lock of the run; the standard library has
+    no prctl.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
 

@@ -1,4 +1,4 @@
-"""What run.json records of a run: command, versions, world."""
+"""Facts of a run that run.json records: command, versions, world."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from trainer.core.distributed import DistributedContext
 
 
 def describe_run(context: DistributedContext, **facts: Any) -> dict[str, Any]:
-    """Returns what run.json holds: versions, command, world, and the given facts."""
+    """Returns the content of run.json: versions, command, world, and the given facts."""
     packages = ("torchx-recsys", "torch", "torchrec", "torchx-nightly", "pyarrow", "fsspec")
     return {
         "command": shlex.join([sys.executable, "-m", "trainer", *sys.argv[1:]]),

@@ -1,4 +1,4 @@
-"""What a run says of itself: the console, metrics.jsonl, evaluations.jsonl, TensorBoard and the TorchX tracker."""
+"""Reports of a run: the console, metrics.jsonl, evaluations.jsonl, TensorBoard and the TorchX tracker."""
 
 import resource
 import sys
@@ -17,13 +17,16 @@ from tqdm import tqdm
 from trainer.config.train import ReportConfig
 from trainer.core.distributed import DistributedContext, sum_over_ranks
 from trainer.core.run_directory import JsonLines, RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.core.storage import os_errors
 
 T = TypeVar("T")
+# Losses of samples that weigh something are not exactly 0, so this needs no sum of weights over the ranks.
+ZERO_LOSS = "warning: the loss is exactly 0, so nothing is learned; does every sample have weight 0 (data.weight)?"
 
 
 class StallTimer(Iterator[T]):
-    """Measures how long the items of an iterator are waited for.
+    """An iterator that measures how long its consumer waits for items.
 
     Args:
         items: The iterator.
@@ -45,15 +48,15 @@ class StallTimer(Iterator[T]):
 
 
 class Reporter:
-    """Collects what happens in steps and passes it on once per interval.
+    """Reports steps, averaged over intervals, and evaluations.
 
     Args:
-        run: Where files go.
-        config: How often.
-        context: This process; only the main rank prints and writes.
+        run: The run directory, for files.
+        config: The interval.
+        context: This process; only rank 0 prints and writes.
         last_step: The step that training ends with.
-        start_step: Steps done before; later lines of an earlier try are dropped.
-        running: `state()` of the checkpoint that training goes on from.
+        start_step: Steps done before; lines of later steps, from an earlier attempt, are dropped.
+        running: `state()` in the checkpoint that training resumes from.
     """
 
     def __init__(
@@ -68,69 +71,76 @@ class Reporter:
         self._run, self._config, self._context = run, config, context
         self._first_step, self._last_step = start_step, last_step
         running = running or {"loss": 0.0, "steps": 0}
+        # Each rank resumes with an equal part of the sum, so that the number of ranks does not matter. In float64, as a
+        # float32 sum of a long interval would lose digits of the loss.
         self._loss = torch.tensor(running["loss"] / context.world_size, dtype=torch.float64, device=context.device)
         self._loss_steps = int(running["steps"])
         self._step_seconds: list[float] = []
-        self._waited_before, self._rows = 0.0, 0
+        self._stalled_before, self._samples = 0.0, 0
         self._clock = time.perf_counter()
         self._started = self._clock
         if context.is_rank0:
             self._metrics = JsonLines(run, "metrics.jsonl", start_step)
+            # The last step has its evaluation after its checkpoint, so a resume may have to repeat it.
             self._evaluations = JsonLines(run, "evaluations.jsonl", min(start_step, last_step - 1))
+            # TensorBoard would show the steps after the checkpoint twice.
             self._board = (
                 SummaryWriter(run.url_of("tensorboard"), purge_step=start_step + 1) if config.tensorboard else None
             )
-            watched = sys.stderr.isatty()
-            self._bar = tqdm(total=last_step, initial=start_step, unit="step", disable=not watched)
+            # In a log file every update of a bar would be another line.
+            self._bar = tqdm(total=last_step, initial=start_step, unit="step", disable=not sys.stderr.isatty())
 
     def state(self) -> dict[str, float]:
-        """Returns the loss of the interval that is under way, summed over its steps; the same on every rank."""
+        """Returns the loss of the current interval, summed over its steps; the same on every rank."""
         return {"loss": sum_over_ranks(self._loss, self._context).item(), "steps": self._loss_steps}
 
-    def step(self, step: int, epoch: int, loss: Tensor, rows: int, stalled_seconds: float) -> None:
-        """Takes note of one step.
+    def step(self, step: int, epoch: int, loss: Tensor, samples: int, stalled_seconds: float) -> None:
+        """Records one step.
 
         Args:
             step: Its number; the first is 1.
             epoch: The epoch that it belongs to; the first is 0.
             loss: This rank's loss, whose mean over the ranks is that of the global batch.
-            rows: Rows of the global batch.
-            stalled_seconds: Time that this rank has waited for data since it started.
+            samples: Samples of the global batch.
+            stalled_seconds: Time that this rank has waited for batches since its start.
         """
         now = time.perf_counter()
         self._step_seconds.append(now - self._clock)
         self._clock = now
-        self._loss += loss
+        self._loss += loss  # stays on the device: to read it every step would wait for the GPU
         self._loss_steps += 1
-        self._rows += rows
+        self._samples += samples
         if self._context.is_rank0:
             self._bar.update()
         if step % self._config.interval_steps == 0 or step == self._last_step:
-            self._interval(step, epoch, stalled_seconds)
+            self._report_interval(step, epoch, stalled_seconds)
 
-    def _interval(self, step: int, epoch: int, stalled_seconds: float) -> None:
+    def _report_interval(self, step: int, epoch: int, stalled_seconds: float) -> None:
         mean_loss = sum_over_ranks(self._loss, self._context).item() / self._context.world_size / self._loss_steps
         seconds = sum(self._step_seconds)
-        waits = sum_over_ranks(torch.tensor(stalled_seconds - self._waited_before), self._context).item()
+        stalled = sum_over_ranks(torch.tensor(stalled_seconds - self._stalled_before), self._context).item()
         p50, p99 = np.percentile(self._step_seconds, [50, 99])
         record = {
             "step": step,
             "epoch": epoch,
             "loss": mean_loss,
-            "samples_per_second": self._rows / seconds,
-            "samples_per_second_per_rank": self._rows / seconds / self._context.world_size,
-            "data_wait": waits / self._context.world_size / seconds,
+            "samples_per_second": self._samples / seconds,
+            "samples_per_second_per_rank": self._samples / seconds / self._context.world_size,
+            # The input stall; readers of metrics.jsonl know it by this key.
+            "data_wait": stalled / self._context.world_size / seconds,
             "step_seconds_p50": float(p50),
             "step_seconds_p99": float(p99),
             "memory_gib": memory_gib(self._context),
         }
         self._loss.zero_()
-        self._loss_steps, self._rows, self._step_seconds, self._waited_before = 0, 0, [], stalled_seconds
+        self._loss_steps, self._samples, self._step_seconds, self._stalled_before = 0, 0, [], stalled_seconds
         if self._context.is_rank0:
-            with self.or_later():
+            with self.tolerate_failed_writes():
                 self._metrics.add(record)
                 self._to_board("train", record)
             self.log(self._line(record))
+            if mean_loss == 0 and step - self._first_step <= self._config.interval_steps:
+                self.log(ZERO_LOSS)
 
     def _line(self, record: dict[str, Any]) -> str:
         done = max(1, record["step"] - self._first_step)
@@ -138,71 +148,71 @@ class Reporter:
         return (
             f"step {record['step']:,}/{self._last_step:,}  loss {record['loss']:.5f}  "
             f"{record['samples_per_second']:,.0f} samples/s ({record['samples_per_second_per_rank']:,.0f} per rank)  "
-            f"data wait {record['data_wait']:.1%}  "
+            f"input stall {record['data_wait']:.1%}  "
             f"step {record['step_seconds_p50'] * 1e3:,.1f} ms (p99 {record['step_seconds_p99'] * 1e3:,.1f})  "
             f"{record['memory_gib']:.2f} GiB  ETA {tqdm.format_interval(round(eta))}"
         )
 
     def evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
-        """Takes note of an evaluation; the time that it took counts for no step."""
+        """Records an evaluation; its time counts for no step."""
         self.resume_clock()
         if not self._context.is_rank0:
             return
-        with self.or_later():
+        with self.tolerate_failed_writes():
             self._evaluations.add({"step": step, "split": split, **metrics})
             self._to_board(split, {"step": step, **metrics})
         self.log(f"step {step:,}  {split}: " + format_metrics(metrics))
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """Returns, on the main rank, the lines of evaluations.jsonl."""
+        """Returns the lines of evaluations.jsonl, on rank 0."""
         return self._evaluations.records()
 
     def resume_clock(self) -> None:
-        """Starts the next step's time now."""
+        """Starts the clock of the next step."""
         self._clock = time.perf_counter()
 
     def log(self, text: str) -> None:
-        """Prints a line for people, on the main rank."""
+        """Prints a line on the console, above the progress bar, on rank 0."""
         if self._context.is_rank0:
-            tqdm.write(text, file=sys.stdout)
+            tqdm.write(without_secrets(text), file=sys.stdout)
             sys.stdout.flush()
 
     def flush(self) -> None:
-        """Writes the files whole where storage cannot append, or could not."""
+        """Writes the lines that could not be appended."""
         if self._context.is_rank0:
-            with self.or_later():
+            with self.tolerate_failed_writes():
                 self._metrics.flush()
                 self._evaluations.flush()
 
     @contextmanager
-    def or_later(self) -> Iterator[None]:
-        """Says, on the main rank, that the block cannot write, and goes on."""
+    def tolerate_failed_writes(self) -> Iterator[None]:
+        """Logs a failure of storage in the block, which must not end training; `flush` writes the rest later."""
         try:
             with os_errors():
                 yield
         except OSError as error:
-            self.log(f"{self._run.url} cannot be written to: {error}; training goes on, and the next time is tried")
+            self.log(f"{self._run.url} cannot be written to: {error}; training goes on, and the next write is tried")
 
     def close(self) -> None:
-        """Ends the report."""
+        """Writes what is left and closes the files."""
         if not self._context.is_rank0:
             return
         self.flush()
         self._bar.close()
         if self._board:
-            with self.or_later():
+            with self.tolerate_failed_writes():
                 self._board.close()
 
     def track(self, final: dict[str, float], checkpoint_url: str) -> None:
-        """Hands the final metrics and the checkpoint to the TorchX tracker, if the job has one."""
+        """Passes the final metrics and the checkpoint to the TorchX tracker, if the job has one."""
         if not self._context.is_rank0:
             return
         try:
             tracked = app_run_from_env()
             tracked.add_metadata(**final)
             tracked.add_artifact("checkpoint", checkpoint_url)
-        except Exception as error:  # whatever a tracker raises, the run itself is done and saved
-            self.log(f"the TorchX tracker took no note of this run: {type(error).__name__}: {error}")
+        except Exception as error:  # trackers are plugins and may raise anything; the run is saved
+            self.log(f"the TorchX tracker did not record this run: {type(error).__name__}: {error}")
 
     def _to_board(self, group: str, record: dict[str, Any]) -> None:
         if self._board:

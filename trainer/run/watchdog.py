@@ -1,4 +1,4 @@
-"""Says where a job is that does not get anywhere, while it is still there."""
+"""Reports where a rank is stuck, while its job still runs."""
 
 import sys
 import threading
@@ -9,15 +9,17 @@ from contextlib import contextmanager
 
 from trainer.core.distributed import DistributedContext
 
-COLLECTIVES = "distributed_c10d.py"
+COLLECTIVES = "distributed_c10d.py"  # torch's file of them: its frame names the collective that a rank waits in
 
 
 class Watchdog:
-    """Prints where this rank is when nothing has happened for a while; every rank has one of its own.
+    """Prints the stack of this rank when it makes no progress; every rank has one of its own.
+
+    NCCL has a watchdog, Gloo has none, and neither knows the step. faulthandler.dump_traceback_later does not, either.
 
     Args:
         context: This process among the ranks.
-        stuck_seconds: How long nothing may happen. Less than a collective may take, after which the job ends.
+        stuck_seconds: Time without progress. Less than the timeout of collectives, which ends the job.
     """
 
     def __init__(self, context: DistributedContext, stuck_seconds: float) -> None:
@@ -27,7 +29,7 @@ class Watchdog:
         self._stopped = threading.Event()
 
     def note(self, doing: str) -> None:
-        """Takes note that something happened, and what comes now."""
+        """Records progress, and the work that follows."""
         self._doing, self._since = doing, time.monotonic()
 
     def watch(self) -> None:
@@ -35,6 +37,7 @@ class Watchdog:
         reported = None
         while not self._stopped.wait(self._stuck_seconds / 10):
             since = self._since
+            # Once for each stop: a rank that waits for a slow one recovers, and must not fill the log.
             if time.monotonic() - since >= self._stuck_seconds and since != reported:
                 print(self._report(), file=sys.stderr, flush=True)
                 reported = since

@@ -16,6 +16,7 @@ from trainer.checkpoint.store import MANIFEST, Checkpoints
 from trainer.config.checkpoint import Retention
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.metrics.registry import METRICS
 
 AGES = (("days", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
@@ -51,8 +52,8 @@ def checkpoints(out: str, verify: bool = False, convert: str | None = None, step
     if convert is not None:
         _convert(found, out, convert, step)
     elif not verify:
-        print(f"\nNext:  torchx run tools.checkpoints --out {out} --verify True")
-        print(f"       torchx run tools.checkpoints --out {out} --convert FILE.pt")
+        print(f"\nNext:  torchx run tools.checkpoints --out {without_secrets(out)} --verify True")
+        print(f"       torchx run tools.checkpoints --out {without_secrets(out)} --convert FILE.pt")
     if damages:
         raise SystemExit(1)
 
@@ -127,11 +128,12 @@ def _convert(found: Checkpoints, out: str, file: str, step: int | None) -> None:
     if checkpoint is None:
         raise InputError(f"--out is '{out}', where {_nothing(step, found)}")
     if step is not None and (damage := found.damage(step)):
-        raise InputError(f"--step is {step}, whose checkpoint cannot be used: {damage}; choose another")
+        others = ", ".join(str(other) for other in found.steps() if other != step) or "none"
+        raise InputError(f"--step is {step}, whose checkpoint cannot be used: {damage}; there are also: {others}")
 
     from trainer.checkpoint.consolidate import read_tensors, write_plain
 
     tensors = read_tensors(checkpoint.url)
     write_plain({"step": checkpoint.step, **tensors}, file)
-    print(f"step {checkpoint.step:,}: {len(tensors)} tensors of {checkpoint.url} are in {file}")
+    print(f"step {checkpoint.step:,}: {len(tensors)} tensors of {without_secrets(checkpoint.url)} are in {file}")
     print(f"\nNext:  torch.load({file!r}, weights_only=True)")

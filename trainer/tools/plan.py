@@ -9,6 +9,7 @@ from trainer.config.plan import PlannerConfig
 from trainer.config.root import Config
 from trainer.core.distributed import current_context
 from trainer.core.errors import InputError
+from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
 from trainer.optim.table_optimizers import check_table_optimizer
 from trainer.plan.communication import check_comms
@@ -30,17 +31,19 @@ def _nodes(config: PlannerConfig, world_size: int) -> tuple[int, str]:
     return on_each_node, "cuda" if host.gpu else "cpu"
 
 
-def print_plan(config: Config, world_size: int, out: str | None) -> None:
-    """Prints the plan for a number of ranks on this machine or on other hardware, and saves it if asked to.
+def print_plan(config: Config, world_size: int = 2, out: str | None = None) -> None:
+    """Prints the sharding plan of a configuration. CONFIG is a TOML file, or the name of a ready-made one.
 
     Args:
         config: The configuration.
-        world_size: Ranks to plan for.
-        out: Where to write the plan.json, any fsspec URL; None for nowhere.
+        world_size: Ranks to plan for: on this machine, or on as many of planner.hardware as they need.
+        out: Where to save the plan.json, any fsspec URL; planner.plan takes it.
 
     Raises:
         InputError: The model cannot be built or planned as configured, or the plan not written.
     """
+    if world_size < 1:
+        raise InputError(f"--world-size is {world_size}; it must be at least 1")
     model = build_unsharded_model(config, torch.device("meta"))
     on_each_node, device_type = _nodes(config.planner, world_size)
     check_table_optimizer(config.optimizer.sparse, device_type)
@@ -50,4 +53,5 @@ def print_plan(config: Config, world_size: int, out: str | None) -> None:
     if out:
         with named("--out", out), fsspec.open(out, "w") as file:
             json.dump(plan_to_json(plan, world_size), file, indent=2)  # pyrefly: ignore
-        print(f"\nwritten to {out}; use it with --planner.plan {out} on {world_size} ranks")
+        url = without_secrets(out)
+        print(f"\nwritten to {url}; use it with --planner.plan {url} on {world_size} ranks")

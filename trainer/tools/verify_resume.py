@@ -33,18 +33,17 @@ POLL_SECONDS = 0.002
 SHOWN = 5
 
 
-def verify_resume(config: Config, steps: int, ranks: int, other_ranks: int, keep: str | None) -> None:
-    """Trains straight, and again with a kill in the middle, after which the run goes on; compares and prints a verdict.
-
-    On the same number of ranks all must be equal bit by bit, on another within `TOLERANCE`. Reduced precision rounds
-    differently on another number of ranks, killed or not; there the second comparison is one of two runs in fp32.
+def verify_resume(
+    config: Config, steps: int = 20, ranks: int = 2, other_ranks: int = 1, keep: str | None = None
+) -> None:
+    """Trains straight, and again with a kill in the middle, and compares. CONFIG is a TOML file or a name.
 
     Args:
         config: What to train.
-        steps: Steps of each run.
-        ranks: Ranks of the straight and of the killed run.
+        steps: Steps of each run, in place of train.steps and train.epochs.
+        ranks: Ranks of the straight and of the killed run, all on this machine.
         other_ranks: Ranks that the killed run goes on with in the second comparison.
-        keep: A new directory for the runs and their logs; None for a temporary one.
+        keep: A new directory for the runs and their logs, which stay there. Unset: a temporary one, deleted.
 
     Raises:
         InputError: An argument is out of range, or the configuration cannot be trained.
@@ -56,6 +55,8 @@ def verify_resume(config: Config, steps: int, ranks: int, other_ranks: int, keep
     if ranks == other_ranks:
         raise InputError(f"--other-ranks is {other_ranks}, and so is --ranks; they must differ")
     config = _shortened(config, steps)
+    # On the same number of ranks all must be equal bit by bit, on another within TOLERANCE. Reduced precision rounds
+    # differently there, killed or not: the second comparison is one of two runs in fp32.
     exact = _in_fp32(config)
     with _folder(keep) as folder:
         trial = Trial(folder, config, ranks)
@@ -183,10 +184,11 @@ def _shortened(config: Config, steps: int) -> Config:
     The last checkpoint before the kill is then not the last of the run, wherever the job is when it is killed.
     """
     between = 0 < config.evaluate.every_steps < steps
+    keep = config.checkpoint.keep.model_copy(update={"best": None})
     changes: dict[str, dict[str, Any]] = {
         "data": {"validation": config.data.validation if between else [], "test": []},
         "train": {"steps": steps, "epochs": None},
-        "checkpoint": {"every_steps": steps // 4, "every_minutes": 0.0},
+        "checkpoint": {"every_steps": steps // 4, "every_minutes": 0.0, "keep": keep},
         "report": {"interval_steps": 1, "tensorboard": False},
     }
     return _changed(config, changes)

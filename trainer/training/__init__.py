@@ -1,4 +1,4 @@
-"""The run: setup, the loop, one step, evaluation, resume, fine-tuning.
+"""Training: setup, the loop, one step, evaluation, resume, fine-tuning.
 
 Uses every room but tools and datasets.
 """

@@ -1,6 +1,7 @@
-"""Evaluation: every row of a split exactly once, metrics over all ranks."""
+"""Evaluation: every sample of a split exactly once, metrics over all ranks."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
@@ -49,7 +51,7 @@ class Evaluator:
         return list(self._files)
 
     def due(self, step: int) -> bool:
-        """Tells whether to evaluate on the validation split after a step."""
+        """Returns whether to evaluate on the validation split after a step."""
         every = self._config.evaluate.every_steps
         return every > 0 and step % every == 0 and "validation" in self._files
 
@@ -62,12 +64,14 @@ class Evaluator:
         Args:
             model: It must not be attached to a training pipeline.
             split: validation or test.
-            give_up: Asked before every batch; the same on all ranks.
+            give_up: Called before every batch; returns whether to give up, the same on all ranks.
 
         Returns:
-            The metrics, None if it was given up.
+            The metrics, None if the evaluation was given up.
         """
         files, context = self._files[split], self._context
+        # Only training needs an order that does not depend on the number of ranks: here each rank is a lane. The last
+        # batch is padded with samples of weight 0, as row-wise sharding fails on batches of unequal size.
         lanes = Lanes(files.rows, context.world_size, self._batch_size)
         loader = Loader(files, self._config.data, lanes, context.rank, context.world_size, seed=0, shuffle=False)
         metrics = Metrics(self._config.evaluate.metrics, self._config.data.labels, context.device)
@@ -81,13 +85,13 @@ class Evaluator:
         return metrics.compute(context)
 
 
-def evaluate(config: Config, out: str, split: str) -> None:
-    """Evaluates the newest checkpoint of a run and prints the metrics.
+def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "test") -> None:
+    """Evaluates the newest checkpoint of a run. CONFIG is a TOML file, such as RUN_DIR/config.toml.
 
     Args:
         config: The configuration; its planner and data sections may differ from the run's.
         out: The run directory, any fsspec URL.
-        split: validation or test.
+        split: Which of the configuration's data sets to evaluate on.
 
     Raises:
         InputError: There is no checkpoint, it is another model's, or the data cannot be used.
@@ -106,4 +110,4 @@ def evaluate(config: Config, out: str, split: str) -> None:
         if context.is_rank0 and metrics:
             print(f"step {checkpoint.step:,}  {split}: {format_metrics(metrics)}")
             run.write_json(f"evaluation-{split}.json", {"step": checkpoint.step, "split": split, **metrics})
-            print(f"written to {run.url_of(f'evaluation-{split}.json')}")
+            print(f"written to {without_secrets(run.url_of(f'evaluation-{split}.json'))}")

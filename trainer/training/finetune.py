@@ -13,6 +13,7 @@ from trainer.config.train import FinetuneConfig
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
 from trainer.training.sharded_model import ShardedModel
 
@@ -27,17 +28,17 @@ def finetune(
     initialize: Callable[[], None],
     context: DistributedContext,
 ) -> dict[str, Any] | None:
-    """Fills a fresh job from another run's checkpoint, if the configuration names one.
+    """Fills a fresh model from another run's checkpoint, if the configuration names one.
 
     Args:
-        config: Which, and what may differ.
+        config: The checkpoint, and the differences that are allowed.
         data: The data of this run.
-        model: Initialised; what is not filled stays as it is.
-        initialize: Allocates the optimizers' state.
+        model: The model; weights that are not filled keep their initial values.
+        initialize: Initializes the optimizers' state.
         context: This process among the ranks.
 
     Returns:
-        What run.json keeps of it, None for a start from scratch.
+        Facts for run.json, None for a start from scratch.
 
     Raises:
         InputError: There is no such checkpoint, or it does not fit in a way that the configuration does not allow.
@@ -48,6 +49,7 @@ def finetune(
     if config.optimizer_state:
         initialize()
     tensors = model.tensors() if config.optimizer_state else model.weights()
+    # Rank 0 matches for all, so it needs the names of every rank: no rank holds the state of every table.
     here = shapes_of(tensors, context)
     found = broadcast_from_rank0(context, lambda: _match(config, data, Weights.of(here), source))
     fill(source.url, tensors, found.sources, context)
@@ -55,11 +57,12 @@ def finetune(
 
 
 def find_source(url: str) -> Checkpoint:
-    """Returns the newest checkpoint of a run directory, or the one that the URL is of.
+    """Returns the newest checkpoint of a run directory, or the one at the URL.
 
     Raises:
-        InputError: There is none, or it is damaged.
+        InputError: There is no checkpoint, or it is damaged.
     """
+    # Two empty parts in front, so that a URL of one part can be taken apart as well.
     *run, folder, name = ["", "", *url.rstrip("/").split("/")]
     if folder == FOLDER and NAME.fullmatch(name):
         return _at(url, Checkpoints(RunDirectory("/".join(run[2:]) or ".", KEY)), int(name.removeprefix("step-")))
@@ -75,36 +78,39 @@ def _at(url: str, checkpoints: Checkpoints, step: int) -> Checkpoint:
     with named(KEY, url):
         steps = checkpoints.steps()
         damage = checkpoints.damage(step) if step in steps else None
+    known = ", ".join(str(other) for other in steps if other != step) or "none"
     if step not in steps:
-        known = ", ".join(map(str, steps)) or "none"
         raise InputError(f"{KEY} is '{url}', which is no committed checkpoint; that run has those of steps: {known}")
     if damage:
-        raise InputError(f"{KEY} is '{url}', which is damaged: {damage}; choose another")
+        raise InputError(f"{KEY} is '{url}', which is damaged: {damage}; that run has also those of steps: {known}")
     return checkpoints.at(step)
 
 
 def _match(config: FinetuneConfig, data: DataConfig, here: Weights, source: Checkpoint) -> WeightMap:
     found = match(config, data, here, Weights.of(saved_shapes(source.url)))
+    # Printed before anything is refused: the table shows all that has to be allowed or renamed.
     print(
-        f"fine-tuning from step {source.step:,}, {source.url}\n\n{render(found, config.optimizer_state)}\n", flush=True
+        f"fine-tuning from step {source.step:,}, {without_secrets(source.url)}\n\n"
+        f"{render(found, config.optimizer_state)}\n",
+        flush=True,
     )
-    for names, about, key, where in (
-        (found.refused["missing"], "lacks '{}' of this model", "allow_missing", "there"),
-        (found.refused["unexpected"], "holds '{}', which this model lacks", "ignore_unexpected", "here"),
+    for names, about, key in (
+        (found.refused["missing"], "lacks '{}' of this model", "allow_missing"),
+        (found.refused["unexpected"], "holds '{}', which this model lacks", "ignore_unexpected"),
     ):
         if names:
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
             raise InputError(
-                f"{KEY} is '{config.checkpoint}', which {about.format(names[0])}{more}; list it in finetune.{key}, or "
-                f"say in finetune.names what it is called {where}"
+                f"{KEY} is '{config.checkpoint}', which {about.format(names[0])}{more}; list it in finetune.{key}, "
+                "or map it to another name in the file finetune.names"
             )
     return found
 
 
 def render(found: WeightMap, optimizer_state: bool) -> str:
-    """Returns a table of what becomes of the weights, for people."""
+    """Returns a table of the outcomes of all weights."""
     rows = [[outcome.replace("_", " "), len(names), _some(names)] for outcome, names in found.outcomes.items()]
-    state = "taken along" if optimizer_state else "from scratch"
+    state = "loaded" if optimizer_state else "from scratch"
     return tabulate(rows, headers=["outcome", "weights", "which"]) + f"\n\noptimizer state: {state}"
 
 

@@ -1,6 +1,6 @@
 """The training loop."""
 
-from trainer.config.root import Config, check_length
+from trainer.config.root import Config, check_training
 from trainer.core.distributed import DistributedContext, process_group
 from trainer.run.preemption import Request
 from trainer.training.resume import Resume
@@ -9,20 +9,19 @@ from trainer.training.setup import open_session
 from trainer.training.step import TrainingStep
 
 
-def train(config: Config, out: str, resume: Resume) -> None:
-    """Trains a model, from scratch or from the newest checkpoint of the run directory.
+def train(config: Config, out: str, resume: Resume = "auto") -> None:
+    """Trains a model. CONFIG is a TOML file, or the name of a ready-made configuration.
 
     Args:
         config: The configuration.
         out: The run directory, any fsspec URL.
-        resume: auto resumes from a checkpoint if there is one, must refuses to start without, never refuses to start
-            with one.
+        resume: auto goes on from a checkpoint if there is one; must needs one; never refuses to start with one.
 
     Raises:
         InputError: The configuration, the data or the run directory cannot be used.
         Stopped: A signal requested a stop.
     """
-    check_length(config)
+    check_training(config)
     with process_group() as context:
         _train(config, out, resume, context)
 
@@ -33,10 +32,11 @@ def _train(config: Config, out: str, resume: Resume, context: DistributedContext
 
 
 def run(session: Session) -> None:
-    """Takes a training run from its first step to its last, and evaluates the result."""
+    """Trains from the first step to the last, and evaluates the result."""
     training_step = TrainingStep(session.model, session.context)
     first, last = session.order.first_step, session.order.last_step
 
+    # An evaluation that a stop interrupted is made up for, so that a resumed run has the lines of any other.
     if session.lacks_evaluation():
         session.evaluate(first, training_step.detach(), ["validation"])
     for step in range(first + 1, last + 1):

@@ -14,9 +14,9 @@ Resume = Literal["auto", "never", "must"]
 
 
 def open_run(directory: RunDirectory, config: Config) -> None:
-    """Creates a run directory, or takes over the one of an earlier attempt, and writes the configuration to it.
+    """Creates a run directory, or reuses that of an earlier attempt, and writes the configuration to it.
 
-    An attempt that ended before its first checkpoint left nothing to resume, whatever its configuration was.
+    An attempt without a checkpoint left nothing to resume, so its configuration does not matter.
 
     Raises:
         InputError: The directory cannot be written, or holds checkpoints of a configuration that must not change.
@@ -29,6 +29,7 @@ def open_run(directory: RunDirectory, config: Config) -> None:
 
 
 def _has_checkpoints(directory: RunDirectory) -> bool:
+    # One listing: `Checkpoints.steps` reads a manifest for each.
     return any(path.endswith(f"/{MANIFEST}") for path in directory.fs.find(directory.path(FOLDER)))
 
 
@@ -36,7 +37,7 @@ def _check_may_change(url: str, earlier: dict[str, Any], now: dict[str, Any]) ->
     for key, before, after in changed_keys(Config, earlier, now):
         raise InputError(
             f"--out is '{url}', which holds a run of another configuration: {key} is {before!r} there and {after!r} "
-            "here, and may not change when a run is resumed; choose another --out"
+            "here, and may not change when a run is resumed; set it back or choose another --out"
         )
 
 
@@ -61,15 +62,15 @@ def check_start(start: Checkpoint, lanes: int, config: Config, files: FileSet) -
     """Refuses to resume from a checkpoint of other lanes or other data.
 
     Raises:
-        InputError: The message names what changed, and the flag that accepts it.
+        InputError: They differ; the message names the change, and the flag that accepts it.
     """
     saved = start.train_state
-    if lanes != saved["lanes"]:
+    if lanes != saved["lanes"]:  # they decide which samples every step has
         raise InputError(
             f"data.lanes is {lanes}, but the checkpoint at {start.url} was made with {saved['lanes']}; leave it unset"
         )
     if files.fingerprint != saved["data"]["fingerprint"] and not config.data.accept_changed:
         raise InputError(
             f"the training data changed since the checkpoint at {start.url}: {files.change_since(saved['data'])}; "
-            "--data.accept-changed True trains on from the same step"
+            "--data.accept-changed True resumes from the same step"
         )

@@ -1,4 +1,4 @@
-"""One training run under way: records its steps, evaluates, saves, stops and finishes it."""
+"""A training run in progress: records steps, evaluates, saves, stops and finishes."""
 
 import json
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from trainer.config.root import Config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.outcome import FAILED, FINISHED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.data.batch import Batch
 from trainer.data.dataset import FileSet
 from trainer.data.loader import Loader
@@ -35,7 +36,7 @@ class ClaimedRun:
         directory: The run directory.
         checkpoints: Its checkpoints.
         start: The checkpoint to resume from; None for a start from scratch.
-        verify_seconds: Time that finding it took, its checksums included.
+        verify_seconds: Time that finding and verifying it took.
     """
 
     config: Config
@@ -52,7 +53,7 @@ class EpochOrder:
 
     Attributes:
         files: The training data.
-        lanes: How its samples fall into steps.
+        lanes: The samples of every step.
         loader: This rank's batches.
         first_step: Steps done before.
         last_step: The step that training ends with.
@@ -67,18 +68,18 @@ class EpochOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """One training run, ready to train.
+    """A training run, ready to train.
 
     Attributes:
-        claimed: Its directory.
-        order: Its samples.
-        model: Its model and optimizers.
+        claimed: The run directory, held by this job.
+        order: The order of samples.
+        model: The sharded model and its optimizers.
         evaluator: Evaluates the model.
         saver: Saves checkpoints.
         reporter: Writes metrics.
         batches: The batches to train on, in order.
         stop_requests: Signals that request a stop.
-        watchdog: Reports a run that is stuck.
+        watchdog: Reports a rank that is stuck.
     """
 
     claimed: ClaimedRun
@@ -129,7 +130,7 @@ class Session:
         return found
 
     def lacks_evaluation(self) -> bool:
-        """Tells whether the run resumes from a step that was saved, but whose evaluation was interrupted."""
+        """Returns whether the run resumes from a step that was saved, but whose evaluation was interrupted."""
         step = self.order.first_step
         due = 0 < step < self.order.last_step and self.evaluator.due(step)
         return due and not broadcast_from_rank0(self.context, lambda: self._is_evaluated(step))
@@ -142,7 +143,7 @@ class Session:
         return self.stop_requests.all_reduce() is Request.STOP
 
     def save(self, step: int) -> None:
-        """Begins to save a checkpoint in the background."""
+        """Starts to save a checkpoint in the background."""
         train_state: dict[str, Any] = {
             "epoch": step // self.order.lanes.steps,
             "lanes": self.order.lanes.lanes,
@@ -151,7 +152,7 @@ class Session:
             "data": self.order.files.description(),
         }
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}
-        self.reporter.flush()
+        self.reporter.flush()  # storage without append gets the lines up to here, which a resume does not write again
         self.saver.save(step, self.model.tensors(), train_state, texts)
         self.reporter.resume_clock()
 
@@ -161,8 +162,9 @@ class Session:
         Raises:
             Stopped: Always.
         """
-        self.saver.wait()
+        self.saver.wait()  # the save in the background may be that of this step
         left = self.config.checkpoint.grace_seconds - self.stop_requests.waiting_seconds
+        # One rank decides: clocks differ, and every rank has to take part in a save.
         has_time = broadcast_from_rank0(self.context, lambda: self.saver.save_seconds < left)
         if self.saver.saved_step != step and has_time:
             self.save(step)
@@ -173,10 +175,10 @@ class Session:
         raise Stopped
 
     def finish(self, metrics: dict[str, float]) -> None:
-        """Ends training after its last step, and prints where everything is and the next commands to type."""
+        """Ends training after its last step, and prints the files of the run and the next commands."""
         last_step = self.order.last_step
         self.saver.wait()
-        if self.saver.saved_step != last_step:
+        if self.saver.saved_step != last_step:  # a run without its last checkpoint is no success to a scheduler
             self.reporter.log(f"error: the last step could not be saved, {self._saved()}; the same command resumes it")
             raise SystemExit(FAILED)
         checkpoint = self.saver.newest_url or ""
@@ -190,10 +192,10 @@ class Session:
     def _end(self, state: str, step: int, outcome: str) -> None:
         self.reporter.close()
         if self.context.is_rank0:
-            with self.reporter.or_later():
+            with self.reporter.tolerate_failed_writes():
                 facts = json.loads(self.directory.read("run.json") or "{}")
                 self.directory.write_json("run.json", facts | {"state": state, "step": step})
-            write_outcome(outcome)
+            write_outcome(without_secrets(outcome))
 
     def _summary(self, checkpoint: str) -> str:
         url_of, out = self.directory.url_of, self.directory.url

@@ -15,9 +15,11 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes, check_lanes, default_lanes
+from trainer.metrics.registry import check_metrics
 from trainer.run.lock import RunLock, locked
 from trainer.run.preemption import stop_on_signals
 from trainer.run.provenance import describe_run, digest
@@ -35,8 +37,8 @@ class Origin:
     """The weights that training starts from, if not from scratch.
 
     Attributes:
-        restore_seconds: Time that restoring took, checksums included; None if there was nothing to restore.
-        finetune: The part of run.json about another run's checkpoint; None without one.
+        restore_seconds: Time that restoring took, verification included; None if there was nothing to restore.
+        finetune: Facts for run.json about another run's checkpoint; None without one.
     """
 
     restore_seconds: float | None = None
@@ -50,13 +52,18 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
     Raises:
         InputError: The configuration, the data or the run directory cannot be used.
     """
+    broadcast_from_rank0(
+        context, lambda: check_metrics(config.evaluate.metrics, config.checkpoint.keep.best, config.data.labels)
+    )
     directory = broadcast_from_rank0(context, lambda: RunDirectory(out))
+    # A start can hang and be stopped, too, so both are watched for before the lock is taken.
     with (
         watched(context, config.train.stuck_seconds) as watchdog,
         stop_on_signals(context) as stop_requests,
         locked(directory, context) as lock,
     ):
         claimed = claim_run(config, directory, resume, context)
+        # Wrong data is refused within seconds, before the model is built, which takes longest.
         order = plan_epochs(config, claimed.start, context)
         evaluator = Evaluator(config, context)
         model = build_sharded_model(config, context)
@@ -80,14 +87,14 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
 
 
 def claim_run(config: Config, directory: RunDirectory, resume: Resume, context: DistributedContext) -> ClaimedRun:
-    """Makes the run directory this job's, whose lock is held, and finds the checkpoint to resume from.
+    """Opens the run directory, whose lock this job holds, and finds the checkpoint to resume from.
 
     Raises:
         InputError: The directory cannot be written, holds a run of another configuration, or contradicts `resume`.
     """
     broadcast_from_rank0(context, lambda: open_run(directory, config))
     checkpoints = Checkpoints(directory)
-    broadcast_from_rank0(context, lambda: _remove_leftovers(checkpoints))
+    broadcast_from_rank0(context, lambda: _remove_leftovers(checkpoints))  # the lock is held: no other job writes them
     started = time.monotonic()
     start = broadcast_from_rank0(context, lambda: find_start(checkpoints, resume, directory.url))
     return ClaimedRun(
@@ -104,7 +111,7 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
     """Finds the training data and decides the order of its samples, from the first step to the last.
 
     Raises:
-        InputError: The data cannot be used, changed since the checkpoint, or cannot be shared by so many ranks.
+        InputError: The data cannot be used, changed since the checkpoint, or cannot be split over so many ranks.
     """
     files = broadcast_from_rank0(context, lambda: find_files("train", config.data.train, config.data))
     lanes = _plan_lanes(config, files, start, context)
@@ -121,6 +128,7 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
 
 
 def _plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context: DistributedContext) -> Lanes:
+    # A resumed run keeps its lanes, whatever its number of ranks, and with them its order of samples.
     recorded = start.train_state["lanes"] if start else default_lanes(context.world_size)
     number = config.data.lanes or recorded
     check_lanes(number, context.world_size, config.data.global_batch_size)
@@ -145,7 +153,7 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
     initialize = partial(_initialize_optimizer_state, model, order, context)
     if claimed.start is None:
         return Origin(finetune=finetune(config.finetune, config.data, model, initialize, context))
-    initialize()
+    initialize()  # before the restore: torch's optimizers have no state to fill before their first step
     started = time.monotonic()
     restore(claimed.start, model.tensors(), context)
     seconds = claimed.verify_seconds + time.monotonic() - started
@@ -154,6 +162,7 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
 
 
 def _initialize_optimizer_state(model: ShardedModel, order: EpochOrder, context: DistributedContext) -> None:
+    # Any batch would do, as the step changes no weight.
     model.initialize_optimizer_state(next(order.loader.batches(0, 1)).to(context.device))
 
 
@@ -182,11 +191,14 @@ def _remove_leftovers(checkpoints: Checkpoints) -> None:
         for name in checkpoints.remove_leftovers():
             print(f"checkpoint {name} was never committed; its files are deleted", flush=True)
     except OSError as error:
-        print(f"the files of a checkpoint that was never committed cannot be deleted: {error}", flush=True)
+        print(
+            f"the files of a checkpoint that was never committed cannot be deleted: {without_secrets(error)}",
+            flush=True,
+        )
 
 
 def _announce(session: Session, origin: Origin) -> None:
-    """Prints the plan and where everything goes, and writes plan.json and run.json."""
+    """Prints the plan and the facts of the run, and writes plan.json and run.json."""
     model, log = session.model, session.reporter.log
     if session.context.is_rank0:
         session.directory.write_json("plan.json", model.plan_json)

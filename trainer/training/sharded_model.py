@@ -1,4 +1,4 @@
-"""Builds the sharded model: planned, put on the ranks, its optimizers attached."""
+"""Builds the sharded model: makes the plan, shards the tables, attaches the optimizers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,15 +25,15 @@ from trainer.plan.sharding import Sharder, shard
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedModel:
-    """A model whose tables are spread over the ranks, with everything that trains it.
+    """A model whose tables are spread over the ranks, with its optimizers and its plan.
 
     Attributes:
         model: The model with its loss.
         optimizers: The optimizers of its tables and of its dense part.
         plan: The placement of its tables.
-        plan_json: The same, as plan.json holds it.
-        plan_table: The same, as a table to print.
-        communication_bytes: Embedding bytes that ranks send one another per step, by direction; `fp32` to compare with.
+        plan_json: The plan in the form of plan.json.
+        plan_table: The plan as a table to print.
+        communication_bytes: Communication volume per step in bytes, by direction; `fp32` to compare with.
     """
 
     model: DistributedModelParallel
@@ -44,7 +44,7 @@ class ShardedModel:
     communication_bytes: dict[str, float]
 
     def weights(self) -> State:
-        """Returns the weights under their names in checkpoints, as views that writing to changes the model."""
+        """Returns the weights under their names in checkpoints, as views."""
         return model_tensors(self.model)
 
     def tensors(self) -> State:
@@ -54,8 +54,10 @@ class ShardedModel:
     def initialize_optimizer_state(self, batch: Batch) -> None:
         """Makes every optimizer allocate its state, by a step at learning rate zero, and zeroes that state.
 
-        Torch's optimizers have no state before their first step, so there would be nothing to restore into.
+        Torch's optimizers have no state before their first step: a restore would skip it without an error.
         """
+        # Weights that are not restored, as of a new table in fine-tuning, must stay as initialized. TorchRec's
+        # init_state() takes a step at the full rate with zero gradients, where weight decay would move them.
         self.optimizers.set_rates_to_zero()
         self.optimizers.combined.zero_grad()
         loss, _ = self.model(batch)
@@ -74,7 +76,7 @@ def build_unsharded_model(config: Config, device: torch.device) -> ModelWithLoss
     """
     check_table_optimizer(config.optimizer.sparse, device.type)
     check_planner(config.data, config.planner, config.optimizer.sparse.name)
-    torch.manual_seed(config.train.seed)
+    torch.manual_seed(config.train.seed)  # for the dense part; tables are initialized when they are sharded
     model = build_model_with_loss(config.data, config.model, device, bf16=config.train.precision == "bf16")
     for tables in embedding_collections(model):
         fuse(tables, config.optimizer.sparse)
@@ -90,6 +92,7 @@ def build_sharded_model(config: Config, context: DistributedContext) -> ShardedM
     unsharded, sharder = build_unsharded_model(config, context.device), Sharder(config.comms)
     plan = make_plan(unsharded, sharder, config.data, config.planner, context)
     check_comms(config.comms, plan, local_batch_sizes(config, context.world_size))
+    # Before `shard`, which replaces the tables inside the unsharded model.
     plan_json = plan_to_json(plan, context.world_size)
     plan_table = render_plan(plan, unsharded, context.world_size)
     communication_bytes = communication_volume(plan, unsharded, config.data, config.comms, context)
@@ -105,6 +108,6 @@ def build_sharded_model(config: Config, context: DistributedContext) -> ShardedM
 
 
 def local_batch_sizes(config: Config, world_size: int) -> tuple[int, int]:
-    """Returns the samples of a rank's batch in training and in evaluation."""
+    """Returns the number of samples of a local batch, in training and in evaluation."""
     training = config.data.global_batch_size
     return training // world_size, (config.evaluate.global_batch_size or training) // world_size

@@ -1,4 +1,4 @@
-"""A Slurm to test against, and somebody at a shell who uses it.
+"""A Slurm to test against, and a user's shell.
 
 `SLURM_PREFIX` names a folder into which another Slurm than the system's was unpacked (`make test-slurm24`).
 """
@@ -17,7 +17,7 @@ from slurm_shell import Shell
 
 @pytest.fixture(scope="session")
 def clusters():
-    """Brings up a cluster when it is first asked for: one with slurmdbd (True), and one without (False)."""
+    """Brings up a cluster when it is first needed: one with slurmdbd (True), and one without (False)."""
     prefix = os.environ.get("SLURM_PREFIX")
     with contextlib.ExitStack() as stack:
 

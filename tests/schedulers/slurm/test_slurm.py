@@ -1,4 +1,4 @@
-"""Jobs of a few lines of bash on a real Slurm: what status, log, list and cancel say of them, and what they leave."""
+"""Jobs of a few lines of bash on a real Slurm: status, log, list and cancel, and the files that remain."""
 
 import functools
 import json

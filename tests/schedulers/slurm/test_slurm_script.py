@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_catalog import COMPONENTS
+from catalog import COMPONENTS
 from torchx.runner import get_runner
 from torchx.schedulers import get_scheduler_factories
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "slurm"
+from trainer.core.outcome import FINISHED_WORD, OUTCOME_VARIABLE, STOPPED
+
+GOLDEN = Path(__file__).parent / "golden"
 COMMON = "# ---- The same for every job from here on."
 EVERY_OPTION = {
     "partition": "gpu,spare",
@@ -109,6 +111,12 @@ def test_script_is_valid_bash_of_constant_size(dry_run):
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
     assert script.partition(COMMON)[2] == small.partition(COMMON)[2]
     assert len(script) - len(small) == 6  # three times 200 for 2
+
+
+def test_script_has_the_contract_of_the_trainer(dry_run):
+    lines = dry_run("utils.echo").partition(COMMON)[2].splitlines()
+    contract = {f"stopped_code={STOPPED}", f"finished_word={FINISHED_WORD}", f"outcome_variable={OUTCOME_VARIABLE}"}
+    assert contract < set(lines)
 
 
 def test_script_itself_is_shown_and_no_value_of_the_environment(torchx):

@@ -1,106 +1,52 @@
-"""Row groups to columns: what leaves this file is Arrow's."""
+"""Reads Parquet files."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from threading import Lock
 
 import fsspec
-import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from trainer.core.errors import InputError
-from trainer.core.storage import os_errors
-from trainer.data.dataset import FileSet, RowGroup, first_line
-
-Column = Callable[[str], pa.ChunkedArray]
+from trainer.data.readers.base import Column, FileContents
 
 
-class RowGroupReader:
-    """Reads row groups and keeps each file's footer.
+class ParquetReader:
+    """Reads Parquet files, and keeps the footers of those it opened.
 
-    Args:
-        files: The data set.
-        columns: The columns to read.
+    pyarrow.dataset is not used: its scanner reads ahead in an order and with threads of its own, while lanes need given
+    row groups at given times, and a budget of threads per rank.
     """
 
-    def __init__(self, files: FileSet, columns: Iterable[str]) -> None:
-        self._files, self._columns = files, list(dict.fromkeys(columns))
+    format = "Parquet"
+    suffix = ".parquet"
+
+    def __init__(self) -> None:
+        # Without it, every row group of a file would parse the footer of all of them again.
         self._footers: dict[str, pq.FileMetaData] = {}
 
-    @contextmanager
-    def open(self, group: RowGroup) -> Iterator[Column]:
-        """Opens a row group and yields what gives its columns.
-
-        From a local file they are read one by one, so that each is still in the cache when it is used. Any other file
-        system is asked for all of them at once.
-
-        Raises:
-            InputError: The file is gone or damaged.
-        """
-        with self._opened(group) as (file, local):
-            if local:
-                yield lambda name: self._read(file, group, [name]).column(name)
-            else:
-                yield self._read(file, group, self._columns).column
-
-    def read(self, group: RowGroup) -> Column:
-        """Reads all columns of a row group; the same errors."""
-        with self._opened(group) as (file, _):
-            return self._read(file, group, self._columns).column
+    def inspect(self, url: str) -> FileContents:
+        """Returns the outline of a file from its footer."""
+        fs, path = fsspec.core.url_to_fs(url)
+        with pq.ParquetFile(path, filesystem=fs) as file:
+            footer = file.metadata
+            rows = tuple(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
+            return FileContents(fs.size(path), rows, file.schema_arrow)
 
     @contextmanager
-    def _opened(self, group: RowGroup) -> Iterator[tuple[pq.ParquetFile, bool]]:
-        url = self._files.files[group.file].url
+    def open(self, url: str, row_group: int, columns: Sequence[str]) -> Iterator[Column]:
+        """Opens a row group; a local one is read column by column, any other all at once."""
         fs, path = fsspec.core.url_to_fs(url)
         local = isinstance(fs, LocalFileSystem)
-        try:
-            with os_errors():
-                opened = pq.ParquetFile(path, filesystem=fs, metadata=self._footers.get(url), pre_buffer=not local)
-        except (OSError, pa.ArrowException) as error:
-            raise self._unreadable(group, error) from error
+        # Pre-buffering joins the columns' byte ranges into few requests, which on a local disk would only be a copy.
+        opened = pq.ParquetFile(path, filesystem=fs, metadata=self._footers.get(url), pre_buffer=not local)
         with opened as file:
             self._footers.setdefault(url, file.metadata)
-            yield file, local
-
-    def _read(self, file: pq.ParquetFile, group: RowGroup, columns: list[str]) -> pa.Table:
-        try:
-            with os_errors():
-                return file.read_row_group(group.index, columns, use_threads=False)
-        except (OSError, pa.ArrowException) as error:
-            raise self._unreadable(group, error) from error
-
-    def _unreadable(self, group: RowGroup, error: BaseException) -> InputError:
-        return InputError(f"{self.where(group)}: cannot be read, is it whole? ({first_line(error)})")
-
-    def where(self, group: RowGroup) -> str:
-        """Returns what a message calls a row group."""
-        return f"{self._files.files[group.file].url}, row group {group.index}"
-
-
-@dataclass
-class SharedRowGroup:
-    """A row group that several windows have rows of; it is read once, and kept until the last of them has it.
-
-    Attributes:
-        uses: How many windows still need it.
-    """
-
-    uses: int
-    _columns: Column | None = None
-    _lock: Lock = field(default_factory=Lock)
-
-    def take(self, read: Callable[[], Column]) -> Column:
-        """Returns the columns, read by the first to come."""
-        with self._lock:
-            columns = self._columns or read()
-            self.uses -= 1
-            self._columns = columns if self.uses else None
-            return columns
-
-
-def shared(groups: Iterable[RowGroup]) -> dict[RowGroup, SharedRowGroup]:
-    """Returns those row groups that come more than once."""
-    return {group: SharedRowGroup(uses) for group, uses in Counter(groups).items() if uses > 1}
+            # Without Arrow's threads: data.read_threads is what a rank may use, and Arrow's pool is as large as the
+            # machine, whose other cores belong to other ranks.
+            if local:
+                # A column that is used before the next one is read stays in the cache: of the synthetic data's row
+                # groups, one column is half a megabyte in memory and all of them are 17.
+                yield lambda name: file.read_row_group(row_group, [name], use_threads=False).column(name)
+            else:
+                # Here every read is a request, whose latency is far longer than a cache miss.
+                yield file.read_row_group(row_group, list(columns), use_threads=False).column

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Literal
 
-import tyro
-
 from trainer.core.distributed import broadcast_from_rank0, process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.run.provenance import describe_run
 from trainer.tools.bench.checkpoint import compare_checkpoints, render_restores, time_restores
 from trainer.tools.bench.comparison import describe_machine, render_comparisons
@@ -27,7 +26,8 @@ from trainer.training.setup import open_session
 
 
 def bench(
-    what: tyro.conf.Positional[Literal["training", "checkpoint"]] = "training",
+    what: Literal["training", "checkpoint"] = "training",
+    /,
     out: str = "runs/bench",
     rows: int = 2_000_000,
     global_batch_size: int = 8192,
@@ -77,7 +77,7 @@ def bench(
                 **({"restores": [asdict(one) for one in restores]} if restores else {}),
             }
             run.write_json(f"bench-{what}.json", facts | measured)
-            print(f"\nevery repeat is in {run.url_of(f'bench-{what}.json')}")
+            print(f"\nevery repeat is in {without_secrets(run.url_of(f'bench-{what}.json'))}")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,190 @@
+"""Roles that run the trainer: the only place that spells torchrun's command.
+
+TorchX's `dist.torchrun` passes no `--signals-to-handle`, `--shutdown-timeout` and `--max-restarts`, without which ranks
+have no time to save, and its nodes meet at the same port in all jobs.
+"""
+
+import re
+import shlex
+from contextlib import suppress
+from dataclasses import dataclass
+
+from torchx import specs
+from torchx.components.dist import parse_nnodes
+from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount, macros
+
+# All of them reach every rank, which then has SHUTDOWN_TIMEOUT_SECONDS to leave.
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+SHUTDOWN_TIMEOUT_SECONDS = 120
+
+# The number of nodes that an elastic job may lose and continue; a node that returns does not count.
+ELASTIC_RESTARTS = 100
+
+# Below the ports that the system hands out by itself (32768 and up on Linux).
+FIRST_PORT = 20000
+PORTS = 10000
+
+
+class ArgumentError(ValueError):
+    """An argument of a component has a value that cannot be used."""
+
+    def __init__(self, flag: str, value: object, allowed: str) -> None:
+        super().__init__(f"{flag} {value}: must be {allowed}")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The number of nodes of a job, and the number of processes on each of them."""
+
+    min_nodes: int | None
+    nodes: int
+    procs: int
+
+    @classmethod
+    def parse(cls, j: str) -> "Shape":
+        """Reads `NODESxPROCS` or `MIN:NODESxPROCS`."""
+        with suppress(ValueError):
+            min_nodes, nodes, procs, nnodes = parse_nnodes(j)
+            # To parse_nnodes a bare number is processes, to dist.torchrun it is nodes: here it is refused.
+            if "x" in j and 1 <= min_nodes <= nodes and procs >= 1:
+                return cls(min_nodes if ":" in nnodes else None, nodes, procs)
+        raise ArgumentError("-j", j, "NODESxPROCS or MIN:NODESxPROCS, such as 2x8 or 1:2x8, with 1 <= MIN <= NODES")
+
+    @property
+    def nnodes(self) -> str:
+        """The value of torchrun's `--nnodes`."""
+        return f"{self.min_nodes}:{self.nodes}" if self.min_nodes else str(self.nodes)
+
+    @property
+    def restarts(self) -> int:
+        """The value of torchrun's `--max-restarts`; a job that is not elastic is restarted by its scheduler."""
+        return ELASTIC_RESTARTS if self.min_nodes else 0
+
+
+def one_node(nproc: int) -> str:
+    """Returns the `-j` of a job on one node."""
+    if nproc < 1:
+        raise ArgumentError("--nproc", nproc, "a number of processes from 1 up")
+    return f"1x{nproc}"
+
+
+def choice(flag: str, value: str, allowed: tuple[str, ...]) -> str:
+    """Returns a value that is one of those allowed."""
+    if value not in allowed:
+        raise ArgumentError(flag, value, ", ".join(allowed))
+    return value
+
+
+def resource(h: str | None, cpu: int, gpu: int, memMB: int) -> Resource:
+    """Returns the resources of one replica: the named resource `h` if there is one, else the numbers."""
+    try:
+        return specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h)
+    except KeyError as error:
+        raise ArgumentError("-h", h, f"the name of a registered resource ({error.args[0]})") from error
+
+
+def parse_mounts(mounts: list[str] | None) -> list[BindMount | VolumeMount | DeviceMount]:
+    """Returns the mounts of a role."""
+    try:
+        return specs.parse_mounts(mounts or [])
+    except (KeyError, ValueError) as error:
+        allowed = f"type=bind|volume|device,src=...,dst=...[,readonly] ({error.args[0]})"
+        raise ArgumentError("--mounts", ",".join(mounts or []), allowed) from error
+
+
+def torchrun(
+    *trainer_args: str,
+    name: str,
+    j: str,
+    resource: Resource,
+    image: str,
+    env: dict[str, str] | None,
+    mounts: list[str] | None,
+    metadata: dict[str, str] | None,
+    max_retries: int,
+) -> AppDef:
+    """Returns an app of one role, whose replicas each run the trainer under torchrun."""
+    if not re.fullmatch(r"[A-Za-z][\w.-]*", name):
+        raise ArgumentError("--name", name, "a letter, then letters, digits, '.', '_' or '-'")
+    shape = Shape.parse(j)
+    defaults = {
+        "OMP_NUM_THREADS": str(max(1, resource.cpu // shape.procs)),
+        # torchrun tees through files, and Python would hold back what it writes to a file.
+        "PYTHONUNBUFFERED": "1",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
+        # The ranks get a store of their own, so that it does not fall with an agent.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    role = Role(
+        # No dash: Volcano derives the name of a shell variable from it.
+        name="trainer",
+        image=image,
+        entrypoint="bash",
+        args=["-c", _torchrun_command(shape, trainer_args)],
+        env=defaults | (env or {}),
+        num_replicas=shape.nodes,
+        min_replicas=shape.min_nodes,
+        max_retries=max_retries,
+        resource=resource,
+        mounts=parse_mounts(mounts),
+        metadata=dict(metadata or {}),
+    )
+    return AppDef(name=name, roles=[role])
+
+
+def python(
+    *args: str,
+    name: str,
+    resource: Resource,
+    image: str,
+    env: dict[str, str] | None,
+    mounts: list[str] | None,
+    metadata: dict[str, str] | None,
+    port_map: dict[str, int] | None = None,
+) -> AppDef:
+    """Returns an app of one process, `python -m ARGS`."""
+    role = Role(
+        name=name,
+        image=image,
+        entrypoint="python",
+        args=["-m", *args],
+        env={"PYTHONUNBUFFERED": "1"} | (env or {}),
+        resource=resource,
+        mounts=parse_mounts(mounts),
+        metadata=dict(metadata or {}),
+        port_map=port_map or {},
+    )
+    return AppDef(name=name, roles=[role])
+
+
+def _torchrun_command(shape: Shape, trainer_args: tuple[str, ...]) -> str:
+    # Every argument is quoted, and TorchX still substitutes its macros inside the quotes.
+    return " ".join(
+        [
+            # Signals are for torchrun, not for a shell in between.
+            "exec torchrun",
+            f"--nnodes {shape.nnodes}",
+            f"--nproc-per-node {shape.procs}",
+            "--rdzv-backend c10d",
+            f"--rdzv-id '{macros.app_id}'",
+            f"--rdzv-endpoint {_rdzv_endpoint(shape)}",
+            f"--max-restarts {shape.restarts}",
+            f"--signals-to-handle {SIGNALS}",
+            f"--shutdown-timeout {SHUTDOWN_TIMEOUT_SECONDS}",
+            "--tee 3",
+            f"-m trainer {shlex.join(trainer_args)}",
+        ]
+    )
+
+
+def _rdzv_endpoint(shape: Shape) -> str:
+    """Returns the host and port at which the nodes meet, as a word for the shell.
+
+    The port is a checksum of the app id: the same on all nodes of a job, another one for another job on the host.
+    """
+    if shape.nodes == 1:
+        return "localhost:0"
+    # TorchX turns `$$` into `$`. A missing host is an error: each node would wait for the others at its own localhost.
+    host = f"$${{{macros.rank0_env}:?names the host of replica 0 and is not set}}"
+    checksum = f"$$(cksum <<< '{macros.app_id}' | cut -d ' ' -f 1)"
+    return f'"{host}:$$(({FIRST_PORT} + {checksum} % {PORTS}))"'

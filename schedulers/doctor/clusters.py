@@ -1,0 +1,78 @@
+"""Checks of clusters."""
+
+import json
+import os
+import re
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+from schedulers.doctor.findings import Finding, Level, absent, answer, last_line, probe, troubled
+
+SLURM_SECONDS = 15
+KUBERNETES_SECONDS = 30
+
+# The API group of each project, and the schedulers that need it.
+KUBERNETES_APIS = {
+    "JobSet": ("jobset.x-k8s.io", ("jobset",)),
+    "Kueue": ("kueue.x-k8s.io", ()),
+    "Volcano": ("batch.volcano.sh", ("kubernetes",)),
+}
+INSTALL_PAGES = {
+    "JobSet": "https://jobset.sigs.k8s.io/docs/installation/",
+    "Kueue": "https://kueue.sigs.k8s.io/docs/installation/",
+    "Volcano": "https://volcano.sh/en/docs/installation/",
+}
+
+
+def slurm(required: bool) -> list[Finding]:
+    """Checks Slurm's commands, its controller, and its accounting."""
+    if not shutil.which("sinfo"):
+        remedy = "submit from a login node, or put Slurm's commands on PATH"
+        return [absent("Slurm", "no sinfo on PATH", required, remedy)]
+    version = answer(["sinfo", "--version"], SLURM_SECONDS).stdout.strip() or "Slurm"
+    ping = answer(["scontrol", "ping"], SLURM_SECONDS)
+    if " UP" not in ping.stdout:
+        remedy = "start slurmctld, or see `scontrol ping` and SLURM_CONF"
+        return [troubled("Slurm", f"{version}; {last_line(ping.stdout + ping.stderr)}", required, remedy)]
+    return [Finding("Slurm", Level.OK, version), _accounting(required)]
+
+
+def _accounting(required: bool) -> Finding:
+    shown = answer(["scontrol", "show", "config"], SLURM_SECONDS).stdout
+    kind = re.search(r"^AccountingStorageType\s*=\s*(\S+)", shown, re.MULTILINE)
+    if not kind or kind[1].endswith("none") or kind[1] == "(null)":
+        age = re.search(r"^MinJobAge\s*=\s*(.+)$", shown, re.MULTILINE)
+        found = f"none: Slurm forgets a job {age[1].strip() if age else 'some time'} after its end"
+        return Finding("Slurm accounting", Level.NOTE, found, "to keep states longer, run slurmdbd")
+    done = answer(["sacct", "--noheader", "--allocations", "--starttime", "now"], SLURM_SECONDS)
+    if done.returncode:
+        return troubled("Slurm accounting", f"{kind[1]}; {last_line(done.stderr)}", required, "start slurmdbd")
+    return Finding("Slurm accounting", Level.OK, kind[1])
+
+
+def kubernetes(required: str | None) -> list[Finding]:
+    """Checks the cluster of the current context for a required scheduler, if there is one."""
+    configured = os.environ.get("KUBECONFIG") or (Path.home() / ".kube" / "config").exists()
+    if not configured and "KUBERNETES_SERVICE_HOST" not in os.environ:
+        found = "no KUBECONFIG, no ~/.kube/config and not in a pod"
+        return [
+            absent("Kubernetes", found, bool(required), "set KUBECONFIG to the file that your cluster's owner gave you")
+        ]
+    if not find_spec("kubernetes"):
+        found = "the Python client is not installed"
+        return [troubled("Kubernetes", found, bool(required), "pip install 'torchx-recsys[kubernetes]'")]
+    done = probe("kubernetes", seconds=KUBERNETES_SECONDS)
+    if done.returncode:
+        remedy = "check the network, and the current context of KUBECONFIG"
+        return [troubled("Kubernetes", last_line(done.stderr), bool(required), remedy)]
+    cluster = json.loads(last_line(done.stdout))
+    reached = Finding("Kubernetes", Level.OK, f"{cluster['version']} at {cluster['host']}")
+    return [reached, *(_installed(name, cluster["groups"], required) for name in KUBERNETES_APIS)]
+
+
+def _installed(name: str, groups: list[str], required: str | None) -> Finding:
+    group, needed_by = KUBERNETES_APIS[name]
+    if group in groups:
+        return Finding(name, Level.OK, f"{group} on the cluster")
+    return absent(name, "not on the cluster", required in needed_by, f"have it installed: {INSTALL_PAGES[name]}")

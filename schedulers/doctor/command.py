@@ -1,0 +1,63 @@
+"""The command `torchx doctor`, which checks what jobs need and names a remedy for what is missing."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from tabulate import tabulate
+from torchx.cli.cmd_base import SubCommand
+
+from schedulers.doctor import clusters, machine
+from schedulers.doctor.findings import Finding, Level
+
+COLORS = {Level.OK: "\033[32m", Level.NOTE: "\033[33m", Level.ABSENT: "\033[2m", Level.WRONG: "\033[31m"}
+PLAIN = "\033[0m"
+SCHEDULERS = ("local_cwd", "slurm", "kubernetes", "jobset")
+
+
+class Doctor(SubCommand):
+    """Checks this machine and the clusters that it reaches; ends with exit code 1 if a finding is wrong.
+
+    Without options, Slurm and Kubernetes need not be there. An option makes what it names required.
+    """
+
+    def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
+        """Adds the options."""
+        subparser.add_argument("-s", "--scheduler", choices=SCHEDULERS, help="A scheduler that has to work from here")
+        subparser.add_argument("--out", help="A run directory that has to be writable, a path or an fsspec URL")
+        subparser.add_argument("--storage", help="A data set that has to be readable, a path or an fsspec URL")
+
+    def run(self, args: argparse.Namespace) -> None:
+        """Prints a table with a line for each check."""
+        findings = examine(args.scheduler, args.out, args.storage)
+        print(render(findings, color=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+        if any(finding.level is Level.WRONG for finding in findings):
+            sys.exit(1)
+
+
+def examine(scheduler: str | None, out: str | None, storage: str | None) -> list[Finding]:
+    """Runs all checks at the same time; each has a time limit of its own."""
+    checks: list[Callable[[], list[Finding]]] = [
+        machine.python,
+        machine.torchx,
+        machine.plugins,
+        machine.torch,
+        partial(clusters.slurm, required=scheduler == "slurm"),
+        partial(clusters.kubernetes, required=scheduler if scheduler in ("kubernetes", "jobset") else None),
+    ]
+    if out:
+        checks.append(partial(machine.writable, out))
+    if storage:
+        checks.append(partial(machine.readable, storage))
+    with ThreadPoolExecutor(len(checks)) as pool:
+        return [finding for found in pool.map(lambda check: check(), checks) for finding in found]
+
+
+def render(findings: list[Finding], color: bool) -> str:
+    """Returns the table, aligned for a terminal."""
+    levels = {level: f"{paint}{level.value}{PLAIN}" if color else level.value for level, paint in COLORS.items()}
+    rows = [[levels[each.level], each.check, each.found, each.remedy] for each in findings]
+    return tabulate(rows, ["", "check", "found", "what to do"], maxcolwidths=[None, None, 60, 60])

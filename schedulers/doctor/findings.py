@@ -1,0 +1,55 @@
+"""Findings of `torchx doctor`, and the programs that it runs to find them."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Level(Enum):
+    """Severity of a finding."""
+
+    OK = "ok"
+    NOTE = "note"
+    ABSENT = "not here"
+    WRONG = "WRONG"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the table."""
+
+    check: str
+    level: Level
+    found: str
+    remedy: str = ""
+
+
+def absent(check: str, found: str, required: bool, remedy: str) -> Finding:
+    """Returns the finding for something that is not there, which is wrong only if it is required."""
+    return Finding(check, Level.WRONG, found, remedy) if required else Finding(check, Level.ABSENT, found)
+
+
+def troubled(check: str, found: str, required: bool, remedy: str) -> Finding:
+    """Returns the finding for something that does not work, which is wrong only if it is required."""
+    return Finding(check, Level.WRONG if required else Level.NOTE, found, remedy)
+
+
+def answer(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Runs a program; one that does not answer in time, or is not there, has failed."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"no answer within {seconds:g} seconds")
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 127, "", str(error))
+
+
+def probe(name: str, *arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Runs one of the scripts probe_*.py."""
+    return answer([sys.executable, "-P", "-m", f"schedulers.doctor.probe_{name}", *arguments], seconds)
+
+
+def last_line(text: str) -> str:
+    """Returns the last line that is not empty."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no message")

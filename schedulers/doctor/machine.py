@@ -1,0 +1,127 @@
+"""Checks of this machine. Child processes import what is heavy or may be broken (probe_*.py)."""
+
+import json
+import platform
+import re
+import shutil
+import signal
+import sys
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, requires, version
+
+from torchx import plugins as torchx_plugins
+
+from schedulers.doctor.findings import Finding, Level, answer, last_line, probe
+
+PROJECT = "torchx-recsys"
+LEAST_PYTHON = (3, 11)
+LOAD_SECONDS = 120
+STORAGE_SECONDS = 30
+INSTALL = "install the triple: pip install --no-deps -r requirements-cpu.txt, or pip install 'torchx-recsys[cuda]'"
+
+
+def python() -> list[Finding]:
+    """Checks the interpreter."""
+    found = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info[:2] < LEAST_PYTHON:
+        return [Finding("Python", Level.WRONG, found, f"use Python {'.'.join(map(str, LEAST_PYTHON))} or newer")]
+    return [Finding("Python", Level.OK, found)]
+
+
+def torchx() -> list[Finding]:
+    """Checks the distribution that provides the package torchx: there must be one only, and the nightly."""
+    stable, nightly = _version("torchx"), _version("torchx-nightly")
+    if stable and nightly:
+        remedy = f"pip uninstall -y torchx torchx-nightly && pip install torchx-nightly=={nightly}"
+        return [Finding("TorchX", Level.WRONG, f"torchx {stable} and torchx-nightly {nightly} in one place", remedy)]
+    if not nightly:
+        remedy = "pip uninstall -y torchx && pip install torchx-recsys"
+        return [Finding("TorchX", Level.WRONG, f"torchx {stable}, which is too old", remedy)]
+    return [Finding("TorchX", Level.OK, f"torchx-nightly {nightly}")]
+
+
+def plugins() -> list[Finding]:
+    """Checks what this project registers with TorchX, and what TorchX could not register."""
+    ours = [entry for entry in distribution(PROJECT).entry_points if entry.group.startswith("torchx.")]
+    broken = [f"{entry.name}: {error}" for entry in ours if (error := _load_error(entry))]
+    broken += [f"{error.name}: {error.error}" for error in torchx_plugins.registry().load_errors()]
+    taken = [entry.name for entry in ours if len(entry_points(group=entry.group, name=entry.name)) > 1]
+    if broken or taken:
+        found = "; ".join([*broken, *(f"{name} is registered by two packages" for name in taken)])
+        return [Finding("plugins", Level.WRONG, found, f"install {PROJECT} again; remove packages that clash with it")]
+    groups = ("schedulers", "components", "named_resources", "cli.cmds")
+    counts = [f"{sum(entry.group == f'torchx.{group}' for entry in ours)} {group}" for group in groups]
+    return [Finding("plugins", Level.OK, ", ".join(counts))]
+
+
+def torch() -> list[Finding]:
+    """Checks that torch, torchrec and fbgemm-gpu match and load, and which GPUs they see."""
+    found = {name: _version(name) for name in ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu")}
+    there = {name: number for name, number in found.items() if number}
+    versions = ", ".join(f"{name} {number}" for name, number in there.items())
+    if "torch" not in there:
+        return [Finding("torch", Level.ABSENT, "not installed: jobs can be submitted here, not run"), _gpu(None)]
+    if wrong := _mismatch(there):
+        return [Finding("torch", Level.WRONG, f"{versions}: {wrong}", INSTALL), _gpu(None)]
+    loaded = probe("torch", seconds=LOAD_SECONDS)
+    if loaded.returncode:
+        died = f"died of {signal.Signals(-loaded.returncode).name}" if loaded.returncode < 0 else ""
+        found = f"{versions} does not load: {died or last_line(loaded.stderr)}"
+        return [Finding("torch", Level.WRONG, found, INSTALL), _gpu(None)]
+    return [Finding("torch", Level.OK, versions), _gpu(json.loads(last_line(loaded.stdout)))]
+
+
+def writable(out: str) -> list[Finding]:
+    """Checks a run directory by a file that is written, read and removed; nothing else is made."""
+    return [_storage("--out", out, "writable", "writable", "choose a directory or bucket that you may write to")]
+
+
+def readable(url: str) -> list[Finding]:
+    """Checks that data is in storage."""
+    return [_storage("--storage", url, "readable", "there", "check the name, the network and the credentials")]
+
+
+def _storage(check: str, url: str, script: str, good: str, remedy: str) -> Finding:
+    done = probe(script, url, seconds=STORAGE_SECONDS)
+    if not done.returncode:
+        return Finding(check, Level.OK, f"{url} is {good}")
+    error = last_line(done.stderr)
+    if missing := re.search(r"ImportError:.*[Ii]nstall (\w+)", error):
+        remedy = f"pip install {missing[1]}"
+    return Finding(check, Level.WRONG, f"{url}: {error}", remedy)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _mismatch(there: dict[str, str]) -> str | None:
+    """Returns what is wrong with the versions, which have to be those of this project's extra."""
+    if "fbgemm-gpu" in there and "fbgemm-gpu-cpu" in there:
+        return "the two packages of fbgemm overwrite each other's files"
+    extra = "cuda" if "fbgemm-gpu" in there else "cpu"
+    pins = "\n".join(requires(PROJECT) or ())
+    wanted = re.findall(rf"^(\S+?)==(\S+?);.*extra == ['\"]{extra}['\"]", pins, re.MULTILINE)
+    wrong = [f"{name} {number}" for name, number in wanted if there.get(name, "").partition("+")[0] != number]
+    return f"{', '.join(wrong)} wanted" if wrong else None
+
+
+def _load_error(entry: EntryPoint) -> str | None:
+    try:
+        entry.load()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _gpu(loaded: dict | None) -> Finding:
+    """Returns the GPUs that torch sees, or a note that only the driver sees some."""
+    if loaded and loaded["gpus"]:
+        names = loaded["gpus"]
+        return Finding("GPU", Level.OK, ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)))
+    if loaded and shutil.which("nvidia-smi") and not answer(["nvidia-smi", "-L"], 20).returncode:
+        remedy = "update the driver" if loaded["cuda"] else "pip install 'torchx-recsys[cuda]' in another environment"
+        return Finding("GPU", Level.NOTE, "the driver has a GPU that torch does not see", remedy)
+    return Finding("GPU", Level.ABSENT, "none: ranks on this machine use the CPU")

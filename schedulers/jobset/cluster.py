@@ -1,0 +1,170 @@
+"""Calls to a Kubernetes API server, with its errors in one line."""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from schedulers.errors import SchedulerError
+from schedulers.jobset import spec
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+Object = dict[str, Any]
+
+# Seconds to connect and to answer, so that a cluster out of reach does not hold up the shell.
+TIMEOUT_SECONDS = (10, 60)
+KUEUE = "kueue.x-k8s.io"
+# Newer versions of Kueue serve the first, older ones the second.
+WORKLOAD_VERSIONS = ("v1beta2", "v1beta1")
+NO_CLIENT = "Kubernetes needs its client: pip install 'torchx-recsys[kubernetes]'"
+NO_JOBSET = f"the cluster has no {spec.GROUP}/{spec.VERSION}: install JobSet there, or use -s kubernetes with Volcano"
+
+
+class Cluster:
+    """One namespace of a cluster: its JobSets, their pods and their Kueue workloads.
+
+    Every method raises SchedulerError if the cluster refuses or cannot be reached.
+    """
+
+    def __init__(self, context: str | None, namespace: str) -> None:
+        self._namespace = namespace
+        self._client = _client(context)
+
+    def create(self, resource: Object) -> None:
+        """Creates a JobSet; a field that the cluster does not know is an error."""
+        if not self._jobsets("create", body=resource, field_validation="Strict"):
+            raise SchedulerError(NO_JOBSET)
+
+    def jobset(self, name: str) -> Object | None:
+        """Reads a JobSet, None if there is none of that name."""
+        return self._jobsets("get", name=name)
+
+    def jobsets(self) -> list[Object]:
+        """Reads all JobSets that TorchX made."""
+        found = self._jobsets("list", label_selector=_selector(spec.MANAGED_BY))
+        if not found:
+            raise SchedulerError(NO_JOBSET)
+        return found["items"]
+
+    def patch(self, name: str, change: Object) -> None:
+        """Merges a change into a JobSet; None removes a key."""
+        self._jobsets("patch", name=name, body=change, _content_type="application/merge-patch+json")
+
+    def delete(self, name: str) -> None:
+        """Deletes a JobSet and, in the background, what belongs to it."""
+        self._jobsets("delete", name=name)
+
+    def pods(self, labels: dict[str, str]) -> list[Object]:
+        """Reads the pods with these labels."""
+        from kubernetes.client import CoreV1Api
+
+        with _one_line():
+            answer: Any = CoreV1Api(self._client).list_namespaced_pod(
+                self._namespace,
+                label_selector=_selector(labels),
+                _preload_content=False,
+                _request_timeout=TIMEOUT_SECONDS,
+            )
+        return json.loads(answer.data)["items"]
+
+    def workloads(self, uid: str) -> list[Object]:
+        """Reads the Kueue workloads of an object; none if there is no Kueue, or this user may not read them."""
+        for version in WORKLOAD_VERSIONS:
+            if found := self._workloads(version, "list", label_selector=_selector({f"{KUEUE}/job-uid": uid})):
+                return found["items"]
+        return []
+
+    def deactivate(self, workload: Object) -> None:
+        """Makes Kueue stop a job for good and release its quota."""
+        version, name = workload["apiVersion"].partition("/")[2], workload["metadata"]["name"]
+        change = {"spec": {"active": False}}
+        self._workloads(version, "patch", name=name, body=change, _content_type="application/merge-patch+json")
+
+    def log(self, pod: str, container: str, since: datetime | None, follow: bool) -> Iterator[str]:
+        """Yields a container's log, each line after its time; nothing if the pod is gone or has not started."""
+        from kubernetes.client import ApiException, CoreV1Api
+
+        window: dict[str, Any] = {"since_seconds": _seconds_ago(since)} if since else {}
+        options = {"container": container, "timestamps": True, "follow": follow, "_preload_content": False}
+        with _one_line():
+            try:
+                stream: Any = CoreV1Api(self._client).read_namespaced_pod_log(pod, self._namespace, **options, **window)
+            except ApiException as error:
+                if error.status in (400, 404):
+                    return
+                raise
+            for line in stream:
+                yield line.decode(errors="replace")
+
+    def _jobsets(self, verb: str, **arguments: Any) -> Object | None:
+        return self._custom(verb, (spec.GROUP, spec.VERSION, spec.PLURAL), (404,), arguments)
+
+    def _workloads(self, version: str, verb: str, **arguments: Any) -> Object | None:
+        return self._custom(verb, (KUEUE, version, "workloads"), (403, 404), arguments)
+
+    def _custom(
+        self, verb: str, kind: tuple[str, str, str], missing: tuple[int, ...], arguments: dict[str, Any]
+    ) -> Object | None:
+        """Calls the API of custom objects; returns None for an answer with one of the `missing` codes."""
+        from kubernetes.client import ApiException, CustomObjectsApi
+
+        call = getattr(CustomObjectsApi(self._client), f"{verb}_namespaced_custom_object")
+        group, version, plural = kind
+        with _one_line():
+            try:
+                return call(group, version, self._namespace, plural, _request_timeout=TIMEOUT_SECONDS, **arguments)
+            except ApiException as error:
+                if error.status in missing:
+                    return None
+                raise
+
+
+def _client(context: str | None) -> "ApiClient":
+    """Returns a client for a context of the kubeconfig file, or else for the cluster that this process runs in."""
+    try:
+        from kubernetes import client, config
+    except ModuleNotFoundError as error:
+        raise SchedulerError(NO_CLIENT) from error
+    configuration = client.Configuration()
+    try:
+        config.load_kube_config(context=context, client_configuration=configuration)
+    except config.ConfigException as failure:
+        try:
+            config.load_incluster_config(client_configuration=configuration)
+        except config.ConfigException:
+            raise SchedulerError(f"no Kubernetes cluster: {failure}; set KUBECONFIG or -cfg context") from failure
+    return client.ApiClient(configuration)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Turns the client's errors, with their headers and bodies, into the server's message."""
+    from kubernetes.client import ApiException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except ApiException as error:
+        raise SchedulerError(f"Kubernetes: {_message(error)}") from error
+    except HTTPError as error:
+        reason = str(getattr(error, "reason", error)).partition("): ")[2] or error
+        raise SchedulerError(f"Kubernetes cannot be reached: {reason}; see kubectl cluster-info") from error
+
+
+def _message(error: Any) -> str:
+    try:
+        return " ".join(json.loads(error.body)["message"].split())
+    except (TypeError, ValueError, KeyError):
+        return f"{error.status} {error.reason}"
+
+
+def _selector(labels: dict[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
+def _seconds_ago(since: datetime) -> int:
+    return max(1, math.ceil((datetime.now(UTC) - since.astimezone(UTC)).total_seconds()))

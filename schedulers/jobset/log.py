@@ -1,0 +1,95 @@
+"""Logs of replicas; one that is followed continues over all pods of its replica."""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from torchx.specs import is_terminal
+
+from schedulers.jobset import spec
+from schedulers.jobset.cluster import Cluster
+from schedulers.jobset.pod import INDEX
+from schedulers.jobset.status import Object, app_state, newest_pods, pod_reason
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A replica of a job, by the names of its JobSet and its role."""
+
+    jobset: str
+    role: str
+    number: int
+
+    def pod(self, cluster: Cluster) -> Object | None:
+        """Returns its newest pod, None if there is none."""
+        labels = {spec.JOBSET_LABEL: self.jobset, spec.ROLE_LABEL: self.role, INDEX: str(self.number)}
+        return newest_pods(cluster.pods(labels)).get((self.role, self.number))
+
+
+def read(cluster: Cluster, replica: Replica, since: datetime | None, until: datetime | None) -> Iterator[str]:
+    """Yields the lines of the replica's last attempt so far."""
+    pod = replica.pod(cluster)
+    if pod and _started(pod):
+        yield from (text for _, text in _lines(cluster, pod, since, until))
+    else:
+        reason = pod_reason(pod) if pod else "it has no pod"
+        logger.warning("%s/%d has no log yet: %s", replica.role, replica.number, reason or "its pod is being made")
+
+
+def follow(cluster: Cluster, replica: Replica, since: datetime | None, until: datetime | None) -> Iterator[str]:
+    """Yields the lines of the replica as they come, through restarts and cut connections, until the job ends."""
+    done, last = set(), None
+    while True:
+        jobset = cluster.jobset(replica.jobset)
+        pod = replica.pod(cluster)
+        if pod and pod["metadata"]["uid"] not in done and _started(pod):
+            ended = pod["status"].get("phase") in ("Succeeded", "Failed")
+            for stamp, text in _lines(cluster, pod, since, until, last, follow=True):
+                last = stamp or last
+                yield text
+            if ended:
+                done.add(pod["metadata"]["uid"])
+        elif jobset is None or is_terminal(app_state(jobset)):
+            return
+        else:
+            time.sleep(POLL_SECONDS)
+
+
+def _started(pod: Object) -> bool:
+    """Returns whether the pod's container has ever run: the server refuses to read a log before."""
+    states = [status.get("state", {}) for status in pod["status"].get("containerStatuses", ())]
+    return bool(states) and "waiting" not in states[0]
+
+
+def _lines(
+    cluster: Cluster,
+    pod: Object,
+    since: datetime | None,
+    until: datetime | None,
+    last: datetime | None = None,
+    follow: bool = False,
+) -> Iterator[tuple[datetime | None, str]]:
+    """Yields the lines of a pod between two times and after that of the `last` line read, with their times."""
+    name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]["name"]
+    for line in cluster.log(name, container, last or since, follow):
+        stamp, text = _split(line)
+        if until and stamp and stamp > until.astimezone(UTC):
+            return
+        early = stamp and since and stamp < since.astimezone(UTC)
+        if not early and not (stamp and last and stamp <= last):
+            yield stamp, text
+
+
+def _split(line: str) -> tuple[datetime | None, str]:
+    """Returns the time of a line and its text; messages of the server itself have no time."""
+    stamp, _, text = line.partition(" ")
+    try:
+        return datetime.fromisoformat(stamp), text
+    except ValueError:
+        return None, line

@@ -1,0 +1,142 @@
+"""The `jobset` scheduler: one JobSet for each job on Kubernetes, with Kueue for queues and quota."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote, unquote
+
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
+from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
+
+from schedulers.errors import SchedulerError
+from schedulers.jobset import log, spec, status
+from schedulers.jobset.cluster import Cluster, Object
+from schedulers.jobset.names import unique_name
+from schedulers.jobset.options import JobSetOpts, check
+from schedulers.jobset.pod import Job
+from schedulers.jobset.spec import JobSetRequest
+
+BACKEND = "jobset"
+
+
+class JobSetScheduler(Scheduler[JobSetOpts]):
+    """Runs an app as a JobSet: an Indexed Job for each role, a headless service, restarts of the whole job.
+
+    An app id is `NAMESPACE:NAME`, or `CONTEXT:NAMESPACE:NAME` if the job was submitted to a context by name: that is
+    enough to find the job from another shell.
+    """
+
+    def __init__(self, session_name: str) -> None:
+        super().__init__(BACKEND, session_name)
+        self._clusters: dict[tuple[str | None, str], Cluster] = {}
+
+    def schedule(self, dryrun_info: AppDryRunInfo) -> str:
+        """Creates the JobSet and returns the app id.
+
+        Raises:
+            SchedulerError: The cluster refuses it or cannot be reached.
+        """
+        request: JobSetRequest = dryrun_info.request
+        metadata = request.resource["metadata"]
+        self._cluster(request.context, metadata["namespace"]).create(request.resource)
+        return _app_id(request.context, metadata)
+
+    def describe(self, app_id: str) -> DescribeAppResponse | None:
+        """Returns the status of a job by two calls, three if it waits in a queue, for any number of replicas."""
+        cluster, name = self._find(app_id)
+        jobset = cluster.jobset(name)
+        if jobset is None:
+            return None
+        pods = cluster.pods({spec.JOBSET_LABEL: name})
+        queued = jobset["spec"].get("suspend") and spec.QUEUE_LABEL in jobset["metadata"].get("labels", {})
+        workloads = cluster.workloads(jobset["metadata"]["uid"]) if queued else []
+        return status.describe(app_id, jobset, pods, workloads)
+
+    def describe_native(self, app_id: str) -> AppDryRunInfo[JobSetRequest] | None:
+        """Returns the JobSet as it is on the cluster."""
+        cluster, name = self._find(app_id)
+        jobset = cluster.jobset(name)
+        return AppDryRunInfo(JobSetRequest(None, jobset), str) if jobset else None
+
+    def list(self, cfg: Mapping[str, CfgVal] | None = None) -> list[ListAppResponse]:
+        """Returns the jobs that TorchX submitted to a namespace, the oldest first, ended ones too."""
+        opts = JobSetOpts.from_cfg(self.run_opts().resolve(cfg or {}))
+        found = self._cluster(opts.context, opts.namespace).jobsets()
+        return [
+            ListAppResponse(
+                _app_id(opts.context, jobset["metadata"]),
+                status.app_state(jobset),
+                name=_labels(jobset).get("app.kubernetes.io/name", ""),
+            )
+            for jobset in sorted(found, key=lambda jobset: jobset["metadata"]["creationTimestamp"])
+        ]
+
+    def log_iter(
+        self,
+        app_id: str,
+        role_name: str,
+        k: int = 0,
+        regex: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        should_tail: bool = False,
+        streams: Stream | None = None,
+    ) -> Iterable[str]:
+        """Yields the lines of a replica, stdout and stderr together."""
+        if streams not in (None, Stream.COMBINED):
+            raise SchedulerError(f"--streams {streams.value}: Kubernetes keeps only one: combined")
+        cluster, name = self._find(app_id)
+        read = log.follow if should_tail else log.read
+        lines = read(cluster, log.Replica(name, role_name, k), since, until)
+        return filter_regex(regex, lines) if regex else lines
+
+    def _submit_dryrun(self, app: AppDef, cfg: JobSetOpts) -> AppDryRunInfo[JobSetRequest, JobSetOpts]:
+        check(cfg)
+        name = unique_name(app)
+        app_id = _app_id(cfg.context, {"namespace": cfg.namespace, "name": name})
+        job = Job(app, cfg, name, f"{self.backend}://{self.session_name}/{app_id}")
+        return AppDryRunInfo(JobSetRequest(cfg.context, spec.jobset(job)), str)
+
+    def _run_opts(self) -> runopts:
+        return JobSetOpts.as_runopts()
+
+    def _cancel_existing(self, app_id: str) -> None:
+        """Suspends the job for good: its pods save and leave, its quota becomes free, and its status stays."""
+        cluster, name = self._find(app_id)
+        change: Object = {"metadata": {"annotations": {status.CANCELLED: "true"}}}
+        jobset = cluster.jobset(name) or {}
+        workloads = cluster.workloads(jobset["metadata"]["uid"]) if spec.QUEUE_LABEL in _labels(jobset) else []
+        if not workloads:
+            # Kueue ignores a job without a queue if it has not seen it before.
+            change = {"metadata": change["metadata"] | {"labels": {spec.QUEUE_LABEL: None}}, "spec": {"suspend": True}}
+        cluster.patch(name, change)
+        for workload in workloads:
+            # Kueue would resume an admitted job that another client suspended.
+            cluster.deactivate(workload)
+
+    def _delete_existing(self, app_id: str) -> None:
+        cluster, name = self._find(app_id)
+        cluster.delete(name)
+
+    def _find(self, app_id: str) -> tuple[Cluster, str]:
+        *context, namespace, name = app_id.split(":")
+        return self._cluster(unquote(context[0]) if context else None, namespace), name
+
+    def _cluster(self, context: str | None, namespace: str) -> Cluster:
+        if (context, namespace) not in self._clusters:
+            self._clusters[context, namespace] = Cluster(context, namespace)
+        return self._clusters[context, namespace]
+
+
+def create_scheduler(session_name: str, **kwargs: Any) -> JobSetScheduler:
+    """Returns the scheduler that TorchX knows as `jobset`."""
+    return JobSetScheduler(session_name)
+
+
+def _app_id(context: str | None, metadata: Mapping[str, Any]) -> str:
+    place = [quote(context, safe="")] if context else []
+    return ":".join([*place, metadata["namespace"], metadata["name"]])
+
+
+def _labels(jobset: Object) -> dict[str, str]:
+    return jobset.get("metadata", {}).get("labels", {})

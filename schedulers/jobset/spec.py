@@ -1,0 +1,110 @@
+"""The JobSet of an app."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from torchx.specs import Role
+
+from schedulers.jobset import pod
+from schedulers.jobset.names import dns_name, label
+from schedulers.jobset.pod import Job
+from trainer.core.outcome import STOPPED, STOPPED_WORD
+
+GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+ROLE_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
+ATTEMPT_LABEL = "jobset.sigs.k8s.io/restart-attempt"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+QUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+MANAGED_BY = {"app.kubernetes.io/managed-by": "torchx.pytorch.org"}
+
+
+@dataclass
+class JobSetRequest:
+    """A JobSet to be created, and the context of its cluster."""
+
+    context: str | None
+    resource: dict[str, Any]
+
+    def __str__(self) -> str:
+        return yaml.dump(self.resource, Dumper=_Dumper, sort_keys=False, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes YAML with scripts as blocks."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def jobset(job: Job) -> dict[str, Any]:
+    """Returns the JobSet of a job: one Indexed Job for each role, one pod for each replica."""
+    opts, roles = job.opts, job.app.roles
+    spec: dict[str, Any] = {
+        "suspend": bool(opts.queue),
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": False},
+        "failurePolicy": _failure_policy(max(role.max_retries for role in roles)),
+        "replicatedJobs": [_replicated_job(role, pod.template(job, role)) for role in roles],
+    }
+    if opts.ttl_seconds is not None:
+        spec["ttlSecondsAfterFinished"] = opts.ttl_seconds
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": "JobSet",
+        "metadata": {"name": job.name, "namespace": opts.namespace, "labels": _labels(job)},
+        "spec": spec,
+    }
+
+
+def _labels(job: Job) -> dict[str, str]:
+    labels = MANAGED_BY | {"app.kubernetes.io/name": label(job.app.name)}
+    if job.opts.queue:
+        labels[QUEUE_LABEL] = job.opts.queue
+    if job.opts.queue_priority:
+        labels[QUEUE_PRIORITY_LABEL] = job.opts.queue_priority
+    return labels
+
+
+def _failure_policy(max_retries: int) -> dict[str, Any]:
+    """Returns the policy that restarts all pods: failures count as retries, stops on request and disruptions do not."""
+    stopped = {
+        "name": STOPPED_WORD,
+        "action": "RestartJobSetAndIgnoreMaxRestarts",
+        "onJobFailureReasons": ["PodFailurePolicy"],
+    }
+    return {"maxRestarts": max_retries, "rules": [stopped]}
+
+
+def _replicated_job(role: Role, template: dict[str, Any]) -> dict[str, Any]:
+    """Returns an Indexed Job; a stop or a disruption of one of its pods ends it with the reason PodFailurePolicy."""
+    name = dns_name(role.name)
+    stopped = {"containerName": name, "operator": "In", "values": [STOPPED]}
+    rules = [
+        {"action": "FailJob", "onExitCodes": stopped},
+        {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+    spec = {
+        "completionMode": "Indexed",
+        "completions": role.num_replicas,
+        "parallelism": role.num_replicas,
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": rules},
+        "template": template,
+    }
+    return {"name": name, "replicas": 1, "template": {"spec": spec}}
+
+
+def roles(resource: Mapping[str, Any]) -> list[Role]:
+    """Returns the roles of a JobSet with their names, images and numbers of replicas."""
+    found = []
+    for job in resource["spec"]["replicatedJobs"]:
+        spec = job["template"]["spec"]
+        image = spec["template"]["spec"]["containers"][0]["image"]
+        found.append(Role(name=job["name"], image=image, num_replicas=spec.get("completions", 1)))
+    return found

@@ -1,0 +1,193 @@
+"""The state of a job and of its replicas, from its JobSet and pods, in TorchX's terms."""
+
+import json
+import signal
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from torchx.schedulers.api import DescribeAppResponse
+from torchx.specs import NONE, AppState, ReplicaState, ReplicaStatus, Role, RoleStatus
+
+from schedulers.jobset import spec
+from schedulers.jobset.pod import INDEX
+
+Object = Mapping[str, Any]
+
+# The annotation of a JobSet that `torchx cancel` has suspended.
+CANCELLED = "torchx.pytorch.org/cancelled"
+PHASES = {
+    "Pending": ReplicaState.PENDING,
+    "Running": ReplicaState.RUNNING,
+    "Succeeded": ReplicaState.SUCCEEDED,
+    "Failed": ReplicaState.FAILED,
+}
+# The state of a replica whose pod is gone or not there yet, by the state of the job.
+WITHOUT_POD = {
+    AppState.SUCCEEDED: ReplicaState.SUCCEEDED,
+    AppState.FAILED: ReplicaState.CANCELLED,
+    AppState.CANCELLED: ReplicaState.CANCELLED,
+}
+# Waiting for one of these is a part of every start.
+ORDINARY_WAITS = ("ContainerCreating", "PodInitializing")
+# Lines of a failed container's log that are shown.
+LAST_LINES = 5
+
+
+def app_state(jobset: Object) -> AppState:
+    """Returns the state of a job from its JobSet alone."""
+    conditions = _conditions(jobset)
+    if "Completed" in conditions:
+        return AppState.SUCCEEDED
+    if "Failed" in conditions:
+        return AppState.FAILED
+    if CANCELLED in jobset["metadata"].get("annotations", {}) or "deletionTimestamp" in jobset["metadata"]:
+        return AppState.CANCELLED
+    if jobset["spec"].get("suspend"):
+        return AppState.PENDING
+    jobs = jobset.get("status", {}).get("replicatedJobsStatus", [])
+    started = jobs and all(sum(job.get(count, 0) for count in ("ready", "succeeded", "failed")) for job in jobs)
+    return AppState.RUNNING if started else AppState.PENDING
+
+
+def describe(app_id: str, jobset: Object, pods: Iterable[Object], workloads: Iterable[Object]) -> DescribeAppResponse:
+    """Returns the status of a job and of each replica, with its reasons."""
+    state = app_state(jobset)
+    newest = newest_pods(pods)
+    roles = spec.roles(jobset)
+    return DescribeAppResponse(
+        app_id=app_id,
+        state=state,
+        num_restarts=jobset.get("status", {}).get("restarts", 0),
+        msg="; ".join(_messages(jobset, state, newest, workloads)),
+        roles=roles,
+        roles_statuses=[_role_status(jobset, role, state, newest) for role in roles],
+    )
+
+
+def newest_pods(pods: Iterable[Object]) -> dict[tuple[str, int], Object]:
+    """Returns the pod of the last attempt of each replica, by role and replica id."""
+    newest: dict[tuple[str, int], Object] = {}
+    for pod in sorted(pods, key=_age):
+        labels = pod["metadata"].get("labels", {})
+        newest[labels.get(spec.ROLE_LABEL, ""), int(labels.get(INDEX, 0))] = pod
+    return newest
+
+
+def _age(pod: Object) -> tuple[int, str]:
+    metadata = pod["metadata"]
+    return int(metadata.get("labels", {}).get(spec.ATTEMPT_LABEL, 0)), metadata["creationTimestamp"]
+
+
+def _messages(
+    jobset: Object, state: AppState, pods: Mapping[tuple[str, int], Object], workloads: Iterable[Object]
+) -> Iterable[str]:
+    conditions = _conditions(jobset)
+    if state == AppState.FAILED:
+        yield conditions["Failed"].get("message", "failed")
+    elif state == AppState.CANCELLED:
+        leaving = sum(pod["status"].get("phase") == "Running" for pod in pods.values())
+        yield f"cancelled; pods that still save and leave: {leaving}" if leaving else "cancelled"
+    elif state == AppState.PENDING:
+        yield _pending(jobset, pods, workloads)
+    status = jobset.get("status", {})
+    if status.get("restarts"):
+        used, allowed = status.get("restartsCountTowardsMax", 0), jobset["spec"]["failurePolicy"]["maxRestarts"]
+        yield f"restarts: {status['restarts']}; retries used: {used} of {allowed}"
+    for pod in pods.values():
+        if pod["status"].get("phase") == "Succeeded" and (outcome := _termination(pod).get("message")):
+            yield outcome.strip()
+
+
+def _pending(jobset: Object, pods: Mapping[tuple[str, int], Object], workloads: Iterable[Object]) -> str:
+    queue = jobset["metadata"].get("labels", {}).get(spec.QUEUE_LABEL)
+    if jobset["spec"].get("suspend"):
+        admission = [_conditions(each, status="False").get("QuotaReserved", {}) for each in workloads]
+        reason = next((condition["message"] for condition in admission if condition.get("message")), "")
+        waits = f"waits for its quota in queue {queue}" if queue else "suspended"
+        return f"{waits}: {reason}" if reason else waits
+    reasons = [reason for pod in pods.values() if (reason := pod_reason(pod))]
+    replicas = sum(role.num_replicas for role in spec.roles(jobset))
+    running = sum(pod["status"].get("phase") != "Pending" for pod in pods.values())
+    return "; ".join([f"pods started: {running} of {replicas}", *reasons[:1]])
+
+
+def _role_status(jobset: Object, role: Role, state: AppState, pods: Mapping[tuple[str, int], Object]) -> RoleStatus:
+    replicas, without_pod = [], WITHOUT_POD.get(state, ReplicaState.PENDING)
+    for number in range(role.num_replicas):
+        pod = pods.get((role.name, number))
+        replicas.append(
+            ReplicaStatus(
+                id=number,
+                role=role.name,
+                state=PHASES.get(pod["status"].get("phase"), ReplicaState.UNKNOWN) if pod else without_pod,
+                hostname=f"{jobset['metadata']['name']}-{role.name}-0-{number}.{jobset['metadata']['name']}",
+                hostaddr=pod["status"].get("podIP") if pod else None,
+                structured_error_msg=_structured(pod) if pod else NONE,
+            )
+        )
+    return RoleStatus(role.name, replicas)
+
+
+def _structured(pod: Object) -> str:
+    """Returns the reason why a pod does not run, in the JSON that TorchX prints."""
+    reason = pod_reason(pod)
+    if not reason:
+        return NONE
+    message = f"{reason} (pod {pod['metadata']['name']}{_on_node(pod)})"
+    terminated = _termination(pod)
+    error = {"message": message, "errorCode": terminated.get("exitCode")}
+    if "finishedAt" in terminated:
+        error["timestamp"] = int(datetime.fromisoformat(terminated["finishedAt"]).timestamp())
+    return json.dumps(error)
+
+
+def _on_node(pod: Object) -> str:
+    node = pod["spec"].get("nodeName")
+    return f" on {node}" if node else ""
+
+
+def pod_reason(pod: Object) -> str:
+    """Returns why a pod does not run, or how it ended; empty for one that runs or succeeded."""
+    status = pod["status"]
+    disrupted = _conditions(pod).get("DisruptionTarget", {})
+    unscheduled = _conditions(pod, status="False").get("PodScheduled", {})
+    parts = [_reason_and_message(each) for each in (disrupted, status, unscheduled)]
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        parts.append(_container_reason(container.get("state", {})))
+    return "; ".join(part for part in parts if part)
+
+
+def _container_reason(state: Object) -> str:
+    if "waiting" in state:
+        return "" if state["waiting"].get("reason") in ORDINARY_WAITS else _reason_and_message(state["waiting"])
+    terminated = state.get("terminated", {})
+    code = terminated.get("exitCode", 0)
+    if not code:
+        return ""
+    ending = f"exit code {code}{_signal(code)}"
+    if terminated.get("reason") not in (None, "Error"):
+        ending = f"{terminated['reason']}, {ending}"
+    lines = [line for line in terminated.get("message", "").splitlines() if line.strip(" =-")]
+    return f"{ending}: {' | '.join(lines[-LAST_LINES:])}" if lines else ending
+
+
+def _signal(code: int) -> str:
+    try:
+        return f" ({signal.Signals(code - 128).name})"
+    except ValueError:
+        return ""
+
+
+def _reason_and_message(condition: Object) -> str:
+    return ": ".join(part for part in (condition.get("reason"), condition.get("message")) if part)
+
+
+def _termination(pod: Object) -> Object:
+    containers = pod["status"].get("containerStatuses", ())
+    return containers[0].get("state", {}).get("terminated", {}) if containers else {}
+
+
+def _conditions(resource: Object, status: str = "True") -> dict[str, Object]:
+    conditions = resource.get("status", {}).get("conditions") or ()
+    return {each["type"]: each for each in conditions if each["status"] == status}

@@ -1,0 +1,221 @@
+"""The `local_cwd` scheduler: a supervisor process for each job, and a record on disk that every shell can read."""
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import chain
+from pathlib import Path
+from typing import cast
+
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream, StructuredOpts, filter_regex
+from torchx.schedulers.local_scheduler import CWDImageProvider, LocalScheduler, PopenRequest, ReplicaParam, _join_PATH
+from torchx.schedulers.local_scheduler import Opts as BuiltinOpts
+from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, runopts
+from torchx.util.types import none_throws
+
+from components.launch import SHUTDOWN_TIMEOUT_SECONDS
+from schedulers import log_files
+from schedulers.errors import SchedulerError
+from schedulers.local import status
+from schedulers.local.record import ENDED, Job, Record, Replica, host_directory, prune
+from trainer.core.outcome import OUTCOME_VARIABLE, environment_of_child_job
+
+
+@dataclass
+class Opts(BuiltinOpts):
+    """Options of `local_cwd`: the builtin's and more."""
+
+    log_dir: str | None = None
+    """Directory of the logs, which is never deleted; unset: they are kept with the job's record, and as long."""
+
+    detach: bool = False
+    """Return at once; the job outlives the shell. Otherwise the shell shows its logs, and it ends with the shell."""
+
+    grace_seconds: int = SHUTDOWN_TIMEOUT_SECONDS + 10
+    """Seconds for replicas to save and leave when the job is cancelled or one of them fails; then they are killed."""
+
+    @classmethod
+    def get_docstrings(cls) -> dict[str, str]:
+        """Returns the help of the options, which TorchX reads from the source of one class only."""
+        return BuiltinOpts.get_docstrings() | super().get_docstrings()
+
+
+class PersistentLocalScheduler(LocalScheduler):
+    """TorchX's own `local_cwd`, except that each job has a supervisor process and a record in the state directory."""
+
+    def __init__(self, session_name: str) -> None:
+        super().__init__(session_name, CWDImageProvider)
+        self._attached: list[subprocess.Popen[bytes]] = []
+
+    @classmethod
+    def _opts_type(cls) -> type[StructuredOpts]:
+        return Opts
+
+    def _run_opts(self) -> runopts:
+        return Opts.as_runopts()
+
+    def _get_app_log_dir(self, app_id: str, cfg: BuiltinOpts) -> str:
+        if cfg.log_dir:
+            return str(Path(cfg.log_dir).absolute() / self.session_name / app_id)
+        return str(host_directory() / app_id)
+
+    def _submit_dryrun(self, app: AppDef, cfg: BuiltinOpts) -> AppDryRunInfo[PopenRequest, BuiltinOpts]:
+        info = super()._submit_dryrun(app, cfg)
+        outcome_file = Record(host_directory() / info.request.app_id).outcome_file
+        for replica in chain.from_iterable(info.request.role_params.values()):
+            replica.env |= {OUTCOME_VARIABLE: str(outcome_file), "PATH": _path(replica, cfg.prepend_cwd)}
+        return info
+
+    def schedule(self, dryrun_info: AppDryRunInfo[PopenRequest, BuiltinOpts]) -> str:
+        """Starts the job's supervisor and returns the app id once the supervisor is ready.
+
+        Raises:
+            SchedulerError: The state directory or the directory of the logs cannot be written.
+        """
+        job = _job(dryrun_info.request, none_throws(dryrun_info.app), cast(Opts, dryrun_info.cfg))
+        record = Record(host_directory() / job.app_id)
+        supervisor = _start_supervisor(job, record)
+        if not none_throws(supervisor.stdout).read():  # one line when it is ready, none if it has died
+            error = record.supervisor_error()
+            record.remove()
+            raise SchedulerError(f"the job cannot be started: {error}")
+        if not job.detach:
+            self._attached.append(supervisor)
+        prune()
+        return job.app_id
+
+    def describe(self, app_id: str) -> DescribeAppResponse | None:
+        """Returns the status of a job, or None if there is no record of it."""
+        with suppress(FileNotFoundError):  # removed meanwhile
+            if record := Record.of(app_id):
+                return status.describe(record)
+        return None
+
+    def list(self, cfg: Mapping[str, CfgVal] | None = None) -> list[ListAppResponse]:
+        """Returns the jobs that have a record, the newest first."""
+        found = []
+        for record in Record.all():
+            with suppress(FileNotFoundError):  # removed meanwhile
+                job, state = record.job(), AppState[record.progress().state]
+                found.append(ListAppResponse(app_id=job.app_id, state=state, name=job.name))
+        return found
+
+    def log_iter(
+        self,
+        app_id: str,
+        role_name: str,
+        k: int = 0,
+        regex: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        should_tail: bool = False,
+        streams: Stream | None = None,
+    ) -> Iterable[str]:
+        """Yields the lines of one replica, all attempts; with `should_tail`, until the job has ended.
+
+        Raises:
+            SchedulerError: There is no such job or replica.
+        """
+        if since or until:
+            warnings.warn("local_cwd does not know when a line was written: since and until are ignored", stacklevel=2)
+        record, replica = _find_replica(app_id, f"{role_name}/{k}")
+        file = Path(getattr(replica, (streams or Stream.COMBINED).value))
+
+        def ended() -> bool:
+            try:
+                return record.progress().state in ENDED
+            except FileNotFoundError:  # removed meanwhile
+                return True
+
+        lines = log_files.lines([file], ended if should_tail else None)
+        return filter_regex(regex, lines) if regex else lines
+
+    def _cancel_existing(self, app_id: str) -> None:
+        if record := Record.of(app_id):
+            record.cancel()
+
+    def _delete_existing(self, app_id: str) -> None:
+        if record := Record.of(app_id):
+            record.delete()
+
+    def close(self) -> None:
+        """Cancels the jobs that this process started and that are not detached, and waits until they have ended."""
+        attached, self._attached = self._attached, []
+        for supervisor in attached:
+            if supervisor.poll() is None:
+                print("cancelling the job, which saves first; Ctrl-C again does not wait for that", file=sys.stderr)
+            none_throws(supervisor.stdin).close()
+            supervisor.wait()
+
+
+def _start_supervisor(job: Job, record: Record) -> subprocess.Popen[bytes]:
+    with record.create(job) as lock, record.supervisor_log.open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "schedulers.local.supervisor", str(record.folder)],
+            cwd=record.folder,
+            env=environment_of_child_job(),
+            # The supervisor of an attached job ends it when this pipe is closed, by close() or by this process's end.
+            stdin=subprocess.DEVNULL if job.detach else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            pass_fds=[lock.fileno()],
+            start_new_session=True,
+        )
+
+
+def _path(replica: ReplicaParam, prepend_cwd: bool) -> str:
+    """Returns the whole PATH of a replica: TorchX would put this process's PATH after the current directory."""
+    own, here = replica.env["PATH"], replica.cwd or ""
+    if prepend_cwd:
+        return _join_PATH(own, os.environ.get("PATH"))
+    return _join_PATH(own.removesuffix(here), os.environ.get("PATH"), here)
+
+
+def _job(request: PopenRequest, app: AppDef, cfg: Opts) -> Job:
+    return Job(
+        app_id=request.app_id,
+        name=app.name,
+        roles=[status.role_fields(role) for role in app.roles],
+        replicas=[
+            _replica(role, number, params)
+            for role, replicas in request.role_params.items()
+            for number, params in enumerate(replicas)
+        ],
+        max_retries=min(role.max_retries for role in app.roles),
+        grace_seconds=cfg.grace_seconds,
+        detach=cfg.detach,
+        log_dir=request.log_dir,
+    )
+
+
+def _replica(role: str, number: int, params: ReplicaParam) -> Replica:
+    return Replica(
+        role=role,
+        number=number,
+        args=params.args,
+        env=params.env,
+        cwd=params.cwd,
+        stdout=none_throws(params.stdout),
+        stderr=none_throws(params.stderr),
+        combined=none_throws(params.combined),
+    )
+
+
+def _find_replica(app_id: str, name: str) -> tuple[Record, Replica]:
+    record = Record.of(app_id)
+    if record is None:
+        raise SchedulerError(f"there is no job {app_id}; `torchx list -s local_cwd` shows those that there are")
+    replicas = {replica.name: replica for replica in record.job().replicas}
+    if name not in replicas:
+        raise SchedulerError(f"job {app_id} has no replica {name}; it has {', '.join(replicas)}")
+    return record, replicas[name]
+
+
+def create_scheduler(session_name: str, **_: object) -> PersistentLocalScheduler:
+    """Returns the scheduler that TorchX knows as `local_cwd`."""
+    return PersistentLocalScheduler(session_name)

@@ -1,0 +1,58 @@
+"""The state of a local job and of its replicas, from its record, in TorchX's terms."""
+
+from torchx.schedulers.api import DescribeAppResponse
+from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStatus
+
+from schedulers.local.record import ENDED, Job, Process, Progress, Record, Replica
+
+
+def describe(record: Record) -> DescribeAppResponse:
+    """Returns the whole status of a job.
+
+    Raises:
+        FileNotFoundError: The record has been removed meanwhile.
+    """
+    job, progress = record.job(), record.progress()
+    return DescribeAppResponse(
+        app_id=job.app_id,
+        state=AppState[progress.state],
+        num_restarts=progress.restarts,
+        msg=progress.message or NONE,
+        structured_error_msg=_first_error(job),
+        ui_url=f"file://{job.log_dir}",
+        roles=[Role(**role | {"resource": Resource(**role["resource"])}) for role in job.roles],
+        roles_statuses=_role_statuses(job, progress),
+    )
+
+
+def role_fields(role: Role) -> dict[str, object]:
+    """Returns the fields of a role that a record keeps, as plain data."""
+    kept = ("name", "image", "entrypoint", "args", "env", "num_replicas", "max_retries", "port_map", "metadata")
+    resource = {name: getattr(role.resource, name) for name in ("cpu", "gpu", "memMB")}
+    return {name: getattr(role, name) for name in kept} | {"resource": resource}
+
+
+def _role_statuses(job: Job, progress: Progress) -> list[RoleStatus]:
+    roles = {role["name"]: RoleStatus(role["name"], []) for role in job.roles}
+    for replica, process in zip(job.replicas, progress.processes, strict=False):
+        state = _replica_state(process, progress.state)
+        status = ReplicaStatus(replica.number, state, replica.role, "localhost", _error(replica))
+        roles[replica.role].replicas.append(status)
+    return list(roles.values())
+
+
+def _replica_state(process: Process, job_state: str) -> AppState:
+    if process.exit_code == 0:
+        return AppState.SUCCEEDED
+    if process.exit_code is None:
+        return AppState.UNKNOWN if job_state in ENDED else AppState.RUNNING
+    return AppState.CANCELLED if job_state == "CANCELLED" else AppState.FAILED
+
+
+def _error(replica: Replica) -> str:
+    return replica.error_file.read_text() if replica.error_file.exists() else NONE
+
+
+def _first_error(job: Job) -> str:
+    files = [replica.error_file for replica in job.replicas if replica.error_file.exists()]
+    return min(files, key=lambda file: file.stat().st_mtime).read_text() if files else NONE

@@ -1,0 +1,203 @@
+"""Supervisor of one local job: `python -P -m schedulers.local.supervisor RECORD_DIR`.
+
+The scheduler starts one for each job, in a session of its own. A supervisor starts the replicas, combines their logs,
+starts them again when they fail, and ends them when the job is cancelled; the record holds all of its state. It lives
+as long as the job, and the kernel sends SIGTERM to the replicas of one that dies.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+
+from schedulers.local.processes import end_with_parent
+from schedulers.local.record import Process, Progress, Record, Replica
+from trainer.core.outcome import is_finished, is_stopped
+
+TICK_SECONDS = 0.1
+CANNOT_START = 127
+
+
+class Logs:
+    """The two files that a replica writes to, and a third with the whole lines of both as they arrive."""
+
+    def __init__(self, replica: Replica) -> None:
+        Path(replica.combined).parent.mkdir(parents=True, exist_ok=True)
+        self.stdout, self.stderr, self.combined = (
+            FileIO(name, "a") for name in (replica.stdout, replica.stderr, replica.combined)
+        )
+        self._sources = [FileIO(name) for name in (replica.stdout, replica.stderr)]
+        self._rests = [b"", b""]
+
+    def combine(self, *, last: bool = False) -> None:
+        """Copies new lines; the last time, unfinished ones too."""
+        for number, source in enumerate(self._sources):
+            new = self._rests[number] + source.read()
+            whole, newline, self._rests[number] = new.rpartition(b"\n")
+            self.combined.write(whole + newline)
+        if last:
+            self.combined.write(b"".join(rest + b"\n" for rest in self._rests if rest))
+
+    def note(self, text: str) -> None:
+        """Writes a line between two attempts."""
+        self.stderr.write(f"torchx: {text}\n".encode())
+
+
+class Supervisor:
+    """One job, from its first attempt to its last."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.job = record.job()
+        self.logs = [Logs(replica) for replica in self.job.replicas]
+        self.progress = Progress(state="RUNNING", supervisor=os.getpid())
+        self.running: list[subprocess.Popen[bytes]] = []
+        self.stop_requested = False
+        self.cancelled = False
+        self._watched = [] if self.job.detach else [sys.stdin]
+        signal.signal(signal.SIGTERM, self._request_stop)
+
+    def _request_stop(self, *_: object) -> None:
+        self.stop_requested = True
+
+    def run(self) -> None:
+        """Starts the job until it succeeds, has no retry left, or is cancelled."""
+        failures = 0
+        self.attempt()
+        while not (state := self.final_state(failures)):
+            failures += not self.stopped()
+            self.progress.restarts += 1
+            for logs in self.logs:
+                logs.note(f"{self.summary()}; starting again, restart {self.progress.restarts}")
+            self.attempt()
+        self.finish(state)
+
+    def final_state(self, failures: int) -> str | None:
+        """Returns the state in which the job ends after this attempt, or None if it is to be started again."""
+        succeeded = all(process.exit_code == 0 for process in self.progress.processes)
+        if is_finished(self.record.outcome()) or (succeeded and not self.cancelled):
+            return "SUCCEEDED"
+        if self.stop_requested:
+            return "CANCELLED"
+        if self.stopped() or failures < self.job.max_retries:
+            return None
+        return "FAILED"
+
+    def stopped(self) -> bool:
+        """Returns whether the job ended in order, with its state saved, because of a signal."""
+        return is_stopped(self.record.outcome())
+
+    def attempt(self) -> None:
+        """Starts all replicas and waits until all have ended."""
+        self.record.outcome_file.unlink(missing_ok=True)
+        self.running = []
+        self.progress.processes = []
+        for replica, logs in zip(self.job.replicas, self.logs, strict=True):
+            replica.error_file.unlink(missing_ok=True)
+            self.progress.processes.append(self.start(replica, logs))
+        self.record.write(self.progress)
+        self.wait()
+
+    def start(self, replica: Replica, logs: Logs) -> Process:
+        """Starts one replica; one that cannot be started has failed with exit code 127."""
+        try:
+            process = subprocess.Popen(
+                replica.args,
+                env={"PYTHONUNBUFFERED": "1"} | os.environ | replica.env,
+                cwd=replica.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=logs.stdout,
+                stderr=logs.stderr,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+        except OSError as error:
+            logs.note(f"cannot start {replica.name}: {error}")
+            return Process(pid=0, exit_code=CANNOT_START)
+        self.running.append(process)
+        return Process(pid=process.pid)
+
+    def wait(self) -> None:
+        """Waits for all replicas; stops the others when one fails or when the job is cancelled."""
+        deadline = None
+        while self.poll():
+            self.pause()
+            failed = any(process.exit_code for process in self.progress.processes)
+            if deadline is None and (failed or self.stop_requested):
+                self.cancelled = self.stop_requested
+                self.terminate()
+                deadline = time.monotonic() + self.job.grace_seconds
+            if deadline is not None and time.monotonic() > deadline:
+                self.record.kill_processes()
+        self.record.kill_processes()  # those that a replica has started and not ended
+
+    def poll(self) -> bool:
+        """Records which replicas have ended, and returns whether some still run."""
+        codes = {process.pid: process.poll() for process in self.running}
+        news = [each for each in self.progress.processes if each.exit_code != codes.get(each.pid, each.exit_code)]
+        for process in news:
+            process.exit_code = codes[process.pid]
+        if news:
+            self.record.write(self.progress)
+        return None in codes.values()
+
+    def pause(self) -> None:
+        """Waits a moment, combines the logs, and requests a stop when the shell of an attached job is gone."""
+        if any(select.select(self._watched, [], [], TICK_SECONDS)):
+            self._watched = []
+            self.stop_requested = True
+        for logs in self.logs:
+            logs.combine()
+
+    def terminate(self) -> None:
+        """Sends SIGTERM to the replicas that still run, on which they save and leave."""
+        if self.cancelled:
+            self.progress.message = f"being cancelled; killed after {self.job.grace_seconds} seconds"
+            self.record.write(self.progress)
+        for process in self.running:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+
+    def finish(self, state: str) -> None:
+        """Writes the final state, and removes the record if the job is being deleted."""
+        for logs in self.logs:
+            logs.combine(last=True)
+        self.progress.state = state
+        self.progress.message = self.record.outcome() or ("" if state == "SUCCEEDED" else self.summary())
+        self.record.write(self.progress)
+        if self.record.delete_file.exists():
+            self.record.remove()
+
+    def summary(self) -> str:
+        """Returns the outcome that the job wrote in this attempt, or else how each failed replica ended."""
+        ends = zip(self.job.replicas, self.progress.processes, strict=True)
+        failed = [f"{replica.name} {ending(process.exit_code)}" for replica, process in ends if process.exit_code]
+        return self.record.outcome() or ", ".join(failed)
+
+
+def ending(exit_code: int | None) -> str:
+    """Returns an exit code in words."""
+    if exit_code == CANNOT_START:
+        return "could not be started or ended with exit code 127: its program was not found"
+    if exit_code is not None and exit_code < 0:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"
+
+
+def main() -> None:
+    """Supervises the job of the record that the command line names."""
+    supervisor = Supervisor(Record(Path(sys.argv[1])))
+    supervisor.record.write(supervisor.progress)
+    print("ready", flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    supervisor.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Slurm's commands, and jobs as they print them: in text that is the same since 22.05, for JSON is not."""
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchx.specs import AppState
+
+from schedulers.errors import SchedulerError
+
+# TorchX's SLURM_STATES lacks nine of these, and takes suspended jobs for pending and revoked ones for failed.
+STATES = {
+    **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"), AppState.PENDING),
+    **dict.fromkeys(("RESV_DEL_HOLD", "SPECIAL_EXIT"), AppState.PENDING),
+    **dict.fromkeys(("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"), AppState.RUNNING),
+    **dict.fromkeys(("STOPPED", "SUSPENDED"), AppState.RUNNING),
+    **dict.fromkeys(("COMPLETED",), AppState.SUCCEEDED),
+    **dict.fromkeys(("CANCELLED", "REVOKED"), AppState.CANCELLED),
+    **dict.fromkeys(("BOOT_FAIL", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL"), AppState.FAILED),
+    **dict.fromkeys(("OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL", "TIMEOUT"), AppState.FAILED),
+}
+UNKNOWN_JOB = "Invalid job id specified"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as Slurm shows it; fields that Slurm leaves out are empty."""
+
+    slurm_state: str
+    command: str = ""
+    reason: str = ""
+    start: str = ""
+    exit_code: str = ""
+    restarts: int | None = None
+
+    @property
+    def state(self) -> AppState:
+        """TorchX's name for the state."""
+        return STATES.get(self.slurm_state, AppState.UNKNOWN)
+
+
+def run(*command: str, env: dict[str, str] | None = None) -> str:
+    """Runs a command of Slurm and returns what it printed.
+
+    Raises:
+        SchedulerError: It is not installed, or refused; the message is Slurm's own.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
+    except FileNotFoundError as error:
+        raise SchedulerError(f"{command[0]} is not installed here: run torchx where Slurm's commands work") from error
+    if done.returncode:
+        lines = [re.sub(rf"^{command[0]}: (error: )?", "", line.strip()) for line in done.stderr.splitlines()]
+        raise SchedulerError(f"{command[0]}: {'; '.join(filter(None, lines)) or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def submit(script: Path) -> str:
+    """Submits a batch script and returns the job's id."""
+    # Within a job of Slurm, the variables of that job would count for the new one.
+    env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith("SLURM_")}
+    return run("sbatch", "--parsable", str(script), env=env).strip().partition(";")[0]
+
+
+def cluster() -> str:
+    """Returns the name of the cluster that this machine belongs to."""
+    found = re.search(r"^ClusterName\s*=\s*(\S+)", run("scontrol", "show", "config"), re.MULTILINE)
+    return found[1] if found else "cluster"
+
+
+def job(job_id: str) -> Job | None:
+    """Returns a job; None if Slurm has no job of that number, or has forgotten it."""
+    try:
+        return _from_scontrol(run("scontrol", "show", "job", job_id))
+    except SchedulerError as error:
+        if UNKNOWN_JOB not in str(error):
+            raise
+    return _from_accounting([job_id]).get(job_id)
+
+
+def states(job_ids: list[str]) -> dict[str, Job]:
+    """Returns the states of several jobs, by two commands; jobs that Slurm has forgotten are left out."""
+    listed = run("squeue", "--me", "--states=all", "--noheader", "--format=%A|%T").splitlines()
+    known = {number: Job(state) for number, state in (line.split("|") for line in listed)}
+    missing = [number for number in job_ids if number not in known]
+    return {number: known[number] for number in job_ids if number in known} | _from_accounting(missing)
+
+
+def hostnames(nodes: str) -> list[str]:
+    """Returns the hosts of a node list such as n[1-3]."""
+    return run("scontrol", "show", "hostnames", nodes).split() if nodes else []
+
+
+def _from_scontrol(text: str) -> Job:
+    def value(key: str, pattern: str = r"\S*") -> str:
+        found = re.search(rf"\b{key}=({pattern})", text)
+        return found[1] if found and found[1] not in ("(null)", "None", "Unknown", "N/A") else ""
+
+    return Job(
+        slurm_state=value("JobState"),
+        command=value("Command", ".*"),
+        reason=value("Reason"),
+        start=value("StartTime"),
+        exit_code=value("ExitCode"),
+        restarts=int(value("Restarts") or 0),
+    )
+
+
+def _from_accounting(job_ids: list[str]) -> dict[str, Job]:
+    if not job_ids:
+        return {}
+    wanted = ("--allocations", "--noheader", "--parsable2", "--format=JobIDRaw,State,ExitCode")
+    try:
+        lines = run("sacct", *wanted, f"--jobs={','.join(job_ids)}").splitlines()
+    except SchedulerError:  # no accounting here: the record of the job has to do
+        return {}
+    found = {}
+    for line in lines:
+        number, state, exit_code = line.split("|")
+        found[number] = Job(state.partition(" ")[0], exit_code=exit_code)
+    return found

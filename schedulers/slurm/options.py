@@ -1,0 +1,151 @@
+"""The options of the scheduler `slurm`, and their `#SBATCH` lines."""
+
+import re
+import shlex
+from dataclasses import dataclass, field, fields
+
+from torchx.schedulers.api import StructuredOpts
+
+from schedulers.errors import SchedulerError
+
+# Options of sbatch that are passed on as they are, under the same name.
+PASSED_ON = (
+    *("account", "partition", "qos", "time", "constraint", "nodelist", "exclude", "reservation", "gres", "nice"),
+    *("dependency", "begin", "comment", "mail_user", "mail_type"),
+)
+OPEN_MODES = ("append", "truncate")
+
+
+@dataclass
+class SlurmOpts(StructuredOpts):
+    """The options; a list is written `a,b` on the command line, and lists of lines `a;b`."""
+
+    partition: list[str] | None = None
+    """Partitions, the first free one is used; the cluster's default if unset."""
+
+    account: str | None = None
+    """Account that the job is charged to."""
+
+    qos: str | None = None
+    """Quality of service."""
+
+    time: str | None = None
+    """Time limit: MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS; the partition's if unset."""
+
+    signal_lead: int = 120
+    """Seconds before the time limit at which all ranks are signalled to save and the job is put back into the queue."""
+
+    requeue: bool = True
+    """Put the job back into the queue after a time limit, a preemption, a lost node or a failure to be retried."""
+
+    ntasks_per_node: int = 1
+    """Replicas on each node."""
+
+    constraint: str | None = None
+    """Features that the nodes must have, such as a100&nvlink."""
+
+    nodelist: list[str] | None = None
+    """Nodes that must be among those of the job, such as node[01-04]."""
+
+    exclude: list[str] | None = None
+    """Nodes that must not be used."""
+
+    exclusive: bool = False
+    """Share no node with another job."""
+
+    reservation: str | None = None
+    """Reservation to run in."""
+
+    gres: list[str] | None = None
+    """Generic resources of each node, such as gpu:a100:8; replaces the component's GPUs."""
+
+    mem: str | None = None
+    """Memory of each node, such as 64G; 0: all of it; none: no request; the component's if unset."""
+
+    nice: int | None = None
+    """Lowers the priority of the job by this much."""
+
+    dependency: list[str] | None = None
+    """Jobs to wait for, such as afterok:1234."""
+
+    begin: str | None = None
+    """Earliest start, such as 20:00 or now+1hour."""
+
+    comment: str | None = None
+    """Comment on the job."""
+
+    mail_user: str | None = field(default=None, metadata={"cfg_key": "mail-user"})
+    """Receiver of mail about the job."""
+
+    mail_type: list[str] | None = field(default=None, metadata={"cfg_key": "mail-type"})
+    """Events that send mail: BEGIN, END, FAIL, REQUEUE, TIME_LIMIT_90 and so on."""
+
+    open_mode: str = "append"
+    """Mode in which a restart opens the logs: append or truncate."""
+
+    container_image: str | None = None
+    """Container image to run in, such as a .sqsh file; needs the pyxis plugin of Slurm."""
+
+    container_mounts: list[str] | None = None
+    """Mounts of the container: SOURCE:TARGET or SOURCE:TARGET:ro; the job directory is always mounted."""
+
+    setup: list[str] | None = None
+    """Lines of shell to run on the first node before the job, such as module load cuda;source env.sh."""
+
+    sbatch_args: list[str] | None = None
+    """Any other options of sbatch, a space between name and value: --licenses matlab;--switches 1."""
+
+    srun_args: list[str] | None = None
+    """Any other options of srun, in the same form: --mpi none;--cpu-bind verbose."""
+
+    job_dir: str | None = None
+    """New directory, on storage that all nodes share, for a copy of the workspace; the job then runs in it."""
+
+    def check(self) -> None:
+        """Refuses values that Slurm would accept and that do not work.
+
+        Raises:
+            SchedulerError: An option has a value that cannot work.
+        """
+        limit = _seconds(self.time) if self.time else None
+        if self.signal_lead < 0 or (limit is not None and self.signal_lead >= limit):
+            allowed = f"less than the time limit ({self.time})" if limit is not None else "0 or more"
+            raise SchedulerError(f"-cfg signal_lead={self.signal_lead}: must be {allowed}")
+        if self.ntasks_per_node < 1:
+            raise SchedulerError(f"-cfg ntasks_per_node={self.ntasks_per_node}: must be 1 or more")
+        if self.open_mode not in OPEN_MODES:
+            raise SchedulerError(f"-cfg open_mode={self.open_mode}: must be {' or '.join(OPEN_MODES)}")
+        for option in fields(self):
+            if "\n" in str(getattr(self, option.name)):
+                raise SchedulerError(f"-cfg {option.name}: must not contain a line break")
+
+    def sbatch(self) -> list[str]:
+        """Returns the options of sbatch."""
+        given = ((name.replace("_", "-"), getattr(self, name)) for name in PASSED_ON)
+        lines = [f"--{name}={_value(value)}" for name, value in given if value is not None]
+        lines += ["--exclusive"] if self.exclusive else []
+        lines += [f"--signal=B:USR1@{self.signal_lead}", f"--open-mode={self.open_mode}"]
+        lines += ["--requeue" if self.requeue else "--no-requeue"]
+        return [*lines, *(self.sbatch_args or [])]
+
+
+def sbatch_word(text: str) -> str:
+    """Quotes a value for an `#SBATCH` line, in which a backslash counts even between quotes."""
+    return shlex.quote(text.replace("\\", "\\\\"))
+
+
+def _value(value: str | int | list[str]) -> str:
+    return sbatch_word(",".join(value) if isinstance(value, list) else str(value))
+
+
+def _seconds(time: str) -> int | None:
+    """Returns the length of a time limit as Slurm reads it; None if it is none, which Slurm itself refuses."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    if not found:
+        return None
+    days, first, second, third = (int(group or 0) for group in found.groups())
+    if found[1]:  # days-hours:minutes:seconds
+        return ((days * 24 + first) * 60 + second) * 60 + third
+    if found[4]:  # hours:minutes:seconds
+        return (first * 60 + second) * 60 + third
+    return first * 60 + second  # minutes:seconds

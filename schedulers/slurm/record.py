@@ -1,0 +1,105 @@
+"""The record of a Slurm job: its directory, and the index in the user's home by which it is found."""
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from schedulers.contract import state_directory
+
+ABOUT = "torchx-job.json"
+INDEX = "slurm"  # folder below the state directory, which batch.sh writes to as well
+
+
+@dataclass(frozen=True)
+class About:
+    """Properties of a job that Slurm does not keep."""
+
+    name: str
+    role: str
+    replicas: int
+
+    def write(self, job_dir: Path) -> None:
+        """Writes them into the job directory."""
+        (job_dir / ABOUT).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class Record:
+    """The files of one Slurm job in a job directory, in which plain `sbatch` makes further jobs."""
+
+    job_dir: Path
+    job_id: str
+
+    @property
+    def about(self) -> About:
+        """The job as it was submitted."""
+        return About(**json.loads((self.job_dir / ABOUT).read_text()))
+
+    @property
+    def batch_log(self) -> Path:
+        """The output of the batch script, of srun and of Slurm itself."""
+        return self.job_dir / f"slurm-{self.job_id}.log"
+
+    def replica_log(self, replica: int, stream: str) -> Path:
+        """Returns the log of a replica; `stream` is out or err."""
+        return self._folder / f"{self.about.role}-{replica}.{stream}"
+
+    @property
+    def state(self) -> str:
+        """The last state that the batch script wrote, such as `running on ...`; empty before the first attempt."""
+        return self._read("state").strip()
+
+    @property
+    def attempts(self) -> int:
+        """The number of times that the job has been started."""
+        return len(self._read("attempts").splitlines())
+
+    @property
+    def layout(self) -> tuple[str, list[int]]:
+        """The nodes of the last attempt, and the number of replicas on each; empty before the first one."""
+        nodes, _, counts = self._read("layout").strip().partition(" ")
+        found = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+        return nodes, [int(count) for count, times in found for _ in range(int(times or 1))]
+
+    @property
+    def _folder(self) -> Path:
+        return self.job_dir / f"slurm-{self.job_id}"
+
+    def _read(self, name: str) -> str:
+        file = self._folder / name
+        return file.read_text() if file.exists() else ""
+
+
+@dataclass(frozen=True)
+class Index:
+    """The directories of the jobs of a cluster: one file for each job, which holds the path."""
+
+    cluster: str
+
+    @property
+    def _folder(self) -> Path:
+        return state_directory(INDEX) / self.cluster
+
+    def add(self, job_id: str, job_dir: Path) -> None:
+        """Adds a job."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / job_id).write_text(f"{job_dir}\n")
+
+    def find(self, job_id: str) -> Record | None:
+        """Returns the record of a job; None if it is unknown or its directory is gone."""
+        file = self._folder / job_id
+        if not job_id.isdecimal() or not file.exists():
+            return None
+        job_dir = Path(file.read_text().rstrip("\n"))
+        return Record(job_dir, job_id) if (job_dir / ABOUT).exists() else None
+
+    def records(self) -> list[Record]:
+        """Returns all jobs whose directories still exist, the newest first; removes the others from the index."""
+        found = []
+        for file in self._folder.iterdir() if self._folder.exists() else ():
+            if record := self.find(file.name):
+                found.append(record)
+            else:
+                file.unlink(missing_ok=True)
+        return sorted(found, key=lambda record: -int(record.job_id))

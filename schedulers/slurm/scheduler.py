@@ -1,0 +1,162 @@
+"""The `slurm` scheduler: one Slurm job with one task for each replica, requeued and resumed after interruptions.
+
+It takes the place of TorchX's own, which makes a heterogeneous job of one component for each replica.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
+from torchx.schedulers.ids import make_unique
+from torchx.specs import AppDef, AppDryRunInfo, CfgVal, Role, Workspace, is_terminal, runopts
+from torchx.workspace import WorkspaceMixin, walk_workspace
+
+from schedulers import log_files
+from schedulers.errors import SchedulerError
+from schedulers.slurm import commands as slurm
+from schedulers.slurm.options import SlurmOpts
+from schedulers.slurm.record import Index, Record
+from schedulers.slurm.script import SCRIPT, Request, request
+from schedulers.slurm.status import View
+
+JOBS = "slurm-jobs"
+# `torchx log` reads the status once for every replica.
+STATUS_LIFETIME_SECONDS = 2
+
+
+class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
+    """Runs an app of one role as one Slurm job."""
+
+    def __init__(self, session_name: str) -> None:
+        super().__init__("slurm", session_name)
+        self._lock = Lock()
+        self._seen: dict[str, tuple[float, DescribeAppResponse | None]] = {}
+
+    def _run_opts(self) -> runopts:
+        return SlurmOpts.as_runopts()
+
+    def caching_build_workspace_and_update_role(
+        self, role: Role, cfg: Mapping[str, CfgVal], build_cache: dict[object, object]
+    ) -> None:
+        """Does nothing: a dry run must not copy the workspace, `schedule` does."""
+
+    def _submit_dryrun(self, app: AppDef, cfg: SlurmOpts) -> AppDryRunInfo[Request, SlurmOpts]:
+        here = Path.cwd()
+        if cfg.job_dir is None:
+            job_dir, work_dir = here / JOBS / make_unique(app.name), here
+        else:
+            job_dir = work_dir = here / cfg.job_dir
+            if job_dir.exists():
+                again = f", or submit it again: sbatch {job_dir / SCRIPT}" if (job_dir / SCRIPT).exists() else ""
+                raise SchedulerError(f"-cfg job_dir={cfg.job_dir}: exists already: name a new directory{again}")
+        return AppDryRunInfo(request(app, cfg, job_dir, work_dir), str)
+
+    def schedule(self, dryrun_info: AppDryRunInfo[Request]) -> str:
+        """Writes the job directory, submits the script in it, and returns the number of the Slurm job."""
+        wanted, app = dryrun_info.request, dryrun_info.app
+        with contextlib.ExitStack() as if_refused:
+            if_refused.callback(shutil.rmtree, wanted.job_dir, ignore_errors=True)
+            wanted.job_dir.mkdir(parents=True)
+            if wanted.copies_workspace and app and app.roles[0].workspace:
+                _copy(app.roles[0].workspace, wanted.job_dir)
+            wanted.write()
+            job_id = slurm.submit(wanted.job_dir / SCRIPT)
+            if_refused.pop_all()
+        self._index.add(job_id, wanted.job_dir)
+        return job_id
+
+    def describe(self, app_id: str) -> DescribeAppResponse | None:
+        """Returns the status of a job, even if Slurm has forgotten it; None if it has no record either."""
+        with self._lock:
+            seen, answer = self._seen.get(app_id, (0.0, None))
+            if answer is None or time.monotonic() > seen + STATUS_LIFETIME_SECONDS:
+                view = self._view(app_id)
+                answer = view.describe(app_id) if view.job or view.record else None
+                self._seen[app_id] = time.monotonic(), answer
+            return answer
+
+    def list(self, cfg: Mapping[str, CfgVal] | None = None) -> list[ListAppResponse]:
+        """Returns the jobs that TorchX has submitted from this account, the newest first."""
+        records = self._index.records()
+        jobs = slurm.states([record.job_id for record in records])
+        return [
+            ListAppResponse(record.job_id, View(jobs.get(record.job_id), record).state, name=record.about.name)
+            for record in records
+        ]
+
+    def _cancel_existing(self, app_id: str) -> None:
+        slurm.run("scancel", app_id)
+
+    def log_iter(
+        self,
+        app_id: str,
+        role_name: str,
+        k: int = 0,
+        regex: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        should_tail: bool = False,
+        streams: Stream | None = None,
+    ) -> Iterable[str]:
+        """Yields the lines of a replica, of both streams unless one is named; with `should_tail`, until the job ends.
+
+        Raises:
+            SchedulerError: The job left no logs that this machine can read, or has no such replica.
+        """
+        if since or until:
+            raise SchedulerError("Slurm's logs bear no times: leave out since and until")
+        record = self._view(app_id).record
+        if record is None:
+            raise SchedulerError(f"job {app_id} has no job directory here: it was not submitted by torchx, or is gone")
+        about = record.about
+        if role_name != about.role or k >= about.replicas:
+            raise SchedulerError(
+                f"{role_name}/{k}: job {app_id} has {about.role}/0 to {about.role}/{about.replicas - 1}"
+            )
+        kinds = {Stream.STDOUT: ("out",), Stream.STDERR: ("err",)}.get(streams or Stream.COMBINED, ("out", "err"))
+        files = [record.replica_log(k, kind) for kind in kinds]
+        found = log_files.lines(files, (lambda: self._ended(app_id)) if should_tail else None)
+        return filter_regex(regex, found) if regex else found
+
+    def _ended(self, app_id: str) -> bool:
+        answer = self.describe(app_id)
+        return answer is None or is_terminal(answer.state)
+
+    @cached_property
+    def _index(self) -> Index:
+        return Index(slurm.cluster())
+
+    def _view(self, app_id: str) -> View:
+        job, record = slurm.job(app_id), self._index.find(app_id)
+        if job and job.command:
+            script = Path(job.command)
+            # Job numbers start anew on a cluster that was set up again, and plain sbatch adds none to the index.
+            if record is None or record.job_dir != script.parent:
+                record = Record(script.parent, app_id) if script.name == SCRIPT and script.exists() else None
+        return View(job, record)
+
+
+def _copy(workspace: Workspace, target: Path) -> None:
+    """Copies the workspace without the files that .torchxignore excludes."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    for source, below in workspace.projects.items():
+        root = Path(source).resolve()
+        # Listed before anything is copied: the target may be below the source.
+        found = [(Path(folder), [*files]) for folder, _, files in walk_workspace(LocalFileSystem(), str(root))]
+        for folder, names in found:
+            into = target / below / folder.relative_to(root)
+            for name in names if not folder.is_relative_to(target) else ():
+                into.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(folder / name, into / name)
+
+
+def create_scheduler(session_name: str, **kwargs: object) -> SlurmScheduler:
+    """Returns the scheduler that TorchX knows as `slurm`."""
+    return SlurmScheduler(session_name)

@@ -1,0 +1,171 @@
+"""The batch script of a job: Slurm's options, the replica's command, and the shell code that all jobs share."""
+
+import logging
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchx.specs import AppDef, BindMount, Role, macros
+
+from components.launch import SHUTDOWN_TIMEOUT_SECONDS
+from schedulers.contract import RANK0_HOST, SHELL_CONTRACT, STATE_FOLDER, assignments
+from schedulers.errors import SchedulerError
+from schedulers.slurm.options import SlurmOpts, sbatch_word
+from schedulers.slurm.record import INDEX, About
+
+SCRIPT = "torchx-job.sh"
+ENVIRONMENT = "torchx-job.env"
+COMMON = (
+    "# ---- The same for every job from here on.\n\n"
+    + assignments(environment_file=ENVIRONMENT, index_folder=f"{STATE_FOLDER}/{INDEX}")
+    + assignments(wait_seconds=SHUTDOWN_TIMEOUT_SECONDS)
+    + SHELL_CONTRACT
+    + Path(__file__).with_name("batch.sh").read_text()
+)
+
+log = logging.getLogger(__name__)
+
+# Values that are known only when the job runs. A NUL can be part of no argument, and makes shlex quote what holds it.
+RUN_TIME = {"\0app_id\0": "SLURM_JOB_ID", "\0replica_id\0": "SLURM_PROCID"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A job as it is submitted: the files of its directory."""
+
+    about: About
+    job_dir: Path
+    copies_workspace: bool
+    script: str
+    environment: str = field(repr=False)
+
+    def write(self) -> None:
+        """Writes the files into the job directory, which exists."""
+        self.about.write(self.job_dir)
+        (self.job_dir / SCRIPT).write_text(self.script)
+        environment = self.job_dir / ENVIRONMENT
+        environment.touch(mode=0o600)
+        environment.write_text(self.environment)
+
+    def __str__(self) -> str:
+        names = re.findall(r"^export (\w+)=", self.environment, re.MULTILINE)
+        held = f"# {self.job_dir / ENVIRONMENT}, which only you can read, sets {', '.join(names)}"
+        return f"# {self.job_dir / SCRIPT}\n{self.script}\n{held}\n"
+
+
+def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> Request:
+    """Renders an app.
+
+    Args:
+        app: The app, of one role.
+        opts: The options of the scheduler.
+        job_dir: Directory for the job's files.
+        work_dir: Directory in which the job runs.
+
+    Raises:
+        SchedulerError: Slurm cannot run the app, or not with these options.
+    """
+    opts.check()
+    if len(app.roles) != 1:
+        raise SchedulerError(
+            f"{app.name} has the roles {', '.join(role.name for role in app.roles)}: the slurm scheduler runs one role;"
+            " submit one job for each"
+        )
+    values = macros.Values(str(work_dir), "\0app_id\0", "\0replica_id\0", RANK0_HOST)
+    role = values.apply(app.roles[0])
+    for name in role.env:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise SchedulerError(f"--env {name}: must be the name of a variable: letters, digits and _")
+    return Request(
+        about=About(app.name, role.name, role.num_replicas),
+        job_dir=job_dir,
+        copies_workspace=opts.job_dir is not None,
+        script=_script(app.name, role, opts, job_dir, work_dir),
+        environment="".join(_export(name, value) for name, value in role.env.items() if not _is_own(value)),
+    )
+
+
+def _script(name: str, role: Role, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> str:
+    options = [
+        f"--job-name={sbatch_word(name)}",
+        f"--chdir={sbatch_word(str(work_dir))}",
+        f"--output={sbatch_word(f'{job_dir}/slurm-%j.log')}",
+        *_shape(role, opts),
+        *opts.sbatch(),
+    ]
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in options),
+        f"# `sbatch {job_dir / SCRIPT}` runs the job again.",
+        "",
+        f"job_dir={shlex.quote(str(job_dir))}",
+        "log=$job_dir/slurm-$SLURM_JOB_ID.log",
+        f"role={shlex.quote(role.name)}",
+        f"max_retries={role.max_retries}",
+        f"open_mode={opts.open_mode}",
+        f"srun_args=({shlex.join(_srun_args(role, opts, job_dir))})",
+        "",
+        *("setup() {", *(f"    {line}" for line in opts.setup or [":"]), "}"),
+        "",
+        *("replica() {", *(f"    {line}" for line in _replica(role)), "}"),
+    ]
+    return "\n".join([*lines, "", COMMON])
+
+
+def _shape(role: Role, opts: SlurmOpts) -> list[str]:
+    """Returns the options for the nodes of a job and for its part of each."""
+    resource, on_node = role.resource, min(opts.ntasks_per_node, role.num_replicas)
+    nodes = -(-role.num_replicas // on_node)
+    if role.min_replicas is not None and role.min_replicas < role.num_replicas:
+        options = [f"--nodes={-(-role.min_replicas // on_node)}-{nodes}"]
+    else:
+        options = [f"--nodes={nodes}", f"--ntasks={role.num_replicas}"]
+    options += [f"--ntasks-per-node={on_node}", f"--cpus-per-task={max(1, resource.cpu)}"]
+    if opts.mem != "none" and (opts.mem or resource.memMB > 0):
+        options.append(f"--mem={opts.mem or resource.memMB * on_node}")
+    if resource.gpu > 0 and not opts.gres:
+        # Replicas that share a node each see GPUs of their own.
+        options.append(f"--gpus-per-node={resource.gpu}" if on_node == 1 else f"--gpus-per-task={resource.gpu}")
+    return options
+
+
+def _srun_args(role: Role, opts: SlurmOpts, job_dir: Path) -> list[str]:
+    # srun does not inherit this option from sbatch.
+    args = [f"--cpus-per-task={max(1, role.resource.cpu)}"]
+    if opts.container_image:
+        mounts = [f"{job_dir}:{job_dir}", *map(_mount, role.mounts), *(opts.container_mounts or [])]
+        args += [f"--container-image={opts.container_image}", f"--container-mounts={','.join(mounts)}"]
+    elif role.mounts:
+        log.warning("mounts take effect only in a container: -cfg container_image=...")
+    return [*args, *(word for arg in opts.srun_args or [] for word in shlex.split(arg))]
+
+
+def _mount(mount: object) -> str:
+    if not isinstance(mount, BindMount):
+        raise SchedulerError(f"--mounts {mount}: must be of type bind on Slurm")
+    return f"{mount.src_path}:{mount.dst_path}" + (":ro" if mount.read_only else "")
+
+
+def _replica(role: Role) -> list[str]:
+    """Returns the commands of a replica; the last replaces the shell, so that signals reach the program."""
+    own = [_export(name, value).rstrip("\n") for name, value in role.env.items() if _is_own(value)]
+    words = [_quote(word) for word in (role.entrypoint, *role.args)]
+    return [*own, f"exec {' '.join(words)}"]
+
+
+def _is_own(value: str) -> bool:
+    """Returns whether each replica has another value."""
+    return "\0replica_id\0" in value
+
+
+def _export(name: str, value: str) -> str:
+    return f"export {name}={_quote(value)}\n"
+
+
+def _quote(text: str) -> str:
+    """Quotes a word for the shell, with variables for values that are known only when the job runs."""
+    quoted = shlex.quote(text)
+    for mark, variable in RUN_TIME.items():
+        quoted = quoted.replace(mark, f"'\"${variable}\"'")
+    return quoted.replace("''", "") or "''"

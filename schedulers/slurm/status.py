@@ -1,0 +1,133 @@
+"""The state of a Slurm job and of its replicas, from Slurm and from the job's record, in TorchX's terms."""
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from torchx.schedulers.api import DescribeAppResponse
+from torchx.specs import NONE, AppState, ReplicaStatus, Role, RoleStatus, is_terminal
+
+from schedulers.slurm.commands import Job, hostnames
+from schedulers.slurm.record import Record
+
+FINAL_STATES = {"succeeded": AppState.SUCCEEDED, "failed": AppState.FAILED, "cancelled": AppState.CANCELLED}
+SHOWN_REPLICAS = 8
+
+
+@dataclass(frozen=True)
+class View:
+    """The two sources on a job: `job` is None if Slurm has forgotten it, `record` if TorchX did not submit it."""
+
+    job: Job | None
+    record: Record | None
+
+    @cached_property
+    def _note(self) -> str:
+        return self.record.state if self.record else ""
+
+    @property
+    def _noted(self) -> AppState | None:
+        """The final state that the batch script has written, if it has."""
+        return FINAL_STATES.get(self._note.partition(":")[0])
+
+    @cached_property
+    def state(self) -> AppState:
+        """The state; a job that finished has succeeded, even if Slurm killed it while it ended."""
+        if self.job is None:
+            # Slurm forgets no job before its end. What ended while it waited was cancelled.
+            return self._noted or (AppState.FAILED if self._note.startswith("running") else AppState.CANCELLED)
+        if self.job.slurm_state == "COMPLETING":
+            return self._noted or (AppState.PENDING if self._note.startswith("requeued") else AppState.RUNNING)
+        finished = self._noted == AppState.SUCCEEDED and is_terminal(self.job.state)
+        return AppState.SUCCEEDED if finished else self.job.state
+
+    def describe(self, app_id: str) -> DescribeAppResponse:
+        """Returns the whole status."""
+        about = self.record.about if self.record else None
+        roles = [Role(name=about.role, image="", num_replicas=self._replicas)] if about else []
+        return DescribeAppResponse(
+            app_id=app_id,
+            state=self.state,
+            num_restarts=self._restarts,
+            msg=self._message(),
+            roles=roles,
+            roles_statuses=[RoleStatus(about.role, self._replica_statuses(about.role))] if about else [],
+        )
+
+    @property
+    def _restarts(self) -> int:
+        if self.job and self.job.restarts is not None:
+            return self.job.restarts
+        return max(0, self.record.attempts - 1) if self.record else 0
+
+    @cached_property
+    def _hosts(self) -> list[str]:
+        """The host of every replica of the last attempt."""
+        if self.state == AppState.PENDING:
+            return []
+        nodes, counts = self.record.layout if self.record else ("", [])
+        return [host for host, count in zip(hostnames(nodes), counts, strict=False) for _ in range(count)]
+
+    @property
+    def _replicas(self) -> int:
+        return len(self._hosts) or (self.record.about.replicas if self.record else 0)
+
+    def _replica_statuses(self, role: str) -> list[ReplicaStatus]:
+        hosts = self._hosts or [""] * self._replicas
+        failures = self._failures() if self.state == AppState.FAILED else {}
+        return [
+            ReplicaStatus(replica, self.state, role, host, failures.get(replica, NONE))
+            for replica, host in enumerate(hosts)
+        ]
+
+    def _failures(self) -> dict[int, str]:
+        """Returns srun's messages on the replicas that failed in the last attempt, in the form that TorchX prints."""
+        log = self.record.batch_log if self.record else None
+        if not log or not log.exists():
+            return {}
+        text = log.read_text(errors="replace").rpartition("] running on ")[2]
+        found = {}
+        for tasks, ending in re.findall(r"^srun: error: \S+: tasks? ([\d,-]+): (.*)$", text, re.MULTILINE):
+            code = re.search(r"exit code (\d+)", ending)
+            error = json.dumps({"message": ending, "errorCode": int(code[1]) if code else 0})
+            found |= dict.fromkeys(_numbers(tasks), error)
+        return found
+
+    def _message(self) -> str:
+        parts = [self._reason(), self._placement()]
+        if self.state == AppState.FAILED and self.record:
+            parts.append(f"see {self.record.batch_log}")
+        return "; ".join(part for part in parts if part)
+
+    def _reason(self) -> str:
+        if self.job is None:
+            return self._note if self._noted else f"ended, and left only: {self._note or 'nothing'}"
+        if self.state == AppState.PENDING:
+            waiting = f"waiting: {self.job.reason or 'not considered yet'}"
+            expected = f"expected to start {self.job.start}" if self.job.start else ""
+            return ", ".join(part for part in (waiting, expected, self._note) if part)
+        if self._noted == self.state:
+            return self._note
+        if self.state in (AppState.FAILED, AppState.CANCELLED):
+            return f"{self.job.slurm_state}{_ending(self.job.exit_code)}"
+        return self.job.slurm_state.lower() if self.state == AppState.RUNNING else ""
+
+    def _placement(self) -> str:
+        hosts = self._hosts
+        shown = ", ".join(f"{replica} on {host}" for replica, host in enumerate(hosts[:SHOWN_REPLICAS]))
+        more = f" and {len(hosts) - SHOWN_REPLICAS} more" if len(hosts) > SHOWN_REPLICAS else ""
+        return f"replica {shown}{more}" if hosts else ""
+
+
+def _ending(exit_code: str) -> str:
+    code, _, signal = exit_code.partition(":")
+    if signal.isdecimal() and int(signal):
+        return f", signal {signal}"
+    return f", exit code {code}" if code.isdecimal() and int(code) else ""
+
+
+def _numbers(tasks: str) -> list[int]:
+    """Returns the numbers of a list such as 0,2-4."""
+    ends = [[int(end) for end in part.split("-")] for part in tasks.split(",")]
+    return [number for each in ends for number in range(each[0], each[-1] + 1)]

@@ -1,0 +1,54 @@
+"""Nothing that is printed holds a password or a token of a URL."""
+
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from command import run_trainer, write_config
+from jobs import config
+
+from trainer.core.secrets import without_secrets
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://user:pass@host/x.parquet", "https://***@host/x.parquet"),
+        ("ftp://user:p@ss@host/x", "ftp://***@host/x"),
+        ("https://host/x?token=T", "https://host/x?token=***"),
+        ("no file at 'https://host/x?a=1&token=T&b=2'; check", "no file at 'https://host/x?a=1&token=***&b=2'; check"),
+        ("https://host/x?Signature=T: not found", "https://host/x?Signature=***: not found"),
+        ("https://host/x?X-Amz-Signature=T&X-Amz-Date=T", "https://host/x?X-Amz-Signature=***&X-Amz-Date=***"),
+        ("https://host/x?AWSAccessKeyId=T, row group 1", "https://host/x?AWSAccessKeyId=***, row group 1"),
+        ("s3://bucket/x?access_key=T&key=T", "s3://bucket/x?access_key=***&key=***"),
+        (
+            "https://host/x?sv=1&sig=T%3D&credential=T&password=T",
+            "https://host/x?sv=1&sig=***&credential=***&password=***",
+        ),
+        ("https://host/x?mail=me@host", "https://host/x?mail=me@host"),
+        ("s3://bucket/key=1/design=2/x.parquet", "s3://bucket/key=1/design=2/x.parquet"),
+        ("data.train is ['s3://bucket/day_?.parquet']", "data.train is ['s3://bucket/day_?.parquet']"),
+    ],
+)
+def test_secrets_are_hidden_and_nothing_else(text, shown):
+    assert without_secrets(text) == shown
+
+
+@pytest.fixture
+def address(tmp_path):
+    """An HTTP server without files, as HOST:PORT."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_data_that_is_not_there(address, tmp_path, ranks):
+    url = f"http://user:PASSWORD@{address}/x.parquet?token=TOKEN"
+    file = write_config(tmp_path / "config.toml", config(tmp_path, data__train=[url]))
+    done = run_trainer("train", file, "--out", tmp_path / "out", ranks=ranks)
+    assert f"data.train: no Parquet file at 'http://***@{address}/x.parquet?token=***'" in done.stderr
+    for secret in ("PASSWORD", "TOKEN"):
+        assert secret not in done.stdout + done.stderr

@@ -1,0 +1,58 @@
+"""Row groups as columns: read column by column, all at once, or once for several windows."""
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainer.config.data import DataConfig
+from trainer.data.dataset import DataFile, FileSet, RowGroup
+from trainer.data.row_groups import RowGroupReader, SharedRowGroup, shared
+
+TABLE = pa.table({"a": [1, 2, 3], "b": [4.0, 5.0, 6.0], "c": ["x", "y", "z"]})
+
+
+@pytest.fixture(params=["local", "memory"])
+def reader(request, tmp_path) -> RowGroupReader:
+    url = f"{tmp_path}/x.parquet" if request.param == "local" else f"memory://{tmp_path}/x.parquet"
+    with fsspec.open(url, "wb") as file:
+        pq.write_table(TABLE, file, row_group_size=2)
+    config = DataConfig(dense={"b": {}}, labels=["a"], weight="b")  # pyrefly: ignore
+    return RowGroupReader(FileSet((DataFile(url, 0, (2, 1), ()),)), config)
+
+
+def test_columns_of_a_row_group(reader):
+    for group in (RowGroup(0, 0, 2), RowGroup(0, 1, 1)):
+        expected = TABLE.slice(2 * group.index, group.rows)
+        with reader.open(group) as column:
+            assert (column("b"), column("a")) == (expected["b"], expected["a"])
+        kept = reader.read(group)
+        assert (kept("b"), kept("a")) == (expected["b"], expected["a"])
+
+
+def test_a_row_group_that_is_not_there(reader):
+    with pytest.raises(ValueError, match=r"x\.parquet, row group 2: cannot be read, is it whole\?"):
+        reader.read(RowGroup(0, 2, 1))
+
+
+def test_only_row_groups_that_come_again_are_shared():
+    first, second, third = (RowGroup(0, index, 1) for index in range(3))
+    assert {group: one.uses for group, one in shared([first, second, third, first, third, first]).items()} == {
+        first: 3,
+        third: 2,
+    }
+
+
+def test_a_shared_row_group_is_read_once_and_given_up_after_its_last_use():
+    reads = []
+
+    def read():
+        reads.append(TABLE)
+        return TABLE.column
+
+    group = SharedRowGroup(uses=2)
+    assert group.take(read)("a") == group.take(read)("a") == TABLE["a"]
+    assert len(reads) == 1
+    group.uses = 1
+    group.take(read)
+    assert len(reads) == 2

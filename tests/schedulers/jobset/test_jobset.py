@@ -1,0 +1,231 @@
+"""The scheduler `jobset` through the command `torchx`, on the stand-in for a cluster."""
+
+import json
+import subprocess
+from datetime import datetime
+
+import pytest
+from torchx.runner import get_runner
+from torchx.schedulers.api import Stream
+from torchx.specs import ReplicaState
+
+from schedulers.errors import SchedulerError
+
+SHELL = ("utils.sh", "--image", "trainer:1")
+
+
+@pytest.fixture
+def submit(quick):
+    """Submits a shell script and returns the app handle."""
+
+    def submit(script, *options, cfg="namespace=default", replicas=1):
+        where = ("run", "-s", "jobset", "-cfg", cfg, *SHELL, "--num_replicas", str(replicas), *options)
+        return quick(*where, "exec", "sh", "-c", script).strip()
+
+    return submit
+
+
+@pytest.fixture
+def status(quick):
+    """The status of a job, as JSON."""
+    return lambda handle: json.loads(quick("status", "--json", handle))
+
+
+def state(cluster, handle):
+    """The final state of a JobSet on the cluster; empty while it runs."""
+    namespace, name = handle.rpartition("/")[2].split(":")[-2:]
+    return cluster.get("JobSet", namespace, name).get("status", {}).get("terminalState", "")
+
+
+def finish(cluster, handle):
+    cluster.wait_for(lambda: state(cluster, handle))
+    return handle
+
+
+def running(cluster, count=1):
+    phases = [pod["status"]["phase"] for pod in cluster.pods()]
+    return phases.count("Running") == count
+
+
+def replicas(answer):
+    found = [replica for role in answer["roles"] for replica in role["replicas"]]
+    return [replica | {"state": ReplicaState(replica["state"]).name} for replica in found]
+
+
+def message(replica):
+    return json.loads(replica["structured_error_msg"])["message"]
+
+
+def test_a_job_runs_to_its_end(cluster, torchx, submit):
+    handle = finish(cluster, submit("echo out; echo err >&2"))
+    assert handle.startswith("jobset://torchx/default:sh-")
+    assert "State: SUCCEEDED" in torchx("status", handle).stdout
+    assert torchx("log", handle).stdout == "sh/0 out\nsh/0 err\n"
+    assert [line.split() for line in torchx("list", "-s", "jobset").stdout.splitlines()[2:]] == [
+        [handle, "sh", "SUCCEEDED"]
+    ]
+
+
+def test_status_takes_as_many_calls_for_many_replicas_as_for_one(cluster, quick, submit):
+    cluster.why_unschedulable = "0/3 nodes are available: 3 Insufficient cpu."
+    calls = {}
+    for count in (1, 30):
+        handle = submit("true", replicas=count)
+        cluster.requests.clear()
+        quick("status", handle)
+        calls[count] = len(cluster.requests)
+    assert calls == {1: 2, 30: 2}
+
+
+def test_pending_says_why(cluster, submit, status):
+    cluster.why_unschedulable = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    answer = status(submit("true", replicas=2))
+    assert answer["state"] == "PENDING"
+    assert "pods started: 0 of 2; Unschedulable: 0/3 nodes are available" in answer["msg"]
+    assert [replica["state"] for replica in replicas(answer)] == ["PENDING", "PENDING"]
+    cluster.why_unschedulable = ""
+
+
+def test_an_image_that_cannot_be_pulled_is_named(cluster, submit, status, torchx):
+    cluster.missing_images = {"trainer:1"}
+    handle = submit("true")
+    cluster.wait_for(lambda: "containerStatuses" in cluster.pods()[0]["status"])
+    answer = status(handle)
+    assert answer["state"] == "PENDING"
+    assert 'ImagePullBackOff: Back-off pulling image "trainer:1"' in message(replicas(answer)[0])
+    log = torchx("log", f"{handle}/sh/0")
+    assert log.stdout == ""
+    assert "sh/0 has no log yet: ImagePullBackOff" in log.stderr
+
+
+def test_a_failing_replica_is_named_with_its_exit_code_and_last_words(cluster, quick, submit, status):
+    script = "test $TORCHX_REPLICA_ID = 0 && echo fine && sleep 60; echo bad; exit 7"
+    handle = finish(cluster, submit(script, replicas=2))
+    cluster.wait_for(lambda: len(cluster.pods()) == 1)
+    answer = status(handle)
+    assert answer["state"] == "FAILED"
+    first, second = replicas(answer)
+    assert (first["state"], second["state"]) == ("CANCELLED", "FAILED")
+    assert message(second).startswith("exit code 7: bad (pod sh-")
+    assert second["hostname"].endswith("-sh-0-1." + handle.rpartition(":")[2])
+    assert "(exitcode: 7)" in quick("status", handle)
+
+
+def test_killed_processes_are_named_by_their_signal(cluster, submit, status):
+    answer = status(finish(cluster, submit("exec python -c 'import os; os.kill(os.getpid(), 9)'")))
+    assert message(replicas(answer)[0]).startswith("exit code 137 (SIGKILL)")
+
+
+def test_a_failure_is_retried_up_to_max_retries(cluster, submit, status):
+    once = "test -e tried && echo again || { touch tried; exit 3; }"
+    answer = status(finish(cluster, submit(once, "--max_retries", "1")))
+    assert (answer["state"], answer["num_restarts"]) == ("SUCCEEDED", 1)
+    assert "restarts: 1; retries used: 1 of 1" in answer["msg"]
+    answer = status(finish(cluster, submit("exit 3", "--max_retries", "2")))
+    assert (answer["state"], answer["num_restarts"]) == ("FAILED", 2)
+
+
+def test_a_replica_that_finished_has_succeeded_whatever_torchrun_answers(cluster, submit, status):
+    answer = status(finish(cluster, submit("echo finished at step 9 > $TORCHX_OUTCOME_FILE; exit 1")))
+    assert (answer["state"], answer["num_restarts"], answer["msg"]) == ("SUCCEEDED", 0, "finished at step 9")
+
+
+STOPS = """
+test -e stop && exit 0
+trap 'touch stop' TERM
+until test -e stop; do sleep 0.1; done
+test $TORCHX_REPLICA_ID = %d && echo stopped at step 5, saved there > $TORCHX_OUTCOME_FILE
+exit 1
+"""
+
+
+@pytest.mark.parametrize(("evicted", "telling"), [(0, 1), (1, 0), (1, 1)])
+def test_stops_and_evictions_do_not_use_up_retries(cluster, submit, status, evicted, telling):
+    """All replicas leave with 1, as torchrun does after a signal, and only that of rank 0 has the outcome."""
+    handle = submit(STOPS % telling, replicas=2)
+    cluster.wait_for(lambda: running(cluster, 2))
+    cluster.nodes.evict(next(pod for pod in cluster.pods() if f"-0-{evicted}-" in pod["metadata"]["name"]))
+    answer = status(finish(cluster, handle))
+    assert (answer["state"], answer["num_restarts"]) == ("SUCCEEDED", 1)
+    assert "retries used: 0 of 0" in answer["msg"]
+
+
+def test_cancel_lets_the_job_save_and_keeps_it_to_be_asked_for(cluster, quick, submit, status):
+    handle = submit("trap 'echo saved > saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done", replicas=2)
+    cluster.wait_for(lambda: running(cluster, 2))
+    quick("cancel", handle)
+    cluster.wait_for(lambda: not cluster.pods())
+    answer = status(handle)
+    assert answer["state"] == "CANCELLED"
+    assert {replica["state"] for replica in replicas(answer)} == {"CANCELLED"}
+    assert (cluster.image / "saved").exists()
+    assert "CANCELLED" in quick("list", "-s", "jobset")
+    quick("cancel", handle)
+    quick("delete", handle)
+    with pytest.raises(SystemExit):
+        quick("status", handle)
+    assert handle not in quick("list", "-s", "jobset")
+
+
+def test_a_queue_admits_whole_jobs_and_a_cancelled_one_frees_its_quota(cluster, quick, submit, status):
+    cluster.queues = {"team-a": 2}
+    first = submit("sleep 100", cfg="queue=team-a", replicas=2)
+    cluster.wait_for(lambda: running(cluster, 2))
+    second = submit("sleep 100", cfg="queue=team-a")
+    cluster.wait_for(lambda: len(cluster.all("Workload")) == 2)
+    cluster.requests.clear()
+    answer = status(second)
+    assert len(cluster.requests) <= 4
+    assert answer["state"] == "PENDING"
+    assert "waits for its quota in queue team-a: couldn't assign flavors" in answer["msg"]
+    quick("cancel", first)
+    cluster.wait_for(lambda: running(cluster, 1) and len(cluster.pods()) == 1)
+    assert (status(first)["state"], status(second)["state"]) == ("CANCELLED", "RUNNING")
+
+
+def test_a_job_cancelled_before_its_queue_knows_it_never_starts(cluster, quick, submit, status, monkeypatch):
+    monkeypatch.setattr("kube_controllers.queue", lambda cluster, jobset: None)
+    handle = submit("sleep 100", cfg="queue=team-a")
+    quick("cancel", handle)
+    assert status(handle)["state"] == "CANCELLED"
+    assert "kueue.x-k8s.io/queue-name" not in cluster.all("JobSet")[0]["metadata"]["labels"]
+
+
+def test_log_of_one_replica_of_all_and_of_some_lines(cluster, quick, submit):
+    handle = finish(cluster, submit('echo "loss $TORCHX_REPLICA_ID"; echo other', replicas=3))
+    assert sorted(quick("log", f"{handle}/sh").splitlines()) == sorted(
+        f"sh/{replica} {word}" for replica in range(3) for word in (f"loss {replica}", "other")
+    )
+    assert quick("log", f"{handle}/sh/1") == "sh/1 loss 1\nsh/1 other\n"
+    assert quick("log", "--regex", "^loss", f"{handle}/sh/2") == "sh/2 loss 2\n"
+    with get_runner() as runner, pytest.raises(SchedulerError, match="Kubernetes keeps only one: combined"):
+        runner.log_lines(handle, "sh", 2, streams=Stream.STDERR)
+
+
+def test_log_between_two_times(cluster, submit):
+    handle = submit("echo early; while ! test -e go; do sleep 0.05; done; echo late")
+    pod = cluster.wait_for(lambda: running(cluster) and cluster.pods()[0])
+    cluster.wait_for(lambda: list(cluster.nodes.log(pod, {})))
+    between = datetime.now()
+    (cluster.image / "go").touch()
+    finish(cluster, handle)
+    with get_runner() as runner:
+        assert list(runner.log_lines(handle, "sh", 0, since=between)) == ["late\n"]
+        assert list(runner.log_lines(handle, "sh", 0, until=between)) == ["early\n"]
+
+
+def test_follow_goes_on_through_a_restart_until_the_job_ends(cluster, environment, submit):
+    script = (
+        "echo attempt; while ! test -e go; do sleep 0.05; done; test -e tried || { touch tried; exit 3; }; echo end"
+    )
+    handle = submit(script, "--max_retries", "1")
+    follow = subprocess.Popen(["torchx", "log", "-t", handle], env=environment, stdout=subprocess.PIPE, text=True)
+    assert follow.stdout.readline() == "sh/0 attempt\n"
+    (cluster.image / "go").touch()
+    assert follow.communicate(timeout=600)[0] == "sh/0 attempt\nsh/0 end\n"
+
+
+def test_follow_loses_and_repeats_nothing_when_its_connection_is_closed(cluster, quick, submit):
+    cluster.cut_log_after = 2
+    handle = submit("for i in 1 2 3 4 5; do echo $i; sleep 0.2; done")
+    assert quick("log", "-t", f"{handle}/sh/0") == "".join(f"sh/0 {i}\n" for i in range(1, 6))

@@ -1,0 +1,57 @@
+"""MovieLens on two replicas of the stand-in for a cluster, with Volcano and with JobSet."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from jobs import losses
+from kube_api import Cluster
+
+STEPS = 80
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """One stand-in for all tests here: its containers share a directory, with the data in it."""
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    data = [sys.executable, "-m", "trainer", "movielens"]
+    subprocess.run(data, cwd=cluster.image, check=True, capture_output=True)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def train(cluster):
+    """The arguments that train for a while on two replicas, into a run directory."""
+
+    def words(out):
+        job = ("dlrm.multi_node", "--config", "movielens", "-j", "2x1", "--cpu", "1", "--image", "trainer:1")
+        steps = ("--train.steps", str(STEPS), "--report.interval-steps", "1", "--report.tensorboard", "False")
+        return (*job, "--out", f"runs/{out}", "--", *steps)
+
+    return words
+
+
+def test_volcano_runs_it_to_the_end(cluster, torchx, train):
+    options = ("-cfg", "queue=default", "--workspace", "", "--wait")
+    handle = torchx("run", "-s", "kubernetes", *options, *train("volcano")).stdout.strip()
+    assert "State: SUCCEEDED" in torchx("status", handle).stdout
+    assert f"step {STEPS}  saved" in torchx("log", handle).stdout
+    assert len(losses(cluster.image / "runs/volcano")) == STEPS
+
+
+def test_jobset_goes_on_after_an_eviction_as_if_nothing_had_happened(cluster, torchx, train):
+    handle = torchx("run", "-s", "jobset", *train("jobset")).stdout.strip()
+    run = cluster.image / "runs/jobset"
+    cluster.wait_for(lambda: (run / "metrics.jsonl").exists() and len(losses(run)) > 10)
+    second = next(pod for pod in cluster.pods("trainer") if "-0-1-" in pod["metadata"]["name"])
+    cluster.nodes.evict(second, "PreemptionByScheduler")
+    name = handle.rpartition(":")[2]
+    status = cluster.get("JobSet", "default", name)["status"]
+    cluster.wait_for(lambda: status.get("terminalState"))
+    answer = json.loads(torchx("status", "--json", handle).stdout)
+    assert (answer["state"], answer["num_restarts"]) == ("SUCCEEDED", 1)
+    assert answer["msg"] == f"restarts: 1; retries used: 0 of 0; finished at step {STEPS}"
+    assert "resumed after step" in torchx("log", handle).stdout
+    assert losses(run) == losses(cluster.image / "runs/volcano")

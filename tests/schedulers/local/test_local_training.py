@@ -1,0 +1,90 @@
+"""Training on `local_cwd`, started in one shell and watched and ended in others: no step is lost."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from command import write_config
+from jobs import config, losses, write_rows
+from shells import Shells, wait_for
+
+JOB = ("dlrm.multi_node", "--config", "config.toml", "-j", "2x1", "--env", "OMP_NUM_THREADS=1")
+
+
+@pytest.fixture(scope="module")
+def torchx(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    rows = write_rows(home / "rows", [130, 126])
+    write_config(home / "config.toml", config(rows, checkpoint__every_steps=50))
+    shells = Shells(home)
+    yield shells
+    for line in shells("list", "-s", "local_cwd").stdout.splitlines():
+        if line.endswith("RUNNING"):
+            shells("delete", line.split()[0])
+    for shell in shells.opened:
+        shell.kill()
+        shell.communicate()
+
+
+def job(out: str, steps: int, retries: int = 0) -> tuple[str, ...]:
+    return (*JOB, "--max_retries", str(retries), "--out", out, "--", "--train.steps", str(steps))
+
+
+def train(torchx: Shells, out: str, steps: int) -> tuple[list[float], str]:
+    """Trains to the end in a shell that waits; returns the losses of the run, and the output of the shell."""
+    shell = torchx.open("run", "-s", "local_cwd", *job(out, steps))
+    handle, said = shell.communicate(timeout=600)
+    assert shell.returncode == 0, said
+    assert torchx.status(handle.strip())["msg"] == f"finished at step {steps}"
+    return losses(torchx.home / out), said
+
+
+def steps_done(run: Path) -> int:
+    return (run / "metrics.jsonl").read_text().count("\n") if (run / "metrics.jsonl").exists() else 0
+
+
+def processes(handle: str, **variables: str) -> list[int]:
+    """The processes of a job whose environment has these variables."""
+    wanted = {"TORCHX_JOB_ID": handle, **variables}.items()
+    found = psutil.process_iter(["environ"])
+    return [process.pid for process in found if wanted <= (process.info["environ"] or {}).items()]
+
+
+def test_cancelled_from_another_shell_it_saves_and_goes_on_later(torchx):
+    handle = torchx.detached(*job("cancelled", 1_000_000))
+    follower = torchx.open("log", "-f", f"{handle}/trainer/0")
+    wait_for(lambda: steps_done(torchx.home / "cancelled") > 20)
+    assert torchx.status(handle)["state"] == "RUNNING"
+    assert [handle, "dlrm", "RUNNING"] in [
+        line.split() for line in torchx("list", "-s", "local_cwd").stdout.split("\n")
+    ]
+    torchx("cancel", handle)
+    status = torchx.wait_for_end(handle)
+    assert status["state"] == "CANCELLED"
+    stopped = int(re.match(r"stopped at step (\d+), saved ", status["msg"])[1])
+    followed = follower.communicate(timeout=600)[0]
+    assert "[rank 0]" in followed
+    assert "[rank 1]" not in followed
+    assert processes(handle) == []
+    went_on, said = train(torchx, "cancelled", stopped + 20)
+    assert f"resumed after step {stopped}" in said
+    assert went_on == train(torchx, "undisturbed", stopped + 20)[0]
+
+
+@pytest.mark.parametrize(
+    ("sent", "variables", "retries"),
+    [pytest.param(signal.SIGKILL, {"RANK": "1"}, 1, id="crash"), pytest.param(signal.SIGTERM, {}, 0, id="preemption")],
+)
+def test_a_disturbed_run_is_taken_up_again_by_itself(torchx, sent, variables, retries, request):
+    """A rank is killed: a failure, which is retried. torchrun gets SIGTERM: no failure, and restarted as well."""
+    out, steps = request.node.callspec.id, 500
+    handle = torchx.detached(*job(out, steps, retries))
+    wait_for(lambda: steps_done(torchx.home / out) > 60)
+    os.kill(processes(handle, **variables)[0], sent)
+    status = torchx.wait_for_end(handle)
+    assert (status["state"], status["msg"]) == ("SUCCEEDED", f"finished at step {steps}"), torchx("log", handle).stdout
+    assert status["num_restarts"] == 1
+    assert losses(torchx.home / out) == train(torchx, f"{out}-undisturbed", steps)[0]

@@ -1,0 +1,48 @@
+"""Components and schedulers work without torch, and take two modules from the trainer: contract and hardware."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(file for room in ("components", "schedulers") for file in (ROOT / room).rglob("*.py"))
+MODULES = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in FILES]
+ELSEWHERE = re.compile(r"/probe_\w+\.py$")  # run in child processes, which report that a library is missing
+ALLOWED = {"trainer.core.outcome", "trainer.plan.hardware"}
+CONTRACT = re.compile(r"\b75\b|TORCHX_OUTCOME_FILE|TORCHX_RANK0_HOST|['\"]?\b(finished|stopped)\b['\"*]")
+
+
+def test_everything_imports_without_torch():
+    modules = [name for name, file in zip(MODULES, FILES, strict=True) if not ELSEWHERE.search(str(file))]
+    code = f"import sys, importlib\nsys.modules |= dict.fromkeys(('torch', 'torchrec'))\nfor name in {modules}:\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}    importlib.import_module(name)"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(modules) > 30
+
+
+@pytest.mark.parametrize("file", FILES, ids=MODULES)
+def test_only_the_contract_and_the_hardware_come_from_the_trainer(file):
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    assert {name for name in found if name.partition(".")[0] == "trainer"} <= ALLOWED
+
+
+def test_the_contract_is_spelled_in_one_place():
+    files = [file for file in (ROOT / "schedulers").rglob("*") if file.suffix in (".py", ".sh")]
+    spelled = {
+        f"{file.relative_to(ROOT)}: {line}"
+        for file in files
+        for line in file.read_text().splitlines()
+        if CONTRACT.search(line) and not line.lstrip().startswith("#")
+    }
+    assert spelled == {'schedulers/contract.py: RANK0_HOST = "TORCHX_RANK0_HOST"'}

@@ -1,0 +1,21 @@
+"""Arguments for every component of the catalog, with which tests submit it."""
+
+TRAINER_ARGS = ["--", "--train.steps", "100", "--note", "it's $HOME"]
+COMPONENTS = {
+    "dlrm.single_node": ["--config", "c.toml", "--nproc", "2", *TRAINER_ARGS],
+    "dlrm.multi_node": [
+        *("--config", "c.toml", "--out", "s3://bucket/run", "-j", "1:2x4", "--cpu", "9", "--gpu", "4"),
+        *("--memMB", "1024", "--resume", "must", "--max_retries", "3", "--name", "ads", "--env", "A=1,LOGLEVEL=INFO"),
+        *("--mounts", "type=bind,src=/host,dst=/job,readonly", *TRAINER_ARGS),
+    ],
+    "dlrm.data_parallel": ["--config", "c.toml", "-j", "1x4", *TRAINER_ARGS],
+    "dlrm.evaluate": ["--config", "c.toml", "--out", "runs/a", "--split", "validation", "-j", "2x1"],
+    "data.movielens": ["--wheel", "ratings.whl"],
+    "data.criteo": ["--source", "a.gz,b*.gz", "--dense_transform", "none"],
+    "data.synthetic": ["--rows", "5", "--", "--quiet", "True"],
+    "tools.tensorboard": ["--logdir", "runs/a", "--port", "6007"],
+    "tools.plan": ["--config", "c.toml", "--nproc", "16", "--", "--planner.mode", "data_parallel"],
+    "tools.checkpoints": ["--out", "s3://b/run", "--verify", "True", "--convert", "plain.pt", "--step", "0"],
+    "tools.verify_resume": ["--config", "c.toml", "--ranks", "4", "--keep", "kept", "--", "--train.seed", "1"],
+    "tools.bench": ["--out", "runs/bench"],
+}

@@ -1,0 +1,91 @@
+"""Shells in which `torchx` runs, and the local jobs that they see."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+
+
+class Shells:
+    """Any number of shells of one user on one host; `state` is the user's state directory."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.state = home / "state"
+        self.environment = os.environ | {"HOME": str(home), "XDG_STATE_HOME": str(self.state), "COLUMNS": "200"}
+        self.opened: list[subprocess.Popen[str]] = []
+
+    def __call__(self, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Types `torchx WORDS` in a shell of its own, in a directory of its own."""
+        folder = self.home / "elsewhere"
+        folder.mkdir(exist_ok=True)
+        command = ["torchx", *map(str, words)]
+        return subprocess.run(
+            command, cwd=folder, env=self.environment | environment, capture_output=True, text=True, timeout=600
+        )
+
+    def open(self, *words: object, cwd: Path | None = None) -> subprocess.Popen[str]:
+        """Types `torchx WORDS` in a shell, which is the leader of its session, and does not wait."""
+        shell = subprocess.Popen(
+            ["bash", "-c", '"$@"; exit $?', "bash", "torchx", *map(str, words)],
+            cwd=cwd or self.home,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # a shell that `nohup` did not start
+        )
+        self.opened.append(shell)
+        return shell
+
+    def detached(self, *words: object, cfg: str = "", cwd: Path | None = None) -> str:
+        """Submits a job that outlives its shell; returns its handle."""
+        shell = self.open("run", "-s", "local_cwd", "-cfg", f"detach=True{cfg}", *words, cwd=cwd)
+        out, said = shell.communicate(timeout=600)
+        assert shell.returncode == 0, said
+        return out.strip()
+
+    def status(self, handle: str) -> dict:
+        """The output of `torchx status --json`."""
+        done = self("status", "--json", handle)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def wait_for_end(self, handle: str) -> dict:
+        """Waits until a job has ended and returns its status."""
+        wait_for(lambda: self.status(handle)["state"] in ENDED)
+        return self.status(handle)
+
+    def record(self, handle: str) -> Path:
+        """The directory that a job leaves in the state directory."""
+        (found,) = self.state.glob(f"torchx-recsys/local/*/{handle.rpartition('/')[2]}")
+        return found
+
+    def supervisor(self, handle: str) -> int:
+        """The number of the process that looks after a job."""
+        return json.loads((self.record(handle) / "progress.json").read_text())["supervisor"]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 600) -> None:
+    """Waits until something is so."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def runs(pid: int) -> bool:
+    """Returns whether a process is there and is not a zombie."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False

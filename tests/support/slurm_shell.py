@@ -1,0 +1,67 @@
+"""A shell of a user of a Slurm cluster."""
+
+import json
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+
+from slurm_cluster import Cluster
+
+
+class Shell:
+    """A shell in an empty directory, set up for a cluster."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        own = {"HOME": str(folder), "XDG_STATE_HOME": str(folder / "state"), "COLUMNS": "200"}
+        self.env = os.environ | cluster.env | own
+
+    def torchx(self, *args: str, code: int = 0, cwd: Path | None = None) -> str:
+        """Runs torchx and returns its stdout."""
+        done = self.try_torchx(*args, cwd=cwd)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    def try_torchx(self, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        command = ["torchx", *args]
+        return subprocess.run(
+            command, cwd=cwd or self.folder, env=self.env, capture_output=True, text=True, timeout=300
+        )
+
+    def submit(self, *args: str, cfg: str = "") -> str:
+        """Submits a component and returns the handle."""
+        return self.torchx("run", "-s", "slurm", *(["-cfg", cfg] if cfg else []), *args).strip()
+
+    def shell_job(self, command: str, *args: str, cfg: str = "") -> str:
+        """Submits a job of lines of bash."""
+        memory = () if "--memMB" in args else ("--memMB", "100")
+        return self.submit("utils.sh", *memory, *args, "--", "exec", "bash", "-c", command, cfg=cfg)
+
+    def status(self, handle: str, cwd: Path | None = None) -> dict:
+        return json.loads(self.torchx("status", "--json", handle, cwd=cwd))
+
+    def wait(self, handle: str, *states: str, seconds: float = 600) -> dict:
+        """Waits until a job is in one of the states, by default the final ones."""
+        deadline = time.monotonic() + seconds
+        while (status := self.status(handle))["state"] not in (states or ("SUCCEEDED", "FAILED", "CANCELLED")):
+            assert time.monotonic() < deadline, f"{status}\n{self.batch_log(handle)}"
+            time.sleep(0.5)
+        return status
+
+    def listed(self) -> dict[str, str]:
+        """The output of `torchx list`: state by handle."""
+        return dict(re.findall(r"^(slurm://\S+) .* (\S+)$", self.torchx("list", "-s", "slurm"), re.MULTILINE))
+
+    def job_dir(self, handle: str) -> Path:
+        (entry,) = (self.folder / "state").glob(f"torchx-recsys/slurm/*/{number(handle)}")
+        return Path(entry.read_text().strip())
+
+    def batch_log(self, handle: str) -> str:
+        file = self.job_dir(handle) / f"slurm-{number(handle)}.log"
+        return file.read_text() if file.exists() else ""
+
+
+def number(handle: str) -> str:
+    return handle.rpartition("/")[2]

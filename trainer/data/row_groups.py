@@ -1,0 +1,91 @@
+"""Opens the row groups of a data set, and shares those that several windows need."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from threading import Lock
+
+import pyarrow as pa
+
+from trainer.config.data import DataConfig
+from trainer.core.errors import InputError
+from trainer.core.storage import os_errors
+from trainer.data.dataset import FileSet, RowGroup, first_line
+from trainer.data.readers.base import Column
+from trainer.data.readers.registry import make_reader
+
+
+class RowGroupReader:
+    """Reads the columns of row groups that training needs.
+
+    Args:
+        files: The data set.
+        config: Names the reader and the columns.
+    """
+
+    def __init__(self, files: FileSet, config: DataConfig) -> None:
+        self._files, self._reader = files, make_reader(config)
+        self._columns = list(dict.fromkeys(config.columns))
+
+    @contextmanager
+    def open(self, group: RowGroup) -> Iterator[Column]:
+        """Opens a row group, whose columns may be read only as they are asked for.
+
+        Raises:
+            InputError: The file is gone or damaged.
+        """
+        with ExitStack() as stack:
+            with self._readable(group):
+                url = self._files.files[group.file].url
+                column = stack.enter_context(self._reader.open(url, group.index, self._columns))
+
+            def read(name: str) -> pa.ChunkedArray:
+                with self._readable(group):
+                    return column(name)
+
+            yield read
+
+    def read(self, group: RowGroup) -> Column:
+        """Reads all columns of a row group into memory; the same errors."""
+        with self.open(group) as column:
+            return {name: column(name) for name in self._columns}.__getitem__
+
+    @contextmanager
+    def _readable(self, group: RowGroup) -> Iterator[None]:
+        try:
+            with os_errors():
+                yield
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{self.where(group)}: cannot be read, is it whole? ({first_line(error)})") from error
+
+    def where(self, group: RowGroup) -> str:
+        """Returns what messages call a row group."""
+        return f"{self._files.files[group.file].name}, row group {group.index}"
+
+
+@dataclass
+class SharedRowGroup:
+    """A row group that several windows have rows of: read once, and kept until the last of them has it.
+
+    Attributes:
+        uses: Windows that still need it.
+    """
+
+    uses: int
+    _columns: Column | None = None
+    _lock: Lock = field(default_factory=Lock)  # lanes are read by threads, and two may need the same row group
+
+    def take(self, read: Callable[[], Column]) -> Column:
+        """Returns the columns, which the first caller reads."""
+        with self._lock:
+            columns = self._columns or read()
+            self.uses -= 1
+            self._columns = columns if self.uses else None
+            return columns
+
+
+def shared(groups: Iterable[RowGroup]) -> dict[RowGroup, SharedRowGroup]:
+    """Returns the row groups that occur more than once."""
+    # Counting uses replaced two caches by size, which could not know that a row group's last use was over.
+    return {group: SharedRowGroup(uses) for group, uses in Counter(groups).items() if uses > 1}

@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo test test-slurm24 lint docs clean
+.PHONY: demo check test test-all test-slurm24 lint docs clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -11,9 +11,18 @@ demo: $(VENV)/ready data/movielens/summary.json
 data/movielens/summary.json: | $(VENV)/ready
 	torchx run -s local_cwd data.movielens --out data/movielens
 
-# Most of a test's time is waiting, for Python to import torch above all; files are spread over more workers than cores.
+# Lint, types and the unit tests, which start no process: under a minute.
+check: $(VENV)/ready lint
+	pytest --unit --numprocesses 2 -r fE
+
+# All tests, of the two largest matrices a sample. Most of a test's time is waiting, for Python to import torch above
+# all; files are spread over more workers than cores.
 test: $(VENV)/ready lint
 	pytest --numprocesses 4 --dist loadfile
+
+# The same with whole matrices: every plan restored by every other, every fault at every moment.
+test-all: $(VENV)/ready lint
+	pytest --numprocesses 4 --dist loadfile --all
 
 # The tests that need a Slurm, against 24.11 instead of the system's own.
 test-slurm24: $(VENV)/ready

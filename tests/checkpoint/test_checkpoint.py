@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and when it refuses to."""
+"""The checkpoint that a run is resumed from, and when resuming is refused."""
 
 import json
 import pickle
@@ -128,13 +128,15 @@ def test_changed_data_is_refused_until_accepted(finished, tmp_path):
     assert "resumed after step 2" in accepted.stdout
 
 
-@pytest.mark.parametrize(("widths", "cuts"), [((16,), 4), ((4, 4, 4, 4), 1), ((8, 8), 4), ((16, 4), 2), ((4, 4, 4), 3)])
-def test_row_state_follows_other_cuts(widths, cuts):
+@pytest.mark.parametrize(
+    ("widths", "shards"), [((16,), 4), ((4, 4, 4, 4), 1), ((8, 8), 4), ((16, 4), 2), ((4, 4, 4), 3)]
+)
+def test_row_state_follows_other_column_shards(widths, shards):
     rows = np.random.default_rng(0).random((len(widths), 10)).astype(np.float32)
-    value = torch.empty(cuts * 10)
+    value = torch.empty(shards * 10)
     write_rowwise_state(value, torch.tensor(rows).view(-1), ColumnShards(10, widths), 10)
     mean = np.average(rows.astype(np.float64), 0, widths).astype(np.float32)
-    np.testing.assert_array_equal(value.view(cuts, 10), np.tile(mean, (cuts, 1)))
+    np.testing.assert_array_equal(value.view(shards, 10), np.tile(mean, (shards, 1)))
 
 
 def forget(step, what):
@@ -152,16 +154,16 @@ def forget(step, what):
 
 
 @pytest.mark.parametrize(
-    ("what", "says"),
+    ("what", "expected"),
     [
         ("a tensor", "lacks 1 tensors of this model, such as 'model.model.sparse_arch"),
         ("a part", "is not whole: it fills 0 of the 1,600 values of 'model.model.sparse_arch"),
     ],
 )
-def test_nothing_is_left_unfilled_in_silence(copy, what, says):
+def test_tensors_that_the_checkpoint_cannot_fill_are_an_error(copy, what, expected):
     folder, out = copy
     forget(out / "checkpoints/step-000000006", what)
     done = trainer(folder, out, "--train.steps", "8")
     assert done.returncode == 2
-    assert says in done.stderr
+    assert expected in done.stderr
     assert done.stderr.count("\n") == 1

@@ -30,12 +30,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def straight(rows, folder):
+def baseline(rows, folder):
     """The losses of a run on local files that nothing disturbs."""
     file = write_config(folder / "local.toml", config(rows, train__steps=STEPS))
     job = Training(file, folder / "out", ranks=0)
-    said = job.end()
-    assert job.code == 0, said
+    output = job.end()
+    assert job.code == 0, output
     return losses(folder / "out")
 
 
@@ -69,8 +69,8 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def killed(store, folder, straight):
-    """A run that was killed and went on, on an object store that takes its time; and what its jobs said."""
+def killed(store, folder, baseline):
+    """A run that was killed and resumed on a slow object store, and its jobs' output."""
     run = Run(store, folder, "killed")
     with store.faults({"fault": "slow", "seconds": 0.1}) as count:
         first = run.train("--checkpoint.keep.newest", 2).wait_until(run.committed)
@@ -99,22 +99,22 @@ def killed(store, folder, straight):
     return {"run": run, "last": last, "most": most, "refused": (second.code, refused), "resumed": resumed}
 
 
-def test_a_killed_run_goes_on_exactly(killed, straight):
+def test_a_killed_run_resumes_exactly(killed, baseline):
     run, last = killed["run"], killed["last"]
     assert f"resumed after step {last} from {run.url}/checkpoints/step-{last:09d}" in killed["resumed"]
-    assert run.losses() == straight[: last + 10]
+    assert run.losses() == baseline[: last + 10]
     assert run.outcome.read_text() == f"finished at step {last + 10}\n"
 
 
-def test_saves_that_take_long_are_kept_and_deleted_as_asked(killed):
+def test_slow_saves_are_kept_and_deleted_by_the_rules(killed):
     assert killed["most"] <= 3  # the third while the oldest is being deleted
     assert killed["run"].committed() == [killed["last"] + 8, killed["last"] + 10]
 
 
 def test_a_second_job_is_refused(killed):
-    code, said = killed["refused"]
-    assert code == 2, said
-    assert f"error: --out is '{killed['run'].url}', which process " in said.splitlines()[-1]
+    code, output = killed["refused"]
+    assert code == 2, output
+    assert f"error: --out is '{killed['run'].url}', which process " in output.splitlines()[-1]
 
 
 def test_nothing_but_the_run_is_left(killed):
@@ -138,7 +138,7 @@ def test_the_tools_read_it(killed, folder):
     assert json.loads(run.store.fs.cat(f"{run.url}/evaluation-validation.json"))["step"] == killed["last"] + 10
 
 
-def test_another_run_starts_from_it(killed, folder):
+def test_another_run_fine_tunes_from_it(killed, folder):
     run = killed["run"]
     flags = ["--out", folder / "tuned", "--train.steps", "1", "--finetune.checkpoint", run.url]
     done = run_trainer("train", run.file, *flags, **run.store.environment)
@@ -148,7 +148,7 @@ def test_another_run_starts_from_it(killed, folder):
 
 @pytest.fixture(scope="module")
 def disturbed(store, folder):
-    """A run on 2 ranks whose saves failed for a while and then no more; and what its job said."""
+    """A run on 2 ranks whose saves failed for a while and then no more; and its job's output."""
     run = Run(store, folder, "disturbed")
     job = run.train(ranks=2, **TRIED_ONCE).wait_until(run.committed)
     with store.faults(
@@ -159,31 +159,31 @@ def disturbed(store, folder):
         job.wait_until(lambda: count() == 3)
     with store.faults({"fault": "403", "method": "PUT", "path": "checkpoints/"}):
         before = run.committed()
-        job.wait_until(lambda: job.said().count("NOT SAVED") >= 3)
+        job.wait_until(lambda: job.output().count("NOT SAVED") >= 3)
         assert run.committed()[-1] <= before[-1] + 2
-        now = int(job.said().rpartition("  NOT SAVED")[0].rpartition("step ")[2].replace(",", ""))
+        now = int(job.output().rpartition("  NOT SAVED")[0].rpartition("step ")[2].replace(",", ""))
     job.wait_until(lambda: run.committed()[-1] > now)
-    said = job.said()
+    output = job.output()
     job.signal(signal.SIGTERM).end()
-    return {"run": run, "said": said}
+    return {"run": run, "output": output}
 
 
-def test_a_save_that_fails_for_a_moment_is_tried_again(disturbed):
-    assert "saving is tried again in 1 s: [Errno 121] InternalError was asked for" in disturbed["said"]
+def test_a_save_that_fails_briefly_is_retried(disturbed):
+    assert "saving is tried again in 1 s: [Errno 121] InternalError was asked for" in disturbed["output"]
 
 
-def test_denied_permission_costs_checkpoints_but_no_step(disturbed, straight):
-    said = disturbed["said"]
-    assert re.search(r"NOT SAVED: rank \d: AccessDenied .*; training goes on, and the next save is tried\n", said)
-    assert "Traceback" not in said
+def test_denied_permission_loses_checkpoints_but_no_step(disturbed, baseline):
+    output = disturbed["output"]
+    assert re.search(r"NOT SAVED: rank \d: AccessDenied .*; training goes on, and the next save is tried\n", output)
+    assert "Traceback" not in output
     alone = disturbed["run"].losses()
     assert len(alone) >= 8
-    assert alone == pytest.approx(straight[: len(alone)], rel=1e-5)
+    assert alone == pytest.approx(baseline[: len(alone)], rel=1e-5)
     assert disturbed["run"].outcome.read_text().startswith(f"stopped at step {len(alone)}, saved ")
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(disturbed):
-    """And a job that cannot save its end says so, and does not say that it did."""
+    """A job whose last save fails reports that, and no save."""
     run = disturbed["run"]
     best, manifest, missing, cut, flipped = run.committed()
     content = bytearray(run.store.fs.cat(run.path(flipped, "__0_0.distcp")))
@@ -195,15 +195,15 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(disturbed):
     before = run.losses()
     with run.store.faults({"fault": "403", "method": "PUT", "path": "checkpoints/"}):
         job = run.train("--train.steps", best + 1)
-        said = job.end()
-    assert f"checkpoint step-{flipped:09d} is skipped: __0_0.distcp is damaged" in said
-    assert f"checkpoint step-{cut:09d} is skipped: __0_0.distcp is damaged" in said
-    assert f"checkpoint step-{missing:09d} is skipped: .metadata cannot be read" in said
-    assert f"checkpoint step-{manifest:09d} was never committed; its files are deleted" in said
-    assert f"resumed after step {best} " in said
-    assert f"error: the last step could not be saved, saved {run.url}/checkpoints/step-{best:09d}; " in said
-    assert f"saved {run.url}/checkpoints/step-{best + 1:09d}" not in said
-    assert "Traceback" not in said
+        output = job.end()
+    assert f"checkpoint step-{flipped:09d} is skipped: __0_0.distcp is damaged" in output
+    assert f"checkpoint step-{cut:09d} is skipped: __0_0.distcp is damaged" in output
+    assert f"checkpoint step-{missing:09d} is skipped: .metadata cannot be read" in output
+    assert f"checkpoint step-{manifest:09d} was never committed; its files are deleted" in output
+    assert f"resumed after step {best} " in output
+    assert f"error: the last step could not be saved, saved {run.url}/checkpoints/step-{best:09d}; " in output
+    assert f"saved {run.url}/checkpoints/step-{best + 1:09d}" not in output
+    assert "Traceback" not in output
     assert job.code == 1
     assert not run.outcome.exists()
     assert run.losses() == pytest.approx(before[: best + 1], rel=1e-5)  # now on one rank
@@ -211,7 +211,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(disturbed):
 
 
 @pytest.mark.parametrize(
-    ("fault", "environment", "says"),
+    ("fault", "environment", "expected"),
     [
         ({"fault": "403"}, {}, "AccessDenied was asked for: 'bucket/killed"),
         ({"fault": "drop"}, TRIED_ONCE, "Connection was closed|Could not connect to the endpoint URL"),
@@ -223,23 +223,23 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(disturbed):
         ({}, {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", **TRIED_ONCE}, "Could not connect to the endpoint URL"),
     ],
 )
-def test_what_cannot_be_used_is_said_in_one_line(store, folder, fault, environment, says):
+def test_unusable_storage_is_reported_in_one_line(store, folder, fault, environment, expected):
     with store.faults(*([fault] if fault else [])):
         done = run_trainer("checkpoints", "--out", "s3://bucket/killed", **store.environment | environment)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert any(word in done.stderr for word in says.split("|")), done.stderr
+    assert any(word in done.stderr for word in expected.split("|")), done.stderr
     assert KEYS["AWS_SECRET_ACCESS_KEY"] not in done.stderr
 
 
-def test_a_password_in_a_url_is_not_told():
+def test_a_password_in_a_url_is_not_printed():
     done = run_trainer("checkpoints", "--out", "ftp://me:my-password@127.0.0.1:9/run")
     assert done.returncode == 2
     assert done.stderr.startswith("error: --out is 'ftp://***@127.0.0.1:9/run', which cannot be used: ")
     assert "my-password" not in done.stdout + done.stderr
 
 
-def test_a_bucket_is_not_made_by_mistake(store, folder):
+def test_a_misspelt_bucket_is_not_created(store, folder):
     run = Run(store, folder, "nowhere")
     run.url = "s3://bukcet/run"
     job = run.train()
@@ -255,7 +255,7 @@ def test_a_bucket_is_not_made_by_mistake(store, folder):
         ("abfs://bucket/run", azure_store, ("adlfs",), "pip install adlfs; npm install --global azurite"),
     ],
 )
-def test_other_clouds_are_used_by_the_same_code(rows, folder, straight, url, server, there, get):
+def test_other_clouds(rows, folder, baseline, url, server, there, get):
     if not all(map(find_spec, there)) or (server is azure_store and not shutil.which("azurite-blob")):
         pytest.skip(f"{url} needs its file system and a server for it: {get}")
     name = url.partition(":")[0]
@@ -264,13 +264,13 @@ def test_other_clouds_are_used_by_the_same_code(rows, folder, straight, url, ser
     with server() as environment:
         environment["TORCHX_OUTCOME_FILE"] = str(folder / f"{name}-outcome")
         first = Training(file, url, ranks=0, **environment)
-        first.wait_until(lambda: first.said().count(f"  saved {url}/checkpoints/") >= 3).kill()
-        last = int(re.findall(r"step (\S+)  saved ", first.said())[-1].replace(",", ""))
+        first.wait_until(lambda: first.output().count(f"  saved {url}/checkpoints/") >= 3).kill()
+        last = int(re.findall(r"step (\S+)  saved ", first.output())[-1].replace(",", ""))
         second = Training(file, url, "--train.steps", str(last + 6), ranks=0, **environment)
-        said = second.end()
-        assert second.code == 0, said
-        assert re.search(r"resumed after step (\S+) ", said)[1] in {f"{last:,}", f"{last + 2:,}"}
+        output = second.end()
+        assert second.code == 0, output
+        assert re.search(r"resumed after step (\S+) ", output)[1] in {f"{last:,}", f"{last + 2:,}"}
         listed = run_trainer("checkpoints", "--out", url, "--verify", "True", **environment)
         assert listed.stdout.count(" ok ") == 3, listed.stderr
-    loss = [float(value) for value in re.findall(r"step .*?  loss (\S+) ", said)]
-    assert loss == pytest.approx(straight[last + 6 - len(loss) : last + 6], abs=6e-6)  # as it is printed
+    loss = [float(value) for value in re.findall(r"step .*?  loss (\S+) ", output)]
+    assert loss == pytest.approx(baseline[last + 6 - len(loss) : last + 6], abs=6e-6)  # as it is printed

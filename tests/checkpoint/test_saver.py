@@ -26,17 +26,17 @@ def file(rows, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def straight(rows, tmp_path_factory):
+def baseline(rows, tmp_path_factory):
     """The losses of a run that nothing disturbs."""
-    folder = tmp_path_factory.mktemp("straight")
+    folder = tmp_path_factory.mktemp("baseline")
     file = write_config(folder / "config.toml", config(rows, train__steps=STEPS))
     job = Training(file, folder / "out", ranks=0)
-    said = job.end()
-    assert job.code == 0, said
+    output = job.end()
+    assert job.code == 0, output
     return losses(folder / "out")
 
 
-def test_the_newest_the_best_and_every_so_many_stay(rows, tmp_path):
+def test_the_newest_the_best_and_periodic_checkpoints_are_kept(rows, tmp_path):
     tree = config(rows, train__steps=12, data__validation=[str(rows)], evaluate__every_steps=1)
     tree["checkpoint"] = {"every_steps": 1, "keep": {"newest": 2, "best": "calibration", "every_steps": 5}}
     refused = Training(write_config(tmp_path / "wrong.toml", tree), tmp_path / "out", ranks=0)
@@ -115,14 +115,14 @@ def test_a_committed_checkpoint_survives_a_power_cut(file, tmp_path):
     assert {str(checkpoint), str(checkpoint.parent)} <= paths
 
 
-def test_minutes_save_too(rows, tmp_path):
+def test_saving_every_so_many_minutes(rows, tmp_path):
     tree = config(rows, train__steps=100_000, checkpoint__every_minutes=0.02)
     job = Training(write_config(tmp_path / "config.toml", tree), tmp_path / "out")
     job.wait_until(lambda: len(committed(job.out)) >= 2)
     job.kill()
 
 
-def test_what_was_never_committed_is_deleted_by_the_next_job(file, tmp_path):
+def test_an_uncommitted_checkpoint_is_deleted_by_the_next_job(file, tmp_path):
     job = Training(file, tmp_path / "out", ranks=0)
     job.end()
     leftover = job.out / "checkpoints/step-000000099"
@@ -135,13 +135,13 @@ def test_what_was_never_committed_is_deleted_by_the_next_job(file, tmp_path):
     assert not leftover.exists()
 
 
-def test_a_second_job_is_refused_until_the_first_is_dead(file, tmp_path, straight):
+def test_a_second_job_is_refused_until_the_first_is_dead(file, tmp_path, baseline):
     first = Training(file, tmp_path / "out", "--train.steps", "1000000", ranks=0)
     first.wait_until(lambda: committed(first.out))
     second = Training(file, first.out, ranks=0)
-    said = second.end().splitlines()
-    assert f"error: --out is '{first.out}', which process {first.process.pid} on " in said[-1]
-    assert "is writing to; stop it or choose another --out" in said[-1]
+    output = second.end().splitlines()
+    assert f"error: --out is '{first.out}', which process {first.process.pid} on " in output[-1]
+    assert "is writing to; stop it or choose another --out" in output[-1]
     assert second.code == 2
     os.kill(first.process.pid, signal.SIGKILL)
     first.end()
@@ -149,11 +149,11 @@ def test_a_second_job_is_refused_until_the_first_is_dead(file, tmp_path, straigh
     third = Training(file, first.out, "--train.steps", str(last + 10), ranks=0)
     assert f"resumed after step {last:,} " in third.end()
     assert third.code == 0
-    assert losses(first.out)[:STEPS] == straight[: last + 10]
+    assert losses(first.out)[:STEPS] == baseline[: last + 10]
     assert not (first.out / "lock.json").exists()
 
 
-def test_a_lock_that_nobody_renews_counts_for_nothing(file, tmp_path):
+def test_a_stale_lock_is_taken_over(file, tmp_path):
     (tmp_path / "out").mkdir()
     holder = {"token": "x", "job": None, "host": "elsewhere", "pids": "", "pid": 7, "started": "1", "renewed": 0}
     (tmp_path / "out/lock.json").write_text(json.dumps(holder))
@@ -178,8 +178,8 @@ def test_a_job_whose_directory_was_taken_over_ends(file, tmp_path):
     job.after_steps(2)
     holder = json.loads((job.out / "lock.json").read_text()) | {"token": "another", "pid": 7, "host": "elsewhere"}
     (job.out / "lock.json").write_text(json.dumps(holder))
-    said = job.end(seconds=12 * RENEW_SECONDS)
-    assert f"error: {job.out} was taken over by process 7 on elsewhere; this job ends" in said
+    output = job.end(seconds=12 * RENEW_SECONDS)
+    assert f"error: {job.out} was taken over by process 7 on elsewhere; this job ends" in output
     assert job.code == 1
 
 
@@ -201,7 +201,7 @@ def fill(disk):
             filler.write(bytes(1000))
 
 
-def test_a_full_disk_costs_checkpoints_but_no_step(file, small_disk, straight):
+def test_a_full_disk_loses_checkpoints_but_no_step(file, small_disk, baseline):
     flags = ["--train.steps", "1000000", "--checkpoint.keep.newest", "2"]
     job = Training(file, small_disk / "out", *flags, ranks=0)
     job.wait_until(lambda: committed(job.out))
@@ -210,31 +210,31 @@ def test_a_full_disk_costs_checkpoints_but_no_step(file, small_disk, straight):
     time.sleep(3)
     (small_disk / "filler").unlink()
     job.wait_until(lambda: committed(job.out)[-1] > before + 20)
-    said = job.signal(signal.SIGTERM).end()
-    assert "NOT SAVED: " in said
-    assert "No space left on device" in said
+    output = job.signal(signal.SIGTERM).end()
+    assert "NOT SAVED: " in output
+    assert "No space left on device" in output
     assert job.code == 75
-    assert losses(job.out)[:STEPS] == straight  # every step is there once, those of the time without space too
+    assert losses(job.out)[:STEPS] == baseline  # every step is there once, those of the time without space too
 
 
-def test_a_job_that_could_not_save_its_end_says_so_and_can_be_mended(file, small_disk, straight):
+def test_a_failed_last_save_is_an_error_and_can_be_resumed(file, small_disk, baseline):
     job = Training(file, small_disk / "out", ranks=0)
     job.wait_until(lambda: committed(job.out))
     job.signal(signal.SIGSTOP)
     fill(small_disk)
-    said = job.signal(signal.SIGCONT).end()
+    output = job.signal(signal.SIGCONT).end()
     last = committed(job.out)[-1]
-    assert f"error: the last step could not be saved, saved {job.out}/checkpoints/step-{last:09d}" in said
-    assert "Traceback" not in said
+    assert f"error: the last step could not be saved, saved {job.out}/checkpoints/step-{last:09d}" in output
+    assert "Traceback" not in output
     assert job.code == 1
     (small_disk / "filler").unlink()
     again = Training(file, job.out, ranks=0)
     assert f"resumed after step {last} " in again.end()
-    assert losses(job.out) == straight
+    assert losses(job.out) == baseline
     assert committed(job.out)[-1] == STEPS
 
 
-def test_a_disk_that_turns_read_only_costs_checkpoints_but_no_step(file, small_disk):
+def test_a_read_only_disk_loses_checkpoints_but_no_step(file, small_disk):
     job = Training(file, small_disk / "out", "--train.steps", "1000000", ranks=0)
     job.wait_until(lambda: committed(job.out))
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
@@ -242,7 +242,7 @@ def test_a_disk_that_turns_read_only_costs_checkpoints_but_no_step(file, small_d
     subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
     now = committed(job.out)[-1]
     job.wait_until(lambda: committed(job.out)[-1] > now)
-    said = job.signal(signal.SIGTERM).end()
-    assert "NOT SAVED: " in said
-    assert "Read-only file system" in said
+    output = job.signal(signal.SIGTERM).end()
+    assert "NOT SAVED: " in output
+    assert "Read-only file system" in output
     assert job.code == 75

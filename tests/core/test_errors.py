@@ -30,10 +30,9 @@ def test_expected_errors_are_one_line(capsys, error, code):
 
 @pytest.mark.parametrize("error", [ValueError("x is 1"), OSError(28, "No space left on device"), KeyError("x")])
 def test_bugs_keep_their_traceback(capsys, error):
-    try:
+    with pytest.raises(type(error)) as caught:
         raise error
-    except Exception as caught:
-        assert report_error(caught) == 1
+    assert report_error(caught.value) == 1
     printed = capsys.readouterr().err
     assert printed.startswith("Traceback (most recent call last):")
     assert printed.splitlines()[-1] == f"{type(error).__name__}: {error}"

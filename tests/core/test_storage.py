@@ -132,6 +132,6 @@ def test_a_refused_url_is_named_without_its_secrets(error):
 
 
 def test_an_unknown_protocol_is_the_users_mistake():
-    with pytest.raises(InputError, match=r"^data.train is 'nowhere://x', which cannot be used: .*Protocol not known"):
-        with named("data.train", "nowhere://x"):
-            open_storage("nowhere://x")
+    message = r"^data.train is 'nowhere://x', which cannot be used: .*Protocol not known"
+    with pytest.raises(InputError, match=message), named("data.train", "nowhere://x"):
+        open_storage("nowhere://x")

@@ -31,7 +31,7 @@ def rich(data, **changes):
     return tree
 
 
-def test_rich_rows_train_the_same_on_any_number_of_ranks(data, tmp_path):
+def test_losses_do_not_depend_on_the_number_of_ranks(data, tmp_path):
     for ranks in (1, 2):
         launch([{"config": rich(data), "out": str(tmp_path / str(ranks))}], ranks, tmp_path)
     np.testing.assert_allclose(losses(tmp_path / "2"), losses(tmp_path / "1"), rtol=1e-5)
@@ -40,7 +40,7 @@ def test_rich_rows_train_the_same_on_any_number_of_ranks(data, tmp_path):
     assert len(json.loads((tmp_path / "2/plan.json").read_text())["modules"].popitem()[1]) == 6  # seven features
 
 
-def test_the_loss_is_the_weighted_sum_over_the_rows(data, tmp_path):
+def test_the_loss_is_the_weighted_sum_over_the_samples(data, tmp_path):
     """With a rate of zero nothing moves: the mean of the steps' losses follows from the first predictions."""
     still = {"learning_rate": 0.0, "name": "sgd"}
     changes = {"optimizer": {"sparse": still, "dense": still}, "train__steps": 10}

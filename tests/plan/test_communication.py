@@ -68,7 +68,7 @@ def test_bf16_on_gloo_is_not_fp16(runs):
 
 @pytest.mark.parametrize("kind", ["row_wise", "table_row_wise", "grid_shard"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_int8_is_refused_where_sums_travel(tmp_path, kind, direction):
+def test_int8_is_refused_where_partial_sums_are_reduced(tmp_path, kind, direction):
     import torch
 
     from trainer.config.root import Config
@@ -77,8 +77,11 @@ def test_int8_is_refused_where_sums_travel(tmp_path, kind, direction):
 
     data = write_rows(tmp_path / "data", [64])
     settings = Config.model_validate(config(data, planner__sharding_types=[kind], comms={direction: "int8"}))
-    with process_group() as ranks, pytest.raises(ValueError, match=re.escape(f"comms.{direction} is 'int8'")) as error:
-        build_sharded_model(settings, ranks)
+    with (
+        process_group() as context,
+        pytest.raises(ValueError, match=re.escape(f"comms.{direction} is 'int8'")) as error,
+    ):
+        build_sharded_model(settings, context)
     assert f"is sharded {kind}" in str(error.value)
     assert "fp16 or bf16" in str(error.value)
     assert torch.distributed.is_initialized() is False
@@ -95,5 +98,5 @@ def test_int8_needs_whole_blocks(tmp_path):
             data, planner__sharding_types=["table_wise"], comms={"forward": "int8"}, evaluate={"global_batch_size": 3}
         )
     )
-    with process_group() as ranks, pytest.raises(ValueError, match=r"3 rows of 16 columns .* no multiple of 32"):
-        build_sharded_model(settings, ranks)
+    with process_group() as context, pytest.raises(ValueError, match=r"3 rows of 16 columns .* no multiple of 32"):
+        build_sharded_model(settings, context)

@@ -60,7 +60,7 @@ def test_a_plan_for_two_hosts_that_this_machine_is_not(tmp_path):
     assert len(done.stdout.partition("MiB of tables")[2].splitlines()) == 16 + 2
 
 
-def test_what_does_not_fit_is_said(tmp_path):
+def test_tables_that_do_not_fit_are_refused(tmp_path):
     flags = ["--world-size", "1", "--planner.hardware", "a100_1"]
     done = subprocess.run([*PLAN, "criteo_terabyte", *flags], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2

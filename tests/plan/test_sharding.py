@@ -1,4 +1,4 @@
-"""A sharded run computes what the configuration says, whatever the plan and the number of ranks."""
+"""A sharded run computes the same under every plan and on any number of ranks."""
 
 import numpy as np
 import pytest
@@ -90,17 +90,17 @@ def optimized(tmp_path_factory):
 
 
 class RowWiseAdagrad(torch.optim.Optimizer):
-    """Adagrad with one accumulator for each row (and cut): the mean of the squared gradient, in plain torch."""
+    """Adagrad with an accumulator per row and column shard: the mean of the squared gradient, in plain torch."""
 
-    def __init__(self, parameters, lr, eps, cuts):
-        super().__init__(parameters, {"lr": lr, "eps": eps, "cuts": cuts})
+    def __init__(self, parameters, lr, eps, shards):
+        super().__init__(parameters, {"lr": lr, "eps": eps, "shards": shards})
 
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
             for p in group["params"]:
-                grad = p.grad.view(len(p), group["cuts"], -1)
-                total = self.state[p].setdefault("sum", torch.zeros(len(p), group["cuts"], 1, dtype=p.dtype))
+                grad = p.grad.view(len(p), group["shards"], -1)
+                total = self.state[p].setdefault("sum", torch.zeros(len(p), group["shards"], 1, dtype=p.dtype))
                 total += grad.square().mean(2, keepdim=True)
                 p -= (group["lr"] * grad / (total.sqrt() + group["eps"])).view_as(p)
 
@@ -117,12 +117,12 @@ def reference(data, kind, name):
     sparse, dense = [], []
     for parameter_name, parameter in model.named_parameters():
         (sparse if "embedding_bags" in parameter_name else dense).append(parameter)
-    cuts = 2 if kind in ("column_wise", "table_column_wise", "grid_shard") else 1
+    shards = 2 if kind in ("column_wise", "table_column_wise", "grid_shard") else 1
     optimizers = [
         {
             "sgd": lambda: torch.optim.SGD(sparse, 0.1),
             "adagrad": lambda: torch.optim.Adagrad(sparse, 0.1, eps=EPS),
-            "rowwise_adagrad": lambda: RowWiseAdagrad(sparse, 0.1, EPS, cuts),
+            "rowwise_adagrad": lambda: RowWiseAdagrad(sparse, 0.1, EPS, shards),
         }[name](),
         torch.optim.SGD(dense, settings.optimizer.dense.learning_rate),
     ]

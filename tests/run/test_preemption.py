@@ -1,4 +1,4 @@
-"""A job that is asked to stop saves, leaves, and goes on later as if nothing had happened."""
+"""A job that gets a stop request saves and exits, and is later resumed without loss."""
 
 import json
 import os
@@ -21,46 +21,46 @@ def setting(rows, tmp_path_factory):
     """A configuration of many short steps, and the losses of a run of it that nobody disturbs, on 2 ranks."""
     folder = tmp_path_factory.mktemp("preemption")
     file = write_config(folder / "config.toml", config(rows, train__steps=STEPS))
-    job = Training(file, folder / "straight")
-    said = job.end()
-    assert job.code == 0, said
-    return file, losses(folder / "straight")
+    job = Training(file, folder / "baseline")
+    output = job.end()
+    assert job.code == 0, output
+    return file, losses(folder / "baseline")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_to_the_agent_costs_no_step(setting, tmp_path, number):
-    file, straight = setting
+def test_a_signal_to_the_agent_loses_no_step(setting, tmp_path, number):
+    file, baseline = setting
     job = Training(file, tmp_path / "out").after_steps(5).signal(number)
-    said = job.end()
+    output = job.end()
     (saved,) = committed(job.out)
     assert 5 <= saved < STEPS
     assert job.code == 1  # torchrun's answer to every signal
     assert job.outcome() == f"stopped at step {saved}, saved {job.out}/checkpoints/step-{saved:09d}\n"
-    assert job.outcome() in said
+    assert job.outcome() in output
     assert json.loads((job.out / "run.json").read_text())["state"] == "stopped"
 
     again = Training(file, job.out)
     assert f"resumed after step {saved} " in again.end()
     assert again.code == 0
-    assert losses(job.out) == straight
+    assert losses(job.out) == baseline
     assert again.outcome() == f"finished at step {STEPS}\n"
     assert json.loads((job.out / "run.json").read_text())["state"] == "finished"
 
 
-def test_one_rank_is_asked_and_all_leave(setting, tmp_path):
+def test_a_signal_to_one_rank_stops_all(setting, tmp_path):
     job = Training(setting[0], tmp_path / "out").after_steps(5)
     os.kill(job.workers()[1], signal.SIGTERM)
     job.end()
     assert job.outcome().startswith(f"stopped at step {committed(job.out)[-1]}, saved")
 
 
-def test_alone_the_exit_code_says_try_again(setting, tmp_path):
+def test_without_torchrun_the_exit_code_is_75(setting, tmp_path):
     job = Training(setting[0], tmp_path / "out", ranks=0).after_steps(5).signal(signal.SIGTERM)
     assert "SIGTERM: training stops after this step and saves" in job.end()
     assert job.code == 75
 
 
-def test_an_evaluation_is_given_up_and_made_up_for(rows, tmp_path):
+def test_an_interrupted_evaluation_is_repeated_on_resume(rows, tmp_path):
     many = write_rows(tmp_path / "many", [20_000])
     tree = config(rows, train__steps=4, data__validation=[str(many)], evaluate__every_steps=2)
     file = write_config(tmp_path / "config.toml", tree)
@@ -89,7 +89,7 @@ def test_a_second_signal_ends_it_at_once_even_in_a_collective(setting, tmp_path)
     assert not Path(f"{job.out}-outcome").exists()
 
 
-def test_a_job_with_too_little_time_to_save_leaves_what_it_has(setting, tmp_path):
+def test_a_job_with_too_little_time_to_save_keeps_its_last_checkpoint(setting, tmp_path):
     flags = ["--checkpoint.every-steps", "3", "--checkpoint.grace-seconds", "0"]
     job = Training(setting[0], tmp_path / "out", *flags, ranks=0)
     job.wait_until(lambda: committed(job.out)).signal(signal.SIGTERM).end()

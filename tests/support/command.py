@@ -1,4 +1,4 @@
-"""The trainer as people start it: `python -m trainer`, or the same under torchrun."""
+"""The trainer as a user starts it: `python -m trainer`, or the same under torchrun."""
 
 import os
 import subprocess

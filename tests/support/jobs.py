@@ -63,7 +63,7 @@ def config(data: Path, **changes: object) -> dict:
 
 
 def launch(jobs: list[dict], ranks: int, folder: Path) -> str:
-    """Runs the jobs one after the other in one process group of `ranks` ranks on Gloo; returns what they said."""
+    """Runs the jobs one after the other in one process group of `ranks` ranks on Gloo; returns their output."""
     file = folder / f"jobs-{ranks}.json"
     file.write_text(json.dumps(jobs))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), __file__, str(file)]
@@ -137,14 +137,14 @@ def main(file: str) -> None:
     from trainer.training.setup import open_session
 
     quiet_libraries()
-    with process_group() as ranks:
+    with process_group() as context:
         for job in json.loads(Path(file).read_text()):
             sent = count_sent_bytes() if job.get("count") else None
             settings = Config.model_validate(job["config"])
-            with open_session(settings, job["out"], job.get("resume", "auto"), ranks) as session:
+            with open_session(settings, job["out"], job.get("resume", "auto"), context) as session:
                 run(session)
             if sent is not None:
-                Path(job["out"], f"sent-{ranks.rank}.json").write_text(json.dumps(sent))
+                Path(job["out"], f"sent-{context.rank}.json").write_text(json.dumps(sent))
 
 
 if __name__ == "__main__":

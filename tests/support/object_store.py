@@ -1,11 +1,11 @@
 """A server that speaks S3, in a process of its own, which fails on request.
 
-`python tests/object_store.py` prints its URL. What it is to do wrong is told to it at /faults: a list of
+`python tests/object_store.py` prints its URL. Faults are injected by a PUT to /faults: a list of
 
     {"fault": "503", "method": "PUT", "path": "state.json", "times": 2, "seconds": 0}
 
 * fault: an HTTP status; `drop` hangs up without doing anything, `mute` after it did what was asked; `slow` waits.
-* method and path: regular expressions, each found in what is asked for. times: for so many requests; -1 for good.
+* method and path: regular expressions, each searched in the request. times: for so many requests; -1 for good.
 """
 
 import json
@@ -45,7 +45,7 @@ class ObjectStore:
 
     @contextmanager
     def faults(self, *faults: dict) -> Iterator[Callable[[], int]]:
-        """Does wrong as long as the block runs; yields what tells how often it did."""
+        """Injects faults while the block runs; yields a function that counts them."""
         requests.put(f"{self._url}/faults", json=[{"method": "", "path": "", "times": -1, **one} for one in faults])
         try:
             yield lambda: requests.get(f"{self._url}/faults").json()
@@ -106,7 +106,7 @@ def object_store() -> Iterator[ObjectStore]:
 
 
 class Faulty:
-    """A WSGI application that does what another does, or fails as it was told to."""
+    """A WSGI application that passes requests on to another, or fails as injected."""
 
     def __init__(self, application: Callable[..., Any]) -> None:
         self._application, self._lock = application, threading.Lock()
@@ -116,7 +116,7 @@ class Faulty:
     def __call__(self, environ: dict, start_response: Callable[..., Any]) -> Any:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         if path == "/faults":
-            return self._be_told(environ, start_response)
+            return self._set_faults(environ, start_response)
         fault = self._next(method, path)
         if fault is None:
             return self._application(environ, start_response)
@@ -141,7 +141,7 @@ class Faulty:
                     return fault
         return None
 
-    def _be_told(self, environ: dict, start_response: Callable[..., Any]) -> Any:
+    def _set_faults(self, environ: dict, start_response: Callable[..., Any]) -> Any:
         with self._lock:
             if environ["REQUEST_METHOD"] == "PUT":
                 self._faults = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))

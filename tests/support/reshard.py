@@ -26,37 +26,37 @@ from trainer.data.order import Lanes
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
 
 
-def rehearsed_job(config: Config, ranks: DistributedContext) -> ShardedModel:
-    job = build_sharded_model(config, ranks)
+def initialized_model(config: Config, context: DistributedContext) -> ShardedModel:
+    model = build_sharded_model(config, context)
     files = find_files("train", config.data.train, config.data)
     lanes = Lanes(files.rows, 8, config.data.global_batch_size)
-    loader = Loader(files, config.data, lanes, ranks.rank, ranks.world_size, 0, True)
-    job.initialize_optimizer_state(next(loader.batches(0, 1)))
-    return job
+    loader = Loader(files, config.data, lanes, context.rank, context.world_size, 0, True)
+    model.initialize_optimizer_state(next(loader.batches(0, 1)))
+    return model
 
 
-def move(start: Checkpoint, job: ShardedModel, out: str, ranks: DistributedContext) -> None:
-    tensors = job.tensors()
-    restore(start, tensors, ranks)
+def move(start: Checkpoint, model: ShardedModel, out: str, context: DistributedContext) -> None:
+    tensors = model.tensors()
+    restore(start, tensors, context)
     checkpoints = Checkpoints(RunDirectory(out))
-    broadcast_from_rank0(ranks, lambda: checkpoints.begin(start.step))
+    broadcast_from_rank0(context, lambda: checkpoints.begin(start.step))
     writer = ChecksumWriter(checkpoints.url(start.step))
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     dcp.save(StagingBuffers().stage(tensors), storage_writer=writer, planner=planner)
-    entries = {name: entry for part in gather_to_all(writer.entries, ranks) for name, entry in part.items()}
+    entries = {name: entry for part in gather_to_all(writer.entries, context) for name, entry in part.items()}
     broadcast_from_rank0(
-        ranks, lambda: checkpoints.commit(start.step, entries, {"state.json": json.dumps({"step": start.step})})
+        context, lambda: checkpoints.commit(start.step, entries, {"state.json": json.dumps({"step": start.step})})
     )
 
 
 def main(file: str) -> None:
     quiet_libraries()
-    with process_group() as ranks:
+    with process_group() as context:
         for task in json.loads(Path(file).read_text()):
-            job = rehearsed_job(Config.model_validate(task["config"]), ranks)
+            model = initialized_model(Config.model_validate(task["config"]), context)
             for before, after in task["moves"].items():
-                start = broadcast_from_rank0(ranks, lambda before=before: Checkpoints(RunDirectory(before)).newest())
-                move(start, job, after, ranks)
+                start = broadcast_from_rank0(context, lambda before=before: Checkpoints(RunDirectory(before)).newest())
+                move(start, model, after, context)
 
 
 if __name__ == "__main__":

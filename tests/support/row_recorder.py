@@ -1,7 +1,7 @@
 """A model that writes down which rows it is trained on, and what a test reads there.
 
 `model.name = "row_recorder:build"`, with the dense feature `row_id` as the last one and the run directory's path in
-`RECORDED_RUN`. All ranks write to one file, `RECORDED_RUN-rows`: a line `start STEP` when a job is about to go on from
+`RECORDED_RUN`. All ranks write to one file, `RECORDED_RUN-rows`: a line `start STEP` when a job is about to resume from
 a checkpoint (0: from scratch), and a line `STEP ROW ROW ...` when a rank begins a step.
 """
 
@@ -59,7 +59,7 @@ class RowLog:
 
     Attributes:
         starts: How often the run was started.
-        first: The step that the last start went on from.
+        first: The step that the last start resumed from.
         step: The step that was begun last; `first` if none was since the last start.
         rows: By step, the rows that it was trained on, counting from the checkpoints that were used.
     """

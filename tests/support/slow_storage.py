@@ -1,4 +1,4 @@
-"""A disk on which a save takes long enough to be hit: `slow://PATH`."""
+"""A disk on which a save takes long enough to be interrupted: `slow://PATH`."""
 
 import time
 from pathlib import Path

@@ -24,11 +24,11 @@ class Training:
         launcher = f"-m torch.distributed.run {torchrun}".split()
         command = [sys.executable, *(launcher if ranks else []), "-m", "trainer", "train", file, "--out", out, *flags]
         self.out = Path(out)
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a pipe that nobody reads would stop the job
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a pipe that nobody reads would stop the job
         self.process = subprocess.Popen(
             [str(word) for word in command],
             env=os.environ | QUIET | {"TORCHX_OUTCOME_FILE": f"{out}-outcome"} | environment,
-            stdout=self._said,
+            stdout=self._output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
@@ -37,8 +37,8 @@ class Training:
         """Returns when something has happened, which has to happen before the job ends."""
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.process.poll() is None, self.said()
-            assert time.monotonic() < deadline, self.said()
+            assert self.process.poll() is None, self.output()
+            assert time.monotonic() < deadline, self.output()
             time.sleep(0.02)
         return self
 
@@ -52,21 +52,21 @@ class Training:
         return self
 
     def kill(self) -> None:
-        """Ends all processes of the job, without a word."""
+        """Kills all processes of the job."""
         for worker in self.workers():
             os.kill(worker, signal.SIGKILL)
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def end(self, seconds: float = 600) -> str:
-        """Waits for the end and returns what was said."""
+        """Waits for the end and returns the output."""
         self.process.wait(timeout=seconds)
-        return self.said()
+        return self.output()
 
-    def said(self) -> str:
-        """Returns what the job said so far."""
-        self._said.seek(0)
-        return self._said.read()
+    def output(self) -> str:
+        """Returns what the job has printed so far."""
+        self._output.seek(0)
+        return self._output.read()
 
     @property
     def code(self) -> int:
@@ -84,7 +84,7 @@ class Training:
         return file.read_text().count("\n") if file.exists() else 0
 
     def outcome(self) -> str:
-        """Returns the line that was left for the scheduler."""
+        """Returns the line that the job wrote for the scheduler."""
         return Path(f"{self.out}-outcome").read_text()
 
 
@@ -94,6 +94,6 @@ def committed(out: Path) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Tells whether a process is there and not only waits to be noticed as ended."""
+    """Returns whether a process runs; one that has ended and was not waited for does not."""
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"

@@ -1,4 +1,4 @@
-"""A job of a least and a greatest number of nodes loses one, goes on, and takes it in again."""
+"""An elastic job loses a node, resumes without it, and takes it in again."""
 
 import json
 import os
@@ -51,13 +51,13 @@ def world_size(out: Path) -> int:
         return 0
 
 
-def test_a_lost_node_and_its_return_cost_no_step(rows, tmp_path):
+def test_a_lost_node_and_its_return_lose_no_step(rows, tmp_path):
     out, first_log, second_log = tmp_path / "out", tmp_path / "first.log", tmp_path / "second.log"
     tree = config(rows, train__steps=1_000_000, checkpoint__every_steps=50)
     file = write_config(tmp_path / "config.toml", tree)
     app = dlrm.multi_node(config=str(file), out=str(out), j="1:2x1")
 
-    def goes_on_with(ranks: int) -> None:
+    def resumes_with(ranks: int) -> None:
         wait_until(lambda: world_size(out) == ranks, first_log, second_log)
         before = max(committed(out), default=0)
         wait_until(lambda: max(committed(out), default=0) > before, first_log, second_log)
@@ -65,16 +65,16 @@ def test_a_lost_node_and_its_return_cost_no_step(rows, tmp_path):
     first = start_node(app, first_log)
     time.sleep(5)  # the node that comes first is where all meet, which is the one that cannot be spared
     second = start_node(app, second_log)
-    goes_on_with(2)
+    resumes_with(2)
     cut_power(second)
-    goes_on_with(1)
+    resumes_with(1)
     second = start_node(app, second_log)
-    goes_on_with(2)
+    resumes_with(2)
     first.send_signal(signal.SIGTERM)
     first.wait(60)
     cut_power(second)
 
     last = committed(out)[-1]
-    straight = Training(file, tmp_path / "straight", "--train.steps", str(last), ranks=0)
-    assert straight.end(600)
-    np.testing.assert_allclose(losses(out)[:last], losses(tmp_path / "straight"), rtol=1e-5)
+    baseline = Training(file, tmp_path / "baseline", "--train.steps", str(last), ranks=0)
+    assert baseline.end(600)
+    np.testing.assert_allclose(losses(out)[:last], losses(tmp_path / "baseline"), rtol=1e-5)

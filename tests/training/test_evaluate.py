@@ -105,8 +105,8 @@ def test_weights_several_labels_and_many_batches():
     metrics = Metrics(EvaluateConfig().metrics, ["click", "buy"], torch.device("cpu"))
     for part in np.array_split(np.arange(1000), 7):
         metrics.update(*(torch.tensor(values[part]) for values in (logits, labels, weights)))
-    with process_group() as ranks:
-        result = metrics.compute(ranks)
+    with process_group() as context:
+        result = metrics.compute(context)
     assert result["samples"] == (weights > 0).sum()
     for t, label in enumerate(["click", "buy"]):
         assert result[f"auc_error/{label}"] < 1e-3
@@ -117,8 +117,8 @@ def test_weights_several_labels_and_many_batches():
 def test_one_class_has_no_auc():
     metrics = Metrics(EvaluateConfig().metrics, ["label"], torch.device("cpu"))
     metrics.update(torch.zeros(3, 1), torch.ones(3, 1), torch.ones(3))
-    with process_group() as ranks:
-        result = metrics.compute(ranks)
+    with process_group() as context:
+        result = metrics.compute(context)
     assert math.isnan(result["auc"])
     assert math.isnan(result["normalized_entropy"])
     assert result["label_rate"] == 1

@@ -76,7 +76,7 @@ def runs(folder):
     }
     for ranks in RANKS:
         jobs = [{"config": tree, "out": str(folder / f"{name} {ranks}")} for name, tree in tasks.items()]
-        (folder / f"said-{ranks}.txt").write_text(launch(jobs, ranks, folder))
+        (folder / f"output-{ranks}.txt").write_text(launch(jobs, ranks, folder))
     return folder
 
 
@@ -111,7 +111,7 @@ def test_one_checkpoint_of_a_run_can_be_named(runs, ranks):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_what_fits_is_taken_and_the_rest_starts_from_scratch(runs, ranks):
+def test_matching_weights_are_loaded_and_the_rest_starts_from_scratch(runs, ranks):
     source, scratch = saved_tensors(runs / "source", STEPS), saved_tensors(runs / f"changed scratch {ranks}", 1)
     for name in (f"changed {ranks}", f"changed weights {ranks}"):
         found = saved_tensors(runs / name, 1)
@@ -135,8 +135,8 @@ def test_state_follows_its_weight(runs, ranks):
     found = saved_tensors(runs / f"changed {ranks}", 1)
     alone = saved_tensors(runs / f"changed weights {ranks}", 1)
     grown = torch.cat([per_row(source["table.s1.momentum1"], 101), torch.zeros(50)])
-    cuts = len(found["table.item.momentum1"]) // 151
-    torch.testing.assert_close(found["table.item.momentum1"], grown.repeat(cuts) + alone["table.item.momentum1"])
+    shards = len(found["table.item.momentum1"]) // 151
+    torch.testing.assert_close(found["table.item.momentum1"], grown.repeat(shards) + alone["table.item.momentum1"])
     for name in ("table.fresh.momentum1", f"dense.{OVER.removeprefix('model.')}.exp_avg"):
         assert torch.equal(found[name], alone[name])
     layer = "dense.model.dense_arch.model._mlp.0._linear.weight.exp_avg_sq"
@@ -144,8 +144,8 @@ def test_state_follows_its_weight(runs, ranks):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_what_became_of_the_weights_is_said_and_kept(runs, ranks):
-    said = " ".join((runs / f"said-{ranks}.txt").read_text().split())
+def test_loaded_and_missing_weights_are_reported_and_recorded(runs, ranks):
+    output = " ".join((runs / f"output-{ranks}.txt").read_text().split())
     about = json.loads((runs / f"changed {ranks}" / "run.json").read_text())["finetune"]
     assert about.pop("checkpoint") == str(runs / f"source/checkpoints/step-{STEPS:09d}")
     loaded = about.pop("loaded")
@@ -161,10 +161,10 @@ def test_what_became_of_the_weights_is_said_and_kept(runs, ranks):
         "unexpected": ["s4", "s5"],
     }
     for words in ("renamed 1 item (was s1)", "unexpected 2 s4, s5", "optimizer state: from scratch"):
-        assert words in said
+        assert words in output
 
 
-def test_a_fine_tuned_run_goes_on_from_its_own_checkpoint(folder, tmp_path):
+def test_a_fine_tuned_run_resumes_from_its_own_checkpoint(folder, tmp_path):
     shutil.copytree(folder / "source", tmp_path / "source")
     tree = settings(folder / "data", finetune={"checkpoint": str(tmp_path / "source")}, checkpoint__every_steps=1)
     file, out = write_config(tmp_path / "config.toml", tree), tmp_path / "out"
@@ -178,7 +178,7 @@ def test_a_fine_tuned_run_goes_on_from_its_own_checkpoint(folder, tmp_path):
     assert json.loads((out / "run.json").read_text())["finetune"] == about
 
 
-def test_another_optimizer_needs_the_state_left_behind(folder, tmp_path, capsys):
+def test_another_optimizer_cannot_load_the_state(folder, tmp_path, capsys):
     tree = settings(folder / "data", finetune={"checkpoint": str(folder / "source")}, optimizer__sparse__name="adagrad")
     file = write_config(tmp_path / "config.toml", tree)
     assert trainer(["train", str(file), "--out", str(tmp_path / "out")]) == 2
@@ -187,7 +187,7 @@ def test_another_optimizer_needs_the_state_left_behind(folder, tmp_path, capsys)
     assert trainer(["train", str(file), "--out", str(tmp_path / "out"), *flags]) == 0
 
 
-def test_any_storage_will_do(folder, tmp_path):
+def test_a_checkpoint_on_any_storage_can_be_fine_tuned(folder, tmp_path):
     """One process, so that storage in memory can stand for storage that is not a disk."""
     data = folder / "data"
     jobs = [
@@ -251,13 +251,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("changes", "tables", "names", "says"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
+    ("changes", "tables", "names", "expected"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
 )
-def test_what_does_not_fit_is_said_in_one_line(folder, tmp_path, capsys, changes, tables, names, says):
+def test_a_mismatch_is_reported_in_one_line(folder, tmp_path, capsys, changes, tables, names, expected):
     file = write_config(tmp_path / "config.toml", wrong(folder, changes, tables, names))
     assert trainer(["train", str(file), "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    assert says.format(folder=folder) in error
+    assert expected.format(folder=folder) in error
     assert error.count("\n") == 1
     assert not list(tmp_path.rglob("manifest.json"))
 
@@ -266,11 +266,11 @@ def test_a_weight_of_another_shape_is_named(folder, tmp_path, capsys):
     tree = settings(folder / "data", finetune={"checkpoint": str(folder / "source")}, model__over_layers=[8])
     file = write_config(tmp_path / "config.toml", tree)
     assert trainer(["train", str(file), "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr()
-    assert "'over_arch.model.0._mlp.0._linear.bias' has the shape [16], and [8] here" in said.err
+    output = capsys.readouterr()
+    assert "'over_arch.model.0._mlp.0._linear.bias' has the shape [16], and [8] here" in output.err
 
 
-def test_one_rank_says_it_for_all(folder, tmp_path):
+def test_rank_0_reports_the_error_of_all_ranks(folder, tmp_path):
     tree = wrong(folder, {}, {"s1": {"rows": 101, "table": "item"}}, "")
     file = write_config(tmp_path / "config.toml", tree)
     done = run_trainer("train", file, "--out", tmp_path / "out", ranks=2)
@@ -303,6 +303,6 @@ def test_names_can_be_short_or_whole(folder, tmp_path, capsys):
     tree["data"]["sparse"]["s3"]["rows"] = 103
     file = write_config(tmp_path / "config.toml", tree)
     assert trainer(["train", str(file), "--out", str(tmp_path / "out")]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "renamed 1 s3 (was s2)" in said
-    assert "resized 1 s3 (102 to 103 rows)" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "renamed 1 s3 (was s2)" in output
+    assert "resized 1 s3 (102 to 103 rows)" in output

@@ -25,21 +25,21 @@ def lines(path):
 def movielens(tmp_path_factory):
     folder = tmp_path_factory.mktemp("movielens")
     torchx("data.movielens", cwd=folder)
-    said = torchx(
+    output = torchx(
         *("dlrm.multi_node", "--config", "movielens", "-j", "1x2", "--out", "runs/movielens"),
         *("--", "--train.epochs", "2"),
         cwd=folder,
     )
-    return folder, said
+    return folder, output
 
 
-def test_movielens_reaches_the_auc_that_it_should(movielens):
-    folder, said = movielens
+def test_movielens_reaches_its_auc(movielens):
+    folder, output = movielens
     test = lines(folder / "runs/movielens/evaluations.jsonl")[-1]
     assert test["split"] == "test"
-    assert test["rows"] == 10_000
+    assert test["samples"] == 10_000
     assert test["auc"] > 0.72
-    assert "2 ranks on cpu" in said
+    assert "2 ranks on cpu" in output
 
 
 def test_movielens_leaves_a_committed_checkpoint_and_tensorboard_files(movielens):
@@ -48,22 +48,22 @@ def test_movielens_leaves_a_committed_checkpoint_and_tensorboard_files(movielens
     assert list((out / "tensorboard").glob("events.out.tfevents.*"))
 
 
-def test_the_same_command_with_more_epochs_goes_on(movielens):
+def test_the_same_command_with_more_epochs_resumes(movielens):
     folder, _ = movielens
-    said = torchx(
+    output = torchx(
         *("dlrm.single_node", "--config", "movielens", "--out", "runs/movielens", "--resume", "must"),
         cwd=folder,
     )
-    assert "resumed after step 158" in said
+    assert "resumed after step 158" in output
     records = lines(folder / "runs/movielens/metrics.jsonl")
     steps = [record["step"] for record in records]
     assert steps == sorted(set(steps))
     assert steps[-1] == 237
-    said = torchx("dlrm.evaluate", "--config", "runs/movielens/config.toml", "--out", "runs/movielens", cwd=folder)
-    assert "step 237  test: auc 0.7" in said
+    output = torchx("dlrm.evaluate", "--config", "runs/movielens/config.toml", "--out", "runs/movielens", cwd=folder)
+    assert "step 237  test: auc 0.7" in output
 
 
-def test_two_nodes_are_like_one(movielens, tmp_path):
+def test_two_nodes_train_as_one_does(movielens, tmp_path):
     """Two agents on this machine meet at a port of their own, and so do those of another job at the same time."""
     folder, _ = movielens
     shutil.copytree(folder / "data", tmp_path / "data")
@@ -73,8 +73,8 @@ def test_two_nodes_are_like_one(movielens, tmp_path):
         for out in ("one", "two")
     ]
     for process in started:
-        said = process.communicate()[1]
-        assert process.returncode == 0, said[-4000:]
+        output = process.communicate()[1]
+        assert process.returncode == 0, output[-4000:]
     about = json.loads((tmp_path / "one/run.json").read_text())
     assert (about["world_size"], about["local_world_size"]) == (4, 2)
     reference = lines(folder / "runs/movielens/metrics.jsonl")[0]
@@ -96,7 +96,7 @@ def test_data_parallel_is_the_same_training(movielens, tmp_path):
     assert replicated["auc"] == pytest.approx(lines(folder / "runs/movielens/evaluations.jsonl")[2]["auc"], abs=0.02)
 
 
-def test_synthetic_comes_close_to_the_planted_truth(tmp_path):
+def test_synthetic_comes_close_to_the_best_possible_auc(tmp_path):
     run = [sys.executable, "-m", "trainer"]
     subprocess.run([*run, "synthetic"], cwd=tmp_path, check=True, capture_output=True)
     subprocess.run(
@@ -109,14 +109,14 @@ def test_synthetic_comes_close_to_the_planted_truth(tmp_path):
 
 
 @pytest.mark.parametrize("name", [path.stem for path in CONFIGS.glob("*.toml")])
-def test_every_ready_made_configuration_can_be_planned(name, tmp_path):
+def test_every_preset_can_be_planned(name, tmp_path):
     command = [sys.executable, "-m", "trainer", "plan", name, "--world-size", "8", "--planner.host-memory-gib", "64"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "MiB of tables" in done.stdout
 
 
-def test_every_ready_made_configuration_begins_with_its_commands():
+def test_every_preset_begins_with_its_commands():
     for path in CONFIGS.glob("*.toml"):
         head = path.read_text().split("\n\n")[0]
         assert f"--config {path.stem}" in head

@@ -1,4 +1,4 @@
-"""A run that stopped and went on is the run that never stopped."""
+"""A run that stopped and was resumed ends as the run that never stopped."""
 
 import json
 import shutil
@@ -39,10 +39,10 @@ def lines(out):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """On 4 ranks: straight to step 10, and to step 5; then the latter goes on to 10 on 4, 2 and 1 ranks."""
+    """On 4 ranks: baselines of 10 steps, and runs of 5; the latter are resumed to 10 on 4, 2 and 1 ranks."""
     folder = tmp_path_factory.mktemp("resume")
     data = write_rows(folder / "data", [200, 10, 54])
-    start = [{"config": settings(data, kind, 10), "out": str(folder / f"{kind}-straight")} for kind in KINDS]
+    start = [{"config": settings(data, kind, 10), "out": str(folder / f"{kind}-baseline")} for kind in KINDS]
     start += [{"config": settings(data, kind, 5), "out": str(folder / f"{kind}-4")} for kind in KINDS]
     launch(start, 4, folder)
     for ranks in (1, 2, 4):
@@ -60,26 +60,26 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_ranks_end_bit_for_bit_the_same(runs, kind):
-    straight, resumed = saved_tensors(runs / f"{kind}-straight", 10), saved_tensors(runs / f"{kind}-4", 10)
-    assert straight.keys() == resumed.keys()
-    assert {name.split(".")[0] for name in straight} == {"model", "table", "dense"}
-    for name, value in straight.items():
+    baseline, resumed = saved_tensors(runs / f"{kind}-baseline", 10), saved_tensors(runs / f"{kind}-4", 10)
+    assert baseline.keys() == resumed.keys()
+    assert {name.split(".")[0] for name in baseline} == {"model", "table", "dense"}
+    for name, value in baseline.items():
         assert torch.equal(value, resumed[name]), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_metrics_go_on_as_if_nothing_had_happened(runs, kind):
-    straight, resumed = lines(runs / f"{kind}-straight"), lines(runs / f"{kind}-4")
-    assert [line["step"] for line in straight] == [3, 6, 9, 10]
-    # A run that ends at step 5 reports there; the one that goes on to 10 drops nothing of what it knew.
+def test_a_resumed_run_logs_the_same_losses(runs, kind):
+    baseline, resumed = lines(runs / f"{kind}-baseline"), lines(runs / f"{kind}-4")
+    assert [line["step"] for line in baseline] == [3, 6, 9, 10]
+    # A run that ends at step 5 reports there; resumed to 10, it drops nothing.
     by_step = {line["step"]: line["loss"] for line in resumed}
-    assert by_step[9] == [line["loss"] for line in straight][2]
-    assert by_step[10] == [line["loss"] for line in straight][3]
+    assert by_step[9] == [line["loss"] for line in baseline][2]
+    assert by_step[10] == [line["loss"] for line in baseline][3]
 
 
 @pytest.fixture(scope="module")
 def replanned(runs, tmp_path_factory):
-    """Runs that stopped under one plan on 4 ranks and go on under another on 2."""
+    """Runs that stopped under one plan on 4 ranks and are resumed under another on 2."""
     folder = tmp_path_factory.mktemp("replanned")
     jobs = []
     for before, after in REPLANNED:
@@ -92,26 +92,26 @@ def replanned(runs, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("before", "after"), REPLANNED)
-def test_another_plan_goes_on_the_same(runs, replanned, before, after):
-    """These types compute the same with one accumulator per row; cuts by columns would keep several."""
-    straight, resumed = (
-        saved_tensors(runs / f"{before}-straight", 10),
+def test_resuming_under_another_plan_gives_the_same_weights(runs, replanned, before, after):
+    """These types compute the same with one accumulator per row; column shards would keep several."""
+    baseline, resumed = (
+        saved_tensors(runs / f"{before}-baseline", 10),
         saved_tensors(replanned / f"{before}-{after}", 10),
     )
-    assert straight.keys() == resumed.keys()
-    for name, value in straight.items():
+    assert baseline.keys() == resumed.keys()
+    for name, value in baseline.items():
         np.testing.assert_allclose(resumed[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("ranks", [2, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_number_of_ranks_goes_on_the_same(runs, kind, ranks):
-    straight, resumed = saved_tensors(runs / f"{kind}-straight", 10), saved_tensors(runs / f"{kind}-{ranks}", 10)
-    for name, value in straight.items():
-        if value.shape == resumed[name].shape:  # row-wise state has a number for each cut by columns
+def test_resuming_on_other_ranks_gives_the_same_weights_and_losses(runs, kind, ranks):
+    baseline, resumed = saved_tensors(runs / f"{kind}-baseline", 10), saved_tensors(runs / f"{kind}-{ranks}", 10)
+    for name, value in baseline.items():
+        if value.shape == resumed[name].shape:  # row-wise state has a value per column shard
             np.testing.assert_allclose(resumed[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
     np.testing.assert_allclose(
         [line["loss"] for line in lines(runs / f"{kind}-{ranks}") if line["step"] > 6],
-        [line["loss"] for line in lines(runs / f"{kind}-straight") if line["step"] > 6],
+        [line["loss"] for line in lines(runs / f"{kind}-baseline") if line["step"] > 6],
         rtol=1e-5,
     )

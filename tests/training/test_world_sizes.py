@@ -1,4 +1,4 @@
-"""A job that is started on another number of ranks every time ends as if nothing had happened, but for rounding."""
+"""A job that is started on another number of ranks every time ends as its baseline, but for rounding."""
 
 import signal
 from pathlib import Path
@@ -11,7 +11,7 @@ from row_recorder import RowLog
 from trainer_process import Training
 
 ROWS, BATCH, STEPS = 640, 64, 60  # 10 steps an epoch
-STRIKE_AFTER = 7  # steps, which are not those of a save
+INTERRUPT_AFTER = 7  # steps, which are not those of a save
 WORLD_SIZES = [4, 2, 1, 4, 2, 1]
 SHARDING = {4: "row_wise", 2: "table_wise", 1: "table_row_wise"}
 
@@ -34,21 +34,21 @@ def start(file: Path, out: Path, ranks: int) -> Training:
 
 
 def test_another_number_of_ranks_at_every_restart(file, tmp_path):
-    straight = start(file, tmp_path / "straight", 1)
-    assert straight.end()
+    baseline = start(file, tmp_path / "baseline", 1)
+    assert baseline.end()
     out = tmp_path / "out"
     log = RowLog(out)
     for number, ranks in enumerate(WORLD_SIZES[:-1], start=1):
         job = start(file, out, ranks)
-        job.wait_until(lambda number=number: log.follow().starts == number and log.step >= log.first + STRIKE_AFTER)
+        job.wait_until(lambda number=number: log.follow().starts == number and log.step >= log.first + INTERRUPT_AFTER)
         if number % 2:
             job.kill()
         else:
             job.signal(signal.SIGTERM).end()
     job = start(file, out, WORLD_SIZES[-1])
-    said = job.end()
-    assert job.code == 0, said
+    output = job.end()
+    assert job.code == 0, output
     assert log.follow().starts == len(WORLD_SIZES)
-    np.testing.assert_allclose(losses(out), losses(straight.out), rtol=1e-5, atol=0)
+    np.testing.assert_allclose(losses(out), losses(baseline.out), rtol=1e-5, atol=0)
     for first in range(1, STEPS + 1, ROWS // BATCH):
         assert sorted(row for step in range(first, first + ROWS // BATCH) for row in log.rows[step]) == [*range(ROWS)]

@@ -1,8 +1,8 @@
 """Wrong input leads to one clear line and exit code 2, and leaves nothing behind that is taken for good."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,16 +10,18 @@ import pytest
 from command import run_trainer, write_config
 from jobs import config
 
+from trainer.__main__ import main as trainer
+
 GOOD_TSV = "\t".join(["1", *["2"] * 13, *["68fd1e64"] * 26]) + "\n"
 BAD_TSV = GOOD_TSV + GOOD_TSV.replace("68fd1e64", "not-hex!", 1) + GOOD_TSV
 
 
 @dataclass(frozen=True)
 class Case:
-    """One wrong input: what is changed in a good configuration, the flags, and what the line has to name."""
+    """One wrong input: what is changed in a good configuration, the flags, and what the line must contain."""
 
     name: str
-    says: list[str]
+    expected: list[str]
     changes: dict = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
     data: str = "good"
@@ -142,37 +144,44 @@ def replaced(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
 
 
 class Runs:
-    """Runs the cases, each once and the next one already beside it."""
+    """The cases' directories, in one folder."""
 
-    def __init__(self, folder: Path, pool: ThreadPoolExecutor) -> None:
-        self.folder, self._pool, self._started = folder, pool, {}
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def out(self, case: Case) -> Path:
         own = self.folder / case.name if case.out == Case.out else self.folder
         return Path(case.out.format(folder=own))
 
-    def start(self, case: Case) -> Future:
-        if case.name not in self._started:
-            tree = config(self.folder / case.data, **case.changes)
-            file = write_config(self.folder / f"{case.name}.toml", tree)
-            arguments = ["train", file, "--out", self.out(case), *case.flags]
-            self._started[case.name] = self._pool.submit(run_trainer, *arguments)
-        return self._started[case.name]
+    def arguments(self, case: Case) -> list[str]:
+        file = write_config(self.folder / f"{case.name}.toml", config(self.folder / case.data, **case.changes))
+        return ["train", str(file), "--out", str(self.out(case)), *case.flags]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("wrong")
     write_wrong_data(folder, rows)
-    with ThreadPoolExecutor(2) as pool:
-        yield Runs(folder, pool)
+    return Runs(folder)
 
 
 @pytest.fixture
-def done(runs):
+def train(capfd):
+    """Trains in this process, where torch is imported already; everything that reaches the terminal is captured."""
+
+    def train(arguments: list[str]) -> CompletedProcess[str]:
+        capfd.readouterr()
+        code = trainer(arguments)
+        return CompletedProcess(arguments, code, *capfd.readouterr())
+
+    return train
+
+
+@pytest.fixture
+def done(runs, train):
     """A finished run in FOLDER/done."""
     case = Case("done", [], flags=["--train.steps", "2"], out="{folder}/done")
-    assert runs.start(case).result().returncode == 0
+    assert train(runs.arguments(case)).returncode == 0
     return contents(runs.out(case))
 
 
@@ -180,40 +189,37 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def assert_one_line(done, says: list[str]) -> None:
+def assert_one_line(done, expected: list[str]) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stdout + done.stderr
-    for words in says:
+    for words in expected:
         assert words in done.stderr
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_says_one_line_and_commits_nothing(runs, case):
-    runs.start(case)
-    following = CASES.index(case) + 1
-    if following < len(CASES):
-        runs.start(CASES[following])
-    assert_one_line(runs.start(case).result(), case.says)
+def test_one_line_is_printed_and_nothing_committed(runs, train, case):
+    assert_one_line(train(runs.arguments(case)), case.expected)
     assert not list(runs.out(case).rglob("manifest.json"))
 
 
-def test_leaves_another_configurations_run_alone(runs, done):
+def test_a_run_of_another_configuration_is_left_alone(runs, train, done):
     case = Case(
         "other",
         ["--out is", "model.embedding_dim is 16 there", "and 8 here", "choose another"],
         {"model__embedding_dim": 8},
         out="{folder}/done",
     )
-    assert_one_line(runs.start(case).result(), case.says)
+    assert_one_line(train(runs.arguments(case)), case.expected)
     assert contents(runs.out(case)) == done
 
 
 @pytest.mark.parametrize("name", ["missing file", "id out of range", "null label", "damaged Parquet"])
-def test_same_directory_trains_once_the_input_is_right(runs, name):
+def test_the_same_directory_trains_once_the_input_is_right(runs, name):
+    """In processes of their own, as a user starts them."""
     case = next(case for case in CASES if case.name == name)
-    assert runs.start(case).result().returncode == 2
+    assert_one_line(run_trainer(*runs.arguments(case)), case.expected)
     good = write_config(runs.folder / f"{name}.toml", config(runs.folder / "good", train__steps=4))
     done = run_trainer("train", good, "--out", runs.out(case))
     assert done.returncode == 0, done.stderr
@@ -226,7 +232,7 @@ def test_a_wrong_value_on_one_rank_ends_the_job(runs, tmp_path):
     done = run_trainer("train", file, "--out", tmp_path / "out", ranks=2, seconds=300)
     assert done.returncode != 0
     line = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
-    assert all(words in line for words in case.says)
+    assert all(words in line for words in case.expected)
     assert not list(tmp_path.rglob("manifest.json"))
 
 
@@ -241,7 +247,7 @@ def test_malformed_lines_of_criteo_are_named(tmp_path):
     assert list(tmp_path.rglob("summary.json"))
 
 
-OWN_MODEL = """
+CUSTOM_MODEL = """
 import logging, warnings
 
 def build(inputs):
@@ -253,8 +259,8 @@ def build(inputs):
 
 def test_a_bug_is_no_wrong_input(tmp_path, rows):
     """What fails outside of this package keeps its traceback and exits with 1; what it logs is shown."""
-    (tmp_path / "own_model.py").write_text(OWN_MODEL)
-    file = write_config(tmp_path / "config.toml", config(rows, model__name="own_model:build"))
+    (tmp_path / "custom_model.py").write_text(CUSTOM_MODEL)
+    file = write_config(tmp_path / "config.toml", config(rows, model__name="custom_model:build"))
     done = run_trainer("train", file, "--out", tmp_path / "out", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert all(words in done.stderr for words in ("Traceback", "ValueError: failed", "logged", "warned"))

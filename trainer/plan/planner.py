@@ -155,11 +155,6 @@ def check_planner(data: DataConfig, config: PlannerConfig, sparse_optimizer: str
             f"planner.hardware is '{config.hardware}', which is no known host{nearest(config.hardware, HOSTS)}"
         )
     tables = set(data.features_of_tables())
-    for name in tables:
-        if "." in name:
-            raise InputError(
-                f"data.sparse has a table '{name}'; name it without a dot, by the table key of its features"
-            )
     kernels = [kernel.value for kernel in EmbeddingComputeKernel]
     choices = {"planner.sharding_types": config.sharding_types}
     for name, table in config.tables.items():

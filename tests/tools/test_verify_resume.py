@@ -41,7 +41,7 @@ class Forgetful(nn.Module):
 
 
 def verify(folder, *arguments):
-    """Runs the component in a folder: one rank, which goes on alone and then as two."""
+    """Runs the component in a folder: on one rank, resumed on one and on two."""
     command = ["torchx", "run", "-s", "local_cwd", "tools.verify_resume", "--steps", STEPS]
     command += ["--ranks", 1, "--other_ranks", 2, *arguments]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
@@ -91,7 +91,7 @@ def shrunk(name):
 
 @pytest.fixture(scope="module")
 def verified(folder, rows):
-    """How the component ended for every ready-made configuration, and for a model that forgets; two run at a time."""
+    """The component's end for every ready-made configuration, and for a model that forgets; two run at a time."""
     (folder / "forgetful.py").write_text(FORGETFUL)
     write_config(folder / "forgetful.toml", config(rows, model__name="forgetful:Forgetful"))
     cases = {name: ["--config", name, "--keep", f"kept-{name}", "--", *shrunk(name)] for name in NAMES}
@@ -108,10 +108,10 @@ def test_every_ready_made_configuration_passes(folder, verified, name):
     in_fp32 = ", in fp32" if name == "criteo_terabyte" else ""
     assert [verdict[:2] for verdict in verdicts] == [("PASS", "1 rank again"), ("PASS", f"2 ranks{in_fp32}")]
     assert verdicts[0][3] == "all are equal"
-    assert re.search(r"killed with SIGKILL after step [4-8], on 1 rank", done.stderr)
+    assert re.search(r"interrupted with SIGKILL after step [4-8], on 1 rank", done.stderr)
     kept = folder / f"kept-{name}" / ("fp32" if in_fp32 else "")
-    tensors = saved_tensors(kept / "straight", STEPS)
-    assert int(verdicts[0][2]) == len(tensors) + STEPS + len(json.loads(state(kept / "straight").read_text())) - 1
+    tensors = saved_tensors(kept / "baseline", STEPS)
+    assert int(verdicts[0][2]) == len(tensors) + STEPS + len(json.loads(state(kept / "baseline").read_text())) - 1
     assert json.loads((kept / "resumed-on-2/run.json").read_text())["world_size"] == 2
 
 
@@ -132,29 +132,29 @@ def test_a_model_with_a_hidden_state_fails(verified):
 
 @pytest.fixture
 def copies(folder, verified, tmp_path):
-    """A straight run and one that went on, bit by bit the same, that can be tampered with."""
-    for name in ("straight", "resumed-on-1"):
+    """A baseline and a resumed run, bit by bit the same, that can be tampered with."""
+    for name in ("baseline", "resumed-on-1"):
         shutil.copytree(folder / "kept-movielens" / name, tmp_path / name)
-    return tmp_path / "straight", tmp_path / "resumed-on-1"
+    return tmp_path / "baseline", tmp_path / "resumed-on-1"
 
 
-def apart(straight, other):
-    return {found.name: found.size for found in differences(str(straight), str(other), STEPS) if found.size}
+def apart(baseline, other):
+    return {found.name: found.size for found in differences(str(baseline), str(other), STEPS) if found.size}
 
 
 def test_every_tensor_is_compared(copies):
-    straight, other = copies
-    assert apart(straight, other) == {}
-    before, tensors, expected = saved_tensors(straight, STEPS), saved_tensors(other, STEPS), {}
+    baseline, other = copies
+    assert apart(baseline, other) == {}
+    before, tensors, expected = saved_tensors(baseline, STEPS), saved_tensors(other, STEPS), {}
     for place, (name, value) in enumerate(tensors.items()):
         value.view(-1)[place % value.numel()] += 1e-3
         expected[name] = pytest.approx(1e-3 / before[name].norm().item(), rel=1e-2)
     dcp.save(tensors, checkpoint_id=other / f"checkpoints/step-{STEPS:09d}", no_dist=True)
-    assert apart(straight, other) == expected
+    assert apart(baseline, other) == expected
 
 
 def test_missing_tensors_progress_and_losses_count(copies):
-    straight, other = copies
+    baseline, other = copies
     tensors = saved_tensors(other, STEPS)
     left_out = next(name for name in tensors if name.startswith("table."))
     dcp.save(
@@ -165,11 +165,11 @@ def test_missing_tensors_progress_and_losses_count(copies):
     state(other).write_text(json.dumps(json.loads(state(other).read_text()) | {"epoch": 7}))
     lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
     (other / "metrics.jsonl").write_text("".join(lines[:-1]))
-    assert apart(straight, other) == dict.fromkeys((left_out, "epoch", f"loss of step {STEPS}"), torch.inf)
+    assert apart(baseline, other) == dict.fromkeys((left_out, "epoch", f"loss of step {STEPS}"), torch.inf)
 
 
 @pytest.mark.parametrize(
-    ("straight", "other", "expected"),
+    ("baseline", "other", "expected"),
     [
         ([3.0, -4.0], [3.0, -4.0], 0.0),
         ([3.0, -4.0], [3.0, -4.5], 0.1),
@@ -178,8 +178,8 @@ def test_missing_tensors_progress_and_losses_count(copies):
         ([1.0, 2.0], [1.0], torch.inf),
     ],
 )
-def test_a_difference_is_one_of_norms(straight, other, expected):
-    assert difference(torch.tensor(straight), torch.tensor(other)) == expected
+def test_a_difference_is_one_of_norms(baseline, other, expected):
+    assert difference(torch.tensor(baseline), torch.tensor(other)) == expected
 
 
 @pytest.mark.parametrize(

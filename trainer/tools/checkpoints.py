@@ -1,4 +1,4 @@
-"""What people do with the checkpoints of a run: look at them, check them, take one elsewhere.
+"""Lists and verifies the checkpoints of a run, and converts one to a plain file.
 
 Nothing here writes to the run directory, so a job may be writing to it meanwhile.
 """
@@ -26,9 +26,9 @@ SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("bytes", 1))
 def checkpoints(out: str, verify: bool = False, convert: str | None = None, step: int | None = None) -> None:
     """Lists the checkpoints of a run, verifies them, or converts one to a single file.
 
-    The list marks the best checkpoint by each metric of data.validation with a star, and says what keeps a checkpoint
-    from being deleted. The file of a converted one is read by torch.load(FILE, weights_only=True), without torchrec,
-    fbgemm or a process group: a dict of plain tensors by name, and `step`.
+    The list marks the best checkpoint by each metric of data.validation with a star, and shows why each is kept. The
+    file of a converted one is read by torch.load(FILE, weights_only=True), without torchrec, fbgemm or a process group:
+    a dict of plain tensors by name, and `step`.
 
     Args:
         out: The run directory, any fsspec URL. Nothing is written to it.
@@ -95,7 +95,7 @@ def _table(run: RunDirectory, found: Checkpoints, states: dict[int, str]) -> str
 
 
 def _facts(checkpoint: RunDirectory) -> dict[str, Any]:
-    """Returns what a checkpoint's files hold about it, as far as they are there."""
+    """Returns the age, size and ranks of a checkpoint; None for what its files do not tell yet."""
     facts: dict[str, Any] = dict.fromkeys(("age", "size", "ranks"))
     with suppress(FileNotFoundError):
         facts["size"] = _rounded(checkpoint.fs.du(checkpoint.path()), SIZES)
@@ -113,7 +113,7 @@ def _rounded(amount: float, units: tuple[tuple[str, int], ...]) -> str:
 
 
 def _metrics(steps: list[int], evaluations: list[dict[str, Any]]) -> dict[str, dict[int, str]]:
-    """Returns by metric and step what evaluations on data.validation found, the best with a star."""
+    """Returns the values of each metric on data.validation by step, the best with a star."""
     names = {name for line in evaluations for name in line if name.partition("/")[0] in METRICS}
     cells = {}
     for name in sorted(names):

@@ -1,4 +1,4 @@
-"""How fast a job reads, steps, saves and restores, each beside what it is to be compared with.
+"""Speed of reading, training, saving and restoring, each beside a baseline.
 
     python -m trainer bench --out runs/bench
     python -m trainer bench checkpoint --out runs/bench
@@ -8,8 +8,7 @@ median of the repeats' ratios.
 """
 
 import contextlib
-import os
-from collections.abc import Iterator
+import io
 from dataclasses import asdict
 from typing import Literal
 
@@ -19,9 +18,11 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.run.provenance import describe_run
 from trainer.tools.bench.checkpoint import compare_checkpoints, render_restores, time_restores
-from trainer.tools.bench.comparison import describe_machine, render_comparisons
+from trainer.tools.bench.comparison import Comparison, describe_machine, render_comparisons
+from trainer.tools.bench.loops import compare_loops
+from trainer.tools.bench.readers import compare_readers
 from trainer.tools.bench.setting import make_config, make_data, scratch_run
-from trainer.tools.bench.training import compare_training
+from trainer.training.session import Session
 from trainer.training.setup import open_session
 
 
@@ -34,23 +35,23 @@ def bench(
     steps: int = 40,
     repeats: int = 5,
 ) -> None:
-    """Measures the loader and the loop, or saving and restoring, and prints tables.
+    """Measures the loader and the training loop, or saving and restoring, and prints tables.
 
     training: the loader beside plain pyarrow and beside a reader that makes Python objects, on one core and by the
     processor time that they take; training from Parquet beside training on batches in memory; that beside a loop
-    written by hand that does nothing but step on random batches.
+    written by hand, which does nothing but step on the same batches.
 
-    checkpoint: steps while a save runs beside steps without one, with a core to spare and without; saving and
-    restoring beside plain writing and reading of the same bytes through the same file system; how long jobs of 1, 2 and
-    4 ranks take to restore (not under torchrun).
+    checkpoint: steps during saves beside steps without, with a core to spare and without; saving and restoring beside
+    plain writing and reading of the same bytes through the same file system; how long jobs of 1, 2 and 4 ranks take to
+    restore (not under torchrun).
 
     Under torchrun all but the loader's run on all ranks. Writes `OUT/bench-WHAT.json` with every repeat.
 
     Args:
         what: What to measure.
         out: Directory for the results, and for the data, in Criteo's shape, which is made once; any fsspec URL.
-        rows: Rows of the data.
-        global_batch_size: Rows per step, over all ranks.
+        rows: Samples of the data set.
+        global_batch_size: Samples per step, over all ranks.
         steps: Steps per repeat of a training loop.
         repeats: Repeats of everything.
 
@@ -63,24 +64,21 @@ def bench(
             raise InputError(f"--{name.replace('_', '-')} is {value}; it must be 1 or more")
     config, run = make_config(out, global_batch_size), RunDirectory(out)
     with process_group() as context, scratch_run(run, context) as scratch:
-        with _silence():
+        with contextlib.redirect_stdout(io.StringIO()):
             broadcast_from_rank0(context, lambda: make_data(out, rows))
             with open_session(config, scratch.url, "never", context) as session:
-                compare = compare_checkpoints if what == "checkpoint" else compare_training
-                found = compare(session, steps, repeats)
+                compare = compare_checkpoints if what == "checkpoint" else _compare_training
+                comparisons = compare(session, steps, repeats)
         restores = time_restores(config, scratch, repeats) if what == "checkpoint" and context.world_size == 1 else []
         if context.is_rank0:
-            print("\n\n".join([render_comparisons(found), *([render_restores(restores)] if restores else [])]))
+            print("\n\n".join([render_comparisons(comparisons), *([render_restores(restores)] if restores else [])]))
             facts = describe_run(context, machine=describe_machine(), settings=settings)
-            measured = {
-                "comparisons": [asdict(one) | {"ratio": one.ratio} for one in found],
-                **({"restores": [asdict(one) for one in restores]} if restores else {}),
-            }
-            run.write_json(f"bench-{what}.json", facts | measured)
+            facts["comparisons"] = [asdict(one) | {"ratio": one.ratio} for one in comparisons]
+            facts |= {"restores": [asdict(one) for one in restores]} if restores else {}
+            run.write_json(f"bench-{what}.json", facts)
             print(f"\nevery repeat is in {without_secrets(run.url_of(f'bench-{what}.json'))}")
 
 
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        yield
+def _compare_training(session: Session, steps: int, repeats: int) -> list[Comparison]:
+    readers = compare_readers(session, repeats) if session.context.is_rank0 else []
+    return readers + compare_loops(session, steps, repeats)

@@ -1,119 +1,81 @@
-"""How fast a job saves and restores, and what a save costs the steps beside it."""
+"""Speed of saving and restoring, and the cost of a save for the steps that run meanwhile."""
 
 import itertools
 import json
-import os
-import posixpath
-import subprocess
-import sys
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO
 
 import torch
 import torch.distributed as dist
 from tabulate import tabulate
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import FOLDER, MANIFEST, Checkpoints
 from trainer.config.root import Config, to_toml
-from trainer.core.distributed import DistributedContext, broadcast_from_rank0
-from trainer.core.errors import InputError
-from trainer.core.outcome import environment_of_child_job
+from trainer.core.distributed import broadcast_from_rank0
 from trainer.core.run_directory import RunDirectory
 from trainer.data.batch import Batch
-from trainer.tools.bench.comparison import Comparison, alternate
-from trainer.tools.bench.setting import batches_in_memory
+from trainer.tools.bench.comparison import Comparison, alternate, available_cores, median_and_spread
+from trainer.tools.bench.setting import WARM_STEPS, batches_in_memory
+from trainer.tools.local_job import run_job
 from trainer.training.session import Session
+from trainer.training.step import TrainingStep
 
-WARM_STEPS = 5
 RESTORE_RANKS = (1, 2, 4)
-BESIDE_A_SAVE = 1 / 1.10  # the least speed of steps while a save runs, over that without
-LIKE_PLAIN = 0.7  # the least speed of saving and restoring, over that of plain writing and reading
-
-
-@dataclass(frozen=True)
-class Restore:
-    """How long a job took to restore.
-
-    Attributes:
-        ranks: Its ranks.
-        seconds: From looking for a checkpoint to the last tensor, checksums included; one for each repeat.
-        bytes: Of the checkpoint's files.
-    """
-
-    ranks: int
-    seconds: list[float]
-    bytes: int
+STEPS_TARGET = 1 / 1.10  # steps during saves may take a tenth longer
+FILES_TARGET = 0.7
 
 
 def compare_checkpoints(session: Session, steps: int, repeats: int) -> list[Comparison]:
-    """Compares steps beside a save with steps without, and saving and restoring with plain writing and reading.
-
-    Args:
-        session: A fresh one.
-        steps: Steps per repeat of a loop.
-        repeats: Repeats of everything.
-    """
-    numbers = itertools.count(1)
-    return [
-        *_compare_steps(session, numbers, steps, repeats),
-        *_compare_files(session, numbers, repeats),
-    ]
+    """Compares steps during saves with steps without, and saving and restoring with plain writing and reading."""
+    step_numbers = itertools.count(1)
+    return [*_compare_steps(session, step_numbers, steps, repeats), *_compare_files(session, step_numbers, repeats)]
 
 
-# Steps, while one save after the other runs.
-
-
-def _compare_steps(session: Session, numbers: Iterator[int], steps: int, repeats: int) -> list[Comparison]:
-    all_threads = torch.get_num_threads()
-    batches = batches_in_memory(session)
-    found = []
+def _compare_steps(session: Session, step_numbers: Iterator[int], steps: int, repeats: int) -> list[Comparison]:
+    all_threads, batches = torch.get_num_threads(), itertools.cycle(batches_in_memory(session))
+    comparisons = []
     for threads in dict.fromkeys((max(1, all_threads - 1), all_threads)):
         torch.set_num_threads(threads)
-        beside, without = alternate(
+        during, without = alternate(
             repeats,
-            lambda: _step(session, batches, steps, numbers, saving=True),
-            lambda: _step(session, batches, steps, numbers, saving=False),
+            lambda: _steps_per_second(session, batches, steps, step_numbers, saves=True),
+            lambda: _steps_per_second(session, batches, steps, step_numbers, saves=False),
         )
-        spare = "a core to spare" if _cores() > threads * session.context.local_world_size else "no core to spare"
-        found.append(
-            Comparison(f"steps beside saves, {spare}", "steps alone", "steps/s", BESIDE_A_SAVE, beside, without)
-        )
-    return found
+        spare = available_cores() > threads * session.context.local_world_size
+        what = f"steps during saves, {'a' if spare else 'no'} core to spare"
+        comparisons.append(Comparison(what, "steps without saves", "steps/s", STEPS_TARGET, during, without))
+    return comparisons
 
 
-def _step(session: Session, batches: Iterator[Batch], steps: int, numbers: Iterator[int], saving: bool) -> float:
-    """Returns steps per second; the time in which training waits for the copy of its state counts for no step."""
-    pipeline = TrainPipelineSparseDist(session.model.model, session.model.optimizers.combined, session.context.device)
-    for _ in range(WARM_STEPS):
-        pipeline.progress(batches)
-    start, copying = time.perf_counter(), 0.0
-    for _ in range(steps):
-        idle = broadcast_from_rank0(session.context, lambda: not session.saver.is_busy)
-        if saving and idle:
-            copying += _seconds(lambda: session.save(next(numbers)))
-        pipeline.progress(batches)
-    seconds = time.perf_counter() - start - copying
+def _steps_per_second(
+    session: Session, batches: Iterator[Batch], steps: int, step_numbers: Iterator[int], saves: bool
+) -> float:
+    """Takes steps, with one save after the other if `saves`; the time of staging, for which all wait, is left out."""
+    training_step = TrainingStep(session.model, session.context)
+    for step in itertools.islice(step_numbers, WARM_STEPS):
+        training_step.take(step, batches)
+    start, staging_seconds = time.perf_counter(), 0.0
+    for step in itertools.islice(step_numbers, steps):
+        if broadcast_from_rank0(session.context, lambda: saves and not session.saver.is_busy):
+            staging_seconds += _seconds(partial(session.save, step))
+        training_step.take(step, batches)
+    seconds = time.perf_counter() - start - staging_seconds
     session.saver.wait()
-    pipeline.detach()
+    training_step.detach()
     return steps / seconds
 
 
-# Saving and restoring, beside the same bytes plainly written and read.
-
-
-def _compare_files(session: Session, numbers: Iterator[int], repeats: int) -> list[Comparison]:
-    checkpoints = Checkpoints(session.directory)
-    tensors = session.model.tensors()
+def _compare_files(session: Session, step_numbers: Iterator[int], repeats: int) -> list[Comparison]:
+    checkpoints, tensors = Checkpoints(session.directory), session.model.tensors()
 
     def save() -> None:
-        session.save(next(numbers))
+        session.save(next(step_numbers))
         session.saver.wait()
 
     def load() -> None:
@@ -123,65 +85,60 @@ def _compare_files(session: Session, numbers: Iterator[int], repeats: int) -> li
 
     save()
     files = PlainFiles(session)
-    files.write_lasting()
-    timed = [
-        lambda act=act: files.bytes / _seconds_on_all(session.context, act) / 1e6
-        for act in (save, files.write_lasting, files.write, load, files.read)
-    ]
-    saved, written, cached, loaded, read = alternate(repeats, *timed)
+    files.write(fsync=True)
+    acts = (save, partial(files.write, fsync=True), partial(files.write, fsync=False), load, files.read)
+    rates = alternate(repeats, *(lambda act=act: files.bytes / _seconds_on_all_ranks(act) / 1e6 for act in acts))
+    saved, synced, cached, loaded, read = rates
     return [
-        Comparison("saving, durable", "plain writing, durable", "MB/s", LIKE_PLAIN, saved, written),
-        Comparison("saving, durable", "plain writing, may be lost", "MB/s", None, saved, cached),
-        Comparison("restoring, checksums too", "plain reading", "MB/s", LIKE_PLAIN, loaded, read),
+        Comparison("saving a checkpoint", "writing files with fsync", "MB/s", FILES_TARGET, saved, synced),
+        Comparison("saving a checkpoint", "writing files without fsync", "MB/s", None, saved, cached),
+        Comparison("restoring a checkpoint", "reading files", "MB/s", FILES_TARGET, loaded, read),
     ]
 
 
 class PlainFiles:
-    """The bytes of the newest checkpoint in files of the same sizes, those that a rank wrote on that rank.
+    """The bytes that this rank wrote of the newest checkpoint, as a plain file.
+
+    As many copies are kept as checkpoints are: to write a new file costs more than to write over an old one.
 
     Args:
-        session: The job that has saved it. As many of them are kept as checkpoints, for new files cost more than old
-            ones that are written over.
+        session: The session that has saved the checkpoint.
 
     Attributes:
-        bytes: Of all files, over all ranks.
+        bytes: Size of the checkpoint, over all ranks.
     """
 
     def __init__(self, session: Session) -> None:
-        self._run, context = session.directory, session.context
-        step = broadcast_from_rank0(context, Checkpoints(session.directory).steps)[-1]
-        folder = session.directory.path(FOLDER, f"step-{step:09d}")
-        entries = json.loads(session.directory.fs.cat_file(posixpath.join(folder, MANIFEST)))["files"]
-        self.bytes = sum(entry["bytes"] for entry in entries.values())
-        mine = [name for name in entries if name.startswith(f"__{context.rank}_")]
-        self._contents = {name: session.directory.fs.cat_file(posixpath.join(folder, name)) for name in mine}
-        self._keep, self._written = session.config.checkpoint.keep.newest, 0
+        self._run, self._rank = session.directory, session.context.rank
+        step = broadcast_from_rank0(session.context, Checkpoints(self._run).steps)[-1]
+        sizes = _file_sizes(self._run, step)
+        self.bytes = sum(sizes.values())
+        paths = [
+            self._run.path(FOLDER, f"step-{step:09d}", name) for name in sizes if name.startswith(f"__{self._rank}_")
+        ]
+        self._content = b"".join(self._run.fs.cat_file(path) for path in paths)
+        self._kept_copies, self._copies = session.config.checkpoint.keep.newest, 0
 
-    def write_lasting(self) -> None:
-        """Writes this rank's files, for a power cut not to take them, and deletes those that have had their time."""
-        self._write(self._run.fs.durable)
-
-    def write(self) -> None:
-        """Does the same, but leaves it to the system when they reach the disk."""
-        self._write(lambda path: self._run.fs.open(path, "wb"))
-
-    def _write(self, open_file: Callable[[str], AbstractContextManager[IO[bytes]]]) -> None:
-        self._run.fs.makedirs(self._path(self._written))
-        for name, content in self._contents.items():
-            with open_file(self._path(self._written, name)) as file:
-                file.write(content)
-            if self._written >= self._keep:
-                self._run.fs.rm_file(self._path(self._written - self._keep, name))
-        self._written += 1
+    def write(self, fsync: bool) -> None:
+        """Writes a copy, and deletes the one that is not kept any more."""
+        fs, path = self._run.fs, self._path(self._copies)
+        with fs.durable(path) if fsync else fs.open(path, "wb") as file:
+            file.write(self._content)
+        if self._copies >= self._kept_copies:
+            fs.rm_file(self._path(self._copies - self._kept_copies))
+        self._copies += 1
 
     def read(self) -> None:
-        """Reads this rank's files that were written last."""
-        for name in self._contents:
-            with self._run.fs.open(self._path(self._written - 1, name), "rb") as file:
-                file.read()
+        """Reads the newest copy."""
+        self._run.fs.cat_file(self._path(self._copies - 1))
 
-    def _path(self, number: int, *names: str) -> str:
-        return self._run.path("plain", str(number), *names)
+    def _path(self, copy: int) -> str:
+        return self._run.path(f"plain-{self._rank}-{copy}")
+
+
+def _file_sizes(run: RunDirectory, step: int) -> dict[str, int]:
+    manifest = json.loads(run.read(FOLDER, f"step-{step:09d}", MANIFEST) or "")
+    return {name: entry["bytes"] for name, entry in manifest["files"].items()}
 
 
 def _seconds(act: Callable[[], object]) -> float:
@@ -190,58 +147,53 @@ def _seconds(act: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _seconds_on_all(context: DistributedContext, act: Callable[[], object]) -> float:
-    """Returns how long something takes until the last rank has done it."""
-
-    def act_together() -> None:
-        act()
-        dist.barrier()
-
+def _seconds_on_all_ranks(act: Callable[[], object]) -> float:
+    """Returns the time until the last rank has done it."""
     dist.barrier()
-    return _seconds(act_together)
+    return _seconds(lambda: (act(), dist.barrier()))
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+@dataclass(frozen=True)
+class Restore:
+    """The time that jobs take to restore a checkpoint.
 
+    Attributes:
+        ranks: Ranks of each job.
+        seconds: From looking for a checkpoint to the last tensor, checksums included; one for each repeat.
+        bytes: Size of the checkpoint's files.
+    """
 
-# Jobs that restore, on several numbers of ranks.
+    ranks: int
+    seconds: list[float]
+    bytes: int
 
 
 def time_restores(config: Config, run: RunDirectory, repeats: int) -> list[Restore]:
-    """Starts jobs that go on from the newest checkpoint of a run, and returns how long each took to restore.
+    """Starts jobs that resume from the newest checkpoint of a run and have no step left to train.
 
     Args:
-        config: Of the run.
-        run: Where its checkpoints are.
+        config: Configuration of the run.
+        run: Its directory.
         repeats: Jobs for each number of ranks.
     """
-    checkpoints = Checkpoints(run)
-    step = checkpoints.steps()[-1]
-    changed = config.model_copy(update={"train": config.train.model_copy(update={"steps": step, "epochs": None})})
-    manifest = json.loads(run.read(FOLDER, f"step-{step:09d}", MANIFEST) or "")
-    size = sum(entry["bytes"] for entry in manifest["files"].values())
+    step = Checkpoints(run).steps()[-1]
+    ended = config.model_copy(update={"train": config.train.model_copy(update={"steps": step, "epochs": None})})
+    size = sum(_file_sizes(run, step).values())
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "config.toml")
-        file.write_text(to_toml(changed))
-        return [Restore(ranks, [_restore(file, run, ranks) for _ in range(repeats)], size) for ranks in RESTORE_RANKS]
+        file, log = Path(folder, "config.toml"), Path(folder, "restore.log")
+        file.write_text(to_toml(ended))
+
+        def restore_seconds(ranks: int) -> float:
+            run_job(ranks, log, "train", str(file), "--out", run.url, "--resume", "must")
+            return json.loads(run.read("run.json") or "")["restore_seconds"]
+
+        return [Restore(ranks, [restore_seconds(ranks) for _ in range(repeats)], size) for ranks in RESTORE_RANKS]
 
 
-def _restore(file: Path, run: RunDirectory, ranks: int) -> float:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    trainer = ["-m", "trainer", "train", str(file), "--out", run.url, "--resume", "must"]
-    job = subprocess.run(
-        [sys.executable, *torchrun, *trainer], capture_output=True, text=True, env=environment_of_child_job()
-    )
-    if job.returncode:
-        raise InputError(f"the job that restores on {ranks} ranks failed:\n{job.stderr}")
-    return json.loads(run.read("run.json") or "")["restore_seconds"]
-
-
-def render_restores(found: list[Restore]) -> str:
-    """Returns a table for people."""
-    rows = []
-    for one in found:
-        seconds = sorted(one.seconds)[len(one.seconds) // 2]
-        rows.append([one.ranks, f"{seconds:.2f}", f"{one.bytes / seconds / 1e6:,.0f}"])
+def render_restores(restores: list[Restore]) -> str:
+    """Returns a table of median times with their spread."""
+    rows = [
+        [one.ranks, median_and_spread(one.seconds), f"{one.bytes / statistics.median(one.seconds) / 1e6:,.0f}"]
+        for one in restores
+    ]
     return tabulate(rows, ["ranks", "restore, s", "MB/s"], disable_numparse=True)

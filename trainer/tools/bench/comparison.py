@@ -1,30 +1,34 @@
-"""Rates beside rates, measured by turns."""
+"""Rates beside the rates of baselines, measured by turns.
+
+`torch.utils.benchmark` was weighed: it times one statement after the other, so a machine that gets busy between two of
+them changes their ratio, and it runs no statement on all ranks at once.
+"""
 
 import os
 import platform
+import re
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from tabulate import tabulate
-
-Rates = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One thing measured beside another.
+    """The rates of one thing and of its baseline.
 
     Attributes:
         what: What was measured.
-        baseline: What it was compared with.
-        unit: Of the rates.
-        target: Least ratio to reach; None where any will do.
-        measured: The rate of every repeat.
-        compared: The baseline's.
+        baseline: What it is compared with.
+        unit: Unit of the rates.
+        target: Least ratio to reach; None without one.
+        measured: Its rate in every repeat.
+        compared: The baseline's rate in every repeat.
     """
 
     what: str
@@ -35,53 +39,64 @@ class Comparison:
     compared: list[float]
 
     @property
+    def ratios(self) -> list[float]:
+        """Its rate over the baseline's in every repeat."""
+        return [a / b for a, b in zip(self.measured, self.compared, strict=True)]
+
+    @property
     def ratio(self) -> float:
-        """The median over the repeats of what was measured over its baseline."""
-        return statistics.median(a / b for a, b in zip(self.measured, self.compared, strict=True))
+        """The median of the ratios."""
+        return statistics.median(self.ratios)
 
 
-def alternate(repeats: int, *measured: Rates) -> list[list[float]]:
-    """Returns the rates of each thing; it runs once before it counts, and every second repeat goes backwards."""
-    rates: list[list[float]] = [[] for _ in measured]
+def alternate(repeats: int, *measure: Callable[[], float]) -> list[list[float]]:
+    """Returns the rates of each thing; all run once before they count, and in reverse order every second time."""
+    rates: list[list[float]] = [[] for _ in measure]
     for repeat in range(-1, repeats):
-        for number in sorted(range(len(measured)), reverse=repeat % 2 == 1):
-            rates[number].append(measured[number]())
+        for number in sorted(range(len(measure)), reverse=repeat % 2 == 1):
+            rates[number].append(measure[number]())
     return [found[1:] for found in rates]
 
 
-def render_comparisons(found: list[Comparison]) -> str:
-    """Returns a table of medians, for people."""
+def render_comparisons(comparisons: list[Comparison]) -> str:
+    """Returns a table of median rates, and of ratios with their spread over the repeats."""
     rows = [
         [
             one.what,
-            f"{_figure(one.measured)} {one.unit}",
+            f"{_median_rate(one.measured)} {one.unit}",
             one.baseline,
-            f"{_figure(one.compared)} {one.unit}",
-            f"{one.ratio:.3g}",
+            f"{_median_rate(one.compared)} {one.unit}",
+            median_and_spread(one.ratios),
             "" if one.target is None else f"{one.target:.2f}",
         ]
-        for one in found
+        for one in comparisons
     ]
     return tabulate(rows, ["measured", "rate", "baseline", "rate", "ratio", "target"], disable_numparse=True)
 
 
-def _figure(rates: list[float]) -> str:
+def median_and_spread(values: list[float]) -> str:
+    """Returns the text `MEDIAN (LEAST to GREATEST)`."""
+    return f"{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
+
+
+def _median_rate(rates: list[float]) -> str:
     rate = statistics.median(rates)
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
+def available_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def describe_machine() -> dict[str, Any]:
-    """Returns what rates depend on."""
-    models = [line.split(":")[1].strip() for line in _cpu_info() if line.startswith("model name")]
+    """Returns the properties of the machine that rates depend on."""
+    # platform.processor() is the architecture on Linux, and psutil does not know the model.
+    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {
         "system": platform.platform(),
-        "processor": models[0] if models else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "processor": model[1] if model else platform.machine(),
+        "cores": available_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
         "torch_threads": torch.get_num_threads(),
     }
-
-
-def _cpu_info() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []

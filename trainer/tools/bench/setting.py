@@ -1,7 +1,6 @@
-"""What every benchmark trains: a DLRM on data of Criteo's shape, in a run directory that goes with it."""
+"""The data set, the model and the run directory that all benchmarks share."""
 
 import contextlib
-import itertools
 from collections.abc import Iterator
 
 from trainer.config.data import DataConfig, DenseFeature, SparseFeature
@@ -9,18 +8,18 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.run_directory import RunDirectory
 from trainer.data.batch import Batch
-from trainer.data.loader import Loader
 from trainer.datasets.synthetic import DENSE_FEATURES, SPARSE_FEATURES, synthetic
 from trainer.training.session import Session
 
 TABLE_ROWS = 100_000
 MODEL = {"embedding_dim": 32, "dense_layers": [256, 128], "over_layers": [256, 128]}
 MEMORY_BATCHES = 8
+WARM_STEPS = 5
 SCRATCH = "bench-run"
 
 
 def make_data(out: str, rows: int) -> None:
-    """Makes the data if it is not there.
+    """Makes the data set, in Criteo's shape, if it is not there.
 
     Raises:
         InputError: There is data of other settings.
@@ -29,7 +28,7 @@ def make_data(out: str, rows: int) -> None:
 
 
 def make_config(out: str, global_batch_size: int) -> Config:
-    """Returns the configuration of a job that trains on that data."""
+    """Returns the configuration of a DLRM that is trained on that data."""
     data = DataConfig(
         train=[f"{out}/data/train"],
         dense={f"int_{i}": DenseFeature() for i in range(DENSE_FEATURES)},
@@ -41,7 +40,7 @@ def make_config(out: str, global_batch_size: int) -> Config:
 
 @contextlib.contextmanager
 def scratch_run(out: RunDirectory, context: DistributedContext) -> Iterator[RunDirectory]:
-    """Gives a run directory below another directory, empty at first and gone in the end."""
+    """Yields a run directory below another directory: empty at first, and deleted at the end."""
     scratch = RunDirectory(out.url_of(SCRATCH))
 
     def remove() -> None:
@@ -53,14 +52,6 @@ def scratch_run(out: RunDirectory, context: DistributedContext) -> Iterator[RunD
     broadcast_from_rank0(context, remove)
 
 
-def loader_of(session: Session) -> Loader:
-    """Returns a loader of a session's data, from the first batch on."""
-    config, context = session.config, session.context
-    return Loader(
-        session.order.files, config.data, session.order.lanes, context.rank, context.world_size, seed=0, shuffle=True
-    )
-
-
-def batches_in_memory(session: Session) -> Iterator[Batch]:
-    """Yields the first few batches of a session's data, again and again."""
-    return itertools.cycle(list(loader_of(session).batches(0, MEMORY_BATCHES)))
+def batches_in_memory(session: Session) -> list[Batch]:
+    """Returns the first few batches of a session's data."""
+    return list(session.order.loader.batches(0, MEMORY_BATCHES))

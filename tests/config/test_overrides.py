@@ -144,6 +144,11 @@ def test_a_flag_completes_a_file(tmp_path):
         ("--optimizer.dense.beta1 -0.1", "optimizer.dense.beta1 is -0.1: input should be greater than or equal to 0"),
         ("--optimizer.dense.weight-decay -1", "optimizer.dense.weight_decay is -1.0: input should be greater than or"),
         ("--optimizer.dense.momentum -1", "optimizer.dense.momentum is -1.0: input should be greater than or equal"),
+        (
+            "--optimizer.dense.momentum 0.9",
+            "optimizer.dense.momentum is 0.9, which optimizer.dense.name 'adagrad' does",
+        ),
+        ("--planner.host-memory-gib 1e300", "planner.host_memory_gib is 1e+300: input should be less than or equal to"),
         ("--optimizer.dense.schedule.end-multiplier -1", "schedule.end_multiplier is -1.0: input should be greater"),
         ("--optimizer.sparse.learning-rate inf", "optimizer.sparse.learning_rate is inf: input should be a finite"),
         ("--world-size two", "--world-size is 'two': input should be a valid integer"),

@@ -1,6 +1,7 @@
 """Plans: what is chosen, shown, saved and loaded."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import torch
 from jobs import config, write_rows
 
 from trainer.config.root import Config
+from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes
 from trainer.plan.plan_file import load_plan, plan_to_json, table_plans
 from trainer.plan.planner import plan_for, topology
@@ -57,6 +59,8 @@ def test_the_printed_plan_adds_up(tmp_path):
         (lambda plan: plan.update(world_size=8), "a plan for 8 ranks; this job has 4"),
         (lambda plan: next(iter(plan["modules"].values())).pop("s3"), "a plan for other tables; they differ in: s3"),
         (lambda plan: plan.pop("modules"), "cannot be read as a plan"),
+        (lambda plan: plan.update(modules=[]), "cannot be read as a plan"),
+        (lambda plan: plan.pop("world_size"), "cannot be read as a plan"),
     ],
 )
 def test_a_plan_of_another_job_is_refused(tmp_path, change, message):
@@ -74,6 +78,41 @@ def test_tables_of_another_shape_are_refused(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps(plan_to_json(plan, 4)))
     with pytest.raises(ValueError, match=r"table 's2' is \(102, 16\); the model's is \(7, 16\)"):
         load_plan(str(tmp_path / "plan.json"), table_shapes(other), 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"planner__tables": {"s0": {"compute_kernels": ["fused_uvm"]}}},
+            "planner.tables.s0: none of its compute_kernels can be used with its sharding_types on cpu",
+        ),
+        (
+            {"planner__tables": {"s0": {"compute_kernels": ["fused"], "sharding_types": ["data_parallel"]}}},
+            "planner.tables.s0: none of its compute_kernels",
+        ),
+        ({"model__embedding_dim": 6}, "has shards of 6 columns, and FBGEMM's kernels need a multiple of 4"),
+        ({"data__global_batch_size": 2**40}, "data.global_batch_size is 1099511627776; its ids and embeddings, "),
+        ({"data__sparse__s0": {"rows": 2**31 - 1}}, "the tables, 128 GiB without their optimizer's state, do not fit"),
+    ],
+)
+def test_what_cannot_be_planned_is_named(tmp_path, changes, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        planned(tmp_path, planner__host_memory_gib=1.0, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__embedding_dim": 6, "planner__mode": "data_parallel"},
+        {"planner__min_columns": 64, "planner__sharding_types": ["column_wise", "column_wise"]},
+        {"planner__min_columns": 3, "planner__sharding_types": ["column_wise"]},
+        {"data__sparse__s0": {"rows": 5, "table": "shared"}, "planner__tables": {"shared": {}}},
+    ],
+)
+def test_what_looks_odd_and_can_be_planned(tmp_path, changes):
+    _, plan = planned(tmp_path, **changes)
+    assert len(table_plans(plan)) == 6
 
 
 def test_a_job_uses_the_plan_that_the_plan_command_wrote(tmp_path):

@@ -1,10 +1,11 @@
 """Configuration of optimizers and of their learning-rate schedules."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import pydantic
 
 from trainer.config.section import Section
+from trainer.core.errors import InputError
 
 # The names of TABLE_OPTIMIZERS and DENSE in trainer/optim, which cannot be imported without torch.
 SparseName = Literal[
@@ -65,6 +66,15 @@ class DenseOptimizerConfig(Section):
     """L2 penalty, added to the gradient; adamw shrinks the weights themselves."""
     schedule: Schedule = Schedule()
     """Learning-rate schedule."""
+
+    @pydantic.model_validator(mode="after")
+    def _momentum_is_used(self) -> Self:
+        if self.momentum and self.name != "sgd":
+            raise InputError(
+                f"optimizer.dense.momentum is {self.momentum}, which optimizer.dense.name '{self.name}' does not have; "
+                "use sgd or leave it out"
+            )
+        return self
 
 
 class OptimizerConfig(Section):

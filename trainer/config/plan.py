@@ -16,6 +16,7 @@ SHARDING_TYPES = (
     "table_column_wise",
     "grid_shard",
 )
+GibiBytes = Annotated[float, pydantic.Field(gt=0, le=1e9)]
 Precision = Literal["fp32", "fp16", "bf16", "int8"]
 
 
@@ -52,9 +53,9 @@ class PlannerConfig(Section):
     """Least columns of a column shard. Unset: 128, or all columns of a narrower table."""
     hardware: Annotated[str | None, MayChange] = None
     """Host to plan for, such as h100 (see docs/resources.md); it sets what is unset below. Unset: this machine."""
-    memory_gib: Annotated[pydantic.PositiveFloat | None, MayChange] = None
+    memory_gib: Annotated[GibiBytes | None, MayChange] = None
     """GPU memory per rank in GiB. Unset: the hardware's, or what the device has."""
-    host_memory_gib: Annotated[pydantic.PositiveFloat | None, MayChange] = None
+    host_memory_gib: Annotated[GibiBytes | None, MayChange] = None
     """Host memory per rank in GiB. Unset: the hardware's, or this machine's or cgroup's, divided by its ranks."""
     reserve: Annotated[float, MayChange] = pydantic.Field(default=0.15, ge=0, lt=1)
     """Part of the memory without tables, reserved for activations, gradients and buffers."""

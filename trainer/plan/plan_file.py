@@ -68,13 +68,11 @@ def load_plan(url: str, shapes: dict[str, tuple[int, int]], world_size: int) -> 
     try:
         with os_errors(), fsspec.open(url, "r") as file:
             content = json.load(file)  # pyrefly: ignore
-        plan = plan_from_json(content)
-    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        plan, planned_ranks = plan_from_json(content), content["world_size"]
+    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"planner.plan is '{url}', which cannot be read as a plan: {error}") from error
-    if content["world_size"] != world_size:
-        raise InputError(
-            f"planner.plan is '{url}', a plan for {content['world_size']} ranks; this job has {world_size}"
-        )
+    if planned_ranks != world_size:
+        raise InputError(f"planner.plan is '{url}', a plan for {planned_ranks} ranks; this job has {world_size}")
     _check_shapes(url, plan, shapes)
     return plan
 

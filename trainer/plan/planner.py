@@ -1,5 +1,8 @@
 """The planner: places tables and their shards on ranks."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,7 +33,7 @@ from trainer.optim.table_optimizers import REPLICABLE
 from trainer.plan.communication import REDUCING
 from trainer.plan.hardware import HOSTS, Host
 from trainer.plan.memory import GIB, host_memory_bytes, table_bytes
-from trainer.plan.plan_file import load_plan
+from trainer.plan.plan_file import load_plan, shards_of, table_plans
 
 GB_PER_SECOND = 1e9 / 1e3  # TorchRec counts bandwidth in bytes per millisecond
 BANDWIDTHS = {
@@ -38,6 +41,10 @@ BANDWIDTHS = {
     "inter_node_gb_per_second": "inter_host_bw",
     "hbm_gb_per_second": "hbm_mem_bw",
 }
+# TorchRec's message, a plain RuntimeError, where a table's kernels and sharding types leave nothing to choose from.
+NO_OPTION = re.compile(
+    r"No available sharding type.* constraints for (?P<table>.*?)\. .*device: (?P<device>\w+)", re.DOTALL
+)
 # TorchRec's own defaults, which its planner uses for hardware that it is given no figures of.
 UNKNOWN_HARDWARE = {
     "intra_node_gb_per_second": 600.0,
@@ -57,10 +64,8 @@ def make_plan(
     if config.plan:
         return load_plan(config.plan, table_shapes(model), context.world_size)
     planner = _planner(data, config, context.world_size, context.local_world_size, context.device.type)
-    try:
-        return planner.collective_plan(model, [sharder], dist.group.WORLD)
-    except PlannerError as error:
-        raise InputError(_explain(error, model, data, config, context.world_size)) from error
+    with _explained(model, data, config, context.world_size):
+        return _checked(planner.collective_plan(model, [sharder], dist.group.WORLD))
 
 
 def plan_for(
@@ -77,10 +82,8 @@ def plan_for(
     Raises:
         InputError: The plan does not fit the memory.
     """
-    try:
-        return _planner(data, config, world_size, local_world_size, device_type).plan(model, [sharder])
-    except PlannerError as error:
-        raise InputError(_explain(error, model, data, config, world_size)) from error
+    with _explained(model, data, config, world_size):
+        return _checked(_planner(data, config, world_size, local_world_size, device_type).plan(model, [sharder]))
 
 
 def _planner(
@@ -151,7 +154,7 @@ def check_planner(data: DataConfig, config: PlannerConfig, sparse_optimizer: str
         raise InputError(
             f"planner.hardware is '{config.hardware}', which is no known host{nearest(config.hardware, HOSTS)}"
         )
-    tables = {data.table_of(name) for name in data.sparse}
+    tables = set(data.features_of_tables())
     kernels = [kernel.value for kernel in EmbeddingComputeKernel]
     choices = {"planner.sharding_types": config.sharding_types}
     for name, table in config.tables.items():
@@ -193,6 +196,33 @@ def _types_for(table: str, config: PlannerConfig) -> list[str]:
         return ["data_parallel"]
     own = config.tables[table].sharding_types if table in config.tables else []
     return own or config.sharding_types or list(SHARDING_TYPES)
+
+
+@contextmanager
+def _explained(model: nn.Module, data: DataConfig, config: PlannerConfig, world_size: int) -> Iterator[None]:
+    try:
+        yield
+    except PlannerError as error:
+        raise InputError(_explain(error, model, data, config, world_size)) from error
+    except RuntimeError as error:
+        found = NO_OPTION.search(str(error))
+        if not found:
+            raise
+        raise InputError(
+            f"planner.tables.{found['table']}: none of its compute_kernels can be used with its sharding_types on "
+            f"{found['device']}; leave one of the two out"
+        ) from error
+
+
+def _checked(plan: ShardingPlan) -> ShardingPlan:
+    for name, table in table_plans(plan).items():
+        for columns in {shard.shard_sizes[1] for shard in shards_of(table)}:
+            if columns % 4:
+                raise InputError(
+                    f"table '{name}' has shards of {columns} columns, and FBGEMM's kernels need a multiple of 4; "
+                    "change model.embedding_dim or its features' dimension, or shard it data_parallel"
+                )
+    return plan
 
 
 def _explain(error: PlannerError, model: nn.Module, data: DataConfig, config: PlannerConfig, world_size: int) -> str:

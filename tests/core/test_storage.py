@@ -126,7 +126,7 @@ def test_secrets_are_hidden(text, expected):
     [OSError(errno.EIO, "no answer from ftp://me:password@host"), CloudError("no answer from ftp://me:password@host")],
 )
 def test_a_refused_url_is_named_without_its_secrets(error):
-    message = r"^--out is 'ftp://\*\*\*@host/run', which cannot be used: .*ftp://\*\*\*@host.*; check the URL, the network"
+    message = r"^--out is 'ftp://\*\*\*@host/run', which cannot be used: .*ftp://\*\*\*@host.*; check the URL"
     with pytest.raises(InputError, match=message), named("--out", "ftp://me:password@host/run"):
         raise error
 

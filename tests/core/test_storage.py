@@ -13,7 +13,7 @@ from trainer.core.errors import (
     StorageNotFoundError,
     StoragePermissionError,
 )
-from trainer.core.storage import named, open_storage, os_errors, without_secrets
+from trainer.core.storage import named, open_storage, os_errors
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -104,21 +104,6 @@ def test_every_library_fails_alike(raised, expected):
 def test_bugs_are_not_taken_for_storage(bug):
     with pytest.raises(type(bug)), os_errors("file"):
         raise bug
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("ftp://me:password@host/run", "ftp://***@host/run"),
-        ("cannot read ftp://token@host/a\nor ftp://host/b", "cannot read ftp://***@host/a or ftp://host/b"),
-        ("https://host/run?sv=1&sig=abc%2B&se=2", "https://host/run?sv=1&***&se=2"),
-        ("https://host/run?X-Amz-Signature=abc&x=1", "https://host/run?***&x=1"),
-        ("https://host/run?x-goog-credential=abc", "https://host/run?***"),
-        ("s3://bucket/me@home", "s3://bucket/me@home"),
-    ],
-)
-def test_secrets_are_hidden(text, expected):
-    assert without_secrets(text) == expected
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_creating_it_again_keeps_what_is_there(run):
 
 def test_a_file_in_its_place_is_the_users_mistake(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"^--out is '.*/file/run', which cannot be used: .*; choose another$"):
+    with pytest.raises(InputError, match=r"^--out is '.*/file/run', which cannot be used: .*; name a path"):
         RunDirectory(f"{tmp_path}/file/run").create()
 
 

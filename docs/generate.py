@@ -23,7 +23,6 @@ COMPONENT_FILES = ("dlrm", "data", "tools")
 SOURCES = ("movielens", "criteo", "synthetic")
 READING_ORDER = (
     "__main__",
-    "config/root",
     "training/loop",
     "training/setup",
     "training/session",
@@ -31,7 +30,6 @@ READING_ORDER = (
     "training/sharded_model",
     "models/losses",
     "optim/optimizers",
-    "plan/sharding",
     "data/order",
     "data/loader",
     "checkpoint/saver",

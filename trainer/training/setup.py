@@ -4,9 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.saver import Saver
@@ -22,27 +20,14 @@ from trainer.data.order import Lanes, check_lanes, default_lanes
 from trainer.metrics.registry import check_metrics
 from trainer.run.lock import RunLock, locked
 from trainer.run.preemption import stop_on_signals
-from trainer.run.provenance import describe_run, digest
 from trainer.run.reporter import Reporter, StallTimer
 from trainer.run.watchdog import watched
+from trainer.training.announce import Origin, announce
 from trainer.training.evaluate import Evaluator
 from trainer.training.finetune import finetune
 from trainer.training.resume import Resume, check_start, find_start, open_run
 from trainer.training.session import ClaimedRun, EpochOrder, Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """The weights that training starts from, if not from scratch.
-
-    Attributes:
-        restore_seconds: Time that restoring took, verification included; None if there was nothing to restore.
-        finetune: Facts for run.json about another run's checkpoint; None without one.
-    """
-
-    restore_seconds: float | None = None
-    finetune: dict[str, Any] | None = None
 
 
 @contextmanager
@@ -81,7 +66,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
             stop_requests=stop_requests,
             watchdog=watchdog,
         )
-        _announce(session, origin)
+        announce(session, origin)
         yield session
         saver.close()
 
@@ -195,44 +180,3 @@ def _remove_leftovers(checkpoints: Checkpoints) -> None:
             f"the files of a checkpoint that was never committed cannot be deleted: {without_secrets(error)}",
             flush=True,
         )
-
-
-def _announce(session: Session, origin: Origin) -> None:
-    """Prints the plan and the facts of the run, and writes plan.json and run.json."""
-    model, log = session.model, session.reporter.log
-    if session.context.is_rank0:
-        session.directory.write_json("plan.json", model.plan_json)
-        session.directory.write_json("run.json", describe_run(session.context, **_facts(session, origin)))
-    log(f"{model.plan_table}\n")
-    log(
-        f"{session.order.files.rows:,} samples in {len(session.order.files.files):,} files, "
-        f"{session.order.lanes.steps:,} steps per epoch, "
-        f"{session.context.world_size} ranks on {session.context.device.type}"
-    )
-    log(f"communication volume per step: {_communication(session)}")
-    if start := session.claimed.start:
-        log(f"resumed after step {start.step:,} from {start.url}, restored in {origin.restore_seconds:.1f} s")
-    url = session.directory.url
-    log(f"run directory {url}; watch: torchx run tools.tensorboard --logdir {url}\n")
-
-
-def _facts(session: Session, origin: Origin) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "plan": digest(session.model.plan_json),
-        "data": session.order.files.fingerprint,
-        "lanes": session.order.lanes.lanes,
-        "communication_bytes_per_step": session.model.communication_bytes,
-    }
-    if origin.restore_seconds is not None:
-        facts["restore_seconds"] = round(origin.restore_seconds, 3)
-    if origin.finetune:
-        facts["finetune"] = origin.finetune
-    return {**facts, "state": "running"}
-
-
-def _communication(session: Session) -> str:
-    volume, comms = session.model.communication_bytes, session.config.comms
-    return ", ".join(
-        f"{direction} {volume[direction] / 2**20:,.2f} MiB ({precision}; {volume['fp32'] / 2**20:,.2f} in fp32)"
-        for direction, precision in (("forward", comms.forward), ("backward", comms.backward))
-    )

@@ -1,12 +1,16 @@
 """What a configuration file or a flag gets wrong is said in one line that names it and what is allowed."""
 
 import re
+from pathlib import Path
 
 import pytest
+from command import run_trainer, write_config
+from jobs import config
 
 from trainer.config.root import READY_MADE, load_config
 from trainer.core.errors import InputError
 
+ROOT = Path(__file__).parents[2]
 FEATURES = "[data.sparse.s]\nrows = 5\n[data.dense.d]\n"
 
 
@@ -66,3 +70,23 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
     file = tmp_path / "config.toml"
     file.write_bytes(b"\xef\xbb\xbf[train]\nsteps = 3\n")
     assert load_config(str(file)).train.steps == 3
+
+
+def test_the_home_directory_is_found_in_every_path(rows, tmp_path, monkeypatch):
+    """A shell replaces ~ only where a word begins with it, and nobody does in a file."""
+    home, here = tmp_path / "home", tmp_path / "here"
+    home.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (home / "rows").symlink_to(rows)
+    write_config(home / "config.toml", config("~/rows", train__steps=2))
+    for words in (
+        ["plan", "~/config.toml", "--world-size=1", "--out=~/plan.json"],
+        ["train", "~/config.toml", "--out=~/first", "--planner.plan=~/plan.json", "--report.tensorboard", "True"],
+        ["train", "~/config.toml", "--out=~/second", "--finetune.checkpoint=~/first"],
+    ):
+        done = run_trainer(*words, HOME=str(home), PYTHONPATH=str(ROOT))
+        assert done.returncode == 0, done.stderr
+    assert not list(here.iterdir())
+    assert (home / "first/tensorboard").is_dir()
+    assert (home / "second/checkpoints/step-000000002").is_dir()

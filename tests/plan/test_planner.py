@@ -53,14 +53,25 @@ def test_the_printed_plan_adds_up(tmp_path):
     assert on_ranks == pytest.approx((whole + copies) / 2**20, abs=0.03)
 
 
+def first_table(plan):
+    module, *_ = plan["modules"].values()
+    return next(table for table in module.values() if table["shards"])
+
+
+def first_shard(plan):
+    return first_table(plan)["shards"][0]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda plan: plan.update(world_size=8), "a plan for 8 ranks; this job has 4"),
         (lambda plan: next(iter(plan["modules"].values())).pop("s3"), "a plan for other tables; they differ in: s3"),
-        (lambda plan: plan.pop("modules"), "cannot be read as a plan"),
-        (lambda plan: plan.update(modules=[]), "cannot be read as a plan"),
-        (lambda plan: plan.pop("world_size"), "cannot be read as a plan"),
+        (lambda plan: plan.pop("modules"), "cannot be read as a plan: 'modules' is missing"),
+        (lambda plan: first_table(plan).pop("ranks"), r"cannot be read as a plan: 'modules\..*\.ranks' is missing"),
+        (lambda plan: first_shard(plan).update(placement="0"), "placement is '0': string should match"),
+        (lambda plan: plan.update(modules=[]), r"cannot be read as a plan: modules is \[\]"),
+        (lambda plan: plan.pop("world_size"), "cannot be read as a plan: 'world_size' is missing"),
     ],
 )
 def test_a_plan_of_another_job_is_refused(tmp_path, change, message):
@@ -70,6 +81,14 @@ def test_a_plan_of_another_job_is_refused(tmp_path, change, message):
     (tmp_path / "plan.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=message):
         load_plan(str(tmp_path / "plan.json"), table_shapes(task), 4)
+
+
+def test_a_file_that_is_no_plan_is_refused(tmp_path):
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(InputError, match=r"planner.plan is '.*plan.json', which is not JSON: Expecting"):
+        load_plan(str(tmp_path / "plan.json"), {}, 4)
+    with pytest.raises(InputError, match=r"planner.plan is '.*', which cannot be used: .*Is a directory"):
+        load_plan(str(tmp_path), {}, 4)
 
 
 def test_tables_of_another_shape_are_refused(tmp_path):

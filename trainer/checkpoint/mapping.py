@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Self
 
-import fsspec
 import torch
 
 from trainer.checkpoint.restore import Shapes
@@ -17,7 +16,7 @@ from trainer.checkpoint.state_dict import is_table, table_of
 from trainer.config.data import DataConfig
 from trainer.config.train import FinetuneConfig
 from trainer.core.errors import InputError
-from trainer.core.storage import named
+from trainer.core.storage import named, read_text
 from trainer.models.embeddings import name_in_model
 
 
@@ -123,8 +122,8 @@ def read_names(url: str, here: Weights, there: Weights) -> dict[str, str]:
     Raises:
         InputError: It cannot be read or a line is wrong; the message names the line.
     """
-    with named("finetune.names", url), fsspec.open(url, "r") as file:
-        lines = [line.split() for line in file.read().splitlines()]  # pyrefly: ignore
+    with named("finetune.names", url):
+        lines = [line.split() for line in read_text(url).splitlines()]
     renamed: dict[str, str] = {}
     for number, words in enumerate(lines, 1):
         if not words:

@@ -5,7 +5,6 @@ from typing import Any, get_args, get_origin
 
 import pydantic
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from trainer.core.errors import nearest
 
@@ -40,13 +39,22 @@ def changed_keys(section: type[Section], earlier: Tree, now: Tree) -> Iterator[t
         earlier: The configuration that a run began with, as TOML holds it. A key that it lacks has its default.
         now: The configuration that it is resumed with.
     """
-    before, after = _flat(earlier), _flat(now)
-    for key in sorted(before.keys() | after.keys()):
-        field = _field(section, key)
-        default = field.default if field and field.default is not PydanticUndefined else None
-        pair = before.get(key, default), after.get(key, default)
-        if pair[0] != pair[1] and not (field and MayChange in field.metadata):
-            yield ".".join(key), *pair
+    sides = (earlier, _flat(earlier)), (now, _flat(now))
+    for key in sorted({key for _, flat in sides for key in flat}):
+        field, entry = _field(section, key)
+        # A named thing that only one side has, such as a feature, is a change even if all its keys have their defaults.
+        default = None if field is None else field.get_default(call_default_factory=False)
+        before, after = (flat.get(key, default if _has(tree, entry) else None) for tree, flat in sides)
+        if before != after and not (field and MayChange in field.metadata):
+            yield ".".join(key), before, after
+
+
+def _has(tree: Tree, path: tuple[str, ...]) -> bool:
+    for step in path:
+        if step not in tree:
+            return False
+        tree = tree[step]
+    return True
 
 
 def _flat(tree: Tree, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
@@ -56,16 +64,16 @@ def _flat(tree: Tree, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]
     return flat
 
 
-def _field(section: Any, path: tuple[str, ...]) -> FieldInfo | None:
-    """Returns the field at a path, None if no section has it; the path may pass tables of named things."""
-    field = None
-    for step in path:
+def _field(section: Any, path: tuple[str, ...]) -> tuple[FieldInfo | None, tuple[str, ...]]:
+    """Returns the field at a path, None if no section has it, and the path of the named thing that it belongs to."""
+    field, entry = None, ()
+    for position, step in enumerate(path, 1):
         if hasattr(section, "model_fields"):
             field = section.model_fields.get(step)
             section = field.annotation if field else None
         elif get_origin(section) is dict:
-            section = get_args(section)[-1]
-    return field
+            section, entry = get_args(section)[-1], path[:position]
+    return field, entry
 
 
 def explain(error: pydantic.ValidationError, section: type[pydantic.BaseModel]) -> str:

@@ -1,6 +1,7 @@
 """A run directory on any fsspec URL, and its small files."""
 
 import json
+import os
 import posixpath
 from typing import Any
 
@@ -19,7 +20,7 @@ class RunDirectory:
     """
 
     def __init__(self, url: str, key: str = "--out") -> None:
-        self.url = url.rstrip("/")
+        self.url = os.path.expanduser(url.rstrip("/"))  # TensorBoard, unlike fsspec, would make a directory called ~
         with named(key, url):
             self.fs, self._path = open_storage(self.url)
 

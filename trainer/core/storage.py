@@ -103,16 +103,25 @@ def _sync_directories(*paths: str) -> None:
 
 
 def open_storage(url: str) -> tuple[Storage, str]:
-    """Returns the file system of a URL, and the path there.
+    """Returns the storage of a URL, and the path there.
+
+    Raises:
+        StorageError: There is no such kind of storage, or its package is not installed.
+    """
+    fs, path = open_file_system(url, use_listings_cache=False)
+    return Storage(fs), path
+
+
+def open_file_system(url: str, **options: Any) -> tuple[AbstractFileSystem, str]:
+    """Returns fsspec's file system of a URL, which pyarrow needs, and the path there.
 
     Raises:
         StorageError: There is no such kind of storage, or its package is not installed.
     """
     try:
-        fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        return fsspec.core.url_to_fs(url, **options)
     except (ValueError, ImportError) as error:
-        raise StorageError(without_secrets(error)) from error
-    return Storage(fs), path
+        raise StorageError(_one_line(error)) from error
 
 
 def read_text(url: str) -> str:
@@ -143,7 +152,10 @@ def _with_os_errors(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(path: str, *args: Any, **kwargs: Any) -> Any:
         with os_errors(path):
-            return method(path, *args, **kwargs)
+            try:
+                return method(path, *args, **kwargs)
+            except ValueError as error:  # of fsspec, for a path that such storage cannot have
+                raise StorageError(f"{_one_line(error)}: '{path}'") from error
 
     return call
 
@@ -191,7 +203,7 @@ def named(key: str, url: str) -> Iterator[None]:
     try:
         with os_errors():
             yield
-    except (OSError, ValueError, ImportError) as error:
+    except StorageError as error:
         raise InputError(
             f"{key} is '{without_secrets(url)}', which cannot be used: {_one_line(error)}; {remedy(error, url)}"
         ) from error

@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import named, os_errors
+from trainer.core.storage import named, open_storage, os_errors
 from trainer.data.readers.base import Reader
 from trainer.data.readers.registry import make_reader
 
@@ -135,7 +135,7 @@ def find_files(split: str, patterns: Sequence[str], config: DataConfig) -> FileS
 
 def _expand(split: str, pattern: str, reader: Reader) -> list[str]:
     with named(f"data.{split}", pattern):
-        fs, path = fsspec.core.url_to_fs(pattern)
+        fs, path = open_storage(pattern)
         if "*" in path or "?" in path:
             paths = fs.glob(path)
         elif fs.isdir(path):

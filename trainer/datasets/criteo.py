@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-import fsspec
 from tqdm import tqdm
 
 from trainer.core.errors import InputError
-from trainer.core.storage import named
+from trainer.core.storage import named, open_storage
 from trainer.datasets import criteo_tsv as tsv
 from trainer.datasets.writer import DataSetWriter, PartWriter, in_parallel, print_summary
 
@@ -177,7 +176,7 @@ def find_sources(patterns: tuple[str, ...]) -> list[str]:
     urls = []
     for pattern in patterns:
         with named("--source", pattern):
-            fs, path = fsspec.core.url_to_fs(pattern)
+            fs, path = open_storage(pattern)
         if fs.isdir(path):
             raise InputError(
                 f"--source '{pattern}' is a directory; name its files, such as '{pattern.rstrip('/')}/day_*'"

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +21,7 @@ import tabulate
 
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import make_directory, named
+from trainer.core.storage import make_directory, named, open_file_system
 
 ROW_GROUP_ROWS = 65_536  # as many as a shuffle window by default, which then reads one row group at a time
 FOOTER_THREADS = 16  # a footer costs requests of an object store, which wait for one another on one thread
@@ -88,7 +87,7 @@ class DataSetWriter:
         self.out = out.rstrip("/")
         self.settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file to compare with
         with named("--out", out):
-            self._fs, self._root = fsspec.core.url_to_fs(self.out)
+            self._fs, self._root = open_file_system(self.out)
         self._check_settings()
         with named("--out", out):
             for split in SPLITS:

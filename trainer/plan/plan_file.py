@@ -1,16 +1,41 @@
 """plan.json: a sharding plan as a readable file that a job can load."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
-import fsspec
+import pydantic
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 
+from trainer.config.section import explain
 from trainer.core.errors import InputError
-from trainer.core.storage import os_errors
+from trainer.core.storage import named, read_text
 from trainer.models.embeddings import name_in_model, table_of_name
+
+
+class ShardInFile(pydantic.BaseModel):
+    """One shard of a table in plan.json."""
+
+    offsets: list[int]
+    sizes: list[int]
+    placement: Annotated[str, pydantic.Field(pattern=r"^rank:\d+/\w+(:\d+)?$")]
+
+
+class TableInFile(pydantic.BaseModel):
+    """One table in plan.json; one that every rank holds whole has no shards."""
+
+    sharding_type: str
+    compute_kernel: str
+    ranks: list[int] | None
+    shards: list[ShardInFile]
+
+
+class PlanFile(pydantic.BaseModel):
+    """The content of plan.json."""
+
+    world_size: int
+    modules: dict[str, dict[str, TableInFile]]
 
 
 def table_plans(plan: ShardingPlan) -> dict[str, ParameterSharding]:
@@ -65,14 +90,21 @@ def load_plan(url: str, shapes: dict[str, tuple[int, int]], world_size: int) -> 
     Raises:
         InputError: The file is no plan, or one for other tables or another number of ranks.
     """
+    with named("planner.plan", url):
+        text = read_text(url)
     try:
-        with os_errors(), fsspec.open(url, "r") as file:
-            content = json.load(file)  # pyrefly: ignore
-        plan, planned_ranks = plan_from_json(content), content["world_size"]
-    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"planner.plan is '{url}', which cannot be read as a plan: {error}") from error
-    if planned_ranks != world_size:
-        raise InputError(f"planner.plan is '{url}', a plan for {planned_ranks} ranks; this job has {world_size}")
+        content = PlanFile.model_validate(json.loads(text)).model_dump()
+    except json.JSONDecodeError as error:
+        raise InputError(f"planner.plan is '{url}', which is not JSON: {error}") from error
+    except pydantic.ValidationError as error:
+        raise InputError(
+            f"planner.plan is '{url}', which cannot be read as a plan: {explain(error, PlanFile)}"
+        ) from error
+    plan = plan_from_json(content)
+    if content["world_size"] != world_size:
+        raise InputError(
+            f"planner.plan is '{url}', a plan for {content['world_size']} ranks; this job has {world_size}"
+        )
     _check_shapes(url, plan, shapes)
     return plan
 

@@ -2,7 +2,6 @@
 
 import json
 
-import fsspec
 import torch
 
 from trainer.config.plan import PlannerConfig
@@ -10,7 +9,7 @@ from trainer.config.root import Config
 from trainer.core.distributed import current_context
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import named
+from trainer.core.storage import named, open_storage
 from trainer.optim.table_optimizers import check_table_optimizer
 from trainer.plan.communication import check_comms
 from trainer.plan.plan_file import plan_to_json
@@ -51,7 +50,8 @@ def print_plan(config: Config, world_size: int = 2, out: str | None = None) -> N
     check_comms(config.comms, plan, local_batch_sizes(config, world_size))
     print(render_plan(plan, model, world_size))
     if out:
-        with named("--out", out), fsspec.open(out, "w") as file:
-            json.dump(plan_to_json(plan, world_size), file, indent=2)  # pyrefly: ignore
+        with named("--out", out):
+            fs, path = open_storage(out)
+            fs.pipe_file(path, json.dumps(plan_to_json(plan, world_size), indent=2).encode())
         url = without_secrets(out)
         print(f"\nwritten to {url}; use it with --planner.plan {url} on {world_size} ranks")

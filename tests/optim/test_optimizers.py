@@ -17,7 +17,7 @@ from trainer.optim.table_optimizers import check_table_optimizer, table_options
 from trainer.training.sharded_model import build_sharded_model
 
 SPARSE = {"name": "rowwise_adagrad", "learning_rate": 0.1, "eps": 1e-3, "beta1": 0.8, "beta2": 0.9}
-DENSE = {"learning_rate": 0.1, "eps": 1e-3, "beta1": 0.8, "beta2": 0.9, "momentum": 0.7, "weight_decay": 0.05}
+DENSE = {"learning_rate": 0.1, "eps": 1e-3, "beta1": 0.8, "beta2": 0.9, "weight_decay": 0.05}
 REPLICATED = {"s0": {"sharding_types": ["data_parallel"]}, "s1": {"sharding_types": ["table_wise"]}}
 
 
@@ -101,7 +101,7 @@ def test_a_cpu_lacks_some_table_optimizers(name):
     ],
 )
 def test_the_dense_part_is_updated_as_by_torch(build, name, plain):
-    model, batch = build(optimizer__dense=DENSE | {"name": name})
+    model, batch = build(optimizer__dense=DENSE | {"name": name} | ({"momentum": 0.7} if name == "sgd" else {}))
     expected, optimizer = {}, None
     for step in (1, 2):
         before = take_step(model, batch, step)

@@ -160,8 +160,8 @@ def verify_resume(
         args: After `--`, overrides of the configuration file: `--section.key value ...`.
         config: Configuration file (TOML), as the job sees it.
         steps: Steps of each run.
-        ranks: Processes (ranks) of the baseline and of the killed run, all on one node.
-        other_ranks: Ranks with which the killed run resumes in the second comparison.
+        ranks: Processes (ranks) of the baseline and of the interrupted run, all on one node.
+        other_ranks: Ranks with which the interrupted run resumes in the second comparison.
         keep: New directory for the runs and their logs, which stay there; a temporary one without it.
         h: Named resource of the node; replaces cpu, gpu and memMB.
         cpu: CPU cores of the node.

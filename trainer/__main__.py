@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     quiet_libraries()
     try:
         read_command(arguments)()
-    except BrokenPipeError:  # whoever reads the output has had enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except REPORTED_ERRORS as error:
         return report_error(error)

@@ -10,7 +10,7 @@ from trainer.core.errors import InputError, nearest
 
 PROGRAM = "python -m trainer"
 COMMANDS = {
-    "train": ("training.loop:train", "CONFIG --out RUN_DIR: train a model, or go on from its newest checkpoint."),
+    "train": ("training.loop:train", "CONFIG --out RUN_DIR: train a model, or resume it from its newest checkpoint."),
     "evaluate": ("training.evaluate:evaluate", "CONFIG --out RUN_DIR: evaluate a run's newest checkpoint."),
     "plan": ("tools.plan:print_plan", "CONFIG: print the sharding plan for this machine."),
     "checkpoints": (
@@ -19,7 +19,7 @@ COMMANDS = {
     ),
     "verify-resume": (
         "tools.verify_resume:verify_resume",
-        "CONFIG: prove that a killed run goes on exactly, on the same and on another number of ranks.",
+        "CONFIG: prove that an interrupted run resumes exactly, on the same and on another number of ranks.",
     ),
     "bench": (
         "tools.bench:bench",

@@ -174,7 +174,7 @@ def test_a_save_that_fails_briefly_is_retried(disturbed):
 
 def test_denied_permission_loses_checkpoints_but_no_step(disturbed, baseline):
     output = disturbed["output"]
-    assert re.search(r"NOT SAVED: rank \d: AccessDenied .*; training goes on, and the next save is tried\n", output)
+    assert re.search(r"NOT SAVED: rank \d: AccessDenied .*; training continues, and the next save is tried\n", output)
     assert "Traceback" not in output
     alone = disturbed["run"].losses()
     assert len(alone) >= 8

@@ -133,7 +133,7 @@ class Saver:
                 with attempt:
                     self._write(step, staged, texts, started)
         except SaveFailed as error:
-            self._log(f"step {step:,}  NOT SAVED: {error}; training goes on, and the next save is tried")
+            self._log(f"step {step:,}  NOT SAVED: {error}; training continues, and the next save is tried")
             return None
         self.save_seconds = max(self.save_seconds, time.monotonic() - started)
         self._log(f"step {step:,}  saved {self._checkpoints.url(step)} in {time.monotonic() - started:.1f} s")

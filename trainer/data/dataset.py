@@ -196,12 +196,12 @@ def _check_ids(file: str, name: str, dtype: pa.DataType, hashed: bool) -> None:
 
 
 def is_list(dtype: pa.DataType) -> bool:
-    """Tells whether a column holds a list of ids per row."""
+    """Returns whether a column holds a list of ids per row."""
     return pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype)
 
 
 def is_string(dtype: pa.DataType) -> bool:
-    """Tells whether ids are text, dictionary-encoded or not."""
+    """Returns whether ids are text, dictionary-encoded or not."""
     if pa.types.is_dictionary(dtype):
         return is_string(dtype.value_type)
     return pa.types.is_string(dtype) or pa.types.is_large_string(dtype)

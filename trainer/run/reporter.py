@@ -191,7 +191,7 @@ class Reporter:
             with os_errors():
                 yield
         except OSError as error:
-            self.log(f"{self._run.url} cannot be written to: {error}; training goes on, and the next write is tried")
+            self.log(f"{self._run.url} cannot be written to: {error}; training continues, and the next write is tried")
 
     def close(self) -> None:
         """Writes what is left and closes the files."""

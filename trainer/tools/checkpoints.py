@@ -17,6 +17,7 @@ from trainer.config.checkpoint import Retention
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
+from trainer.core.storage import named
 from trainer.metrics.registry import METRICS
 
 AGES = (("days", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
@@ -43,7 +44,8 @@ def checkpoints(out: str, verify: bool = False, convert: str | None = None, step
     found = Checkpoints(run)
     damages = {}
     if verify or convert is None:
-        committed, uncommitted = (_only(step, steps) for steps in (found.steps(), found.uncommitted()))
+        with named("--out", out):
+            committed, uncommitted = (_only(step, steps) for steps in (found.steps(), found.uncommitted()))
         if not committed and not uncommitted:
             raise InputError(f"--out is '{out}', where {_nothing(step, found)}")
         damages = _damages(found, committed) if verify else {}

@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 from trainer.checkpoint.restore import restore
-from trainer.checkpoint.store import Checkpoints
+from trainer.checkpoint.store import Checkpoint, Checkpoints
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
+from trainer.core.storage import named
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
@@ -101,7 +102,7 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
         evaluator = Evaluator(config, context)
         if split not in evaluator.splits:
             raise InputError(f"--split is {split}, but data.{split} is empty; name at least one Parquet file")
-        checkpoint = broadcast_from_rank0(context, Checkpoints(run).newest)
+        checkpoint = broadcast_from_rank0(context, lambda: _newest(run))
         if checkpoint is None:
             raise InputError(f"--out is '{out}', which holds no committed checkpoint; train first")
         model = build_sharded_model(config, context)
@@ -111,3 +112,8 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
             print(f"step {checkpoint.step:,}  {split}: {format_metrics(metrics)}")
             run.write_json(f"evaluation-{split}.json", {"step": checkpoint.step, "split": split, **metrics})
             print(f"written to {without_secrets(run.url_of(f'evaluation-{split}.json'))}")
+
+
+def _newest(run: RunDirectory) -> Checkpoint | None:
+    with named("--out", run.url):
+        return Checkpoints(run).newest()

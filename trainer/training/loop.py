@@ -15,7 +15,7 @@ def train(config: Config, out: str, resume: Resume = "auto") -> None:
     Args:
         config: The configuration.
         out: The run directory, any fsspec URL.
-        resume: auto goes on from a checkpoint if there is one; must needs one; never refuses to start with one.
+        resume: auto resumes from a checkpoint if there is one; must needs one; never refuses to start with one.
 
     Raises:
         InputError: The configuration, the data or the run directory cannot be used.

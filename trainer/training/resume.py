@@ -8,6 +8,7 @@ from trainer.config.root import Config, to_toml
 from trainer.config.section import changed_keys
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.storage import named
 from trainer.data.dataset import FileSet
 
 Resume = Literal["auto", "never", "must"]
@@ -45,9 +46,10 @@ def find_start(checkpoints: Checkpoints, resume: Resume, url: str) -> Checkpoint
     """Returns the checkpoint to resume from, None for a start from scratch.
 
     Raises:
-        InputError: `resume` is must and there is no checkpoint, or never and there is one.
+        InputError: `resume` is must and there is no checkpoint, or never and there is one, or none can be read.
     """
-    newest = checkpoints.newest()
+    with named("--out", url):
+        newest = checkpoints.newest()
     if resume == "must" and newest is None:
         raise InputError(f"--resume is must, but '{url}' holds no committed checkpoint; use --resume auto")
     if resume == "never" and newest is not None:

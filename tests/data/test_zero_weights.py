@@ -1,4 +1,4 @@
-"""Samples that all weigh nothing: training goes on, with one warning."""
+"""Samples that all weigh nothing: training continues, with one warning."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

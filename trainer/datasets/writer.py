@@ -106,8 +106,8 @@ class DataSetWriter:
     def part(self, split: str, part: str, schema: pa.Schema) -> Generator[PartWriter, None, None]:
         """Opens one Parquet file; it appears under its name only if the block ends without an exception."""
         path = self._path(split, part)
-        # Under another name until it is whole: a job that lists the directory takes every .parquet file for finished, and
-        # so does the next call, which keeps it.
+        # Under another name until it is whole: a job that lists the directory takes every .parquet file for finished,
+        # and so does the next call, which keeps it.
         with self._fs.open(f"{path}.partial", "wb") as file, pq.ParquetWriter(file, schema, compression="lz4") as rows:
             writer = PartWriter(rows)
             yield writer

@@ -1,6 +1,6 @@
 """Trainer jobs on this machine under torchrun, as child processes that a tool waits for and can kill.
 
-components/_launch.py spells torchrun's command as well, and TorchX could run it; but components know nothing of the
+components/launch.py spells torchrun's command as well, and TorchX could run it; but components know nothing of the
 trainer and render a shell command for a scheduler, which then owns the processes.
 """
 

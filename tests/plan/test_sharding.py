@@ -14,7 +14,7 @@ from trainer.data.order import Lanes
 from trainer.models.base import ModelInputs
 from trainer.models.dlrm import dlrm
 from trainer.models.embeddings import table_configs
-from trainer.plan.sharding import initialize_tables
+from trainer.models.table_init import initialize_tables
 
 PLANS = [
     "table_wise",

@@ -1,0 +1,58 @@
+"""Initial values of tables: a function of seed, table, row and column, whatever the plan."""
+
+import zlib
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+from trainer.models.embeddings import table_of_weight
+
+
+def initialize_tables(model: nn.Module, seed: int) -> None:
+    """Sets every weight of every table as a function of `(seed, table, row, column)`, whatever the plan.
+
+    Weights are uniform in plus or minus `1 / sqrt(rows)`, the range that TorchRec uses.
+    """
+    # A torch generator yields a sequence: a rank would have to draw whole tables to find the values of its shards, and
+    # CPU and GPU draw different ones. TorchRec draws each shard by itself, so that weights depend on the plan.
+    for name, value in model.state_dict().items():
+        table = table_of_weight(name)
+        if table is None:
+            continue
+        if isinstance(value, ShardedTensor):
+            for local_shard in value.local_shards():
+                _fill(local_shard.tensor, value.size(), local_shard.metadata.shard_offsets, table, seed)
+        else:
+            _fill(value, value.size(), [0, 0], table, seed)
+
+
+def _fill(
+    local_shard: Tensor, whole: torch.Size, offsets: list[int], table: str, seed: int, block_rows: int = 65536
+) -> None:
+    bound = whole[0] ** -0.5
+    columns = torch.arange(offsets[1], offsets[1] + local_shard.shape[1], device=local_shard.device)
+    for start in range(0, local_shard.shape[0], block_rows):  # in blocks: the counters take more memory than the values
+        block = local_shard[start : start + block_rows]
+        rows = torch.arange(offsets[0] + start, offsets[0] + start + len(block), device=local_shard.device)
+        unit = _uniform(rows[:, None] * whole[1] + columns, zlib.crc32(table.encode()) << 32 ^ seed)
+        block.copy_((2 * unit - 1) * bound)
+
+
+def _uniform(counter: Tensor, key: int) -> Tensor:
+    """Returns numbers in [0, 1) for counters, by two rounds of splitmix64 (Steele et al., OOPSLA 2014)."""
+    key = key - (1 << 64) if key >= 1 << 63 else key
+    bits = _splitmix64(_splitmix64(counter) ^ key)
+    return ((bits >> 40) & 0xFFFFFF).float() / (1 << 24)  # as many bits as a float32 holds exactly
+
+
+def _splitmix64(x: Tensor) -> Tensor:
+    x = x - 7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number, as are the factors below
+    x = (x ^ _shift(x, 30)) * -4658895280553007687
+    x = (x ^ _shift(x, 27)) * -7723592293110705685
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Shifts right and fills with zeros; torch's shift repeats the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

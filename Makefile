@@ -16,13 +16,14 @@ check: $(VENV)/ready lint
 	pytest --unit --numprocesses 2 -r fE
 
 # All tests, of the two largest matrices a sample. Most of a test's time is waiting, for Python to import torch above
-# all; files are spread over more workers than cores.
+# all; files are spread over more workers than cores, in the order of tests/conftest.py: xdist would begin with those
+# of many tests, and end with the slowest.
 test: $(VENV)/ready lint
-	pytest --numprocesses 4 --dist loadfile
+	pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # The same with whole matrices: every plan restored by every other, every fault at every moment.
 test-all: $(VENV)/ready lint
-	pytest --numprocesses 4 --dist loadfile --all
+	pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --all
 
 # The tests that need a Slurm, against 24.11 instead of the system's own.
 test-slurm24: $(VENV)/ready

@@ -4,6 +4,20 @@ import sys
 import pytest
 from jobs import write_rows
 
+# Files that take minutes, most of which they wait. One that began last would leave the other workers idle.
+LONGEST = (
+    "test_slurm_training",
+    "test_slurm.py",
+    "test_chaos",
+    "test_local_training",
+    "test_object_store",
+    "test_verify_resume",
+    "test_watchdog",
+    "test_elastic",
+    "test_preemption",
+    "test_docs",
+    "test_saver",
+)
 PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn"}
 
 
@@ -17,6 +31,12 @@ def pytest_configure(config):
     os.environ["OMP_NUM_THREADS"] = "1"
     if config.getoption("unit"):
         sys.addaudithook(skip_where_a_process_starts)
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(
+        key=lambda item: next((place for place, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST))
+    )
 
 
 def pytest_runtest_setup(item):

@@ -237,7 +237,8 @@ def test_a_failed_last_save_is_an_error_and_can_be_resumed(file, small_disk, bas
 def test_a_read_only_disk_loses_checkpoints_but_no_step(file, small_disk):
     job = Training(file, small_disk / "out", "--train.steps", "1000000", ranks=0)
     job.wait_until(lambda: committed(job.out))
-    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    # The disk is busy while a file on it is open for writing.
+    job.wait_until(lambda: subprocess.run(["mount", "-o", "remount,ro", small_disk]).returncode == 0)
     time.sleep(2)
     subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
     now = committed(job.out)[-1]

@@ -40,6 +40,11 @@ class Checkpoint:
     step: int
     train_state: dict[str, Any]
 
+    @property
+    def run_url(self) -> str:
+        """Its run directory."""
+        return self.url.rpartition(f"/{FOLDER}/")[0]
+
 
 class Checkpoints:
     """The checkpoints in a run directory.

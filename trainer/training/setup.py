@@ -102,10 +102,10 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
     lanes = _plan_lanes(config, files, start, context)
     first_step = start.step if start else 0
     last_step = config.train.steps if config.train.steps is not None else (config.train.epochs or 0) * lanes.steps
-    if first_step > last_step:
+    if start and first_step > last_step:
         raise InputError(
-            f"--out holds a run of {first_step} steps, more than the {last_step} of train.steps or train.epochs; "
-            "raise them or choose another --out"
+            f"--out is '{start.run_url}', where {first_step} steps are done already, more than the {last_step} of "
+            "train.steps or train.epochs; raise them or choose another --out"
         )
     rank, world_size, seed = context.rank, context.world_size, config.train.seed
     loader = Loader(files, config.data, lanes, rank, world_size, seed, config.data.shuffle)

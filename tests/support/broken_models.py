@@ -1,6 +1,6 @@
 """Models with bugs, whose errors are of the types that wrong input has."""
 
-from custom_models import Sum
+from custom import Sum
 
 
 class UnequalZip(Sum):

@@ -11,9 +11,9 @@ demo: $(VENV)/ready data/movielens/summary.json
 data/movielens/summary.json: | $(VENV)/ready
 	torchx run -s local_cwd data.movielens --out data/movielens
 
-# Lint, types and the unit tests, which start no process: under a minute.
+# Lint, types and the unit tests, which start no process: under a minute, so without the benchmark's whole session.
 check: $(VENV)/ready lint
-	pytest --unit --numprocesses 2 -r fE
+	pytest --unit --numprocesses 2 -r fE --ignore tests/tools/test_bench.py
 
 # All tests, of the two largest matrices a sample. Most of a test's time is waiting, for Python to import torch above
 # all; files are spread over more workers than cores, in the order of tests/conftest.py: xdist would begin with those

@@ -28,7 +28,7 @@ from trainer.config.data import DataConfig
 from trainer.config.plan import SHARDING_TYPES, PlannerConfig
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError, nearest
-from trainer.models.embeddings import name_in_model, table_shapes
+from trainer.models.embeddings import name_in_model, table_of_name, table_shapes
 from trainer.optim.table_optimizers import REPLICABLE
 from trainer.plan.communication import REDUCING
 from trainer.plan.hardware import HOSTS, Host
@@ -209,8 +209,8 @@ def _explained(model: nn.Module, data: DataConfig, config: PlannerConfig, world_
         if not found:
             raise
         raise InputError(
-            f"planner.tables.{found['table']}: none of its compute_kernels can be used with its sharding_types on "
-            f"{found['device']}; leave one of the two out"
+            f"planner.tables.{table_of_name(found['table'])}: none of its compute_kernels can be used with its "
+            f"sharding_types on {found['device']}; leave one of the two out"
         ) from error
 
 

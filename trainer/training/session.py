@@ -165,8 +165,7 @@ class Session:
         self.saver.wait()  # the save in the background may be that of this step
         left = self.config.checkpoint.grace_seconds - self.stop_requests.waiting_seconds
         # One rank decides: clocks differ, and every rank has to take part in a save.
-        has_time = broadcast_from_rank0(self.context, lambda: self.saver.save_seconds < left)
-        if self.saver.saved_step != step and has_time:
+        if self.saver.saved_step != step and broadcast_from_rank0(self.context, lambda: self.saver.save_seconds < left):
             self.save(step)
             self.saver.wait()
         outcome = f"{STOPPED_WORD} at step {step}, {self._saved()}"

@@ -2,26 +2,31 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
+import custom
 import psutil
 import pytest
 import torch
 from command import write_config
 from jobs import config, losses, saved_tensors
 from slurm_shell import Shell, number
+from trainer_process import committed
 
 pytestmark = pytest.mark.slurm
 
-STEPS = 500
+STEPS = 300
 FAR_ENOUGH = 45  # beyond the first checkpoints, and far from the end
 
 
 @pytest.fixture(scope="module")
 def trainings(clusters, rows, tmp_path_factory):
     shell = Shell(clusters(True), tmp_path_factory.mktemp("training"))
-    write_config(shell.folder / "small.toml", config(rows, train__steps=STEPS, checkpoint__every_steps=20))
+    shutil.copy(custom.__file__, shell.folder)
+    tree = config(rows, model__name="custom:Unhurried", train__steps=STEPS, checkpoint__every_steps=20)
+    write_config(shell.folder / "small.toml", tree)
     return shell
 
 
@@ -38,9 +43,10 @@ def undisturbed(trainings):
 
 
 def wait_for_steps(shell, handle, name, count=FAR_ENOUGH):
-    metrics = shell.folder / name / "metrics.jsonl"
+    out = shell.folder / name
+    metrics = out / "metrics.jsonl"
     deadline = time.monotonic() + 600
-    while not metrics.exists() or metrics.read_text().count("\n") < count:
+    while not committed(out) or metrics.read_text().count("\n") < count:
         assert time.monotonic() < deadline, shell.batch_log(handle) + shell.torchx("log", handle)
         time.sleep(0.05)
 

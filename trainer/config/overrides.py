@@ -74,11 +74,10 @@ def _dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _keys(section: type[Section], tree: Any, words: list[str], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _keys(section: type[Section], tree: Tree, words: list[str], above: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yields every key of a section with its type; of tables of named things, those in the tree and those in flags."""
     for name, field in section.model_fields.items():
-        path, kind = (*above, name), field.annotation
-        below = tree.get(name, {}) if isinstance(tree, dict) else {}
+        path, kind, below = (*above, name), field.annotation, _below(tree, name)
         entry = get_args(kind)[1] if get_origin(kind) is dict else None
         if _is_section(kind):
             yield from _keys(kind, below, words, path)
@@ -86,9 +85,15 @@ def _keys(section: type[Section], tree: Any, words: list[str], above: Path = ())
             yield path, kind
         elif _is_section(entry):
             for one in dict.fromkeys([*_named(words, path), *below]):
-                yield from _keys(entry, below.get(one), words, (*path, one))
+                yield from _keys(entry, _below(below, one), words, (*path, one))
         else:
             yield from _values(below, path)
+
+
+def _below(tree: Tree, name: str) -> Tree:
+    """Returns a table of a tree; an empty one in place of anything else, which validation refuses."""
+    below = tree.get(name)
+    return below if isinstance(below, dict) else {}
 
 
 def _is_section(kind: Any) -> TypeGuard[type[Section]]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn, TypeGuard, Union, get_args, get_ori
 import pydantic
 
 from trainer.config.root import Config, example_config, load_config, load_tree
-from trainer.config.section import Section, Tree, explain
+from trainer.config.section import Section, Tree, flat, validate
 from trainer.core.errors import InputError
 
 Path = tuple[str, ...]
@@ -86,8 +86,9 @@ def _keys(section: type[Section], tree: Tree, words: list[str], above: Path = ()
         elif _is_section(entry):
             for one in dict.fromkeys([*_named(words, path), *below]):
                 yield from _keys(entry, _below(below, one), words, (*path, one))
-        else:
-            yield from _values(below, path)
+        else:  # a table that no section describes
+            for key, value in flat(below, path).items():
+                yield key, GenericAlias(list, type((*value, "")[0])) if isinstance(value, list) else type(value)
 
 
 def _below(tree: Tree, name: str) -> Tree:
@@ -107,16 +108,6 @@ def _named(words: list[str], table: Path) -> Iterator[str]:
         key = word.partition("=")[0]
         if _dashed(key).startswith(start) and "." in key[len(start) :]:
             yield key[len(start) :].rpartition(".")[0]
-
-
-def _values(tree: Tree, above: Path) -> Iterator[tuple[Path, Any]]:
-    """Yields the keys of a table that no section describes, each with the type of its value."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _values(value, (*above, name))
-        else:
-            item = type((*value, "")[0]) if isinstance(value, list) else None
-            yield (*above, name), GenericAlias(list, item) if item else type(value)
 
 
 def _flag(path: Path) -> str:
@@ -174,10 +165,7 @@ def _validate_arguments(section: type[Section], given: Tree) -> Section:
     for name, field in section.model_fields.items():
         if field.is_required() and name not in given:
             raise InputError(f"--{name} is missing; --help describes it")
-    try:
-        return section.model_validate(given)
-    except pydantic.ValidationError as error:
-        raise InputError(f"--{explain(error, section)}") from error
+    return validate(section, given, lambda _: "--")
 
 
 def _validate_config(tree: Tree, given: dict[Path, Any], name: str) -> Config:
@@ -185,10 +173,7 @@ def _validate_config(tree: Tree, given: dict[Path, Any], name: str) -> Config:
     replaced = dict.fromkeys(LENGTHS) if not given.keys().isdisjoint(LENGTHS) else {}
     for path, value in (replaced | given).items():
         _put(tree, path, value)
-    try:
-        return Config.model_validate(tree)
-    except pydantic.ValidationError as error:
-        raise InputError(_source(error.errors()[0]["loc"], given, name) + explain(error, Config)) from error
+    return validate(Config, tree, lambda key: _source(key, given, name))
 
 
 def _put(tree: Tree, path: Path, value: Any) -> None:

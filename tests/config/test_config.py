@@ -35,6 +35,7 @@ def load(tmp_path, text):
             "[optimizer]\nsparse = 'adam'",
             "optimizer.sparse is 'adam': it must be a section of keys, [optimizer.sparse]",
         ),
+        ("[planner.tables.s]\nsharding = []", "'planner.tables.s.sharding'; did you mean 'sharding_types'?"),
     ],
 )
 def test_a_wrong_file_is_explained(tmp_path, text, says):

@@ -170,6 +170,15 @@ def test_a_mistake_of_the_file_is_not_blamed_on_a_flag(tmp_path):
         parse(train, [str(file), "--train.steps", "3"], "program")
 
 
+@pytest.mark.parametrize("key", ["data.dense", "data.sparse", "planner.tables", "model.arguments", "data.sparse.s"])
+@pytest.mark.parametrize("value", ["5", "[1]", "'text'"])
+def test_a_value_in_place_of_a_table_is_explained(tmp_path, key, value):
+    file = tmp_path / "config.toml"
+    file.write_text(f"{key} = {value}")
+    with pytest.raises(InputError, match=rf"config.toml': {key} is .*: it must be a section of keys, \[{key}\]"):
+        parse(train, [str(file)], "program")
+
+
 def test_the_configuration_comes_first():
     for words in ([], ["--train.steps", "3"]):
         with pytest.raises(InputError, match="which configuration"):

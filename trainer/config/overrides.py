@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn, TypeGuard, Union, get_args, get_ori
 import pydantic
 
 from trainer.config.root import Config, example_config, load_config, load_tree
-from trainer.config.section import Section, Tree, explain
+from trainer.config.section import Section, Tree, flat, validate
 from trainer.core.errors import InputError
 
 Path = tuple[str, ...]
@@ -74,11 +74,10 @@ def _dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _keys(section: type[Section], tree: Any, words: list[str], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _keys(section: type[Section], tree: Tree, words: list[str], above: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yields every key of a section with its type; of tables of named things, those in the tree and those in flags."""
     for name, field in section.model_fields.items():
-        path, kind = (*above, name), field.annotation
-        below = tree.get(name, {}) if isinstance(tree, dict) else {}
+        path, kind, below = (*above, name), field.annotation, _below(tree, name)
         entry = get_args(kind)[1] if get_origin(kind) is dict else None
         if _is_section(kind):
             yield from _keys(kind, below, words, path)
@@ -86,9 +85,16 @@ def _keys(section: type[Section], tree: Any, words: list[str], above: Path = ())
             yield path, kind
         elif _is_section(entry):
             for one in dict.fromkeys([*_named(words, path), *below]):
-                yield from _keys(entry, below.get(one), words, (*path, one))
-        else:
-            yield from _values(below, path)
+                yield from _keys(entry, _below(below, one), words, (*path, one))
+        else:  # a table that no section describes
+            for key, value in flat(below, path).items():
+                yield key, GenericAlias(list, type((*value, "")[0])) if isinstance(value, list) else type(value)
+
+
+def _below(tree: Tree, name: str) -> Tree:
+    """Returns a table of a tree; an empty one in place of anything else, which validation refuses."""
+    below = tree.get(name)
+    return below if isinstance(below, dict) else {}
 
 
 def _is_section(kind: Any) -> TypeGuard[type[Section]]:
@@ -102,16 +108,6 @@ def _named(words: list[str], table: Path) -> Iterator[str]:
         key = word.partition("=")[0]
         if _dashed(key).startswith(start) and "." in key[len(start) :]:
             yield key[len(start) :].rpartition(".")[0]
-
-
-def _values(tree: Tree, above: Path) -> Iterator[tuple[Path, Any]]:
-    """Yields the keys of a table that no section describes, each with the type of its value."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _values(value, (*above, name))
-        else:
-            item = type((*value, "")[0]) if isinstance(value, list) else None
-            yield (*above, name), GenericAlias(list, item) if item else type(value)
 
 
 def _flag(path: Path) -> str:
@@ -169,10 +165,7 @@ def _validate_arguments(section: type[Section], given: Tree) -> Section:
     for name, field in section.model_fields.items():
         if field.is_required() and name not in given:
             raise InputError(f"--{name} is missing; --help describes it")
-    try:
-        return section.model_validate(given)
-    except pydantic.ValidationError as error:
-        raise InputError(f"--{explain(error, section)}") from error
+    return validate(section, given, lambda _: "--")
 
 
 def _validate_config(tree: Tree, given: dict[Path, Any], name: str) -> Config:
@@ -180,10 +173,7 @@ def _validate_config(tree: Tree, given: dict[Path, Any], name: str) -> Config:
     replaced = dict.fromkeys(LENGTHS) if not given.keys().isdisjoint(LENGTHS) else {}
     for path, value in (replaced | given).items():
         _put(tree, path, value)
-    try:
-        return Config.model_validate(tree)
-    except pydantic.ValidationError as error:
-        raise InputError(_source(error.errors()[0]["loc"], given, name) + explain(error, Config)) from error
+    return validate(Config, tree, lambda key: _source(key, given, name))
 
 
 def _put(tree: Tree, path: Path, value: Any) -> None:

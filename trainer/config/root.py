@@ -12,7 +12,7 @@ from trainer.config.data import DataConfig, DenseFeature, SparseFeature
 from trainer.config.model import ModelConfig
 from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import CommsConfig, PlannerConfig, TablePlan
-from trainer.config.section import Section, Tree, explain
+from trainer.config.section import Section, Tree, validate
 from trainer.config.train import EvaluateConfig, FinetuneConfig, ReportConfig, TrainConfig
 from trainer.core.errors import InputError, StorageError, StorageNotFoundError
 from trainer.core.storage import read_text
@@ -82,10 +82,7 @@ def load_config(name: str) -> Config:
     Raises:
         InputError: It cannot be read, or a key or a value is wrong; the message names it and what is allowed.
     """
-    try:
-        return Config.model_validate(load_tree(name))
-    except pydantic.ValidationError as error:
-        raise InputError(f"configuration '{name}': {explain(error, Config)}") from error
+    return validate(Config, load_tree(name), lambda _: f"configuration '{name}': ")
 
 
 def example_config() -> Config:

@@ -1,15 +1,16 @@
 """The base of every configuration section, and of the errors that a wrong one leads to."""
 
-from collections.abc import Iterator
-from typing import Any, get_args, get_origin
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, get_args, get_origin
 
 import pydantic
 from pydantic.fields import FieldInfo
 
-from trainer.core.errors import nearest
+from trainer.core.errors import InputError, nearest
 
 Tree = dict[str, Any]
 """A configuration as TOML holds it: values, lists, and tables of the same."""
+S = TypeVar("S", bound="Section")
 
 
 class Section(pydantic.BaseModel):
@@ -39,12 +40,12 @@ def changed_keys(section: type[Section], earlier: Tree, now: Tree) -> Iterator[t
         earlier: The configuration that a run began with, as TOML holds it. A key that it lacks has its default.
         now: The configuration that it is resumed with.
     """
-    sides = (earlier, _flat(earlier)), (now, _flat(now))
-    for key in sorted({key for _, flat in sides for key in flat}):
-        field, entry = _field(section, key)
+    sides = (earlier, flat(earlier)), (now, flat(now))
+    for key in sorted({key for _, values in sides for key in values}):
+        _, field, entry = _follow(section, key)
         # A named thing that only one side has, such as a feature, is a change even if all its keys have their defaults.
         default = None if field is None else field.get_default(call_default_factory=False)
-        before, after = (flat.get(key, default if _has(tree, entry) else None) for tree, flat in sides)
+        before, after = (values.get(key, default if _has(tree, entry) else None) for tree, values in sides)
         if before != after and not (field and MayChange in field.metadata):
             yield ".".join(key), before, after
 
@@ -57,23 +58,41 @@ def _has(tree: Tree, path: tuple[str, ...]) -> bool:
     return True
 
 
-def _flat(tree: Tree, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    flat: dict[tuple[str, ...], Any] = {}
+def flat(tree: Tree, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Returns the values in a tree by their paths."""
+    values: dict[tuple[str, ...], Any] = {}
     for key, value in tree.items():
-        flat |= _flat(value, (*above, key)) if isinstance(value, dict) else {(*above, key): value}
-    return flat
+        values |= flat(value, (*above, key)) if isinstance(value, dict) else {(*above, key): value}
+    return values
 
 
-def _field(section: Any, path: tuple[str, ...]) -> tuple[FieldInfo | None, tuple[str, ...]]:
-    """Returns the field at a path, None if no section has it, and the path of the named thing that it belongs to."""
-    field, entry = None, ()
+def _follow(section: Any, path: tuple[Any, ...]) -> tuple[Any, FieldInfo | None, tuple[Any, ...]]:
+    """Returns the type at a path, its field (None where no section has one), and the path of its named thing."""
+    kind, field, entry = section, None, ()
     for position, step in enumerate(path, 1):
-        if hasattr(section, "model_fields"):
-            field = section.model_fields.get(step)
-            section = field.annotation if field else None
-        elif get_origin(section) is dict:
-            section, entry = get_args(section)[-1], path[:position]
-    return field, entry
+        if hasattr(kind, "model_fields"):
+            field = kind.model_fields.get(step)
+            kind = field.annotation if field else None
+        elif get_origin(kind) is dict:
+            kind, entry = get_args(kind)[-1], path[:position]
+    return kind, field, entry
+
+
+def validate(section: type[S], tree: Tree, source: Callable[[tuple[int | str, ...]], str]) -> S:
+    """Returns a section with the values of a tree.
+
+    Args:
+        section: The section.
+        tree: Its values, as TOML holds them.
+        source: Returns what stands before a message about a key.
+
+    Raises:
+        InputError: A key or a value is wrong; the message names it and what is allowed.
+    """
+    try:
+        return section.model_validate(tree)
+    except pydantic.ValidationError as error:
+        raise InputError(source(error.errors()[0]["loc"]) + explain(error, section)) from error
 
 
 def explain(error: pydantic.ValidationError, section: type[pydantic.BaseModel]) -> str:
@@ -88,7 +107,9 @@ def explain(error: pydantic.ValidationError, section: type[pydantic.BaseModel]) 
     message = first["msg"].removeprefix("Value error, ")
     match first["type"]:
         case "extra_forbidden":
-            return f"unknown key '{key}'{nearest(str(first['loc'][-1]), _known_keys(section, first['loc'][:-1]))}"
+            *above, unknown = first["loc"]
+            parent, *_ = _follow(section, tuple(above))
+            return f"unknown key '{key}'{nearest(str(unknown), parent.model_fields)}"
         case "missing":
             return f"'{key}' is missing; it has no default"
         case "model_type" | "dict_type":
@@ -98,11 +119,3 @@ def explain(error: pydantic.ValidationError, section: type[pydantic.BaseModel]) 
         case "value_error":
             return message
     return f"{key} is {first['input']!r}: {message[:1].lower()}{message[1:]}"
-
-
-def _known_keys(section: Any, path: tuple[int | str, ...]) -> list[str]:
-    """Returns the keys of the section at a path; the path may pass tables of named things."""
-    for step in path:
-        is_section = hasattr(section, "model_fields")
-        section = section.model_fields[step].annotation if is_section else get_args(section)[-1]
-    return list(section.model_fields)

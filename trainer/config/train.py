@@ -56,7 +56,7 @@ class FinetuneConfig(Section):
 
     @pydantic.model_validator(mode="after")
     def _belongs_to_a_checkpoint(self) -> Self:
-        given = [name for name in self.model_fields_set if getattr(self, name) != type(self).model_fields[name].default]
+        given = self.model_dump(exclude_defaults=True)
         if self.checkpoint is None and given:
             raise InputError(f"finetune.{min(given)} is set, but finetune.checkpoint is not; set both or none")
         return self

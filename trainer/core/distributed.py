@@ -73,8 +73,7 @@ def process_group() -> Iterator[DistributedContext]:
     alone: dict[str, Any] = (
         {} if dist.is_torchelastic_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     )
-    backend = "nccl" if context.device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, **alone)
+    dist.init_process_group(dist.get_default_backend_for_device(context.device), timeout=COLLECTIVE_TIMEOUT, **alone)
     try:
         yield context
     except BaseException as error:

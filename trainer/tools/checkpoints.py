@@ -45,7 +45,8 @@ def checkpoints(out: str, verify: bool = False, convert: str | None = None, step
     damages = {}
     if verify or convert is None:
         with named("--out", out):
-            committed, uncommitted = (_only(step, steps) for steps in (found.steps(), found.uncommitted()))
+            both = found.steps(), found.uncommitted()
+        committed, uncommitted = ([known for known in steps if step in (None, known)] for steps in both)
         if not committed and not uncommitted:
             raise InputError(f"--out is '{out}', where {_nothing(step, found)}")
         damages = _damages(found, committed) if verify else {}
@@ -58,10 +59,6 @@ def checkpoints(out: str, verify: bool = False, convert: str | None = None, step
         print(f"       torchx run tools.checkpoints --out {without_secrets(out)} --convert FILE.pt")
     if damages:
         raise SystemExit(1)
-
-
-def _only(step: int | None, steps: list[int]) -> list[int]:
-    return steps if step is None else [known for known in steps if known == step]
 
 
 def _nothing(step: int | None, found: Checkpoints) -> str:

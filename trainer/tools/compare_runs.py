@@ -1,14 +1,14 @@
 """Differences between two runs: their losses and everything in their last checkpoints."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.checkpoint.consolidate import read_tensors
-from trainer.checkpoint.store import Checkpoint, Checkpoints
+from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import RunDirectory
 from trainer.models.embeddings import table_of_weight
 
@@ -39,12 +39,22 @@ def differences(baseline: str, other: str, step: int) -> list[Difference]:
     Returns:
         A difference for the loss of each step, for each tensor, and for each key of state.json.
     """
-    runs = [RunDirectory(url) for url in (baseline, other)]
-    checkpoints = [Checkpoints(run).at(step) for run in runs]
-    return [*_losses(*map(_metrics, runs)), *_tensors(*checkpoints), *_train_state(*checkpoints)]
+    ours, theirs = (_contents(RunDirectory(url), step) for url in (baseline, other))
+    return [Difference(*thing, difference(ours.get(thing), theirs.get(thing))) for thing in ours | theirs]
 
 
-def _metrics(run: RunDirectory) -> dict[str, float]:
+def _contents(run: RunDirectory, step: int) -> dict[tuple[str, str], Any]:
+    """Returns everything of a run that is compared, by kind and name."""
+    checkpoint = Checkpoints(run).at(step)
+    losses, tensors, state = _losses(run), read_tensors(checkpoint.url), checkpoint.train_state
+    return {
+        **{("losses", name): torch.tensor(loss, dtype=torch.float64) for name, loss in losses.items()},
+        **{(_kind(name), name): tensor for name, tensor in sorted(tensors.items())},
+        **{("train state (state.json)", key): value for key, value in sorted(state.items())},
+    }
+
+
+def _losses(run: RunDirectory) -> dict[str, float]:
     """Returns the losses of training and evaluation, each with a name that tells the step."""
     training = [json.loads(line) for line in (run.read("metrics.jsonl") or "").splitlines()]
     evaluations = [json.loads(line) for line in (run.read("evaluations.jsonl") or "").splitlines()]
@@ -57,19 +67,6 @@ def _metrics(run: RunDirectory) -> dict[str, float]:
     }
 
 
-def _losses(baseline: dict[str, float], other: dict[str, float]) -> Iterator[Difference]:
-    for name in baseline | other:
-        pair = [torch.tensor(losses.get(name, torch.nan), dtype=torch.float64) for losses in (baseline, other)]
-        yield Difference("losses", name, difference(*pair))
-
-
-def _tensors(baseline: Checkpoint, other: Checkpoint) -> Iterator[Difference]:
-    ours, theirs = read_tensors(baseline.url), read_tensors(other.url)
-    for name in sorted(ours | theirs):
-        in_both = name in ours and name in theirs
-        yield Difference(_kind(name), name, difference(ours[name], theirs[name]) if in_both else torch.inf)
-
-
 def _kind(name: str) -> str:
     part, _, rest = name.partition(".")
     if part == "model":
@@ -77,19 +74,15 @@ def _kind(name: str) -> str:
     return f"{part} optimizer: {name.rpartition('.')[2]}"
 
 
-def _train_state(baseline: Checkpoint, other: Checkpoint) -> Iterator[Difference]:
-    for key in sorted(baseline.train_state | other.train_state):
-        same = baseline.train_state.get(key) == other.train_state.get(key)
-        yield Difference("train state (state.json)", key, 0.0 if same else torch.inf)
-
-
-def difference(baseline: Tensor, other: Tensor) -> float:
-    """Returns the norm of two tensors' difference over the norm of the first.
+def difference(baseline: Any, other: Any) -> float:
+    """Returns the norm of two tensors' difference over the norm of the first; of anything else, whether it differs.
 
     The norm, for Adagrad and Adam can make a whole step of a gradient that is nothing but rounding, and single values
     then differ by much. It is 0 if the tensors are equal bit by bit, and infinite if their shapes or types differ or a
-    value is not finite.
+    value is not finite. Of values that are not both tensors it is 0 or infinite.
     """
+    if not isinstance(baseline, Tensor) or not isinstance(other, Tensor):
+        return 0.0 if baseline == other else torch.inf
     if baseline.shape != other.shape or baseline.dtype != other.dtype:
         return torch.inf
     if torch.equal(baseline, other):

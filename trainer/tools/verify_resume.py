@@ -52,7 +52,7 @@ def verify_resume(
     config = _shortened(config, steps)
     # On the same number of ranks all must be equal bit by bit, on another within TOLERANCE. Reduced precision rounds
     # differently there, killed or not: the second comparison is one of two runs in fp32.
-    exact = _in_fp32(config)
+    exact = _changed(config, {"train": {"precision": "fp32"}, "comms": {"forward": "fp32", "backward": "fp32"}})
     with _new_folder(keep) if keep else tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
         runs = ComparedRuns(Path(folder), config, ranks)
         runs.train()
@@ -180,11 +180,6 @@ def _shortened(config: Config, steps: int) -> Config:
         "report": {"interval_steps": 1, "tensorboard": False},
     }
     return _changed(config, changes)
-
-
-def _in_fp32(config: Config) -> Config:
-    """Returns a configuration without anything that rounds to fewer bits than fp32 has."""
-    return _changed(config, {"train": {"precision": "fp32"}, "comms": {"forward": "fp32", "backward": "fp32"}})
 
 
 def _changed(config: Config, changes: dict[str, dict[str, Any]]) -> Config:

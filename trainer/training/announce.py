@@ -1,31 +1,30 @@
 """Announces a run that is set up: on the console, and in plan.json and run.json."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from trainer.run.provenance import describe_run, digest
 from trainer.training.session import Session
 
 
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """The weights that training starts from, if not from scratch.
+def announce(session: Session, origin: dict[str, Any]) -> None:
+    """Prints the plan and the facts of the run, and writes plan.json and run.json.
 
-    Attributes:
-        restore_seconds: Time that restoring took, verification included; None if there was nothing to restore.
-        finetune: Facts for run.json about another run's checkpoint; None without one.
+    Args:
+        session: The run.
+        origin: Facts for run.json about the weights that training starts from; none for a start from scratch.
     """
-
-    restore_seconds: float | None = None
-    finetune: dict[str, Any] | None = None
-
-
-def announce(session: Session, origin: Origin) -> None:
-    """Prints the plan and the facts of the run, and writes plan.json and run.json."""
     model, log = session.model, session.reporter.log
     if session.context.is_rank0:
+        facts = {
+            "plan": digest(model.plan_json),
+            "data": session.order.files.fingerprint,
+            "lanes": session.order.lanes.lanes,
+            "communication_bytes_per_step": model.communication_bytes,
+            **origin,
+            "state": "running",
+        }
         session.directory.write_json("plan.json", model.plan_json)
-        session.directory.write_json("run.json", describe_run(session.context, **_facts(session, origin)))
+        session.directory.write_json("run.json", describe_run(session.context, **facts))
     log(f"{model.plan_table}\n")
     log(
         f"{session.order.files.rows:,} samples in {len(session.order.files.files):,} files, "
@@ -34,23 +33,9 @@ def announce(session: Session, origin: Origin) -> None:
     )
     log(f"communication volume per step: {_communication(session)}")
     if start := session.claimed.start:
-        log(f"resumed after step {start.step:,} from {start.url}, restored in {origin.restore_seconds:.1f} s")
+        log(f"resumed after step {start.step:,} from {start.url}, restored in {origin['restore_seconds']:.1f} s")
     url = session.directory.url
     log(f"run directory {url}; watch: torchx run tools.tensorboard --logdir {url}\n")
-
-
-def _facts(session: Session, origin: Origin) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "plan": digest(session.model.plan_json),
-        "data": session.order.files.fingerprint,
-        "lanes": session.order.lanes.lanes,
-        "communication_bytes_per_step": session.model.communication_bytes,
-    }
-    if origin.restore_seconds is not None:
-        facts["restore_seconds"] = round(origin.restore_seconds, 3)
-    if origin.finetune:
-        facts["finetune"] = origin.finetune
-    return {**facts, "state": "running"}
 
 
 def _communication(session: Session) -> str:

@@ -28,6 +28,9 @@ class Evaluator:
     Args:
         config: The configuration.
         context: This process among the ranks that evaluate together.
+
+    Attributes:
+        splits: The splits that the configuration names, each with its files.
     """
 
     def __init__(self, config: Config, context: DistributedContext) -> None:
@@ -38,7 +41,7 @@ class Evaluator:
                 f"evaluate.global_batch_size is {self._batch_size}, which {context.world_size} ranks do not divide; "
                 f"use a multiple of {context.world_size}"
             )
-        self._files: dict[str, FileSet] = {
+        self.splits: dict[str, FileSet] = {
             split: broadcast_from_rank0(
                 context, lambda split=split: find_files(split, getattr(config.data, split), config.data)
             )
@@ -46,15 +49,10 @@ class Evaluator:
             if getattr(config.data, split)
         }
 
-    @property
-    def splits(self) -> list[str]:
-        """The splits that the configuration names."""
-        return list(self._files)
-
     def due(self, step: int) -> bool:
         """Returns whether to evaluate on the validation split after a step."""
         every = self._config.evaluate.every_steps
-        return every > 0 and step % every == 0 and "validation" in self._files
+        return every > 0 and step % every == 0 and "validation" in self.splits
 
     @torch.no_grad()
     def evaluate(
@@ -70,7 +68,7 @@ class Evaluator:
         Returns:
             The metrics, None if the evaluation was given up.
         """
-        files, context = self._files[split], self._context
+        files, context = self.splits[split], self._context
         # Only training needs an order that does not depend on the number of ranks: here each rank is a lane. The last
         # batch is padded with samples of weight 0, as row-wise sharding fails on batches of unequal size.
         lanes = Lanes(files.rows, context.world_size, self._batch_size)

@@ -27,7 +27,7 @@ def finetune(
     model: ShardedModel,
     initialize: Callable[[], None],
     context: DistributedContext,
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """Fills a fresh model from another run's checkpoint, if the configuration names one.
 
     Args:
@@ -38,14 +38,15 @@ def finetune(
         context: This process among the ranks.
 
     Returns:
-        Facts for run.json, None for a start from scratch.
+        `finetune`, facts for run.json; nothing for a start from scratch.
 
     Raises:
         InputError: There is no such checkpoint, or it does not fit in a way that the configuration does not allow.
     """
-    if config.checkpoint is None:
-        return None
-    source = broadcast_from_rank0(context, lambda: find_source(config.checkpoint or ""))
+    url = config.checkpoint
+    if url is None:
+        return {}
+    source = broadcast_from_rank0(context, lambda: find_source(url))
     if config.optimizer_state:
         initialize()
     tensors = model.tensors() if config.optimizer_state else model.weights()
@@ -53,7 +54,8 @@ def finetune(
     here = shapes_of(tensors, context)
     found = broadcast_from_rank0(context, lambda: _match(config, data, Weights.of(here), source))
     fill(source.url, tensors, found.sources, context)
-    return {"checkpoint": source.url, "step": source.step, "optimizer_state": config.optimizer_state, **found.outcomes}
+    facts = {"checkpoint": source.url, "step": source.step, "optimizer_state": config.optimizer_state}
+    return {"finetune": facts | found.outcomes}
 
 
 def find_source(url: str) -> Checkpoint:

@@ -1,6 +1,7 @@
 """A training run in progress: records steps, evaluates, saves, stops and finishes."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -9,7 +10,7 @@ from tabulate import tabulate
 from torch import Tensor, nn
 
 from trainer.checkpoint.saver import Saver
-from trainer.checkpoint.store import Checkpoint, Checkpoints
+from trainer.checkpoint.store import Checkpoint
 from trainer.config.root import Config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.outcome import FAILED, FINISHED_WORD, STOPPED_WORD, write_outcome
@@ -34,7 +35,6 @@ class ClaimedRun:
         config: The configuration.
         context: This process among the ranks.
         directory: The run directory.
-        checkpoints: Its checkpoints.
         start: The checkpoint to resume from; None for a start from scratch.
         verify_seconds: Time that finding and verifying it took.
     """
@@ -42,7 +42,6 @@ class ClaimedRun:
     config: Config
     context: DistributedContext
     directory: RunDirectory
-    checkpoints: Checkpoints
     start: Checkpoint | None
     verify_seconds: float
 
@@ -114,7 +113,7 @@ class Session:
         samples = self.order.lanes.samples_in_step(epoch_step)
         self.reporter.step(step, epoch, loss, samples, self.batches.stalled_seconds)
 
-    def evaluate(self, step: int, model: nn.Module, splits: list[str]) -> dict[str, float]:
+    def evaluate(self, step: int, model: nn.Module, splits: Iterable[str]) -> dict[str, float]:
         """Evaluates splits, reports them and returns the metrics, each named `SPLIT_METRIC`.
 
         Raises:
@@ -133,10 +132,9 @@ class Session:
         """Returns whether the run resumes from a step that was saved, but whose evaluation was interrupted."""
         step = self.order.first_step
         due = 0 < step < self.order.last_step and self.evaluator.due(step)
-        return due and not broadcast_from_rank0(self.context, lambda: self._is_evaluated(step))
-
-    def _is_evaluated(self, step: int) -> bool:
-        return any(line["step"] == step for line in self.reporter.evaluations())
+        return due and not broadcast_from_rank0(
+            self.context, lambda: any(line["step"] == step for line in self.reporter.evaluations())
+        )
 
     def _stop_requested(self, step: int, split: str) -> bool:
         self.watchdog.note(f"the evaluation on {split} after step {step}")

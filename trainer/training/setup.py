@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from typing import Any
 
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.saver import Saver
@@ -22,7 +22,7 @@ from trainer.run.lock import RunLock, locked
 from trainer.run.preemption import stop_on_signals
 from trainer.run.reporter import Reporter, StallTimer
 from trainer.run.watchdog import watched
-from trainer.training.announce import Origin, announce
+from trainer.training.announce import announce
 from trainer.training.evaluate import Evaluator
 from trainer.training.finetune import finetune
 from trainer.training.resume import Resume, check_start, find_start, open_run
@@ -54,7 +54,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         model = build_sharded_model(config, context)
         origin = restore_or_finetune(claimed, model, order)
         reporter = _open_reporter(claimed, order)
-        saver = _open_saver(claimed, lock, reporter)
+        saver = _open_saver(claimed, order, lock, reporter)
         session = Session(
             claimed=claimed,
             order=order,
@@ -86,7 +86,6 @@ def claim_run(config: Config, directory: RunDirectory, resume: Resume, context: 
         config=config,
         context=context,
         directory=directory,
-        checkpoints=checkpoints,
         start=start,
         verify_seconds=time.monotonic() - started,
     )
@@ -128,27 +127,29 @@ def _plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, contex
     return lanes
 
 
-def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOrder) -> Origin:
+def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOrder) -> dict[str, Any]:
     """Fills a fresh model from the run's own checkpoint, from another run's, or from neither.
+
+    Returns:
+        Facts for run.json: `restore_seconds`, verification included, and `finetune`, each only where it applies.
 
     Raises:
         InputError: The checkpoint does not fit the model.
     """
     config, context = claimed.config, claimed.context
-    initialize = partial(_initialize_optimizer_state, model, order, context)
+
+    def initialize() -> None:  # by any batch, as the step changes no weight
+        model.initialize_optimizer_state(next(order.loader.batches(0, 1)).to(context.device))
+
     if claimed.start is None:
-        return Origin(finetune=finetune(config.finetune, config.data, model, initialize, context))
+        return finetune(config.finetune, config.data, model, initialize, context)
     initialize()  # before the restore: torch's optimizers have no state to fill before their first step
     started = time.monotonic()
     restore(claimed.start, model.tensors(), context)
     seconds = claimed.verify_seconds + time.monotonic() - started
     earlier = broadcast_from_rank0(context, lambda: json.loads(claimed.directory.read("run.json") or "{}"))
-    return Origin(restore_seconds=seconds, finetune=earlier.get("finetune"))
-
-
-def _initialize_optimizer_state(model: ShardedModel, order: EpochOrder, context: DistributedContext) -> None:
-    # Any batch would do, as the step changes no weight.
-    model.initialize_optimizer_state(next(order.loader.batches(0, 1)).to(context.device))
+    finetuned = {"finetune": earlier["finetune"]} if "finetune" in earlier else {}
+    return {"restore_seconds": round(seconds, 3), **finetuned}
 
 
 def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
@@ -158,13 +159,12 @@ def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
     )
 
 
-def _open_saver(claimed: ClaimedRun, lock: RunLock, reporter: Reporter) -> Saver:
-    saved_step = claimed.start.step if claimed.start else 0
+def _open_saver(claimed: ClaimedRun, order: EpochOrder, lock: RunLock, reporter: Reporter) -> Saver:
     return Saver(
-        claimed.checkpoints,
+        Checkpoints(claimed.directory),
         claimed.config.checkpoint,
         claimed.context,
-        saved_step,
+        order.first_step,
         reporter.log,
         reporter.evaluations,
         lock.check,

@@ -7,10 +7,11 @@ python -m trainer criteo --source 's3://bucket/day_*.gz' --out s3://bucket/crite
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby, islice
 from typing import Any, Literal
 
 from tqdm import tqdm
@@ -71,7 +72,7 @@ class Progress:
         if self._stop.is_set():
             raise Stopped
 
-    def leave_out(self, count: int, shown: Iterator[str] | None = None) -> None:
+    def leave_out(self, count: int, shown: Iterable[str] = ()) -> None:
         """Counts malformed lines.
 
         Raises:
@@ -79,9 +80,7 @@ class Progress:
         """
         with self._lock:
             self.malformed_lines += count
-            if shown:
-                room = range(SHOWN_FAULTS - len(self.malformed))
-                self.malformed += [line for _, line in zip(room, shown, strict=False)]
+            self.malformed += islice(shown, SHOWN_FAULTS - len(self.malformed))
             if self.malformed_lines > self._limit:
                 first = self.malformed[0] if self.malformed else "they are in files converted before"
                 raise InputError(
@@ -238,11 +237,8 @@ def _terabyte_segments(sources: list[tsv.Source], evaluation_source: str) -> Ite
 
 def _tasks(parts: list[Part]) -> list[list[Part]]:
     """Groups the parts that one thread converts: one, or all of a source that can only be read from its beginning."""
-    compressed: dict[int, list[Part]] = {}
-    for part in parts:
-        if part.source.compressed:
-            compressed.setdefault(part.source.index, []).append(part)
-    return [*compressed.values(), *([part] for part in parts if not part.source.compressed)]
+    groups = groupby(parts, key=lambda part: part.source if part.source.compressed else part)
+    return [list(group) for _, group in groups]
 
 
 def _convert(data_set: DataSetWriter, progress: Progress, transform: tsv.DenseTransform, parts: list[Part]) -> None:

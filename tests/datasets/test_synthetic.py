@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainer.core.errors import InputError, StorageError
-from trainer.datasets.synthetic import synthetic
-from trainer.datasets.writer import ranking_auc
+from trainer.datasets.synthetic import ranking_auc, synthetic
 
 
 def read(out, split):

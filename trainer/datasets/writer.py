@@ -206,16 +206,3 @@ def in_parallel(
     finally:
         stop()
         pool.shutdown(cancel_futures=True)
-
-
-def ranking_auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
-    """Returns the exact area under the ROC curve, ties counted as half; None if there is only one kind of label."""
-    # Exact, by ranks: the streaming AUC of evaluations counts scores in bins, and this is the bound to compare it with.
-    order = np.argsort(scores, kind="stable")
-    scores, positive = scores[order], labels[order] > 0
-    starts = np.flatnonzero(np.r_[True, scores[1:] != scores[:-1]]) if len(scores) else np.empty(0, int)
-    positives = np.add.reduceat(positive, starts, dtype=np.int64) if len(starts) else starts
-    negatives = np.diff(np.r_[starts, len(scores)]) - positives
-    below = np.cumsum(negatives) - negatives
-    pairs = int(positives.sum()) * int(negatives.sum())
-    return float((positives * (below + negatives / 2)).sum() / pairs) if pairs else None

@@ -11,7 +11,7 @@ from torchrec.streamable import Pipelineable
 
 from trainer.config.data import DataConfig
 from trainer.data.buffers import empty
-from trainer.data.rows import NO_ID, Bags, Rows, offsets_of
+from trainer.data.rows import NO_ID, Rows
 
 
 @dataclass
@@ -79,9 +79,10 @@ def _to_jagged(rows: Rows, config: DataConfig) -> KeyedJaggedTensor:
         values, lengths = rows.ids[present], present.reshape(-1).astype(np.int32)
     else:
         single = zip((name for name in config.sparse if name not in rows.bags), rows.ids, strict=True)
-        bags = {name: Bags(ids[ids > NO_ID], offsets_of(ids > NO_ID)) for name, ids in single} | rows.bags
-        values = np.concatenate([bags[name].flat for name in config.sparse])
-        lengths = np.concatenate([bags[name].lengths for name in config.sparse]).astype(np.int32)
+        found = {name: (ids[ids > NO_ID], ids > NO_ID) for name, ids in single}
+        found |= {name: (bag.flatten(), bag.value_lengths()) for name, bag in rows.bags.items()}
+        values = np.concatenate([found[name][0] for name in config.sparse])
+        lengths = np.concatenate([found[name][1] for name in config.sparse]).astype(np.int32)
     return KeyedJaggedTensor(
         keys=list(config.sparse), values=torch.from_numpy(values), lengths=torch.from_numpy(lengths), stride=len(rows)
     )

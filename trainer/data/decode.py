@@ -15,7 +15,7 @@ from trainer.core.errors import InputError
 from trainer.data.buffers import empty
 from trainer.data.dataset import is_string
 from trainer.data.readers.base import Column
-from trainer.data.rows import NO_ID, Bags, Rows, offsets_of
+from trainer.data.rows import NO_ID, Rows
 
 TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda x: x,
@@ -67,7 +67,7 @@ def decode(
         InputError: A value is not allowed; the message names row group, row, column and value.
     """
     single = [name for name in config.sparse if name not in lists]
-    bags = {name: Bags.join([_bags(name, config.sparse[name], chunk) for chunk in chunks]) for name in lists}
+    bags = {name: pa.concat_arrays([_bags(name, config.sparse[name], chunk) for chunk in chunks]) for name in lists}
     return Rows(
         _stack(chunks, _numbers(config), np.float32, order),
         _stack(chunks, [partial(_ids, name, config.sparse[name]) for name in single], np.int32, order),
@@ -145,16 +145,22 @@ def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
     return np.where(missing, np.int32(NO_ID), _into_table(name, feature, filled, chunk).astype(np.int32))
 
 
-def _bags(name: str, feature: SparseFeature, chunk: Chunk) -> Bags:
+def _bags(name: str, feature: SparseFeature, chunk: Chunk) -> pa.LargeListArray:
     """Returns the ids of each row; a null list is empty, a null in a list is left out."""
     array = chunk.array(name)
     lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
-    offsets = offsets_of(lengths.fill_null(0).to_numpy(zero_copy_only=False))
+    offsets = _offsets(lengths.fill_null(0))
     array = array.flatten()
     if array.null_count:
-        offsets = offsets_of(array.is_valid().to_numpy(zero_copy_only=False))[offsets]
+        offsets = _offsets(array.is_valid())[offsets]
         array = array.drop_null()
-    return Bags(_into_table(name, feature, array, chunk).astype(np.int32, copy=False), offsets)
+    ids = _into_table(name, feature, array, chunk).astype(np.int32, copy=False)
+    return pa.LargeListArray.from_arrays(offsets, ids)
+
+
+def _offsets(lengths: pa.Array) -> np.ndarray:
+    """Returns where each list begins, and where the last one ends, `[R + 1]`."""
+    return np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))])
 
 
 def _into_table(name: str, feature: SparseFeature, array: pa.Array, chunk: Chunk) -> np.ndarray:

@@ -151,11 +151,11 @@ def criteo(
     sources = [tsv.Source(index, urls[index], length) for index, length in sorted(lengths)]
     parts = plan_parts(sources, layout, evaluation_source, source_bytes_per_file)
     data_set = DataSetWriter(out, settings)
-    with closing(Progress(sum(source.length for source in sources), max_malformed)) as progress:
-        for _ in in_parallel(
-            partial(_convert, data_set, progress, dense_transform), _tasks(parts), workers, progress.close
-        ):
-            pass
+    progress = Progress(sum(source.length for source in sources), max_malformed)
+    for _ in in_parallel(
+        partial(_convert, data_set, progress, dense_transform), _tasks(parts), workers, progress.close
+    ):
+        pass
     summary = data_set.commit(
         ((part.split, part.name) for part in parts), {"malformed_lines": progress.malformed_lines}
     )
@@ -263,7 +263,7 @@ def _convert_part(
             malformed += _write(rows, block, transform, part, reader.position - len(block), progress)
             progress.advance(min(reader.position, part.end) - reached)
             reached = min(reader.position, part.end)
-        rows.count("malformed_lines", malformed)
+        rows.counts["malformed_lines"] = malformed
 
 
 def _write(

@@ -36,28 +36,27 @@ class PartWriter:
 
     Args:
         writer: Writes the row groups.
+
+    Attributes:
+        counts: Numbers to record in the file's metadata.
     """
 
     def __init__(self, writer: pq.ParquetWriter) -> None:
         self._writer, self._waiting = writer, writer.schema.empty_table()
-        self._counts = {"rows": 0, "positives": 0}
+        self.counts = {"rows": 0, "positives": 0}
 
     def write(self, table: pa.Table) -> None:
         """Appends rows."""
-        self._counts["rows"] += table.num_rows
-        self._counts["positives"] += int(np.asarray(table["label"]).sum())
+        self.counts["rows"] += table.num_rows
+        self.counts["positives"] += int(np.asarray(table["label"]).sum())
         self._waiting = pa.concat_tables([self._waiting, table])
         self._flush(self._waiting.num_rows // ROW_GROUP_ROWS * ROW_GROUP_ROWS)
-
-    def count(self, name: str, value: int) -> None:
-        """Records one more number in the file's metadata."""
-        self._counts[name] = value
 
     def close(self) -> None:
         """Writes the last, short row group and the counts."""
         self._flush(self._waiting.num_rows)
         # In the footer, so that a call that continues an interrupted one need not read finished files again.
-        self._writer.add_key_value_metadata({"counts": json.dumps(self._counts)})
+        self._writer.add_key_value_metadata({"counts": json.dumps(self.counts)})
 
     def _flush(self, rows: int) -> None:
         if rows:

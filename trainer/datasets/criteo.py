@@ -131,8 +131,7 @@ def criteo(
         The summary, as in `OUT/summary.json`.
 
     Raises:
-        InputError: A line is malformed, or an argument is wrong.
-        FileNotFoundError: A source does not exist.
+        InputError: A line is malformed, a source does not exist, or an argument is wrong.
     """
     if source_bytes_per_file < 1:
         raise InputError(f"--source-bytes-per-file is {source_bytes_per_file}; it must be at least 1")
@@ -147,8 +146,8 @@ def criteo(
         "id_rule": tsv.ID_RULE,
         "source_bytes_per_file": source_bytes_per_file,
     }
-    lengths = in_parallel(lambda item: (item[0], tsv.length(item[1])), enumerate(urls), workers)
-    sources = [tsv.Source(index, urls[index], length) for index, length in sorted(lengths)]
+    found = in_parallel(lambda item: tsv.Source(*item, tsv.length(item[1])), enumerate(urls), workers)
+    sources = sorted(found, key=lambda source: source.index)
     parts = plan_parts(sources, layout, evaluation_source, source_bytes_per_file)
     data_set = DataSetWriter(out, settings)
     progress = Progress(sum(source.length for source in sources), max_malformed)
@@ -167,8 +166,7 @@ def find_sources(patterns: tuple[str, ...]) -> list[str]:
     """Returns the files that the patterns name: the patterns in their order, what a glob finds by number.
 
     Raises:
-        InputError: There is no pattern, or one names a directory.
-        FileNotFoundError: One finds nothing.
+        InputError: There is no pattern, or one names a directory or finds nothing.
     """
     if not patterns:
         raise InputError("--source is empty; name Criteo's text files, such as train.txt or 'day_*.gz'")

@@ -10,7 +10,7 @@ import pytest
 from trainer.config.data import DataConfig
 from trainer.data.dataset import is_list
 from trainer.data.decode import Chunk, decode
-from trainer.data.rows import NO_ID, Bags, Rows
+from trainer.data.rows import NO_ID, Rows
 
 MASK = 2**64 - 1
 INT_TYPES = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
@@ -43,8 +43,8 @@ def dense(values, order=None, dtype=None, **feature) -> np.ndarray:
     return decode_table(table, DataConfig(dense={"x": feature}), order).numbers[0]
 
 
-def lists(bags: Bags) -> list[list[int]]:
-    return [bags.values[start:stop].tolist() for start, stop in zip(bags.offsets, bags.offsets[1:], strict=False)]
+def lists(bags: pa.LargeListArray) -> list[list[int]]:
+    return bags.to_pylist()
 
 
 @pytest.mark.parametrize("dtype", INT_TYPES)

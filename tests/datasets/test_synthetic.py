@@ -1,4 +1,5 @@
 import json
+import resource
 from pathlib import Path
 
 import fsspec
@@ -7,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.datasets.synthetic import synthetic
-from trainer.datasets.writer import ranking_auc
+from trainer.core.errors import InputError, StorageError
+from trainer.datasets.synthetic import ranking_auc, synthetic
 
 
 def read(out, split):
@@ -141,6 +142,23 @@ def test_files_that_are_there_are_kept(tmp_path):
     assert lost.read_bytes() == content
     with pytest.raises(ValueError, match=r"made with zipf = 1.1, and now it is 1.2"):
         synthetic(str(tmp_path), **settings, zipf=1.2)
+
+
+def test_settings_that_cannot_be_read_get_one_clear_line(tmp_path):
+    (tmp_path / "out/settings.json").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"--out is '.*out', which cannot be used: .*Is a directory"):
+        synthetic(str(tmp_path / "out"), rows=1000)
+
+
+def test_a_full_disk_gets_one_clear_line(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(StorageError, match="File too large"):
+            synthetic(str(tmp_path), rows=10_000, files=2, workers=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class Storage:
     def __init__(self, fs: AbstractFileSystem) -> None:
         self._fs = fs  # opened without a cache of listings: other jobs write there, too
         self.is_local = isinstance(fs, LocalFileSystem)
-        self.is_object_store = is_object_store(fs)
+        self.is_object_store = isinstance(fs, AsyncFileSystem)  # fsspec's object stores are, and have no other mark
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._fs, name)
@@ -56,8 +56,9 @@ class Storage:
 
     def makedirs(self, path: str) -> None:
         """Makes a directory, unless it exists."""
-        with os_errors(path):
-            make_directory(self._fs, path)
+        if not self.is_object_store:  # where fsspec's makedirs would make a bucket
+            with os_errors(path):
+                self._fs.makedirs(path, exist_ok=True)
 
     @contextmanager
     def durable(self, path: str) -> Iterator[Any]:
@@ -108,20 +109,11 @@ def open_storage(url: str) -> tuple[Storage, str]:
     Raises:
         StorageError: There is no such kind of storage, or its package is not installed.
     """
-    fs, path = open_file_system(url, use_listings_cache=False)
-    return Storage(fs), path
-
-
-def open_file_system(url: str, **options: Any) -> tuple[AbstractFileSystem, str]:
-    """Returns fsspec's file system of a URL, which pyarrow needs, and the path there.
-
-    Raises:
-        StorageError: There is no such kind of storage, or its package is not installed.
-    """
     try:
-        return fsspec.core.url_to_fs(url, **options)
+        fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except (ValueError, ImportError) as error:
         raise StorageError(_one_line(error)) from error
+    return Storage(fs), path
 
 
 def read_text(url: str) -> str:
@@ -135,17 +127,6 @@ def read_text(url: str) -> str:
         return fs.cat_file(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise StorageError(f"it is not UTF-8: {error.reason} at byte {error.start}") from error
-
-
-def is_object_store(fs: AbstractFileSystem) -> bool:
-    """Returns whether a file system is an object store: fsspec's asynchronous ones are, and it has no other mark."""
-    return isinstance(fs, AsyncFileSystem)
-
-
-def make_directory(fs: AbstractFileSystem, path: str) -> None:
-    """Makes a directory, unless it exists. On an object store, fsspec's `makedirs` would make a bucket."""
-    if not is_object_store(fs):
-        fs.makedirs(path, exist_ok=True)
 
 
 def _with_os_errors(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,5 @@
 """The local batch of a step, as tensors."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
@@ -12,7 +11,7 @@ from torchrec.streamable import Pipelineable
 
 from trainer.config.data import DataConfig
 from trainer.data.buffers import empty
-from trainer.data.rows import NO_ID, Bags, Rows, offsets_of
+from trainer.data.rows import NO_ID, Rows
 
 
 @dataclass
@@ -79,11 +78,11 @@ def _to_jagged(rows: Rows, config: DataConfig) -> KeyedJaggedTensor:
         present = rows.ids > NO_ID
         values, lengths = rows.ids[present], present.reshape(-1).astype(np.int32)
     else:
-        bags = {
-            name: Bags(ids[ids > NO_ID], offsets_of(ids > NO_ID)) for name, ids in _single(rows, config)
-        } | rows.bags
-        values = np.concatenate([bags[name].flat for name in config.sparse])
-        lengths = np.concatenate([bags[name].lengths for name in config.sparse]).astype(np.int32)
+        single = zip((name for name in config.sparse if name not in rows.bags), rows.ids, strict=True)
+        found = {name: (ids[ids > NO_ID], ids > NO_ID) for name, ids in single}
+        found |= {name: (bag.flatten(), bag.value_lengths()) for name, bag in rows.bags.items()}
+        values = np.concatenate([found[name][0] for name in config.sparse])
+        lengths = np.concatenate([found[name][1] for name in config.sparse]).astype(np.int32)
     return KeyedJaggedTensor(
         keys=list(config.sparse), values=torch.from_numpy(values), lengths=torch.from_numpy(lengths), stride=len(rows)
     )
@@ -93,7 +92,3 @@ def _to_jagged(rows: Rows, config: DataConfig) -> KeyedJaggedTensor:
 def _ones(size: int) -> np.ndarray:
     """Returns the lengths of single ids, which batches of one size share, as nothing changes them."""
     return np.ones(size, np.int32)
-
-
-def _single(rows: Rows, config: DataConfig) -> Iterator[tuple[str, np.ndarray]]:
-    return zip((name for name in config.sparse if name not in rows.bags), rows.ids, strict=True)

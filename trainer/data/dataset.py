@@ -1,8 +1,9 @@
 """A data set: a sorted list of files on any fsspec URL, their row groups, and whether they are what they were."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -153,11 +154,8 @@ def _expand(split: str, pattern: str, reader: Reader) -> list[str]:
 def _inspect(url: str, reader: Reader, config: DataConfig) -> DataFile:
     name = without_secrets(url)
     _check_regular(url, name)
-    try:
-        with os_errors():
-            found = reader.inspect(url)
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{name}: cannot be read as {reader.format}, is it whole? ({first_line(error)})") from error
+    with readable(f"{name}: cannot be read as {reader.format}"):
+        found = reader.inspect(url)
     _check_columns(name, found.schema, config)
     lists = tuple(feature for feature in config.sparse if is_list(found.schema.field(feature).type))
     return DataFile(url, found.size_bytes, found.row_groups, lists)
@@ -207,6 +205,12 @@ def is_string(dtype: pa.DataType) -> bool:
     return pa.types.is_string(dtype) or pa.types.is_large_string(dtype)
 
 
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's text."""
-    return str(error).strip().split("\n")[0]
+@contextmanager
+def readable(refused: str) -> Iterator[None]:
+    """Turns a failure to read a file in the block into an InputError that begins with `refused`."""
+    try:
+        with os_errors():
+            yield
+    except (OSError, pa.ArrowException) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise InputError(f"{refused}, is it whole? ({first_line})") from error

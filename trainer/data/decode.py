@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +15,7 @@ from trainer.core.errors import InputError
 from trainer.data.buffers import empty
 from trainer.data.dataset import is_string
 from trainer.data.readers.base import Column
-from trainer.data.rows import NO_ID, Bags, Rows, offsets_of
-
-T = TypeVar("T")
+from trainer.data.rows import NO_ID, Rows
 
 TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda x: x,
@@ -43,19 +41,15 @@ class Chunk:
     def array(self, name: str) -> pa.Array:
         """Returns a column of these rows."""
         column = self.column(name).slice(self.rows.start, len(self.rows))
-        whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        return whole.combine_chunks() if isinstance(whole, pa.ChunkedArray) else whole
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+    def refuse(self, message: str, row: int | None = None) -> NoReturn:
+        """Raises InputError for a value; its row, if known, is counted from the beginning of the chunk."""
+        place = "" if row is None else f"row {self.rows.start + row}, "
+        raise InputError(f"{self.where}{place}{message}")
 
 
-Decoder: TypeAlias = Callable[[Chunk], T]
-
-
-class _Refused(ValueError):
-    """A value is not allowed; its row, if known, is counted from the beginning of the chunk."""
-
-    def __init__(self, message: str, row: int | None = None) -> None:
-        super().__init__(message)
-        self.row = row
+Decoder = Callable[[Chunk], np.ndarray]
 
 
 def decode(
@@ -73,7 +67,7 @@ def decode(
         InputError: A value is not allowed; the message names row group, row, column and value.
     """
     single = [name for name in config.sparse if name not in lists]
-    bags = {name: Bags.join(_decode(chunks, partial(_bags, name, config.sparse[name]))) for name in lists}
+    bags = {name: pa.concat_arrays([_bags(name, config.sparse[name], chunk) for chunk in chunks]) for name in lists}
     return Rows(
         _stack(chunks, _numbers(config), np.float32, order),
         _stack(chunks, [partial(_ids, name, config.sparse[name]) for name in single], np.int32, order),
@@ -81,46 +75,29 @@ def decode(
     )
 
 
-def _numbers(config: DataConfig) -> list[Decoder[np.ndarray]]:
+def _numbers(config: DataConfig) -> list[Decoder]:
     """Returns the decoders of dense features, labels and the weight, to `[R]` float32 each."""
     dense = [partial(_dense, name, feature) for name, feature in config.dense.items()]
     return [*dense, *(partial(_label, name) for name in config.labels), partial(_weight, config.weight)]
 
 
-def _stack(
-    chunks: Sequence[Chunk], decoders: list[Decoder[np.ndarray]], dtype: type, order: np.ndarray | None
-) -> np.ndarray:
+def _stack(chunks: Sequence[Chunk], decoders: list[Decoder], dtype: type, order: np.ndarray | None) -> np.ndarray:
     """Returns columns as a block, `[C, R]`, its rows in order."""
     rows = sum(len(chunk.rows) for chunk in chunks)
     block, column = empty((len(decoders), rows), dtype), np.empty(rows, dtype)
     for target, decoder in zip(block, decoders, strict=True):
         # Shuffled while it is in the cache; to permute the whole block later would move everything twice.
-        np.concatenate(_decode(chunks, decoder), out=target if order is None else column, casting="unsafe")
+        np.concatenate([decoder(chunk) for chunk in chunks], out=target if order is None else column, casting="unsafe")
         if order is not None:
             np.take(column, order, out=target, mode="wrap")  # "raise", the default, would buffer the output
     return block
 
 
-def _decode(chunks: Sequence[Chunk], decoder: Decoder[T]) -> list[T]:
-    return [_decode_chunk(chunk, decoder) for chunk in chunks]  # one by one, so that an error knows its row group
-
-
-def _decode_chunk(chunk: Chunk, decoder: Decoder[T]) -> T:
-    try:
-        return decoder(chunk)
-    except _Refused as error:
-        row = "" if error.row is None else f"row {chunk.rows.start + error.row}, "
-        raise InputError(f"{chunk.where}{row}{error}") from error
-
-
-def _refuse(name: str, values: np.ndarray, wrong: np.ndarray, why: str) -> None:
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise _Refused(f"column '{name}': {values[row]} {why}", row)
-
-
-def _float32(array: pa.Array) -> np.ndarray:
-    return pc.cast(array, pa.float32(), safe=False).to_numpy(zero_copy_only=False)
+def _checked(chunk: Chunk, name: str, values: np.ndarray, good: np.ndarray, why: str) -> np.ndarray:
+    if not good.all():
+        row = int(good.argmin())
+        chunk.refuse(f"column '{name}': {values[row]} {why}", row)
+    return values
 
 
 def _dense(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
@@ -132,58 +109,62 @@ def _dense(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
             values = (values - np.float32(feature.mean)) / np.float32(feature.std)
         good = np.isfinite(values.sum())  # one pass over the good case; the mask below only names the bad value
     if not good:
-        _refuse(name, raw, ~np.isfinite(values), f"has no finite value under the transform '{feature.transform}'")
+        why = f"has no finite value under the transform '{feature.transform}'"
+        _checked(chunk, name, raw, np.isfinite(values), why)
     return values
 
 
 def _label(name: str, chunk: Chunk) -> np.ndarray:
-    array = chunk.array(name)
-    _refuse_nulls(name, array, "a label")
-    values = _float32(array)
-    _refuse(name, values, ~((values >= 0) & (values <= 1)), "is not a label; labels are in [0, 1]")
-    return values
+    values = _without_nulls(name, chunk, "a label")
+    return _checked(chunk, name, values, (values >= 0) & (values <= 1), "is not a label; labels are in [0, 1]")
 
 
 def _weight(name: str | None, chunk: Chunk) -> np.ndarray:
     if name is None:
         return np.ones(len(chunk.rows), np.float32)
+    values = _without_nulls(name, chunk, "a weight")
+    good = np.isfinite(values) & (values >= 0)
+    return _checked(chunk, name, values, good, "is not a weight; weights are finite and at least 0")
+
+
+def _without_nulls(name: str, chunk: Chunk, what: str) -> np.ndarray:
     array = chunk.array(name)
-    _refuse_nulls(name, array, "a weight")
-    values = _float32(array)
-    _refuse(name, values, ~(np.isfinite(values) & (values >= 0)), "is not a weight; weights are finite and at least 0")
-    return values
-
-
-def _refuse_nulls(name: str, array: pa.Array, what: str) -> None:
     if array.null_count:
-        row = int(array.is_null().to_numpy(zero_copy_only=False).argmax())
-        raise _Refused(f"column '{name}': null is not allowed for {what}; fill it or leave the row out", row)
+        row = array.is_null().index(True).as_py()
+        chunk.refuse(f"column '{name}': null is not allowed for {what}; fill it or leave the row out", row)
+    return pc.cast(array, pa.float32(), safe=False).to_numpy(zero_copy_only=False)
 
 
 def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
     """Returns the id of each row, `[R]`, NO_ID for a null."""
     array = chunk.array(name)
     if not array.null_count:
-        return _into_table(name, array, feature)
+        return _into_table(name, feature, array, chunk)
     missing = array.is_null().to_numpy(zero_copy_only=False)
     filled = array.fill_null("" if is_string(array.type) else 0)  # allowed in any table, and replaced below
-    return np.where(missing, np.int32(NO_ID), _into_table(name, filled, feature).astype(np.int32))
+    return np.where(missing, np.int32(NO_ID), _into_table(name, feature, filled, chunk).astype(np.int32))
 
 
-def _bags(name: str, feature: SparseFeature, chunk: Chunk) -> Bags:
+def _bags(name: str, feature: SparseFeature, chunk: Chunk) -> pa.LargeListArray:
     """Returns the ids of each row; a null list is empty, a null in a list is left out."""
     array = chunk.array(name)
     lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
-    offsets = offsets_of(lengths.fill_null(0).to_numpy(zero_copy_only=False))
+    offsets = _offsets(lengths.fill_null(0))
     array = array.flatten()
     if array.null_count:
-        offsets = offsets_of(array.is_valid().to_numpy(zero_copy_only=False))[offsets]
+        offsets = _offsets(array.is_valid())[offsets]
         array = array.drop_null()
-    return Bags(_into_table(name, array, feature).astype(np.int32, copy=False), offsets)
+    ids = _into_table(name, feature, array, chunk).astype(np.int32, copy=False)
+    return pa.LargeListArray.from_arrays(offsets, ids)
 
 
-def _into_table(name: str, array: pa.Array, feature: SparseFeature) -> np.ndarray:
-    """Returns ids in [0, rows), of any integer type, by the feature's rule."""
+def _offsets(lengths: pa.Array) -> np.ndarray:
+    """Returns where each list begins, and where the last one ends, `[R + 1]`."""
+    return np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))])
+
+
+def _into_table(name: str, feature: SparseFeature, array: pa.Array, chunk: Chunk) -> np.ndarray:
+    """Returns the chunk's ids in [0, rows), of any integer type, by the feature's rule."""
     # Checked here because the tables do not: TorchRec trains on row 0 instead of an id out of range, with one line on
     # stderr, or ends with an IndexError that names no column.
     ids = _hash_text(array) if is_string(array.type) else array.to_numpy(zero_copy_only=False)
@@ -192,7 +173,11 @@ def _into_table(name: str, array: pa.Array, feature: SparseFeature) -> np.ndarra
     limit = min(feature.rows, np.iinfo(ids.dtype).max + 1)
     if len(ids) and ids.view(f"u{ids.itemsize}").max() >= limit:  # one pass: unsigned, a negative id is a huge one
         if feature.ids == "error":
-            _refuse_id(name, ids, feature.rows)
+            wrong = ids[(ids < 0) | (ids >= feature.rows)][0]
+            chunk.refuse(
+                f"column '{name}': id {wrong} is outside [0, {feature.rows}); "
+                f"raise data.sparse.{name}.rows or set data.sparse.{name}.ids to 'modulo' or 'hash'"
+            )
         wide = ids if ids.dtype == np.uint64 else ids.astype(np.int64)
         return _modulo(wide, wide.dtype.type(feature.rows))
     return ids
@@ -201,14 +186,6 @@ def _into_table(name: str, array: pa.Array, feature: SparseFeature) -> np.ndarra
 def _modulo(ids: np.ndarray, rows: np.integer) -> np.ndarray:
     """Returns `ids % rows`, five times as fast: NumPy's `//` by a scalar multiplies and shifts, its `%` divides."""
     return ids - ids // rows * rows
-
-
-def _refuse_id(name: str, ids: np.ndarray, rows: int) -> None:
-    wrong = ids[(ids < 0) | (ids >= rows)][0]
-    raise _Refused(
-        f"column '{name}': id {wrong} is outside [0, {rows}); "
-        f"raise data.sparse.{name}.rows or set data.sparse.{name}.ids to 'modulo' or 'hash'"
-    )
 
 
 def mix(ids: np.ndarray) -> np.ndarray:

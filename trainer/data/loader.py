@@ -7,7 +7,7 @@ position is the step. Threads suffice, as Arrow, NumPy and file systems let othe
 
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -62,8 +62,12 @@ class Loader:
         Raises:
             InputError: A value in the data is not allowed, or a file cannot be read.
         """
+        assembler = ThreadPoolExecutor(1, "assemble")
         with ThreadPoolExecutor(self._config.read_threads, "read") as pool:
-            yield from ahead(self._assemble(start, stop, pool), self._config.prefetch_batches)
+            try:
+                yield from ahead(self._assemble(start, stop, pool), self._config.prefetch_batches, assembler)
+            finally:
+                assembler.shutdown(cancel_futures=True)
 
     def _assemble(self, start: int, stop: int, pool: ThreadPoolExecutor) -> Iterator[Batch]:
         while start < stop:
@@ -79,9 +83,7 @@ class Loader:
         offset = first * self._lanes.samples_per_step
         plan = self._plan(epoch, offset)
         kept = shared(part.group for lane in plan.values() for window in lane for part in window.row_slices)
-        streams = [
-            self._steps(one_ahead(self._read_lane(epoch, lane, plan[lane], offset, kept), pool)) for lane in plan
-        ]
+        streams = [self._steps(ahead(self._read_lane(epoch, lane, plan[lane], offset, kept), 1, pool)) for lane in plan]
         for _ in range(first, last):
             rows = Rows.join([next(stream) for stream in streams])
             # With more ranks than lanes, ranks of a lane read the same and keep their part: files cannot be cut finer
@@ -146,27 +148,15 @@ class Loader:
             parts, need = [], self._lanes.samples_per_step
 
 
-def one_ahead(items: Iterator[T], pool: ThreadPoolExecutor) -> Iterator[T]:
-    """Returns the items; the pool makes one ahead, the first from now on."""
-    # Not in a generator's body, which would begin when its first item is asked for: all lanes have to start at once.
-    first = pool.submit(next, items, END)
-
-    def take(pending: Future[T]) -> Iterator[T]:
-        while (item := pending.result()) is not END:
-            pending = pool.submit(next, items, END)
-            yield item
-
-    return take(first)
-
-
-def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
-    """Yields the items, of which a background thread takes up to `depth` in advance."""
-    pool = ThreadPoolExecutor(1, "assemble")
+def ahead(items: Iterator[T], depth: int, pool: ThreadPoolExecutor) -> Iterator[T]:
+    """Returns the items; the pool, of one thread if `depth` is above 1, makes that many ahead, from now on."""
     take = partial(pool.submit, next, items, END)
-    try:
-        waiting = deque(take() for _ in range(depth))
+    waiting = deque(take() for _ in range(depth))
+
+    # Not in this function's own body, which would begin when its first item is asked for: all lanes start at once.
+    def wait() -> Iterator[T]:
         while (item := waiting.popleft().result()) is not END:
             waiting.append(take())
             yield item
-    finally:
-        pool.shutdown(cancel_futures=True)
+
+    return wait()

@@ -9,9 +9,7 @@ from threading import Lock
 import pyarrow as pa
 
 from trainer.config.data import DataConfig
-from trainer.core.errors import InputError
-from trainer.core.storage import os_errors
-from trainer.data.dataset import FileSet, RowGroup, first_line
+from trainer.data.dataset import FileSet, RowGroup, readable
 from trainer.data.readers.base import Column
 from trainer.data.readers.registry import make_reader
 
@@ -35,13 +33,14 @@ class RowGroupReader:
         Raises:
             InputError: The file is gone or damaged.
         """
+        refused = f"{self.where(group)}: cannot be read"
         with ExitStack() as stack:
-            with self._readable(group):
+            with readable(refused):
                 url = self._files.files[group.file].url
                 column = stack.enter_context(self._reader.open(url, group.index, self._columns))
 
             def read(name: str) -> pa.ChunkedArray:
-                with self._readable(group):
+                with readable(refused):
                     return column(name)
 
             yield read
@@ -50,14 +49,6 @@ class RowGroupReader:
         """Reads all columns of a row group into memory; the same errors."""
         with self.open(group) as column:
             return {name: column(name) for name in self._columns}.__getitem__
-
-    @contextmanager
-    def _readable(self, group: RowGroup) -> Iterator[None]:
-        try:
-            with os_errors():
-                yield
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{self.where(group)}: cannot be read, is it whole? ({first_line(error)})") from error
 
     def where(self, group: RowGroup) -> str:
         """Returns what messages call a row group."""

@@ -7,10 +7,11 @@ python -m trainer criteo --source 's3://bucket/day_*.gz' --out s3://bucket/crite
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby, islice
 from typing import Any, Literal
 
 from tqdm import tqdm
@@ -71,7 +72,7 @@ class Progress:
         if self._stop.is_set():
             raise Stopped
 
-    def leave_out(self, count: int, shown: Iterator[str] | None = None) -> None:
+    def leave_out(self, count: int, shown: Iterable[str] = ()) -> None:
         """Counts malformed lines.
 
         Raises:
@@ -79,9 +80,7 @@ class Progress:
         """
         with self._lock:
             self.malformed_lines += count
-            if shown:
-                room = range(SHOWN_FAULTS - len(self.malformed))
-                self.malformed += [line for _, line in zip(room, shown, strict=False)]
+            self.malformed += islice(shown, SHOWN_FAULTS - len(self.malformed))
             if self.malformed_lines > self._limit:
                 first = self.malformed[0] if self.malformed else "they are in files converted before"
                 raise InputError(
@@ -132,8 +131,7 @@ def criteo(
         The summary, as in `OUT/summary.json`.
 
     Raises:
-        InputError: A line is malformed, or an argument is wrong.
-        FileNotFoundError: A source does not exist.
+        InputError: A line is malformed, a source does not exist, or an argument is wrong.
     """
     if source_bytes_per_file < 1:
         raise InputError(f"--source-bytes-per-file is {source_bytes_per_file}; it must be at least 1")
@@ -148,15 +146,15 @@ def criteo(
         "id_rule": tsv.ID_RULE,
         "source_bytes_per_file": source_bytes_per_file,
     }
-    lengths = in_parallel(lambda item: (item[0], tsv.length(item[1])), enumerate(urls), workers)
-    sources = [tsv.Source(index, urls[index], length) for index, length in sorted(lengths)]
+    found = in_parallel(lambda item: tsv.Source(*item, tsv.length(item[1])), enumerate(urls), workers)
+    sources = sorted(found, key=lambda source: source.index)
     parts = plan_parts(sources, layout, evaluation_source, source_bytes_per_file)
     data_set = DataSetWriter(out, settings)
-    with closing(Progress(sum(source.length for source in sources), max_malformed)) as progress:
-        for _ in in_parallel(
-            partial(_convert, data_set, progress, dense_transform), _tasks(parts), workers, progress.close
-        ):
-            pass
+    progress = Progress(sum(source.length for source in sources), max_malformed)
+    for _ in in_parallel(
+        partial(_convert, data_set, progress, dense_transform), _tasks(parts), workers, progress.close
+    ):
+        pass
     summary = data_set.commit(
         ((part.split, part.name) for part in parts), {"malformed_lines": progress.malformed_lines}
     )
@@ -168,8 +166,7 @@ def find_sources(patterns: tuple[str, ...]) -> list[str]:
     """Returns the files that the patterns name: the patterns in their order, what a glob finds by number.
 
     Raises:
-        InputError: There is no pattern, or one names a directory.
-        FileNotFoundError: One finds nothing.
+        InputError: There is no pattern, or one names a directory or finds nothing.
     """
     if not patterns:
         raise InputError("--source is empty; name Criteo's text files, such as train.txt or 'day_*.gz'")
@@ -238,11 +235,8 @@ def _terabyte_segments(sources: list[tsv.Source], evaluation_source: str) -> Ite
 
 def _tasks(parts: list[Part]) -> list[list[Part]]:
     """Groups the parts that one thread converts: one, or all of a source that can only be read from its beginning."""
-    compressed: dict[int, list[Part]] = {}
-    for part in parts:
-        if part.source.compressed:
-            compressed.setdefault(part.source.index, []).append(part)
-    return [*compressed.values(), *([part] for part in parts if not part.source.compressed)]
+    groups = groupby(parts, key=lambda part: part.source if part.source.compressed else part)
+    return [list(group) for _, group in groups]
 
 
 def _convert(data_set: DataSetWriter, progress: Progress, transform: tsv.DenseTransform, parts: list[Part]) -> None:
@@ -267,7 +261,7 @@ def _convert_part(
             malformed += _write(rows, block, transform, part, reader.position - len(block), progress)
             progress.advance(min(reader.position, part.end) - reached)
             reached = min(reader.position, part.end)
-        rows.count("malformed_lines", malformed)
+        rows.counts["malformed_lines"] = malformed
 
 
 def _write(

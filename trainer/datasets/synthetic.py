@@ -11,14 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.core.errors import InputError
-from trainer.datasets.writer import (
-    ROW_GROUP_ROWS,
-    SPLITS,
-    DataSetWriter,
-    in_parallel,
-    print_summary,
-    ranking_auc,
-)
+from trainer.datasets.writer import ROW_GROUP_ROWS, SPLITS, DataSetWriter, in_parallel, print_summary
 
 DENSE_FEATURES, SPARSE_FEATURES = 13, 26
 HEAD_IDS = 16
@@ -80,15 +73,6 @@ class Part:
         return f"part-{self.number:05d}"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The true logits of a file's rows, and the labels drawn from them."""
-
-    split: str
-    logits: np.ndarray
-    labels: np.ndarray
-
-
 def synthetic(
     out: str = "data/synthetic",
     rows: int = 1_000_000,
@@ -143,8 +127,7 @@ def synthetic(
     parts = plan_parts({"train": (rows, files), "validation": (validation_rows, 1), "test": (test_rows, 1)})
     truth, data_set = make_truth(seed, signal), DataSetWriter(out, settings)
     made = in_parallel(lambda part: _make(data_set, part, shape, truth, seed), parts, workers)
-    best = {outcome.split: _best(outcome) for outcome in made if outcome}
-    summary = data_set.commit([(part.split, part.name) for part in parts], best)
+    summary = data_set.commit([(part.split, part.name) for part in parts], dict(best for best in made if best))
     print_summary(summary, "synthetic data", "synthetic", out, ["best_auc", "best_log_loss"])
     return summary
 
@@ -164,16 +147,17 @@ def make_truth(seed: int, signal: float) -> Truth:
     """Draws the weights and effects."""
     random = np.random.default_rng([seed, TRUTH_STREAM])
     dense = random.standard_normal(DENSE_FEATURES)
-    sparse = np.zeros((SPARSE_FEATURES, HEAD_IDS + 1))
-    sparse[:, :-1] = random.standard_normal((SPARSE_FEATURES, HEAD_IDS))
+    sparse = np.pad(random.standard_normal((SPARSE_FEATURES, HEAD_IDS)), [(0, 0), (0, 1)])
     return Truth(
         signal * DENSE_STD / math.sqrt(DENSE_FEATURES) * dense,
         signal * SPARSE_STD / math.sqrt(SPARSE_FEATURES) * sparse,
     )
 
 
-def _make(data_set: DataSetWriter, part: Part, shape: Shape, truth: Truth, seed: int) -> Outcome | None:
-    """Writes one file and returns its outcome, but None for the train split, whose rows may be too many to keep."""
+def _make(
+    data_set: DataSetWriter, part: Part, shape: Shape, truth: Truth, seed: int
+) -> tuple[str, dict[str, float | None]] | None:
+    """Writes one file, and returns its split and the best metrics there; None to train, where rows may be too many."""
     if part.split == "train" and data_set.counts(part.split, part.name) is not None:
         return None
     logits, labels = [], []
@@ -191,7 +175,7 @@ def _make(data_set: DataSetWriter, part: Part, shape: Shape, truth: Truth, seed:
             if part.split != "train":
                 logits.append(logit[:count])
                 labels.append(label[:count])
-    return Outcome(part.split, np.concatenate(logits), np.concatenate(labels)) if logits else None
+    return (part.split, _best(np.concatenate(logits), np.concatenate(labels))) if logits else None
 
 
 def _features(random: np.random.Generator, shape: Shape, truth: Truth) -> tuple[list[pa.Array], np.ndarray]:
@@ -238,9 +222,21 @@ def _ids(ranks: np.ndarray, count: int) -> np.ndarray:
     return ranks * step % count
 
 
-def _best(outcome: Outcome) -> dict[str, float | None]:
-    surprise = np.logaddexp(0, np.where(outcome.labels, -outcome.logits, outcome.logits))
-    return {"best_auc": ranking_auc(outcome.logits, outcome.labels), "best_log_loss": float(surprise.mean())}
+def _best(logits: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
+    """Returns what predictions of the true logits reach."""
+    surprise = np.logaddexp(0, np.where(labels, -logits, logits))
+    return {"best_auc": ranking_auc(logits, labels), "best_log_loss": float(surprise.mean())}
+
+
+def ranking_auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
+    """Returns the exact area under the ROC curve, ties counted as half; None if there is only one kind of label."""
+    # Exact, by ranks: the streaming AUC of evaluations counts scores in bins, and this is the bound to compare it with.
+    _, ranks, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    positives = np.bincount(ranks, labels > 0)
+    negatives = counts - positives
+    below = np.cumsum(negatives) - negatives
+    pairs = positives.sum() * negatives.sum()
+    return float((positives * (below + negatives / 2)).sum() / pairs) if pairs else None
 
 
 def _check(settings: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ import tabulate
 
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import make_directory, named, open_file_system
+from trainer.core.storage import named, open_storage, os_errors
 
 ROW_GROUP_ROWS = 65_536  # as many as a shuffle window by default, which then reads one row group at a time
 FOOTER_THREADS = 16  # a footer costs requests of an object store, which wait for one another on one thread
@@ -36,39 +36,32 @@ class PartWriter:
 
     Args:
         writer: Writes the row groups.
+
+    Attributes:
+        counts: Numbers to record in the file's metadata.
     """
 
     def __init__(self, writer: pq.ParquetWriter) -> None:
-        self._writer = writer
-        self._waiting: list[pa.Table] = []
-        self._waiting_rows = 0
-        self._counts = {"rows": 0, "positives": 0}
+        self._writer, self._waiting = writer, writer.schema.empty_table()
+        self.counts = {"rows": 0, "positives": 0}
 
     def write(self, table: pa.Table) -> None:
         """Appends rows."""
-        self._counts["rows"] += table.num_rows
-        self._counts["positives"] += int(np.asarray(table["label"]).sum())
-        self._waiting.append(table)
-        self._waiting_rows += table.num_rows
-        if self._waiting_rows >= ROW_GROUP_ROWS:
-            self._flush(self._waiting_rows // ROW_GROUP_ROWS * ROW_GROUP_ROWS)
-
-    def count(self, name: str, value: int) -> None:
-        """Records one more number in the file's metadata."""
-        self._counts[name] = value
+        self.counts["rows"] += table.num_rows
+        self.counts["positives"] += int(np.asarray(table["label"]).sum())
+        self._waiting = pa.concat_tables([self._waiting, table])
+        self._flush(self._waiting.num_rows // ROW_GROUP_ROWS * ROW_GROUP_ROWS)
 
     def close(self) -> None:
         """Writes the last, short row group and the counts."""
-        if self._waiting_rows:
-            self._flush(self._waiting_rows)
+        self._flush(self._waiting.num_rows)
         # In the footer, so that a call that continues an interrupted one need not read finished files again.
-        self._writer.add_key_value_metadata({"counts": json.dumps(self._counts)})
+        self._writer.add_key_value_metadata({"counts": json.dumps(self.counts)})
 
     def _flush(self, rows: int) -> None:
-        table = pa.concat_tables(self._waiting)
-        self._writer.write_table(table.slice(0, rows), row_group_size=ROW_GROUP_ROWS)
-        self._waiting = [table.slice(rows)]
-        self._waiting_rows = table.num_rows - rows
+        if rows:
+            self._writer.write_table(self._waiting.slice(0, rows), row_group_size=ROW_GROUP_ROWS)
+            self._waiting = self._waiting.slice(rows)
 
 
 class DataSetWriter:
@@ -87,18 +80,17 @@ class DataSetWriter:
         self.out = out.rstrip("/")
         self.settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file to compare with
         with named("--out", out):
-            self._fs, self._root = open_file_system(self.out)
-        self._check_settings()
-        with named("--out", out):
+            self._fs, self._root = open_storage(self.out)
+            self._check_settings()
             for split in SPLITS:
-                make_directory(self._fs, f"{self._root}/{split}")
+                self._fs.makedirs(f"{self._root}/{split}")
             self._write_json("settings.json", self.settings)
 
     def counts(self, split: str, part: str) -> dict[str, int] | None:
         """Returns the numbers recorded in a part that is already there, or None."""
         try:
-            with pq.ParquetFile(self._path(split, part), filesystem=self._fs) as file:
-                return json.loads(file.metadata.metadata[b"counts"])
+            with self._fs.open(self._path(split, part)) as file:
+                return json.loads(pq.read_metadata(file).metadata[b"counts"])
         except FileNotFoundError:
             return None
 
@@ -108,7 +100,11 @@ class DataSetWriter:
         path = self._path(split, part)
         # Under another name until it is whole: a job that lists the directory takes every .parquet file for finished,
         # and so does the next call, which keeps it.
-        with self._fs.open(f"{path}.partial", "wb") as file, pq.ParquetWriter(file, schema, compression="lz4") as rows:
+        with (
+            os_errors(),  # no space left, most of all
+            self._fs.open(f"{path}.partial", "wb") as file,
+            pq.ParquetWriter(file, schema, compression="lz4") as rows,
+        ):
             writer = PartWriter(rows)
             yield writer
             writer.close()
@@ -142,7 +138,7 @@ class DataSetWriter:
     def _check_settings(self) -> None:
         try:
             there = json.loads(self._fs.cat_file(f"{self._root}/settings.json"))
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             if any(
                 self._fs.exists(f"{self._root}/{split}") and self._fs.find(f"{self._root}/{split}") for split in SPLITS
             ):
@@ -158,9 +154,7 @@ class DataSetWriter:
                 )
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        path = f"{self._root}/{name}"
-        self._fs.pipe_file(f"{path}.partial", (json.dumps(value, indent=2) + "\n").encode())
-        self._fs.mv(f"{path}.partial", path)
+        self._fs.write(f"{self._root}/{name}", (json.dumps(value, indent=2) + "\n").encode())
 
 
 def _total(counts: Sequence[Mapping[str, int]]) -> dict[str, Any]:
@@ -211,16 +205,3 @@ def in_parallel(
     finally:
         stop()
         pool.shutdown(cancel_futures=True)
-
-
-def ranking_auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
-    """Returns the exact area under the ROC curve, ties counted as half; None if there is only one kind of label."""
-    # Exact, by ranks: the streaming AUC of evaluations counts scores in bins, and this is the bound to compare it with.
-    order = np.argsort(scores, kind="stable")
-    scores, positive = scores[order], labels[order] > 0
-    starts = np.flatnonzero(np.r_[True, scores[1:] != scores[:-1]]) if len(scores) else np.empty(0, int)
-    positives = np.add.reduceat(positive, starts, dtype=np.int64) if len(starts) else starts
-    negatives = np.diff(np.r_[starts, len(scores)]) - positives
-    below = np.cumsum(negatives) - negatives
-    pairs = int(positives.sum()) * int(negatives.sum())
-    return float((positives * (below + negatives / 2)).sum() / pairs) if pairs else None

@@ -38,20 +38,24 @@ class Auc(Metric):
         return {"": _ratio((positive * below).sum().item() + ties, pairs), "_error": _ratio(ties, pairs)}
 
 
-class LogLoss(Metric):
+class Ratio(Metric):
+    """One sum over another, which are its state."""
+
+    def compute(self, state: Tensor) -> dict[str, float]:
+        """Returns the ratio."""
+        part, whole = state.tolist()
+        return {"": _ratio(part, whole)}
+
+
+class LogLoss(Ratio):
     """Mean binary cross-entropy."""
 
     higher_is_better = False
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """Adds to the sums of weights and of losses."""
+        """Adds to the sums of losses and of weights."""
         losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")
-        self.state += torch.stack([weights.sum(), (weights * losses).sum()])
-
-    def compute(self, state: Tensor) -> dict[str, float]:
-        """Returns the mean."""
-        weight, loss = state.tolist()
-        return {"": _ratio(loss, weight)}
+        self.state += torch.stack([(weights * losses).sum(), weights.sum()])
 
 
 class NormalizedEntropy(Metric):
@@ -73,30 +77,20 @@ class NormalizedEntropy(Metric):
         return {"": _ratio(_ratio(loss, weight), _entropy(_ratio(positive, weight)))}
 
 
-class Calibration(Metric):
+class Calibration(Ratio):
     """Sum of the predictions over the sum of the labels; 1 is best."""
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
         """Adds to the sums of predictions and of labels."""
         self.state += torch.stack([(weights * logits.sigmoid()).sum(), (weights * labels).sum()])
 
-    def compute(self, state: Tensor) -> dict[str, float]:
-        """Returns the ratio."""
-        predicted, positive = state.tolist()
-        return {"": _ratio(predicted, positive)}
 
-
-class LabelRate(Metric):
+class LabelRate(Ratio):
     """Mean label."""
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """Adds to the sums of weights and of labels."""
-        self.state += torch.stack([weights.sum(), (weights * labels).sum()])
-
-    def compute(self, state: Tensor) -> dict[str, float]:
-        """Returns the mean."""
-        weight, positive = state.tolist()
-        return {"": _ratio(positive, weight)}
+        """Adds to the sums of labels and of weights."""
+        self.state += torch.stack([(weights * labels).sum(), weights.sum()])
 
 
 def _entropy(rate: float) -> float:

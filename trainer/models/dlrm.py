@@ -1,5 +1,7 @@
 """DLRM (Naumov et al., arXiv:1906.00091) and DLRM with DCNv2 interaction (Wang et al., arXiv:2008.13535)."""
 
+from collections.abc import Callable
+
 from torch import nn
 from torchrec.models.dlrm import DLRM, DLRM_DCN
 
@@ -9,31 +11,16 @@ from trainer.models.base import ModelInputs
 
 def dlrm(inputs: ModelInputs) -> nn.Module:
     """Builds DLRM: embeddings and dense features interact by their inner products."""
-    _check(inputs)
-    return DLRM(
-        inputs.tables,
-        inputs.dense_features,
-        [*inputs.config.dense_layers, inputs.config.embedding_dim],
-        [*inputs.config.over_layers, inputs.labels],
-        dense_device=inputs.device,
-    )
+    return _build(DLRM, inputs)
 
 
 def dlrm_dcn(inputs: ModelInputs) -> nn.Module:
     """Builds DLRM whose interaction is a stack of low-rank cross layers, as in MLPerf's recommendation benchmark."""
-    _check(inputs)
-    return DLRM_DCN(
-        inputs.tables,
-        inputs.dense_features,
-        [*inputs.config.dense_layers, inputs.config.embedding_dim],
-        [*inputs.config.over_layers, inputs.labels],
-        dcn_num_layers=inputs.config.cross_layers,
-        dcn_low_rank_dim=inputs.config.cross_rank,
-        dense_device=inputs.device,
-    )
+    config = inputs.config
+    return _build(DLRM_DCN, inputs, dcn_num_layers=config.cross_layers, dcn_low_rank_dim=config.cross_rank)
 
 
-def _check(inputs: ModelInputs) -> None:
+def _build(model: Callable[..., nn.Module], inputs: ModelInputs, **options: int) -> nn.Module:
     config = inputs.config
     if inputs.dense_features == 0:
         raise InputError(f"model.name is '{config.name}', which needs dense features; name one in data.dense")
@@ -46,3 +33,11 @@ def _check(inputs: ModelInputs) -> None:
                 f"data.sparse.{table.feature_names[0]}.dimension is {table.embedding_dim}, but model.name "
                 f"'{config.name}' needs every table to have model.embedding_dim = {config.embedding_dim}"
             )
+    return model(
+        inputs.tables,
+        inputs.dense_features,
+        [*config.dense_layers, config.embedding_dim],
+        [*config.over_layers, inputs.labels],
+        dense_device=inputs.device,
+        **options,
+    )

@@ -18,12 +18,10 @@ def initialize_tables(model: nn.Module, seed: int) -> None:
     # CPU and GPU draw different ones. TorchRec draws each shard by itself, so that weights depend on the plan.
     for name, value in model.state_dict().items():
         table = table_of_weight(name)
-        if table is None:
-            continue
-        if isinstance(value, ShardedTensor):
+        if table and isinstance(value, ShardedTensor):
             for local_shard in value.local_shards():
                 _fill(local_shard.tensor, value.size(), local_shard.metadata.shard_offsets, table, seed)
-        else:
+        elif table:
             _fill(value, value.size(), [0, 0], table, seed)
 
 

@@ -1,6 +1,6 @@
 """All optimizers of a sharded model as one: those of the tables, fused into backward, and the dense one."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -14,12 +14,13 @@ from trainer.models.embeddings import table_of_weight
 from trainer.optim.schedules import lr_multiplier
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS, table_options
 
-# None whose state does not start at zero, such as NAdam, ASGD and Rprop: `initialize_optimizer_state` zeroes all state.
-DENSE: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
+# Each with its options besides rate and weight decay. None whose state does not start at zero, such as NAdam, ASGD and
+# Rprop: `initialize_optimizer_state` zeroes all state.
+DENSE: dict[str, tuple[type[torch.optim.Optimizer], tuple[str, ...]]] = {
+    "sgd": (torch.optim.SGD, ("momentum",)),
+    "adagrad": (torch.optim.Adagrad, ("eps",)),
+    "adam": (torch.optim.Adam, ("eps", "betas")),
+    "adamw": (torch.optim.AdamW, ("eps", "betas")),
 }
 
 
@@ -36,14 +37,16 @@ class Optimizers:
         combined: All of them as one, for the training pipeline.
     """
 
-    def __init__(self, model: DistributedModelParallel, replicated: Iterable[str], config: OptimizerConfig) -> None:
+    def __init__(self, model: DistributedModelParallel, replicated: Collection[str], config: OptimizerConfig) -> None:
         # The filter leaves out fused parameters. Replicated tables remain: TorchRec drops their fused optimizer, and
         # without one of their own they would never train.
-        tables, dense = _split(dict(in_backward_optimizer_filter(model.named_parameters())), set(replicated))
+        parameters = dict(in_backward_optimizer_filter(model.named_parameters()))
+        tables = {name: parameter for name, parameter in parameters.items() if table_of_weight(name) in replicated}
+        dense = {name: parameter for name, parameter in parameters.items() if name not in tables}
         self._config = config
         self.fused: KeyedOptimizer = model.fused_optimizer
         self._replicated = _keyed(tables, TABLE_OPTIMIZERS[config.sparse.name].replicated, table_options(config.sparse))
-        self._dense = _keyed(dense, DENSE[config.dense.name], _dense_options(config.dense))
+        self._dense = _keyed(dense, DENSE[config.dense.name][0], _dense_options(config.dense))
         self.combined = CombinedOptimizer([self.fused, *self._replicated, *self._dense])
         self.set_rates(1)  # refuses an unknown schedule at once
 
@@ -71,21 +74,9 @@ class Optimizers:
 
 
 def _dense_options(config: DenseOptimizerConfig) -> dict[str, Any]:
-    options: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
-    if config.name == "sgd":
-        return options | {"momentum": config.momentum}
-    options["eps"] = config.eps
-    if config.name in ("adam", "adamw"):
-        options["betas"] = (config.beta1, config.beta2)
-    return options
-
-
-def _split(
-    parameters: dict[str, nn.Parameter], replicated: set[str]
-) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
-    """Separates the weights of replicated tables from the dense parameters."""
-    tables = {name: parameter for name, parameter in parameters.items() if table_of_weight(name) in replicated}
-    return tables, {name: parameter for name, parameter in parameters.items() if name not in tables}
+    values = {"momentum": config.momentum, "eps": config.eps, "betas": (config.beta1, config.beta2)}
+    options = {key: values[key] for key in DENSE[config.name][1]}
+    return {"lr": config.learning_rate, "weight_decay": config.weight_decay, **options}
 
 
 def _keyed(

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -43,8 +43,8 @@ def _limits(groups: Path, hierarchy: Path) -> Iterator[int]:
                 yield int((folder / name).read_text())
 
 
-def table_bytes(shape: tuple[int, int]) -> int:
-    """Returns the bytes of a table in float32, without its optimizer's state."""
+def table_bytes(shape: Sequence[int]) -> int:
+    """Returns the bytes of a table, or of a shard, in float32, without its optimizer's state."""
     return math.prod(shape) * 4
 
 

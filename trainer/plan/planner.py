@@ -25,7 +25,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from trainer.config.data import DataConfig
-from trainer.config.plan import SHARDING_TYPES, PlannerConfig
+from trainer.config.plan import SHARDING_TYPES, PlannerConfig, TablePlan
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError, nearest
 from trainer.models.embeddings import name_in_model, table_of_name, table_shapes
@@ -163,27 +163,23 @@ def check_planner(data: DataConfig, config: PlannerConfig, sparse_optimizer: str
         choices[f"planner.tables.{name}.sharding_types"] = table.sharding_types
         for kernel in set(table.compute_kernels) - set(kernels):
             raise InputError(f"planner.tables.{name}.compute_kernels holds '{kernel}'{nearest(kernel, kernels)}")
+    if config.mode == "data_parallel":
+        choices["planner.mode"] = ["data_parallel"]
     for key, types in choices.items():
         for kind in set(types) - set(SHARDING_TYPES):
             raise InputError(f"{key} holds '{kind}', which is no sharding type{nearest(kind, SHARDING_TYPES)}")
-        if sparse_optimizer not in REPLICABLE and "data_parallel" in types:
-            _refuse_replicated(key, sparse_optimizer)
-    if config.mode == "data_parallel" and sparse_optimizer not in REPLICABLE:
-        _refuse_replicated("planner.mode", sparse_optimizer)
-
-
-def _refuse_replicated(key: str, sparse_optimizer: str) -> None:
-    raise InputError(
-        f"{key} has data_parallel, where optimizer.sparse.name '{sparse_optimizer}' cannot be used; "
-        f"use one of {', '.join(REPLICABLE)}"
-    )
+        if "data_parallel" in types and sparse_optimizer not in REPLICABLE:
+            raise InputError(
+                f"{key} has data_parallel, where optimizer.sparse.name '{sparse_optimizer}' cannot be used; "
+                f"use one of {', '.join(REPLICABLE)}"
+            )
 
 
 def _constraints(data: DataConfig, config: PlannerConfig) -> dict[str, ParameterConstraints]:
     return {
         name_in_model(table): ParameterConstraints(
             sharding_types=_types_for(table, config),
-            compute_kernels=(config.tables[table].compute_kernels or None) if table in config.tables else None,
+            compute_kernels=config.tables.get(table, TablePlan()).compute_kernels or None,
             min_partition=config.min_columns,
             pooling_factors=[data.sparse[name].hotness for name in names],
         )
@@ -194,8 +190,7 @@ def _constraints(data: DataConfig, config: PlannerConfig) -> dict[str, Parameter
 def _types_for(table: str, config: PlannerConfig) -> list[str]:
     if config.mode == "data_parallel":
         return ["data_parallel"]
-    own = config.tables[table].sharding_types if table in config.tables else []
-    return own or config.sharding_types or list(SHARDING_TYPES)
+    return config.tables.get(table, TablePlan()).sharding_types or config.sharding_types or list(SHARDING_TYPES)
 
 
 @contextmanager

@@ -2,10 +2,10 @@
 
 from tabulate import tabulate
 from torch import nn
-from torch.distributed._shard.metadata import ShardMetadata
-from torchrec.distributed.types import ParameterSharding, ShardingPlan
+from torchrec.distributed.types import ShardingPlan
 
 from trainer.models.embeddings import table_shapes
+from trainer.plan.memory import table_bytes
 from trainer.plan.plan_file import shards_of, table_plans
 
 
@@ -15,13 +15,16 @@ def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:
     on_rank = [0] * world_size
     lines = []
     for name, table in table_plans(plan).items():
-        rows, columns = shapes[name]
-        for rank, size in _shard_bytes(table, rows * columns * 4, world_size):
-            on_rank[rank] += size
+        size = table_bytes(shapes[name])
+        shards = [
+            (shard.placement.rank(), table_bytes(shard.shard_sizes))  # pyrefly: ignore[missing-attribute]
+            for shard in shards_of(table)
+        ]
+        shards = shards or [(rank, size) for rank in range(world_size)]
+        for rank, shard_size in shards:
+            on_rank[rank] += shard_size
         ranks = "all" if len(set(table.ranks or [])) in (0, world_size) else ",".join(map(str, table.ranks or []))
-        shards = len(shards_of(table)) or world_size
-        mib = rows * columns * 4 / 2**20
-        lines.append([name, rows, columns, table.sharding_type, table.compute_kernel, shards, ranks, mib])
+        lines.append([name, *shapes[name], table.sharding_type, table.compute_kernel, len(shards), ranks, size / 2**20])
     headers = ["table", "rows", "columns", "sharding type", "kernel", "shards", "ranks", "MiB"]
     loads = [[rank, size / 2**20] for rank, size in enumerate(on_rank)]
     return "\n\n".join(
@@ -30,12 +33,3 @@ def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:
             tabulate(loads, ["rank", "MiB of tables"], floatfmt=",.2f"),
         ]
     )
-
-
-def _shard_bytes(table: ParameterSharding, whole_bytes: int, world_size: int) -> list[tuple[int, int]]:
-    shards = [(_rank_of(shard), shard.shard_sizes[0] * shard.shard_sizes[1] * 4) for shard in shards_of(table)]
-    return shards or [(rank, whole_bytes) for rank in range(world_size)]
-
-
-def _rank_of(shard: ShardMetadata) -> int:
-    return int(str(shard.placement).split("/")[0].removeprefix("rank:"))

@@ -27,10 +27,9 @@ class ParquetReader:
     def inspect(self, url: str) -> FileContents:
         """Returns the outline of a file from its footer."""
         fs, path = fsspec.core.url_to_fs(url)
-        with pq.ParquetFile(path, filesystem=fs) as file:
-            footer = file.metadata
-            rows = tuple(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
-            return FileContents(fs.size(path), rows, file.schema_arrow)
+        footer = pq.read_metadata(path, filesystem=fs)
+        rows = tuple(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
+        return FileContents(fs.size(path), rows, footer.schema.to_arrow_schema())
 
     @contextmanager
     def open(self, url: str, row_group: int, columns: Sequence[str]) -> Iterator[Column]:

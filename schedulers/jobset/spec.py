@@ -63,12 +63,9 @@ def jobset(job: Job) -> dict[str, Any]:
 
 
 def _labels(job: Job) -> dict[str, str]:
-    labels = MANAGED_BY | {"app.kubernetes.io/name": label(job.app.name)}
-    if job.opts.queue:
-        labels[QUEUE_LABEL] = job.opts.queue
-    if job.opts.queue_priority:
-        labels[QUEUE_PRIORITY_LABEL] = job.opts.queue_priority
-    return labels
+    queue = {QUEUE_LABEL: job.opts.queue, QUEUE_PRIORITY_LABEL: job.opts.queue_priority}
+    named = MANAGED_BY | {"app.kubernetes.io/name": label(job.app.name)}
+    return named | {key: value for key, value in queue.items() if value}
 
 
 def _failure_policy(max_retries: int) -> dict[str, Any]:
@@ -108,3 +105,8 @@ def roles(resource: Mapping[str, Any]) -> list[Role]:
         image = spec["template"]["spec"]["containers"][0]["image"]
         found.append(Role(name=job["name"], image=image, num_replicas=spec.get("completions", 1)))
     return found
+
+
+def labels_of(resource: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the labels of a JobSet or a pod."""
+    return resource["metadata"].get("labels", {})

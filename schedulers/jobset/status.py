@@ -67,16 +67,14 @@ def describe(app_id: str, jobset: Object, pods: Iterable[Object], workloads: Ite
 
 def newest_pods(pods: Iterable[Object]) -> dict[tuple[str, int], Object]:
     """Returns the pod of the last attempt of each replica, by role and replica id."""
-    newest: dict[tuple[str, int], Object] = {}
-    for pod in sorted(pods, key=_age):
-        labels = pod["metadata"].get("labels", {})
-        newest[labels.get(spec.ROLE_LABEL, ""), int(labels.get(INDEX, 0))] = pod
-    return newest
+    return {
+        (spec.labels_of(pod).get(spec.ROLE_LABEL, ""), int(spec.labels_of(pod).get(INDEX, 0))): pod
+        for pod in sorted(pods, key=_age)
+    }
 
 
 def _age(pod: Object) -> tuple[int, str]:
-    metadata = pod["metadata"]
-    return int(metadata.get("labels", {}).get(spec.ATTEMPT_LABEL, 0)), metadata["creationTimestamp"]
+    return int(spec.labels_of(pod).get(spec.ATTEMPT_LABEL, 0)), pod["metadata"]["creationTimestamp"]
 
 
 def _messages(
@@ -100,7 +98,7 @@ def _messages(
 
 
 def _pending(jobset: Object, pods: Mapping[tuple[str, int], Object], workloads: Iterable[Object]) -> str:
-    queue = jobset["metadata"].get("labels", {}).get(spec.QUEUE_LABEL)
+    queue = spec.labels_of(jobset).get(spec.QUEUE_LABEL)
     if jobset["spec"].get("suspend"):
         admission = [_conditions(each, status="False").get("QuotaReserved", {}) for each in workloads]
         reason = next((condition["message"] for condition in admission if condition.get("message")), "")
@@ -134,17 +132,13 @@ def _structured(pod: Object) -> str:
     reason = pod_reason(pod)
     if not reason:
         return NONE
-    message = f"{reason} (pod {pod['metadata']['name']}{_on_node(pod)})"
+    node = pod["spec"].get("nodeName")
+    message = f"{reason} (pod {pod['metadata']['name']}{f' on {node}' if node else ''})"
     terminated = _termination(pod)
     error = {"message": message, "errorCode": terminated.get("exitCode")}
     if "finishedAt" in terminated:
         error["timestamp"] = int(datetime.fromisoformat(terminated["finishedAt"]).timestamp())
     return json.dumps(error)
-
-
-def _on_node(pod: Object) -> str:
-    node = pod["spec"].get("nodeName")
-    return f" on {node}" if node else ""
 
 
 def pod_reason(pod: Object) -> str:

@@ -55,8 +55,8 @@ def plugins() -> list[Finding]:
 
 def torch() -> list[Finding]:
     """Checks that torch, torchrec and fbgemm-gpu match and load, and which GPUs they see."""
-    found = {name: _version(name) for name in ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu")}
-    there = {name: number for name, number in found.items() if number}
+    names = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu")
+    there = {name: number for name in names if (number := _version(name))}
     versions = ", ".join(f"{name} {number}" for name, number in there.items())
     if "torch" not in there:
         return [Finding("torch", Level.ABSENT, "not installed: jobs can be submitted here, not run"), _gpu(None)]

@@ -144,8 +144,6 @@ def _seconds(time: str) -> int | None:
     if not found:
         return None
     days, first, second, third = (int(group or 0) for group in found.groups())
-    if found[1]:  # days-hours:minutes:seconds
+    if found[1] or found[4]:  # days-hours:minutes:seconds, hours:minutes:seconds
         return ((days * 24 + first) * 60 + second) * 60 + third
-    if found[4]:  # hours:minutes:seconds
-        return (first * 60 + second) * 60 + third
     return first * 60 + second  # minutes:seconds

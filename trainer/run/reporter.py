@@ -36,9 +36,6 @@ class StallTimer(Iterator[T]):
         self._items = items
         self.stalled_seconds = 0.0
 
-    def __iter__(self) -> "StallTimer":
-        return self
-
     def __next__(self) -> T:
         start = time.perf_counter()
         try:

@@ -99,12 +99,15 @@ def _replicated_job(role: Role, template: dict[str, Any]) -> dict[str, Any]:
 
 def roles(resource: Mapping[str, Any]) -> list[Role]:
     """Returns the roles of a JobSet with their names, images and numbers of replicas."""
-    found = []
-    for job in resource["spec"]["replicatedJobs"]:
-        spec = job["template"]["spec"]
-        image = spec["template"]["spec"]["containers"][0]["image"]
-        found.append(Role(name=job["name"], image=image, num_replicas=spec.get("completions", 1)))
-    return found
+    specs = {job["name"]: job["template"]["spec"] for job in resource["spec"]["replicatedJobs"]}
+    return [
+        Role(
+            name=name,
+            image=spec["template"]["spec"]["containers"][0]["image"],
+            num_replicas=spec.get("completions", 1),
+        )
+        for name, spec in specs.items()
+    ]
 
 
 def labels_of(resource: Mapping[str, Any]) -> dict[str, str]:

@@ -111,19 +111,19 @@ def _pending(jobset: Object, pods: Mapping[tuple[str, int], Object], workloads: 
 
 
 def _role_status(jobset: Object, role: Role, state: AppState, pods: Mapping[tuple[str, int], Object]) -> RoleStatus:
-    replicas, without_pod = [], WITHOUT_POD.get(state, ReplicaState.PENDING)
-    for number in range(role.num_replicas):
-        pod = pods.get((role.name, number))
-        replicas.append(
-            ReplicaStatus(
-                id=number,
-                role=role.name,
-                state=PHASES.get(pod["status"].get("phase"), ReplicaState.UNKNOWN) if pod else without_pod,
-                hostname=f"{jobset['metadata']['name']}-{role.name}-0-{number}.{jobset['metadata']['name']}",
-                hostaddr=pod["status"].get("podIP") if pod else None,
-                structured_error_msg=_structured(pod) if pod else NONE,
-            )
+    found = [pods.get((role.name, number)) for number in range(role.num_replicas)]
+    without_pod = WITHOUT_POD.get(state, ReplicaState.PENDING)
+    replicas = [
+        ReplicaStatus(
+            id=number,
+            role=role.name,
+            state=PHASES.get(pod["status"].get("phase"), ReplicaState.UNKNOWN) if pod else without_pod,
+            hostname=f"{jobset['metadata']['name']}-{role.name}-0-{number}.{jobset['metadata']['name']}",
+            hostaddr=pod["status"].get("podIP") if pod else None,
+            structured_error_msg=_structured(pod) if pod else NONE,
         )
+        for number, pod in enumerate(found)
+    ]
     return RoleStatus(role.name, replicas)
 
 
@@ -146,9 +146,9 @@ def pod_reason(pod: Object) -> str:
     status = pod["status"]
     disrupted = _conditions(pod).get("DisruptionTarget", {})
     unscheduled = _conditions(pod, status="False").get("PodScheduled", {})
+    containers = (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
     parts = [_reason_and_message(each) for each in (disrupted, status, unscheduled)]
-    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
-        parts.append(_container_reason(container.get("state", {})))
+    parts += [_container_reason(container.get("state", {})) for container in containers]
     return "; ".join(part for part in parts if part)
 
 

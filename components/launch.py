@@ -55,11 +55,6 @@ class Shape:
         """The value of torchrun's `--nnodes`."""
         return f"{self.min_nodes}:{self.nodes}" if self.min_nodes else str(self.nodes)
 
-    @property
-    def restarts(self) -> int:
-        """The value of torchrun's `--max-restarts`; a job that is not elastic is restarted by its scheduler."""
-        return ELASTIC_RESTARTS if self.min_nodes else 0
-
 
 def one_node(nproc: int) -> str:
     """Returns the `-j` of a job on one node."""
@@ -145,7 +140,8 @@ def _torchrun_command(shape: Shape, trainer_args: tuple[str, ...]) -> str:
             "--rdzv-backend c10d",
             f"--rdzv-id '{macros.app_id}'",
             f"--rdzv-endpoint {_rdzv_endpoint(shape)}",
-            f"--max-restarts {shape.restarts}",
+            # A job that is not elastic is restarted by its scheduler.
+            f"--max-restarts {ELASTIC_RESTARTS if shape.min_nodes else 0}",
             f"--signals-to-handle {SIGNALS}",
             f"--shutdown-timeout {SHUTDOWN_TIMEOUT_SECONDS}",
             "--tee 3",

@@ -39,11 +39,7 @@ def movielens(
         *(("--wheel", wheel) if wheel else ()),
         *args,
         name="movielens",
-        resource=launch.resource(h, cpu, 0, memMB),
-        image=image,
-        env=env,
-        mounts=mounts,
-        metadata=metadata,
+        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
     )
 
 
@@ -93,11 +89,7 @@ def criteo(
         *("--max-malformed", str(max_malformed), "--workers", str(workers)),
         *args,
         name="criteo",
-        resource=launch.resource(h, cpu, 0, memMB),
-        image=image,
-        env=env,
-        mounts=mounts,
-        metadata=metadata,
+        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
     )
 
 
@@ -147,9 +139,5 @@ def synthetic(
         *("--hotness", str(hotness), "--zipf", str(zipf), "--seed", str(seed)),
         *args,
         name="synthetic",
-        resource=launch.resource(h, cpu, 0, memMB),
-        image=image,
-        env=env,
-        mounts=mounts,
-        metadata=metadata,
+        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
     )

@@ -109,11 +109,7 @@ def multi_node(
         *trainer_args,
         name=name,
         j=j,
-        resource=launch.resource(h, cpu, gpu, memMB),
-        image=image,
-        env=env,
-        mounts=mounts,
-        metadata=metadata,
+        node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
         max_retries=max_retries,
     )
 
@@ -220,10 +216,6 @@ def evaluate(
         *trainer_args,
         name=name,
         j=j,
-        resource=launch.resource(h, cpu, gpu, memMB),
-        image=image,
-        env=env,
-        mounts=mounts,
-        metadata=metadata,
+        node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
         max_retries=max_retries,
     )

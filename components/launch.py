@@ -7,11 +7,11 @@ have no time to save, and its nodes meet at the same port in all jobs.
 import re
 import shlex
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchx import specs
 from torchx.components.dist import parse_nnodes
-from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount, macros
+from torchx.specs import AppDef, Role, macros
 
 # All of them reach every rank, which then has SHUTDOWN_TIMEOUT_SECONDS to leave.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
@@ -55,11 +55,6 @@ class Shape:
         """The value of torchrun's `--nnodes`."""
         return f"{self.min_nodes}:{self.nodes}" if self.min_nodes else str(self.nodes)
 
-    @property
-    def restarts(self) -> int:
-        """The value of torchrun's `--max-restarts`; a job that is not elastic is restarted by its scheduler."""
-        return ELASTIC_RESTARTS if self.min_nodes else 0
-
 
 def one_node(nproc: int) -> str:
     """Returns the `-j` of a job on one node."""
@@ -68,92 +63,69 @@ def one_node(nproc: int) -> str:
     return f"1x{nproc}"
 
 
-def choice(flag: str, value: str, allowed: tuple[str, ...]) -> str:
-    """Returns a value that is one of those allowed."""
+def choice(flag: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuses a value that is none of those allowed."""
     if value not in allowed:
         raise ArgumentError(flag, value, ", ".join(allowed))
-    return value
 
 
-def resource(h: str | None, cpu: int, gpu: int, memMB: int) -> Resource:
-    """Returns the resources of one replica: the named resource `h` if there is one, else the numbers."""
-    try:
-        return specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h)
-    except KeyError as error:
-        raise ArgumentError("-h", h, f"the name of a registered resource ({error.args[0]})") from error
-
-
-def parse_mounts(mounts: list[str] | None) -> list[BindMount | VolumeMount | DeviceMount]:
-    """Returns the mounts of a role."""
-    try:
-        return specs.parse_mounts(mounts or [])
-    except (KeyError, ValueError) as error:
-        allowed = f"type=bind|volume|device,src=...,dst=...[,readonly] ({error.args[0]})"
-        raise ArgumentError("--mounts", ",".join(mounts or []), allowed) from error
-
-
-def torchrun(
-    *trainer_args: str,
-    name: str,
-    j: str,
-    resource: Resource,
+def node(
+    h: str | None,
+    cpu: int,
+    gpu: int,
+    memMB: int,
     image: str,
     env: dict[str, str] | None,
     mounts: list[str] | None,
     metadata: dict[str, str] | None,
-    max_retries: int,
-) -> AppDef:
+) -> Role:
+    """Returns a role without a command: the resources, image and surroundings of one replica.
+
+    The resources are the named resource `h` if there is one, else the numbers.
+    """
+    try:
+        resource = specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h)
+    except KeyError as error:
+        raise ArgumentError("-h", h, f"the name of a registered resource ({error.args[0]})") from error
+    try:
+        parsed = specs.parse_mounts(mounts or [])
+    except (KeyError, ValueError) as error:
+        allowed = f"type=bind|volume|device,src=...,dst=...[,readonly] ({error.args[0]})"
+        raise ArgumentError("--mounts", ",".join(mounts or []), allowed) from error
+    return Role("", image, env=env or {}, resource=resource, mounts=parsed, metadata=dict(metadata or {}))
+
+
+def torchrun(*trainer_args: str, name: str, j: str, node: Role, max_retries: int) -> AppDef:
     """Returns an app of one role, whose replicas each run the trainer under torchrun."""
     if not re.fullmatch(r"[A-Za-z][\w.-]*", name):
         raise ArgumentError("--name", name, "a letter, then letters, digits, '.', '_' or '-'")
     shape = Shape.parse(j)
     defaults = {
-        "OMP_NUM_THREADS": str(max(1, resource.cpu // shape.procs)),
+        "OMP_NUM_THREADS": str(max(1, node.resource.cpu // shape.procs)),
         # torchrun tees through files, and Python would hold back what it writes to a file.
         "PYTHONUNBUFFERED": "1",
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
         # The ranks get a store of their own, so that it does not fall with an agent.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
-    role = Role(
+    role = replace(
+        node,
         # No dash: Volcano derives the name of a shell variable from it.
         name="trainer",
-        image=image,
         entrypoint="bash",
         args=["-c", _torchrun_command(shape, trainer_args)],
-        env=defaults | (env or {}),
+        env=defaults | node.env,
         num_replicas=shape.nodes,
         min_replicas=shape.min_nodes,
         max_retries=max_retries,
-        resource=resource,
-        mounts=parse_mounts(mounts),
-        metadata=dict(metadata or {}),
     )
     return AppDef(name=name, roles=[role])
 
 
-def python(
-    *args: str,
-    name: str,
-    resource: Resource,
-    image: str,
-    env: dict[str, str] | None,
-    mounts: list[str] | None,
-    metadata: dict[str, str] | None,
-    port_map: dict[str, int] | None = None,
-) -> AppDef:
+def python(*args: str, name: str, node: Role, port_map: dict[str, int] | None = None) -> AppDef:
     """Returns an app of one process, `python -m ARGS`."""
-    role = Role(
-        name=name,
-        image=image,
-        entrypoint="python",
-        args=["-m", *args],
-        env={"PYTHONUNBUFFERED": "1"} | (env or {}),
-        resource=resource,
-        mounts=parse_mounts(mounts),
-        metadata=dict(metadata or {}),
-        port_map=port_map or {},
-    )
+    env = {"PYTHONUNBUFFERED": "1"} | node.env
+    role = replace(node, name=name, entrypoint="python", args=["-m", *args], env=env, port_map=port_map or {})
     return AppDef(name=name, roles=[role])
 
 
@@ -168,7 +140,8 @@ def _torchrun_command(shape: Shape, trainer_args: tuple[str, ...]) -> str:
             "--rdzv-backend c10d",
             f"--rdzv-id '{macros.app_id}'",
             f"--rdzv-endpoint {_rdzv_endpoint(shape)}",
-            f"--max-restarts {shape.restarts}",
+            # A job that is not elastic is restarted by its scheduler.
+            f"--max-restarts {ELASTIC_RESTARTS if shape.min_nodes else 0}",
             f"--signals-to-handle {SIGNALS}",
             f"--shutdown-timeout {SHUTDOWN_TIMEOUT_SECONDS}",
             "--tee 3",

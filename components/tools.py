@@ -40,11 +40,7 @@ def tensorboard(
         *("tensorboard.main", "--logdir", logdir, "--port", str(port), "--host", host),
         *args,
         name="tensorboard",
-        resource=launch.resource(h, cpu, 0, memMB),
-        image=image,
-        env=env,
-        mounts=mounts,
-        metadata=metadata,
+        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
         port_map={"http": port},
     )
 
@@ -81,11 +77,7 @@ def plan(
         *("trainer", "plan", config, "--world-size", str(nproc)),
         *args,
         name="plan",
-        resource=launch.resource(h, cpu, 0, memMB),
-        image=image,
-        env=env,
-        mounts=mounts,
-        metadata=metadata,
+        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
     )
 
 
@@ -128,11 +120,7 @@ def checkpoints(
         *(("--step", str(step)) if step is not None else ()),
         *args,
         name="checkpoints",
-        resource=launch.resource(h, cpu, 0, memMB),
-        image=image,
-        env=env,
-        mounts=mounts,
-        metadata=metadata,
+        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
     )
 
 
@@ -178,11 +166,7 @@ def verify_resume(
         *(("--keep", keep) if keep else ()),
         *args,
         name="verify",
-        resource=launch.resource(h, cpu, gpu, memMB),
-        image=image,
-        env=env,
-        mounts=mounts,
-        metadata=metadata,
+        node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
     )
 
 
@@ -218,9 +202,5 @@ def bench(
         *("trainer", "bench", "--out", out),
         *args,
         name="bench",
-        resource=launch.resource(h, cpu, gpu, memMB),
-        image=image,
-        env=env,
-        mounts=mounts,
-        metadata=metadata,
+        node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
     )

@@ -19,34 +19,27 @@ def lines(files: list[Path], ended: Callable[[], bool] | None) -> Iterator[str]:
         ended: Returns whether nothing more will be written; until then, new lines are yielded as they come. None stops
             at the present ends of the files.
     """
-    readers = [_Reader(file) for file in files]
+    positions = dict.fromkeys(files, 0)
     while True:
         # Called before the files are read, so that lines written just before the end are not lost.
         last = ended is None or ended()
-        for reader in readers:
-            yield from reader.new_lines(last)
+        for file in files:
+            yield from _new_lines(file, positions, last)
         if last:
             return
         time.sleep(POLL_SECONDS)
 
 
-class _Reader:
-    """The position up to which a file has been read."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._position = 0
-
-    def new_lines(self, last: bool) -> Iterator[str]:
-        """Yields the lines that are complete; the last time also an incomplete one."""
-        if not self._file.exists():
-            return
-        with self._file.open("rb") as file:
-            if self._position > file.seek(0, 2):  # a restart has truncated it
-                self._position = 0
-            file.seek(self._position)
-            for line in file:
-                if not last and not line.endswith(b"\n"):
-                    return
-                self._position += len(line)
-                yield line.decode(errors="replace").removesuffix("\n") + "\n"
+def _new_lines(path: Path, positions: dict[Path, int], last: bool) -> Iterator[str]:
+    """Yields the lines that are complete, the last time also an incomplete one, and moves the file's position on."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        if positions[path] > file.seek(0, 2):  # a restart has truncated it
+            positions[path] = 0
+        file.seek(positions[path])
+        for line in file:
+            if not last and not line.endswith(b"\n"):
+                return
+            positions[path] += len(line)
+            yield line.decode(errors="replace").removesuffix("\n") + "\n"

@@ -1,6 +1,5 @@
 """Named resources for `-h`: the hosts of trainer/plan/hardware.py as requests to a scheduler."""
 
-from collections.abc import Callable
 from functools import partial
 
 from torchx.specs import Resource
@@ -16,9 +15,7 @@ def resource_of(host: Host) -> Resource:
     return Resource(cpu=host.cpu, gpu=host.gpus, memMB=memory, capabilities=capabilities)
 
 
-def __getattr__(name: str) -> Callable[[], Resource]:
-    """Returns the factory of a registered resource by the name in its entry point, such as `gcp_a3_highgpu_8g`."""
-    for host_name, host in REGISTERED.items():
-        if name == host_name.replace("-", "_").replace(".", "_"):
-            return partial(resource_of, host)
-    raise AttributeError(name)
+# The factories by their names in entry points, such as `gcp_a3_highgpu_8g`.
+globals().update(
+    {name.replace("-", "_").replace(".", "_"): partial(resource_of, host) for name, host in REGISTERED.items()}
+)

@@ -12,16 +12,11 @@ from schedulers.doctor.findings import Finding, Level, absent, answer, last_line
 SLURM_SECONDS = 15
 KUBERNETES_SECONDS = 30
 
-# The API group of each project, and the schedulers that need it.
+# The API group of each project, the schedulers that need it, and its page on how to install it.
 KUBERNETES_APIS = {
-    "JobSet": ("jobset.x-k8s.io", ("jobset",)),
-    "Kueue": ("kueue.x-k8s.io", ()),
-    "Volcano": ("batch.volcano.sh", ("kubernetes",)),
-}
-INSTALL_PAGES = {
-    "JobSet": "https://jobset.sigs.k8s.io/docs/installation/",
-    "Kueue": "https://kueue.sigs.k8s.io/docs/installation/",
-    "Volcano": "https://volcano.sh/en/docs/installation/",
+    "JobSet": ("jobset.x-k8s.io", ("jobset",), "https://jobset.sigs.k8s.io/docs/installation/"),
+    "Kueue": ("kueue.x-k8s.io", (), "https://kueue.sigs.k8s.io/docs/installation/"),
+    "Volcano": ("batch.volcano.sh", ("kubernetes",), "https://volcano.sh/en/docs/installation/"),
 }
 
 
@@ -72,7 +67,7 @@ def kubernetes(required: str | None) -> list[Finding]:
 
 
 def _installed(name: str, groups: list[str], required: str | None) -> Finding:
-    group, needed_by = KUBERNETES_APIS[name]
+    group, needed_by, page = KUBERNETES_APIS[name]
     if group in groups:
         return Finding(name, Level.OK, f"{group} on the cluster")
-    return absent(name, "not on the cluster", required in needed_by, f"have it installed: {INSTALL_PAGES[name]}")
+    return absent(name, "not on the cluster", required in needed_by, f"have it installed: {page}")

@@ -48,10 +48,7 @@ def examine(scheduler: str | None, out: str | None, storage: str | None) -> list
         partial(clusters.slurm, required=scheduler == "slurm"),
         partial(clusters.kubernetes, required=scheduler if scheduler in ("kubernetes", "jobset") else None),
     ]
-    if out:
-        checks.append(partial(machine.writable, out))
-    if storage:
-        checks.append(partial(machine.readable, storage))
+    checks += [partial(machine.storage, flag, url) for flag, url in (("--out", out), ("--storage", storage)) if url]
     with ThreadPoolExecutor(len(checks)) as pool:
         return [finding for found in pool.map(lambda check: check(), checks) for finding in found]
 

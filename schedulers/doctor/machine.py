@@ -16,6 +16,11 @@ PROJECT = "torchx-recsys"
 LEAST_PYTHON = (3, 11)
 LOAD_SECONDS = 120
 STORAGE_SECONDS = 30
+# The probe for the URL of each flag, the finding if all is well, and the remedy if not.
+STORAGE_CHECKS = {
+    "--out": ("writable", "writable", "choose a directory or bucket that you may write to"),
+    "--storage": ("readable", "there", "check the name, the network and the credentials"),
+}
 INSTALL = "install the triple: pip install --no-deps -r requirements-cpu.txt, or pip install 'torchx-recsys[cuda]'"
 
 
@@ -55,8 +60,8 @@ def plugins() -> list[Finding]:
 
 def torch() -> list[Finding]:
     """Checks that torch, torchrec and fbgemm-gpu match and load, and which GPUs they see."""
-    found = {name: _version(name) for name in ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu")}
-    there = {name: number for name, number in found.items() if number}
+    names = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu")
+    there = {name: number for name in names if (number := _version(name))}
     versions = ", ".join(f"{name} {number}" for name, number in there.items())
     if "torch" not in there:
         return [Finding("torch", Level.ABSENT, "not installed: jobs can be submitted here, not run"), _gpu(None)]
@@ -70,24 +75,16 @@ def torch() -> list[Finding]:
     return [Finding("torch", Level.OK, versions), _gpu(json.loads(last_line(loaded.stdout)))]
 
 
-def writable(out: str) -> list[Finding]:
-    """Checks a run directory by a file that is written, read and removed; nothing else is made."""
-    return [_storage("--out", out, "writable", "writable", "choose a directory or bucket that you may write to")]
-
-
-def readable(url: str) -> list[Finding]:
-    """Checks that data is in storage."""
-    return [_storage("--storage", url, "readable", "there", "check the name, the network and the credentials")]
-
-
-def _storage(check: str, url: str, script: str, good: str, remedy: str) -> Finding:
+def storage(flag: str, url: str) -> list[Finding]:
+    """Checks that a run directory can be written, by a file that is removed again, or that data is there."""
+    script, good, remedy = STORAGE_CHECKS[flag]
     done = probe(script, url, seconds=STORAGE_SECONDS)
     if not done.returncode:
-        return Finding(check, Level.OK, f"{url} is {good}")
+        return [Finding(flag, Level.OK, f"{url} is {good}")]
     error = last_line(done.stderr)
     if missing := re.search(r"ImportError:.*[Ii]nstall (\w+)", error):
         remedy = f"pip install {missing[1]}"
-    return Finding(check, Level.WRONG, f"{url}: {error}", remedy)
+    return [Finding(flag, Level.WRONG, f"{url}: {error}", remedy)]
 
 
 def _version(name: str) -> str | None:

@@ -17,6 +17,8 @@ Object = dict[str, Any]
 
 # Seconds to connect and to answer, so that a cluster out of reach does not hold up the shell.
 TIMEOUT_SECONDS = (10, 60)
+JOBSETS = {"group": spec.GROUP, "version": spec.VERSION, "plural": spec.PLURAL}
+MERGE_PATCH = "application/merge-patch+json"
 KUEUE = "kueue.x-k8s.io"
 # Newer versions of Kueue serve the first, older ones the second.
 WORKLOAD_VERSIONS = ("v1beta2", "v1beta1")
@@ -36,27 +38,27 @@ class Cluster:
 
     def create(self, resource: Object) -> None:
         """Creates a JobSet; a field that the cluster does not know is an error."""
-        if not self._jobsets("create", body=resource, field_validation="Strict"):
+        if not self._call("create", body=resource, field_validation="Strict"):
             raise SchedulerError(NO_JOBSET)
 
     def jobset(self, name: str) -> Object | None:
         """Reads a JobSet, None if there is none of that name."""
-        return self._jobsets("get", name=name)
+        return self._call("get", name=name)
 
     def jobsets(self) -> list[Object]:
         """Reads all JobSets that TorchX made."""
-        found = self._jobsets("list", label_selector=_selector(spec.MANAGED_BY))
+        found = self._call("list", label_selector=_selector(spec.MANAGED_BY))
         if not found:
             raise SchedulerError(NO_JOBSET)
         return found["items"]
 
     def patch(self, name: str, change: Object) -> None:
         """Merges a change into a JobSet; None removes a key."""
-        self._jobsets("patch", name=name, body=change, _content_type="application/merge-patch+json")
+        self._call("patch", name=name, body=change, _content_type=MERGE_PATCH)
 
     def delete(self, name: str) -> None:
         """Deletes a JobSet and, in the background, what belongs to it."""
-        self._jobsets("delete", name=name)
+        self._call("delete", name=name)
 
     def pods(self, labels: dict[str, str]) -> list[Object]:
         """Reads the pods with these labels."""
@@ -71,56 +73,44 @@ class Cluster:
             )
         return json.loads(answer.data)["items"]
 
-    def workloads(self, uid: str) -> list[Object]:
-        """Reads the Kueue workloads of an object; none if there is no Kueue, or this user may not read them."""
-        for version in WORKLOAD_VERSIONS:
-            if found := self._workloads(version, "list", label_selector=_selector({f"{KUEUE}/job-uid": uid})):
+    def workloads(self, jobset: Object) -> list[Object]:
+        """Reads the Kueue workloads of a JobSet; none if it is in no queue, or this user may not read them."""
+        selector = _selector({f"{KUEUE}/job-uid": jobset["metadata"]["uid"]})
+        for version in WORKLOAD_VERSIONS if spec.QUEUE_LABEL in spec.labels_of(jobset) else ():
+            if found := self._workloads(version, "list", label_selector=selector):
                 return found["items"]
         return []
 
     def deactivate(self, workload: Object) -> None:
         """Makes Kueue stop a job for good and release its quota."""
         version, name = workload["apiVersion"].partition("/")[2], workload["metadata"]["name"]
-        change = {"spec": {"active": False}}
-        self._workloads(version, "patch", name=name, body=change, _content_type="application/merge-patch+json")
+        self._workloads(version, "patch", name=name, body={"spec": {"active": False}}, _content_type=MERGE_PATCH)
 
     def log(self, pod: str, container: str, since: datetime | None, follow: bool) -> Iterator[str]:
         """Yields a container's log, each line after its time; nothing if the pod is gone or has not started."""
-        from kubernetes.client import ApiException, CoreV1Api
+        from kubernetes.client import CoreV1Api
 
         window: dict[str, Any] = {"since_seconds": _seconds_ago(since)} if since else {}
         options = {"container": container, "timestamps": True, "follow": follow, "_preload_content": False}
-        with _one_line():
-            try:
-                stream: Any = CoreV1Api(self._client).read_namespaced_pod_log(pod, self._namespace, **options, **window)
-            except ApiException as error:
-                if error.status in (400, 404):
-                    return
-                raise
+        with _one_line((400, 404)):
+            stream: Any = CoreV1Api(self._client).read_namespaced_pod_log(pod, self._namespace, **options, **window)
             for line in stream:
                 yield line.decode(errors="replace")
 
-    def _jobsets(self, verb: str, **arguments: Any) -> Object | None:
-        return self._custom(verb, (spec.GROUP, spec.VERSION, spec.PLURAL), (404,), arguments)
-
     def _workloads(self, version: str, verb: str, **arguments: Any) -> Object | None:
-        return self._custom(verb, (KUEUE, version, "workloads"), (403, 404), arguments)
+        kind = {"group": KUEUE, "version": version, "plural": "workloads"}
+        return self._call(verb, kind, missing=(403, 404), **arguments)
 
-    def _custom(
-        self, verb: str, kind: tuple[str, str, str], missing: tuple[int, ...], arguments: dict[str, Any]
+    def _call(
+        self, verb: str, kind: dict[str, str] = JOBSETS, missing: tuple[int, ...] = (404,), **arguments: Any
     ) -> Object | None:
         """Calls the API of custom objects; returns None for an answer with one of the `missing` codes."""
-        from kubernetes.client import ApiException, CustomObjectsApi
+        from kubernetes.client import CustomObjectsApi
 
         call = getattr(CustomObjectsApi(self._client), f"{verb}_namespaced_custom_object")
-        group, version, plural = kind
-        with _one_line():
-            try:
-                return call(group, version, self._namespace, plural, _request_timeout=TIMEOUT_SECONDS, **arguments)
-            except ApiException as error:
-                if error.status in missing:
-                    return None
-                raise
+        with _one_line(missing):
+            return call(namespace=self._namespace, _request_timeout=TIMEOUT_SECONDS, **kind, **arguments)
+        return None
 
 
 def _client(context: str | None) -> "ApiClient":
@@ -141,15 +131,16 @@ def _client(context: str | None) -> "ApiClient":
 
 
 @contextmanager
-def _one_line() -> Iterator[None]:
-    """Turns the client's errors, with their headers and bodies, into the server's message."""
+def _one_line(missing: tuple[int, ...] = ()) -> Iterator[None]:
+    """Turns the client's errors into the server's message; one with a `missing` code only ends the block."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
     try:
         yield
     except ApiException as error:
-        raise SchedulerError(f"Kubernetes: {_message(error)}") from error
+        if error.status not in missing:
+            raise SchedulerError(f"Kubernetes: {_message(error)}") from error
     except HTTPError as error:
         reason = str(getattr(error, "reason", error)).partition("): ")[2] or error
         raise SchedulerError(f"Kubernetes cannot be reached: {reason}; see kubectl cluster-info") from error

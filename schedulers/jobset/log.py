@@ -57,8 +57,7 @@ def follow(cluster: Cluster, replica: Replica, since: datetime | None, until: da
                 done.add(pod["metadata"]["uid"])
         elif jobset is None or is_terminal(app_state(jobset)):
             return
-        else:
-            time.sleep(POLL_SECONDS)
+        time.sleep(POLL_SECONDS)  # after a log, too: one that has ended, of a pod that does not know yet, ends at once
 
 
 def _started(pod: Object) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from functools import cache
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -28,7 +29,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
 
     def __init__(self, session_name: str) -> None:
         super().__init__(BACKEND, session_name)
-        self._clusters: dict[tuple[str | None, str], Cluster] = {}
+        self._cluster = cache(Cluster)
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
         """Creates the JobSet and returns the app id.
@@ -48,8 +49,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         if jobset is None:
             return None
         pods = cluster.pods({spec.JOBSET_LABEL: name})
-        queued = jobset["spec"].get("suspend") and spec.QUEUE_LABEL in jobset["metadata"].get("labels", {})
-        workloads = cluster.workloads(jobset["metadata"]["uid"]) if queued else []
+        workloads = cluster.workloads(jobset) if jobset["spec"].get("suspend") else []
         return status.describe(app_id, jobset, pods, workloads)
 
     def describe_native(self, app_id: str) -> AppDryRunInfo[JobSetRequest] | None:
@@ -66,7 +66,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
             ListAppResponse(
                 _app_id(opts.context, jobset["metadata"]),
                 status.app_state(jobset),
-                name=_labels(jobset).get("app.kubernetes.io/name", ""),
+                name=spec.labels_of(jobset).get("app.kubernetes.io/name", ""),
             )
             for jobset in sorted(found, key=lambda jobset: jobset["metadata"]["creationTimestamp"])
         ]
@@ -104,8 +104,8 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         """Suspends the job for good: its pods save and leave, its quota becomes free, and its status stays."""
         cluster, name = self._find(app_id)
         change: Object = {"metadata": {"annotations": {status.CANCELLED: "true"}}}
-        jobset = cluster.jobset(name) or {}
-        workloads = cluster.workloads(jobset["metadata"]["uid"]) if spec.QUEUE_LABEL in _labels(jobset) else []
+        jobset = cluster.jobset(name)
+        workloads = cluster.workloads(jobset) if jobset else []
         if not workloads:
             # Kueue ignores a job without a queue if it has not seen it before.
             change = {"metadata": change["metadata"] | {"labels": {spec.QUEUE_LABEL: None}}, "spec": {"suspend": True}}
@@ -122,11 +122,6 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         *context, namespace, name = app_id.split(":")
         return self._cluster(unquote(context[0]) if context else None, namespace), name
 
-    def _cluster(self, context: str | None, namespace: str) -> Cluster:
-        if (context, namespace) not in self._clusters:
-            self._clusters[context, namespace] = Cluster(context, namespace)
-        return self._clusters[context, namespace]
-
 
 def create_scheduler(session_name: str, **kwargs: Any) -> JobSetScheduler:
     """Returns the scheduler that TorchX knows as `jobset`."""
@@ -136,7 +131,3 @@ def create_scheduler(session_name: str, **kwargs: Any) -> JobSetScheduler:
 def _app_id(context: str | None, metadata: Mapping[str, Any]) -> str:
     place = [quote(context, safe="")] if context else []
     return ":".join([*place, metadata["namespace"], metadata["name"]])
-
-
-def _labels(jobset: Object) -> dict[str, str]:
-    return jobset.get("metadata", {}).get("labels", {})

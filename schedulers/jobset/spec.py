@@ -63,12 +63,9 @@ def jobset(job: Job) -> dict[str, Any]:
 
 
 def _labels(job: Job) -> dict[str, str]:
-    labels = MANAGED_BY | {"app.kubernetes.io/name": label(job.app.name)}
-    if job.opts.queue:
-        labels[QUEUE_LABEL] = job.opts.queue
-    if job.opts.queue_priority:
-        labels[QUEUE_PRIORITY_LABEL] = job.opts.queue_priority
-    return labels
+    queue = {QUEUE_LABEL: job.opts.queue, QUEUE_PRIORITY_LABEL: job.opts.queue_priority}
+    named = MANAGED_BY | {"app.kubernetes.io/name": label(job.app.name)}
+    return named | {key: value for key, value in queue.items() if value}
 
 
 def _failure_policy(max_retries: int) -> dict[str, Any]:
@@ -102,9 +99,17 @@ def _replicated_job(role: Role, template: dict[str, Any]) -> dict[str, Any]:
 
 def roles(resource: Mapping[str, Any]) -> list[Role]:
     """Returns the roles of a JobSet with their names, images and numbers of replicas."""
-    found = []
-    for job in resource["spec"]["replicatedJobs"]:
-        spec = job["template"]["spec"]
-        image = spec["template"]["spec"]["containers"][0]["image"]
-        found.append(Role(name=job["name"], image=image, num_replicas=spec.get("completions", 1)))
-    return found
+    specs = {job["name"]: job["template"]["spec"] for job in resource["spec"]["replicatedJobs"]}
+    return [
+        Role(
+            name=name,
+            image=spec["template"]["spec"]["containers"][0]["image"],
+            num_replicas=spec.get("completions", 1),
+        )
+        for name, spec in specs.items()
+    ]
+
+
+def labels_of(resource: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the labels of a JobSet or a pod."""
+    return resource["metadata"].get("labels", {})

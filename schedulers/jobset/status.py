@@ -67,16 +67,14 @@ def describe(app_id: str, jobset: Object, pods: Iterable[Object], workloads: Ite
 
 def newest_pods(pods: Iterable[Object]) -> dict[tuple[str, int], Object]:
     """Returns the pod of the last attempt of each replica, by role and replica id."""
-    newest: dict[tuple[str, int], Object] = {}
-    for pod in sorted(pods, key=_age):
-        labels = pod["metadata"].get("labels", {})
-        newest[labels.get(spec.ROLE_LABEL, ""), int(labels.get(INDEX, 0))] = pod
-    return newest
+    return {
+        (spec.labels_of(pod).get(spec.ROLE_LABEL, ""), int(spec.labels_of(pod).get(INDEX, 0))): pod
+        for pod in sorted(pods, key=_age)
+    }
 
 
 def _age(pod: Object) -> tuple[int, str]:
-    metadata = pod["metadata"]
-    return int(metadata.get("labels", {}).get(spec.ATTEMPT_LABEL, 0)), metadata["creationTimestamp"]
+    return int(spec.labels_of(pod).get(spec.ATTEMPT_LABEL, 0)), pod["metadata"]["creationTimestamp"]
 
 
 def _messages(
@@ -100,7 +98,7 @@ def _messages(
 
 
 def _pending(jobset: Object, pods: Mapping[tuple[str, int], Object], workloads: Iterable[Object]) -> str:
-    queue = jobset["metadata"].get("labels", {}).get(spec.QUEUE_LABEL)
+    queue = spec.labels_of(jobset).get(spec.QUEUE_LABEL)
     if jobset["spec"].get("suspend"):
         admission = [_conditions(each, status="False").get("QuotaReserved", {}) for each in workloads]
         reason = next((condition["message"] for condition in admission if condition.get("message")), "")
@@ -113,19 +111,19 @@ def _pending(jobset: Object, pods: Mapping[tuple[str, int], Object], workloads: 
 
 
 def _role_status(jobset: Object, role: Role, state: AppState, pods: Mapping[tuple[str, int], Object]) -> RoleStatus:
-    replicas, without_pod = [], WITHOUT_POD.get(state, ReplicaState.PENDING)
-    for number in range(role.num_replicas):
-        pod = pods.get((role.name, number))
-        replicas.append(
-            ReplicaStatus(
-                id=number,
-                role=role.name,
-                state=PHASES.get(pod["status"].get("phase"), ReplicaState.UNKNOWN) if pod else without_pod,
-                hostname=f"{jobset['metadata']['name']}-{role.name}-0-{number}.{jobset['metadata']['name']}",
-                hostaddr=pod["status"].get("podIP") if pod else None,
-                structured_error_msg=_structured(pod) if pod else NONE,
-            )
+    found = [pods.get((role.name, number)) for number in range(role.num_replicas)]
+    without_pod = WITHOUT_POD.get(state, ReplicaState.PENDING)
+    replicas = [
+        ReplicaStatus(
+            id=number,
+            role=role.name,
+            state=PHASES.get(pod["status"].get("phase"), ReplicaState.UNKNOWN) if pod else without_pod,
+            hostname=f"{jobset['metadata']['name']}-{role.name}-0-{number}.{jobset['metadata']['name']}",
+            hostaddr=pod["status"].get("podIP") if pod else None,
+            structured_error_msg=_structured(pod) if pod else NONE,
         )
+        for number, pod in enumerate(found)
+    ]
     return RoleStatus(role.name, replicas)
 
 
@@ -134,7 +132,8 @@ def _structured(pod: Object) -> str:
     reason = pod_reason(pod)
     if not reason:
         return NONE
-    message = f"{reason} (pod {pod['metadata']['name']}{_on_node(pod)})"
+    node = pod["spec"].get("nodeName")
+    message = f"{reason} (pod {pod['metadata']['name']}{f' on {node}' if node else ''})"
     terminated = _termination(pod)
     error = {"message": message, "errorCode": terminated.get("exitCode")}
     if "finishedAt" in terminated:
@@ -142,19 +141,14 @@ def _structured(pod: Object) -> str:
     return json.dumps(error)
 
 
-def _on_node(pod: Object) -> str:
-    node = pod["spec"].get("nodeName")
-    return f" on {node}" if node else ""
-
-
 def pod_reason(pod: Object) -> str:
     """Returns why a pod does not run, or how it ended; empty for one that runs or succeeded."""
     status = pod["status"]
     disrupted = _conditions(pod).get("DisruptionTarget", {})
     unscheduled = _conditions(pod, status="False").get("PodScheduled", {})
+    containers = (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
     parts = [_reason_and_message(each) for each in (disrupted, status, unscheduled)]
-    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
-        parts.append(_container_reason(container.get("state", {})))
+    parts += [_container_reason(container.get("state", {})) for container in containers]
     return "; ".join(part for part in parts if part)
 
 

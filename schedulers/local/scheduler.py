@@ -182,7 +182,7 @@ def _job(request: PopenRequest, app: AppDef, cfg: Opts) -> Job:
         name=app.name,
         roles=[status.role_fields(role) for role in app.roles],
         replicas=[
-            _replica(role, number, params)
+            Replica(role=role, number=number, **vars(params))
             for role, replicas in request.role_params.items()
             for number, params in enumerate(replicas)
         ],
@@ -190,19 +190,6 @@ def _job(request: PopenRequest, app: AppDef, cfg: Opts) -> Job:
         grace_seconds=cfg.grace_seconds,
         detach=cfg.detach,
         log_dir=request.log_dir,
-    )
-
-
-def _replica(role: str, number: int, params: ReplicaParam) -> Replica:
-    return Replica(
-        role=role,
-        number=number,
-        args=params.args,
-        env=params.env,
-        cwd=params.cwd,
-        stdout=none_throws(params.stdout),
-        stderr=none_throws(params.stderr),
-        combined=none_throws(params.combined),
     )
 
 

@@ -70,7 +70,7 @@ class Supervisor:
         failures = 0
         self.attempt()
         while not (state := self.final_state(failures)):
-            failures += not self.stopped()
+            failures += not is_stopped(self.record.outcome())
             self.progress.restarts += 1
             for logs in self.logs:
                 logs.note(f"{self.summary()}; starting again, restart {self.progress.restarts}")
@@ -84,13 +84,9 @@ class Supervisor:
             return "SUCCEEDED"
         if self.stop_requested:
             return "CANCELLED"
-        if self.stopped() or failures < self.job.max_retries:
+        if is_stopped(self.record.outcome()) or failures < self.job.max_retries:
             return None
         return "FAILED"
-
-    def stopped(self) -> bool:
-        """Returns whether the job ended in order, with its state saved, because of a signal."""
-        return is_stopped(self.record.outcome())
 
     def attempt(self) -> None:
         """Starts all replicas and waits until all have ended."""

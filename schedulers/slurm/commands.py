@@ -116,8 +116,5 @@ def _from_accounting(job_ids: list[str]) -> dict[str, Job]:
         lines = run("sacct", *wanted, f"--jobs={','.join(job_ids)}").splitlines()
     except SchedulerError:  # no accounting here: the record of the job has to do
         return {}
-    found = {}
-    for line in lines:
-        number, state, exit_code = line.split("|")
-        found[number] = Job(state.partition(" ")[0], exit_code=exit_code)
-    return found
+    found = (line.split("|") for line in lines)
+    return {number: Job(state.partition(" ")[0], exit_code=exit_code) for number, state, exit_code in found}

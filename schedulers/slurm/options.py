@@ -122,11 +122,14 @@ class SlurmOpts(StructuredOpts):
     def sbatch(self) -> list[str]:
         """Returns the options of sbatch."""
         given = ((name.replace("_", "-"), getattr(self, name)) for name in PASSED_ON)
-        lines = [f"--{name}={_value(value)}" for name, value in given if value is not None]
-        lines += ["--exclusive"] if self.exclusive else []
-        lines += [f"--signal=B:USR1@{self.signal_lead}", f"--open-mode={self.open_mode}"]
-        lines += ["--requeue" if self.requeue else "--no-requeue"]
-        return [*lines, *(self.sbatch_args or [])]
+        return [
+            *(f"--{name}={_value(value)}" for name, value in given if value is not None),
+            *(["--exclusive"] if self.exclusive else []),
+            f"--signal=B:USR1@{self.signal_lead}",
+            f"--open-mode={self.open_mode}",
+            "--requeue" if self.requeue else "--no-requeue",
+            *(self.sbatch_args or []),
+        ]
 
 
 def sbatch_word(text: str) -> str:
@@ -144,8 +147,6 @@ def _seconds(time: str) -> int | None:
     if not found:
         return None
     days, first, second, third = (int(group or 0) for group in found.groups())
-    if found[1]:  # days-hours:minutes:seconds
+    if found[1] or found[4]:  # days-hours:minutes:seconds, hours:minutes:seconds
         return ((days * 24 + first) * 60 + second) * 60 + third
-    if found[4]:  # hours:minutes:seconds
-        return (first * 60 + second) * 60 + third
     return first * 60 + second  # minutes:seconds

@@ -33,13 +33,16 @@ class SaveFailed(Exception):
     """A checkpoint was not committed; training continues.
 
     Args:
-        reason: The message.
+        error: The reason.
+        where: What the message begins with.
+
+    Attributes:
         permanent: Whether a retry would not help.
     """
 
-    def __init__(self, reason: str, permanent: bool) -> None:
-        super().__init__(reason)
-        self.permanent = permanent
+    def __init__(self, error: BaseException, where: str = "") -> None:
+        super().__init__(f"{where}{error}")
+        self.permanent = isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno in PERMANENT)
 
 
 class Saver:
@@ -172,7 +175,7 @@ class Saver:
             dcp.save(staged, storage_writer=writer, planner=planner, process_group=self._group)
         except CheckpointException as failure:  # raised on every rank if one fails
             rank, (error, _) = min(failure.failures.items())
-            raise _failed(error, f"rank {rank}: ") from failure
+            raise SaveFailed(error, f"rank {rank}: ") from failure
         parts = gather_to_all(writer.entries, self._context, self._group)
         return {name: entry for part in parts for name, entry in part.items()}
 
@@ -191,7 +194,7 @@ class Saver:
     def _on_rank0(self, act: Callable[[], object]) -> None:
         """Acts on rank 0; raises SaveFailed on every rank if that fails."""
         if error := self._try_on_rank0(act):
-            raise _failed(error)
+            raise SaveFailed(error)
 
     def _try_on_rank0(self, act: Callable[[], object]) -> OSError | None:
         def attempt() -> OSError | None:
@@ -202,8 +205,3 @@ class Saver:
             return None
 
         return broadcast_from_rank0(self._context, attempt, self._group)
-
-
-def _failed(error: BaseException, where: str = "") -> SaveFailed:
-    permanent = isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno in PERMANENT)
-    return SaveFailed(f"{where}{error}", permanent)

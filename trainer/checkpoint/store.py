@@ -109,7 +109,11 @@ class Checkpoints:
 
     def remove(self, step: int) -> None:
         """Deletes a checkpoint, the manifest first, so that an interrupted deletion leaves no damaged checkpoint."""
-        self._remove(_name(step))
+        # Files may be missing: what remains of an interrupted deletion is deleted again.
+        with suppress(FileNotFoundError):
+            self._run.fs.rm_file(self._run.path(FOLDER, _name(step), MANIFEST))
+        with suppress(FileNotFoundError):
+            self._run.fs.rm(self._run.path(FOLDER, _name(step)), recursive=True)
 
     def uncommitted(self) -> list[int]:
         """Returns the steps whose checkpoints are not committed, in order."""
@@ -117,17 +121,10 @@ class Checkpoints:
 
     def remove_leftovers(self) -> list[str]:
         """Deletes checkpoints that were never committed, and returns their names."""
-        leftovers = [_name(step) for step in self.uncommitted()]
-        for name in leftovers:
-            self._remove(name)
-        return leftovers
-
-    def _remove(self, name: str) -> None:
-        # Files may be missing: what remains of an interrupted deletion is deleted again.
-        with suppress(FileNotFoundError):
-            self._run.fs.rm_file(self._run.path(FOLDER, name, MANIFEST))
-        with suppress(FileNotFoundError):
-            self._run.fs.rm(self._run.path(FOLDER, name), recursive=True)
+        leftovers = self.uncommitted()
+        for step in leftovers:
+            self.remove(step)
+        return [_name(step) for step in leftovers]
 
     def _manifest(self, name: str) -> str | None:
         return self._run.read(FOLDER, name, MANIFEST)

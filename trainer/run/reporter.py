@@ -36,9 +36,6 @@ class StallTimer(Iterator[T]):
         self._items = items
         self.stalled_seconds = 0.0
 
-    def __iter__(self) -> "StallTimer":
-        return self
-
     def __next__(self) -> T:
         start = time.perf_counter()
         try:
@@ -135,9 +132,7 @@ class Reporter:
         self._loss.zero_()
         self._loss_steps, self._samples, self._step_seconds, self._stalled_before = 0, 0, [], stalled_seconds
         if self._context.is_rank0:
-            with self.tolerate_failed_writes():
-                self._metrics.add(record)
-                self._to_board("train", record)
+            self._write(self._metrics, "train", record)
             self.log(self._line(record))
             if mean_loss == 0 and step - self._first_step <= self._config.interval_steps:
                 self.log(ZERO_LOSS)
@@ -158,9 +153,7 @@ class Reporter:
         self.resume_clock()
         if not self._context.is_rank0:
             return
-        with self.tolerate_failed_writes():
-            self._evaluations.add({"step": step, "split": split, **metrics})
-            self._to_board(split, {"step": step, **metrics})
+        self._write(self._evaluations, split, {"step": step, "split": split, **metrics})
         self.log(f"step {step:,}  {split}: " + format_metrics(metrics))
 
     def evaluations(self) -> list[dict[str, Any]]:
@@ -214,10 +207,11 @@ class Reporter:
         except Exception as error:  # trackers are plugins and may raise anything; the run is saved
             self.log(f"the TorchX tracker did not record this run: {type(error).__name__}: {error}")
 
-    def _to_board(self, group: str, record: dict[str, Any]) -> None:
-        if self._board:
+    def _write(self, file: JsonLines, group: str, record: dict[str, Any]) -> None:
+        with self.tolerate_failed_writes():
+            file.add(record)
             for name, value in record.items():
-                if name != "step":
+                if self._board and name not in ("step", "split"):
                     self._board.add_scalar(f"{group}/{name}", value, record["step"])
 
 

@@ -10,6 +10,7 @@ from torchx.schedulers.api import Stream
 from torchx.specs import ReplicaState
 
 from schedulers.errors import SchedulerError
+from schedulers.jobset import log
 
 SHELL = ("utils.sh", "--image", "trainer:1")
 
@@ -229,3 +230,34 @@ def test_follow_loses_and_repeats_nothing_when_its_connection_is_closed(cluster,
     cluster.cut_log_after = 2
     handle = submit("for i in 1 2 3 4 5; do echo $i; sleep 0.2; done")
     assert quick("log", "-t", f"{handle}/sh/0") == "".join(f"sh/0 {i}\n" for i in range(1, 6))
+
+
+def test_follow_pauses_where_a_log_has_ended_and_its_pod_still_runs(monkeypatch):
+    """A kubelet reports the end of a container late; until then its log, which is empty by now, ends at once."""
+    labels = {"jobset.sigs.k8s.io/replicatedjob-name": "sh", "batch.kubernetes.io/job-completion-index": "0"}
+    status = {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}
+    metadata = {"name": "pod", "uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": labels}
+    pod = {"metadata": metadata, "spec": {"containers": [{"name": "sh"}]}, "status": status}
+
+    class Quiet:
+        def jobset(self, name):
+            ended = [{"type": "Completed", "status": "True"}] if status["phase"] == "Succeeded" else []
+            return {"metadata": {"name": name}, "status": {"conditions": ended}, "spec": {}}
+
+        def pods(self, labels):
+            return [pod]
+
+        def log(self, *_):
+            yield from ()
+
+    pauses = []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            status["phase"] = "Succeeded"
+        assert len(pauses) < 10
+
+    monkeypatch.setattr(log.time, "sleep", sleep)
+    assert list(log.follow(Quiet(), log.Replica("job", "sh", 0), None, None)) == []
+    assert len(pauses) >= 3

@@ -82,8 +82,7 @@ def reshard(folder: Path, data: Path, ranks: int, moves: list[tuple[str, str]], 
     file = folder / f"moves-{ranks}.json"
     file.write_text(json.dumps(tasks))
     script = str(Path(__file__).parents[1] / "support/reshard.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), script, str(file)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, script, file, str(ranks)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-20000:]
 
 

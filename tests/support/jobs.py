@@ -1,6 +1,6 @@
-"""Several training runs in one launch of torchrun, for tests that compare runs.
+"""Several training runs in one process group, for tests that compare runs.
 
-`torchrun --nproc-per-node N tests/jobs.py JOBS.json`, where JOBS.json is a list of {"config": {...}, "out": ...}.
+`python tests/support/jobs.py JOBS.json RANKS`, where JOBS.json is a list of {"config": {...}, "out": ...}.
 """
 
 import functools
@@ -66,8 +66,7 @@ def launch(jobs: list[dict], ranks: int, folder: Path) -> str:
     """Runs the jobs one after the other in one process group of `ranks` ranks on Gloo; returns their output."""
     file = folder / f"jobs-{ranks}.json"
     file.write_text(json.dumps(jobs))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), __file__, str(file)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, __file__, file, str(ranks)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-20000:]
     return done.stdout
 
@@ -126,10 +125,8 @@ def count_sent_bytes() -> dict[str, list[int]]:
     return sent
 
 
-def main(file: str) -> None:
-    from trainer.commands import import_quickly
-
-    import_quickly("trainer.training.loop")
+def run_jobs(file: str) -> None:
+    """Runs the jobs of a file on this rank."""
     from trainer.config.root import Config
     from trainer.core.distributed import process_group
     from trainer.core.logging import quiet_libraries
@@ -147,5 +144,14 @@ def main(file: str) -> None:
                 Path(job["out"], f"sent-{context.rank}.json").write_text(json.dumps(sent))
 
 
+def main(file: str, ranks: str) -> None:
+    from trainer.commands import import_quickly
+
+    import_quickly("trainer.training.loop")
+    from ranks import run_on_ranks
+
+    run_on_ranks(int(ranks), run_jobs, file)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

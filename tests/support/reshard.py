@@ -1,6 +1,6 @@
 """Restores checkpoints under other plans without a step in between, for tests that compare them.
 
-`torchrun --nproc-per-node N tests/reshard.py MOVES.json`, where MOVES.json is a list of {"config": {...}, "moves":
+`python tests/support/reshard.py MOVES.json RANKS`, where MOVES.json is a list of {"config": {...}, "moves":
 {FROM: TO}}: FROM is a run directory whose newest checkpoint is restored under the configuration's plan, TO where the
 state is then written, as another run's checkpoint of the same step.
 """
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
+from ranks import run_on_ranks
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from trainer.checkpoint.io import ChecksumWriter
@@ -49,7 +50,7 @@ def move(start: Checkpoint, model: ShardedModel, out: str, context: DistributedC
     )
 
 
-def main(file: str) -> None:
+def run_moves(file: str) -> None:
     quiet_libraries()
     with process_group() as context:
         for task in json.loads(Path(file).read_text()):
@@ -60,4 +61,4 @@ def main(file: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    run_on_ranks(int(sys.argv[2]), run_moves, sys.argv[1])

@@ -19,11 +19,11 @@ check: $(VENV)/ready lint
 # all; files are spread over more workers than cores, in the order of tests/conftest.py: xdist would begin with those
 # of many tests, and end with the slowest.
 test: $(VENV)/ready lint
-	pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
 
 # The same with whole matrices: every plan restored by every other, every fault at every moment.
 test-all: $(VENV)/ready lint
-	pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --all
+	pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder --all
 
 # The tests that need a Slurm, against 24.11 instead of the system's own.
 test-slurm24: $(VENV)/ready

@@ -1,5 +1,6 @@
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from jobs import write_rows
@@ -7,17 +8,23 @@ from jobs import write_rows
 # Files that take minutes, most of which they wait. One that began last would leave the other workers idle.
 LONGEST = (
     "test_slurm_training",
+    "test_main_job",
     "test_slurm.py",
+    "test_verify_resume",
+    "test_doctor",
     "test_chaos",
     "test_local_training",
-    "test_object_store",
-    "test_verify_resume",
-    "test_watchdog",
-    "test_elastic",
     "test_preemption",
-    "test_docs",
+    "test_object_store",
+    "test_elastic",
+    "test_world_sizes",
     "test_saver",
+    "test_reshard",
+    "test_bench",
+    "test_watchdog",
+    "test_docs",
 )
+SUPPORT = str(Path(__file__).parent / "support")
 PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn"}
 
 
@@ -27,8 +34,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Gives every process one thread: as many as there are cores, in each of many tests, wait for one another."""
+    """Gives every process one thread, as those of many tests would wait for one another, and the support modules."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SUPPORT, os.environ.get("PYTHONPATH")]))
     if config.getoption("unit"):
         sys.addaudithook(skip_where_a_process_starts)
 

@@ -3,13 +3,12 @@
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tomli_w
 import torch
+from command import run_trainer
 from jobs import config, saved_tensors, write_rows
 
 from trainer.checkpoint.manifest import entry_of
@@ -17,8 +16,7 @@ from trainer.checkpoint.rowwise_state import ColumnShards, write_rowwise_state
 
 
 def trainer(folder, out, *flags):
-    command = [sys.executable, "-m", "trainer", "train", str(folder / "config.toml"), "--out", str(out), *flags]
-    return subprocess.run(command, capture_output=True, text=True)
+    return run_trainer("train", folder / "config.toml", "--out", out, *flags)
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,7 @@ class Run:
     def __init__(self, store, folder, name):
         self.store, self.url = store, f"s3://bucket/{name}"
         tree = config("s3://bucket/rows", train__steps=1_000_000, data__validation=["s3://bucket/rows/part-00.parquet"])
+        tree["model"]["name"] = "custom:unhurried"
         tree["checkpoint"] = {"every_steps": 2, "keep": {"newest": 5}}
         tree["report"] = {"interval_steps": 1}
         self.file = write_config(folder / f"{name}.toml", tree)

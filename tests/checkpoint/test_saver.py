@@ -22,7 +22,10 @@ STEPS = 30
 
 @pytest.fixture
 def file(rows, tmp_path):
-    return write_config(tmp_path / "config.toml", config(rows, train__steps=STEPS, checkpoint__every_steps=2))
+    return write_config(
+        tmp_path / "config.toml",
+        config(rows, model__name="custom:unhurried", train__steps=STEPS, checkpoint__every_steps=2),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +119,7 @@ def test_a_committed_checkpoint_survives_a_power_cut(file, tmp_path):
 
 
 def test_saving_every_so_many_minutes(rows, tmp_path):
-    tree = config(rows, train__steps=100_000, checkpoint__every_minutes=0.02)
+    tree = config(rows, model__name="custom:unhurried", train__steps=100_000, checkpoint__every_minutes=0.02)
     job = Training(write_config(tmp_path / "config.toml", tree), tmp_path / "out")
     job.wait_until(lambda: len(committed(job.out)) >= 2)
     job.kill()

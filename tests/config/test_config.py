@@ -1,7 +1,6 @@
 """What a configuration file or a flag gets wrong is said in one line that names it and what is allowed."""
 
 import re
-from pathlib import Path
 
 import pytest
 from command import run_trainer, write_config
@@ -10,7 +9,6 @@ from jobs import config
 from trainer.config.root import READY_MADE, load_config
 from trainer.core.errors import InputError
 
-ROOT = Path(__file__).parents[2]
 FEATURES = "[data.sparse.s]\nrows = 5\n[data.dense.d]\n"
 
 
@@ -86,7 +84,7 @@ def test_the_home_directory_is_found_in_every_path(rows, tmp_path, monkeypatch):
         ["train", "~/config.toml", "--out=~/first", "--planner.plan=~/plan.json", "--report.tensorboard", "True"],
         ["train", "~/config.toml", "--out=~/second", "--finetune.checkpoint=~/first"],
     ):
-        done = run_trainer(*words, HOME=str(home), PYTHONPATH=str(ROOT))
+        done = run_trainer(*words, HOME=str(home))
         assert done.returncode == 0, done.stderr
     assert not list(here.iterdir())
     assert (home / "first/tensorboard").is_dir()

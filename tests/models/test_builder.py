@@ -6,7 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from jobs import config, launch, losses, write_rows
+from jobs import config, launch_rounds, losses, write_rows
+
+MODELS = ["dlrm", "dlrm_dcn", "custom:sum_of_embeddings"]
 
 
 @pytest.fixture(scope="module")
@@ -31,44 +33,52 @@ def rich(data, **changes):
     return tree
 
 
-def test_losses_do_not_depend_on_the_number_of_ranks(data, tmp_path):
-    for ranks in (1, 2):
-        launch([{"config": rich(data), "out": str(tmp_path / str(ranks))}], ranks, tmp_path)
-    np.testing.assert_allclose(losses(tmp_path / "2"), losses(tmp_path / "1"), rtol=1e-5)
-    metrics = json.loads((tmp_path / "2/evaluations.jsonl").read_text())
-    assert {"auc/label", "auc/buy", "log_loss/label", "log_loss/buy"} <= metrics.keys()
-    assert len(json.loads((tmp_path / "2/plan.json").read_text())["modules"].popitem()[1]) == 6  # seven features
+def still(data):
+    """A rate of zero, at which nothing moves."""
+    rate = {"learning_rate": 0.0, "name": "sgd"}
+    return rich(data, optimizer={"sparse": rate, "dense": rate}, train__steps=10)
 
 
-def test_the_loss_is_the_weighted_sum_over_the_samples(data, tmp_path):
-    """With a rate of zero nothing moves: the mean of the steps' losses follows from the first predictions."""
-    still = {"learning_rate": 0.0, "name": "sgd"}
-    changes = {"optimizer": {"sparse": still, "dense": still}, "train__steps": 10}
-    launch([{"config": rich(data, **changes), "out": str(tmp_path / "out")}], 2, tmp_path)
-    weights = pq.read_table(data / "rich")["weight"].to_numpy().astype(float)
-    metrics = json.loads((tmp_path / "out/evaluations.jsonl").read_text())
-    expected = (metrics["log_loss/label"] + metrics["log_loss/buy"]) * weights.sum() / 640
-    assert np.mean(losses(tmp_path / "out")) == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("name", ["dlrm", "dlrm_dcn", "custom:sum_of_embeddings"])
-def test_models(data, tmp_path, name):
+def of_model(data, name):
     model = {"name": name, "embedding_dim": 8, "cross_rank": 4, "arguments": {"depth": 3}}
     if name.startswith("dlrm"):
         model |= {"dense_layers": [16], "over_layers": [16]}
-    launch(
-        [{"config": config(data / "plain", model=model, train__steps=30), "out": str(tmp_path / "out")}], 2, tmp_path
-    )
-    curve = losses(tmp_path / "out")
+    return config(data / "plain", model=model, train__steps=30)
+
+
+@pytest.fixture(scope="module")
+def runs(data, tmp_path_factory):
+    """All runs, by name; those on 2 ranks but for one."""
+    folder = tmp_path_factory.mktemp("runs")
+    trees = {"rich": rich(data), "still": still(data), **{name: of_model(data, name) for name in MODELS}}
+    trees |= {precision: config(data / "plain", train__precision=precision) for precision in ("fp32", "bf16")}
+    on_two = [{"config": tree, "out": str(folder / name)} for name, tree in trees.items()]
+    launch_rounds([(2, on_two), (1, [{"config": rich(data), "out": str(folder / "alone")}])], folder)
+    return folder
+
+
+def test_losses_do_not_depend_on_the_number_of_ranks(runs):
+    np.testing.assert_allclose(losses(runs / "rich"), losses(runs / "alone"), rtol=1e-5)
+    metrics = json.loads((runs / "rich/evaluations.jsonl").read_text())
+    assert {"auc/label", "auc/buy", "log_loss/label", "log_loss/buy"} <= metrics.keys()
+    assert len(json.loads((runs / "rich/plan.json").read_text())["modules"].popitem()[1]) == 6  # seven features
+
+
+def test_the_loss_is_the_weighted_sum_over_the_samples(data, runs):
+    """Where nothing moves, the mean of the steps' losses follows from the first predictions."""
+    weights = pq.read_table(data / "rich")["weight"].to_numpy().astype(float)
+    metrics = json.loads((runs / "still/evaluations.jsonl").read_text())
+    expected = (metrics["log_loss/label"] + metrics["log_loss/buy"]) * weights.sum() / 640
+    assert np.mean(losses(runs / "still")) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(runs, name):
+    curve = losses(runs / name)
     assert np.mean(curve[-5:]) < np.mean(curve[:5])
 
 
-def test_bfloat16_stays_close(data, tmp_path):
-    jobs = [
-        {"config": config(data / "plain", train__precision=precision), "out": str(tmp_path / precision)}
-        for precision in ("fp32", "bf16")
-    ]
-    launch(jobs, 2, tmp_path)
-    exact, rounded = losses(tmp_path / "fp32"), losses(tmp_path / "bf16")
+def test_bfloat16_stays_close(runs):
+    exact, rounded = losses(runs / "fp32"), losses(runs / "bf16")
     assert exact != rounded
     np.testing.assert_allclose(rounded, exact, rtol=0.02)

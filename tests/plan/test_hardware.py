@@ -1,16 +1,12 @@
 """Plans for hosts that this machine is not."""
 
-import subprocess
-import sys
-
 import pytest
+from command import run_trainer
 from jobs import config
 
 from trainer.config.root import Config
 from trainer.plan.hardware import HOSTS
 from trainer.plan.planner import GB_PER_SECOND, GIB, topology
-
-PLAN = [sys.executable, "-m", "trainer", "plan"]
 
 
 def topology_of(device="cuda", **planner):
@@ -49,20 +45,14 @@ def test_a_host_without_a_gpu_has_its_memory_and_usual_bandwidths():
     assert found.comms_bandwidths.intra_host_bw == topology_of("cpu").comms_bandwidths.intra_host_bw
 
 
-def test_a_plan_for_two_hosts_that_this_machine_is_not(tmp_path):
-    done = subprocess.run(
-        [*PLAN, "criteo_terabyte", "--world-size", "16", "--planner.hardware", "h100"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+def test_a_plan_for_two_hosts_that_this_machine_is_not():
+    done = run_trainer("plan", "criteo_terabyte", "--world-size", "16", "--planner.hardware", "h100")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.partition("MiB of tables")[2].splitlines()) == 16 + 2
 
 
-def test_tables_that_do_not_fit_are_refused(tmp_path):
-    flags = ["--world-size", "1", "--planner.hardware", "a100_1"]
-    done = subprocess.run([*PLAN, "criteo_terabyte", *flags], cwd=tmp_path, capture_output=True, text=True)
+def test_tables_that_do_not_fit_are_refused():
+    done = run_trainer("plan", "criteo_terabyte", "--world-size", "1", "--planner.hardware", "a100_1")
     assert done.returncode == 2
     assert "do not fit the memory of the ranks" in done.stderr
 
@@ -74,7 +64,7 @@ def test_tables_that_do_not_fit_are_refused(tmp_path):
         (["--planner.hardware", "h100", "--world-size", "12"], "--world-size is 12; on hosts of 8 GPUs it must be"),
     ],
 )
-def test_wrong_hardware_is_one_line(flags, message, tmp_path):
-    done = subprocess.run([*PLAN, "synthetic", *flags], cwd=tmp_path, capture_output=True, text=True)
+def test_wrong_hardware_is_one_line(flags, message):
+    done = run_trainer("plan", "synthetic", *flags)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {message}")

@@ -2,11 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
+from command import run_trainer
 from jobs import config, write_rows
 
 from trainer.config.root import Config
@@ -140,13 +139,11 @@ def test_a_job_uses_the_plan_that_the_plan_command_wrote(tmp_path):
     data = write_rows(tmp_path / "data", [64])
     settings = tmp_path / "config.toml"
     settings.write_text(tomli_w.dumps(config(data, train__steps=1)))
-    trainer = [sys.executable, "-m", "trainer"]
-    plan = [*trainer, "plan", str(settings), "--world-size", "1", "--planner.sharding-types", "column_wise"]
-    done = subprocess.run([*plan, "--out", str(tmp_path / "plan.json")], capture_output=True, text=True)
+    plan = ["--world-size", 1, "--planner.sharding-types", "column_wise", "--out", tmp_path / "plan.json"]
+    done = run_trainer("plan", settings, *plan)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("column_wise") == 6
-    train = [*trainer, "train", str(settings), "--out", str(tmp_path / "run")]
-    done = subprocess.run([*train, "--planner.plan", str(tmp_path / "plan.json")], capture_output=True, text=True)
+    done = run_trainer("train", settings, "--out", tmp_path / "run", "--planner.plan", tmp_path / "plan.json")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run/plan.json").read_text()) == json.loads((tmp_path / "plan.json").read_text())
 

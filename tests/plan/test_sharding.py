@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from jobs import config, launch, losses, saved_tensors, write_rows
+from jobs import config, launch, launch_rounds, losses, saved_tensors, write_rows
 from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
@@ -39,11 +39,17 @@ def runs(tmp_path_factory):
     """Every plan on 1, 2 and 4 ranks for 60 steps: four epochs and a bit."""
     folder = tmp_path_factory.mktemp("runs")
     data = write_rows(folder / "data", SIZES)
-    for ranks in (1, 2, 4):
-        jobs = [
-            {"config": planned(data, kind, train__steps=60), "out": str(folder / f"{kind}-{ranks}")} for kind in PLANS
-        ]
-        launch(jobs, ranks, folder)
+    rounds = [
+        (
+            ranks,
+            [
+                {"config": planned(data, kind, train__steps=60), "out": str(folder / f"{kind}-{ranks}")}
+                for kind in PLANS
+            ],
+        )
+        for ranks in (1, 2, 4)
+    ]
+    launch_rounds(rounds, folder)
     return folder
 
 

@@ -13,14 +13,14 @@ from trainer_process import Training, committed, is_running
 
 from trainer.run.preemption import SAME_REQUEST_SECONDS
 
-STEPS = 400
+STEPS = 150
 
 
 @pytest.fixture(scope="module")
 def setting(rows, tmp_path_factory):
-    """A configuration of many short steps, and the losses of a run of it that nobody disturbs, on 2 ranks."""
+    """A configuration of steps of 50 ms, and the losses of a run of it that nobody disturbs, on 2 ranks."""
     folder = tmp_path_factory.mktemp("preemption")
-    file = write_config(folder / "config.toml", config(rows, train__steps=STEPS))
+    file = write_config(folder / "config.toml", config(rows, model__name="custom:unhurried", train__steps=STEPS))
     job = Training(file, folder / "baseline")
     output = job.end()
     assert job.code == 0, output

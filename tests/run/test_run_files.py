@@ -1,13 +1,13 @@
 """The files and the output of a run, from outside."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import tomli_w
+from command import run_trainer
 from jobs import config, write_rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -24,8 +24,7 @@ def run(tmp_path_factory):
     (folder / "tracked").mkdir()
     (folder / "tracker.conf").write_text(f"protocol=file\nroot_path={folder / 'tracked'}\n")
     tracker["TORCHX_TRACKER_FSSPEC_CONFIG"] = str(folder / "tracker.conf")
-    command = [sys.executable, "-m", "trainer", "train", str(folder / "config.toml"), "--out", str(folder / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **tracker})
+    done = run_trainer("train", folder / "config.toml", "--out", folder / "out", **tracker)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 

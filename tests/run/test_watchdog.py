@@ -12,7 +12,7 @@ from trainer_process import Training
 
 @pytest.fixture
 def file(rows, tmp_path):
-    return write_config(tmp_path / "config.toml", config(rows, train__steps=1_000_000))
+    return write_config(tmp_path / "config.toml", config(rows, model__name="custom:unhurried", train__steps=1_000_000))
 
 
 def test_stuck_ranks_print_their_stack(file, tmp_path):

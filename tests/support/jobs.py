@@ -1,6 +1,7 @@
 """Several training runs in one process group, for tests that compare runs.
 
-`python tests/support/jobs.py JOBS.json RANKS`, where JOBS.json is a list of {"config": {...}, "out": ...}.
+`python tests/support/jobs.py ROUNDS.json`, where ROUNDS.json is a list of numbers of ranks, each with a list of jobs
+{"config": {...}, "out": ...}.
 """
 
 import functools
@@ -64,9 +65,14 @@ def config(data: Path, **changes: object) -> dict:
 
 def launch(jobs: list[dict], ranks: int, folder: Path) -> str:
     """Runs the jobs one after the other in one process group of `ranks` ranks on Gloo; returns their output."""
-    file = folder / f"jobs-{ranks}.json"
-    file.write_text(json.dumps(jobs))
-    done = subprocess.run([sys.executable, __file__, file, str(ranks)], capture_output=True, text=True)
+    return launch_rounds([(ranks, jobs)], folder)
+
+
+def launch_rounds(rounds: list[tuple[int, list[dict]]], folder: Path) -> str:
+    """Runs jobs on one number of ranks after another; returns their output."""
+    file = folder / "rounds.json"
+    file.write_text(json.dumps(rounds))
+    done = subprocess.run([sys.executable, __file__, file], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-20000:]
     return done.stdout
 
@@ -125,8 +131,8 @@ def count_sent_bytes() -> dict[str, list[int]]:
     return sent
 
 
-def run_jobs(file: str) -> None:
-    """Runs the jobs of a file on this rank."""
+def run_jobs(jobs: list[dict]) -> None:
+    """Runs jobs on this rank."""
     from trainer.config.root import Config
     from trainer.core.distributed import process_group
     from trainer.core.logging import quiet_libraries
@@ -135,7 +141,7 @@ def run_jobs(file: str) -> None:
 
     quiet_libraries()
     with process_group() as context:
-        for job in json.loads(Path(file).read_text()):
+        for job in jobs:
             sent = count_sent_bytes() if job.get("count") else None
             settings = Config.model_validate(job["config"])
             with open_session(settings, job["out"], job.get("resume", "auto"), context) as session:
@@ -144,14 +150,15 @@ def run_jobs(file: str) -> None:
                 Path(job["out"], f"sent-{context.rank}.json").write_text(json.dumps(sent))
 
 
-def main(file: str, ranks: str) -> None:
+def main(file: str) -> None:
     from trainer.commands import import_quickly
 
     import_quickly("trainer.training.loop")
     from ranks import run_on_ranks
 
-    run_on_ranks(int(ranks), run_jobs, file)
+    for ranks, jobs in json.loads(Path(file).read_text()):
+        run_on_ranks(ranks, run_jobs, jobs)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from components.launch import SIGNALS
+from forked import QUIET, ForkedTrainer
 
-QUIET = {"TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+from components.launch import SIGNALS
 
 
 class Training:
@@ -20,18 +20,21 @@ class Training:
     def __init__(
         self, file: Path, out: Path | str, *flags: str, ranks: int = 2, restarts: int = 0, **environment: str
     ) -> None:
-        torchrun = f"--nproc-per-node {ranks} --max-restarts {restarts} --signals-to-handle {SIGNALS}"
-        launcher = f"-m torch.distributed.run {torchrun}".split()
-        command = [sys.executable, *(launcher if ranks else []), "-m", "trainer", "train", file, "--out", out, *flags]
+        arguments = ["train", str(file), "--out", str(out), *flags]
+        variables = os.environ | QUIET | {"TORCHX_OUTCOME_FILE": f"{out}-outcome"} | environment
         self.out = Path(out)
-        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a pipe that nobody reads would stop the job
-        self.process = subprocess.Popen(
-            [str(word) for word in command],
-            env=os.environ | QUIET | {"TORCHX_OUTCOME_FILE": f"{out}-outcome"} | environment,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        # A pipe that nobody reads would stop the job.
+        self._output = tempfile.NamedTemporaryFile("a+")  # noqa: SIM115
+        self.process: subprocess.Popen | ForkedTrainer
+        if ranks or "PYTHONPATH" in environment:
+            torchrun = f"--nproc-per-node {ranks} --max-restarts {restarts} --signals-to-handle {SIGNALS}"
+            launcher = f"-m torch.distributed.run {torchrun}".split() if ranks else []
+            command = [sys.executable, *launcher, "-m", "trainer", *arguments]
+            streams = {"stdout": self._output, "stderr": subprocess.STDOUT}
+            self.process = subprocess.Popen(command, env=variables, start_new_session=True, **streams)
+        else:
+            output = Path(self._output.name)
+            self.process = ForkedTrainer(arguments, variables, output, output)
 
     def wait_until(self, condition: Callable[[], object], seconds: float = 600) -> "Training":
         """Returns when something has happened, which has to happen before the job ends."""

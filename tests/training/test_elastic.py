@@ -53,7 +53,7 @@ def world_size(out: Path) -> int:
 
 def test_a_lost_node_and_its_return_lose_no_step(rows, tmp_path):
     out, first_log, second_log = tmp_path / "out", tmp_path / "first.log", tmp_path / "second.log"
-    tree = config(rows, train__steps=1_000_000, checkpoint__every_steps=50)
+    tree = config(rows, model__name="custom:unhurried", train__steps=1_000_000, checkpoint__every_steps=20)
     file = write_config(tmp_path / "config.toml", tree)
     app = dlrm.multi_node(config=str(file), out=str(out), j="1:2x1")
 
@@ -75,6 +75,6 @@ def test_a_lost_node_and_its_return_lose_no_step(rows, tmp_path):
     cut_power(second)
 
     last = committed(out)[-1]
-    baseline = Training(file, tmp_path / "baseline", "--train.steps", str(last), ranks=0)
+    baseline = Training(file, tmp_path / "baseline", "--train.steps", str(last), "--model.name", "dlrm", ranks=0)
     assert baseline.end(600)
     np.testing.assert_allclose(losses(out)[:last], losses(tmp_path / "baseline"), rtol=1e-5)

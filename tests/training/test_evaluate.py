@@ -2,14 +2,13 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from jobs import config, launch, saved_tensors, write_rows
+from command import run_trainer
+from jobs import config, launch_rounds, saved_tensors, write_rows
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -31,8 +30,7 @@ def runs(tmp_path_factory):
     splits = {"validation": [str(test / "part-02.parquet")], "test": [str(test)]}
     settings = config(data, train__steps=12, evaluate={"every_steps": 5, "global_batch_size": 64})
     settings["data"] |= splits
-    for ranks in (1, 2, 4):
-        launch([{"config": settings, "out": str(folder / str(ranks))}], ranks, folder)
+    launch_rounds([(ranks, [{"config": settings, "out": str(folder / str(ranks))}]) for ranks in (1, 2, 4)], folder)
     return folder
 
 
@@ -125,8 +123,7 @@ def test_one_class_has_no_auc():
 
 
 def test_the_evaluate_command_reads_the_newest_checkpoint(runs):
-    command = [sys.executable, "-m", "trainer", "evaluate", str(runs / "2/config.toml"), "--out", str(runs / "2")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_trainer("evaluate", runs / "2/config.toml", "--out", runs / "2")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     written = json.loads((runs / "2/evaluation-test.json").read_text())

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command import run_trainer
 
 CONFIGS = Path(__file__).parents[2] / "trainer/config/presets"
 
@@ -67,10 +68,15 @@ def test_two_nodes_train_as_one_does(movielens, tmp_path):
     """Two agents on this machine meet at a port of their own, and so do those of another job at the same time."""
     folder, _ = movielens
     shutil.copytree(folder / "data", tmp_path / "data")
-    job = ["torchx", "run", "-s", "local_cwd", "dlrm.multi_node", "--config", "movielens", "-j", "2x2", "--out"]
+    job = ["torchx", "run", "-s", "local_cwd", "dlrm.multi_node", "--config", "movielens"]
     started = [
-        subprocess.Popen([*job, out, "--", "--train.steps", "20"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        for out in ("one", "two")
+        subprocess.Popen(
+            [*job, "-j", shape, "--out", out, "--", "--train.steps", "20"],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for out, shape in (("one", "2x2"), ("two", "2x1"))
     ]
     for process in started:
         output = process.communicate()[1]
@@ -109,9 +115,8 @@ def test_synthetic_comes_close_to_the_best_possible_auc(tmp_path):
 
 
 @pytest.mark.parametrize("name", [path.stem for path in CONFIGS.glob("*.toml")])
-def test_every_preset_can_be_planned(name, tmp_path):
-    command = [sys.executable, "-m", "trainer", "plan", name, "--world-size", "8", "--planner.host-memory-gib", "64"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+def test_every_preset_can_be_planned(name):
+    done = run_trainer("plan", name, "--world-size", 8, "--planner.host-memory-gib", 64)
     assert done.returncode == 0, done.stderr
     assert "MiB of tables" in done.stdout
 

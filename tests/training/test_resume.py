@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from jobs import config, launch, saved_tensors, write_rows
+from jobs import config, launch, launch_rounds, saved_tensors, write_rows
 
 KINDS = ["table_wise", "row_wise", "table_row_wise", "column_wise", "grid_shard", "data_parallel"]
 
@@ -49,12 +49,17 @@ def runs(tmp_path_factory):
         for kind in KINDS:
             if ranks < 4:
                 shutil.copytree(folder / f"{kind}-4", folder / f"{kind}-{ranks}")
-    for ranks in (1, 2, 4):
-        jobs = [
-            {"config": settings(data, kind, 10), "out": str(folder / f"{kind}-{ranks}"), "resume": "must"}
-            for kind in KINDS
-        ]
-        launch(jobs, ranks, folder)
+    rounds = [
+        (
+            ranks,
+            [
+                {"config": settings(data, kind, 10), "out": str(folder / f"{kind}-{ranks}"), "resume": "must"}
+                for kind in KINDS
+            ],
+        )
+        for ranks in (1, 2, 4)
+    ]
+    launch_rounds(rounds, folder)
     return folder
 
 

@@ -29,8 +29,7 @@ def file(tmp_path_factory):
 
 def start(file: Path, out: Path, ranks: int) -> Training:
     flags = ["--planner.sharding-types", SHARDING[ranks]]
-    recorded = {"RECORDED_RUN": str(out), "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
-    return Training(file, out, *flags, ranks=ranks if ranks > 1 else 0, **recorded)
+    return Training(file, out, *flags, ranks=ranks if ranks > 1 else 0, RECORDED_RUN=str(out))
 
 
 def test_another_number_of_ranks_at_every_restart(file, tmp_path):

@@ -18,7 +18,7 @@ JOB = ("dlrm.multi_node", "--config", "config.toml", "-j", "2x1", "--env", "OMP_
 def torchx(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     rows = write_rows(home / "rows", [130, 126])
-    write_config(home / "config.toml", config(rows, checkpoint__every_steps=50))
+    write_config(home / "config.toml", config(rows, model__name="custom:unhurried", checkpoint__every_steps=20))
     shells = Shells(home)
     yield shells
     for line in shells("list", "-s", "local_cwd").stdout.splitlines():
@@ -80,9 +80,9 @@ def test_cancelled_from_another_shell_it_saves_and_goes_on_later(torchx):
 )
 def test_a_disturbed_run_is_taken_up_again_by_itself(torchx, sent, variables, retries, request):
     """A rank is killed: a failure, which is retried. torchrun gets SIGTERM: no failure, and restarted as well."""
-    out, steps = request.node.callspec.id, 500
+    out, steps = request.node.callspec.id, 150
     handle = torchx.detached(*job(out, steps, retries))
-    wait_for(lambda: steps_done(torchx.home / out) > 60)
+    wait_for(lambda: steps_done(torchx.home / out) > 30)
     os.kill(processes(handle, **variables)[0], sent)
     status = torchx.wait_for_end(handle)
     assert (status["state"], status["msg"]) == ("SUCCEEDED", f"finished at step {steps}"), torchx("log", handle).stdout

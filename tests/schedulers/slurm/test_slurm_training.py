@@ -2,11 +2,9 @@
 
 import json
 import os
-import shutil
 import signal
 import time
 
-import custom
 import psutil
 import pytest
 import torch
@@ -24,8 +22,7 @@ FAR_ENOUGH = 45  # beyond the first checkpoints, and far from the end
 @pytest.fixture(scope="module")
 def trainings(clusters, rows, tmp_path_factory):
     shell = Shell(clusters(True), tmp_path_factory.mktemp("training"))
-    shutil.copy(custom.__file__, shell.folder)
-    tree = config(rows, model__name="custom:Unhurried", train__steps=STEPS, checkpoint__every_steps=20)
+    tree = config(rows, model__name="custom:unhurried", train__steps=STEPS, checkpoint__every_steps=20)
     write_config(shell.folder / "small.toml", tree)
     return shell
 

@@ -21,7 +21,12 @@ LONGEST = (
     "test_saver",
     "test_reshard",
     "test_bench",
+    "test_sharding",
+    "test_resume",
+    "test_kubernetes_training",
     "test_watchdog",
+    "test_finetune",
+    "test_evaluate",
     "test_docs",
 )
 SUPPORT = str(Path(__file__).parent / "support")

@@ -63,7 +63,8 @@ class Shells:
 
     def wait_for_end(self, handle: str) -> dict:
         """Waits until a job has ended and returns its status."""
-        wait_for(lambda: self.status(handle)["state"] in ENDED)
+        progress = self.record(handle) / "progress.json"  # `torchx status` takes a processor second each time
+        wait_for(lambda: json.loads(progress.read_text())["state"] in ENDED)
         return self.status(handle)
 
     def record(self, handle: str) -> Path:

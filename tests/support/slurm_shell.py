@@ -47,8 +47,15 @@ class Shell:
         deadline = time.monotonic() + seconds
         while (status := self.status(handle))["state"] not in (states or ("SUCCEEDED", "FAILED", "CANCELLED")):
             assert time.monotonic() < deadline, f"{status}\n{self.batch_log(handle)}"
-            time.sleep(0.5)
+            self._wait_for_news(handle)
         return status
+
+    def _wait_for_news(self, handle: str) -> None:
+        """Waits until Slurm says something else of a job, or a while: `torchx status` takes a processor second."""
+        query, until = ("squeue", "-h", "-j", number(handle), "-o", "%T %r %N"), time.monotonic() + 5
+        seen = self.cluster.run(*query, check=False)
+        while time.monotonic() < until and self.cluster.run(*query, check=False) == seen:
+            time.sleep(0.5)
 
     def listed(self) -> dict[str, str]:
         """The output of `torchx list`: state by handle."""

@@ -10,9 +10,9 @@ from jobs import config, losses, write_rows
 from row_recorder import RowLog
 from trainer_process import Training
 
-ROWS, BATCH, STEPS = 640, 64, 60  # 10 steps an epoch
+ROWS, BATCH, STEPS = 640, 64, 40  # 10 steps an epoch
 INTERRUPT_AFTER = 7  # steps, which are not those of a save
-WORLD_SIZES = [4, 2, 1, 4, 2, 1]
+WORLD_SIZES = [4, 2, 1, 4]
 SHARDING = {4: "row_wise", 2: "table_wise", 1: "table_row_wise"}
 
 

@@ -28,7 +28,9 @@ COPY pyproject.toml README.md LICENSE /src/
 COPY components /src/components
 COPY schedulers /src/schedulers
 COPY trainer /src/trainer
-RUN pip install --quiet "/src[${EXTRAS}]" && rm -r /src && install -d -o 1000 -g 1000 /work
+RUN pip install --quiet "/src${EXTRAS:+[$EXTRAS]}" \
+    && python -c "import torch, torchrec, fbgemm_gpu" \
+    && rm -r /src && install -d -o 1000 -g 1000 /work
 WORKDIR /work
 USER 1000:1000
 # A user without a name in the image still has one, and a home to write to.

@@ -47,6 +47,16 @@ def test_what_it_leaves_out_of_the_locked_list_is_not_a_dependency():
     assert [name for name in PROJECT["dependencies"] if left_out.match(name)] == []
 
 
+def test_extras_are_optional_and_what_is_installed_is_tried():
+    (requirement,) = re.findall(r'pip install --quiet ("/src[^"]*")', DOCKERFILE)
+    for extras, expected in (("", "/src"), ("s3,gcs", "/src[s3,gcs]")):
+        done = subprocess.run(
+            ["sh", "-c", f"echo {requirement}"], env={"EXTRAS": extras}, capture_output=True, text=True
+        )
+        assert done.stdout.strip() == expected
+    assert 'python -c "import torch, torchrec, fbgemm_gpu"' in DOCKERFILE
+
+
 def test_it_does_not_run_as_root():
     assert re.findall(r"^USER (.*)$", DOCKERFILE, re.MULTILINE) == ["1000:1000"]
 

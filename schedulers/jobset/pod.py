@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from torchx.settings import ENV_TORCHX_IMAGE, ENV_TORCHX_JOB_ID
 from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount, macros
-from torchx.specs.overlays import apply_overlay, get_overlay
+from torchx.specs.overlays import JOIN, apply_overlay, get_overlay
 
 from schedulers.contract import RANK0_HOST, SHELL_CONTRACT, assignments
 from schedulers.errors import SchedulerError
@@ -83,10 +83,25 @@ def template(job: Job, role: Role) -> dict[str, Any]:
 
 def _merge_overlay(pod: dict[str, Any], target: AppDef | Role) -> None:
     try:
-        apply_overlay(pod, get_overlay(target, "kubernetes", "V1Pod"))
-    except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
+        overlay = get_overlay(target, "kubernetes", "V1Pod")
+        _join_containers(pod["spec"]["containers"], overlay.get("spec", {}))
+        apply_overlay(pod, overlay)
+    except (OSError, AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         file = target.metadata["kubernetes"]
         raise SchedulerError(f"--metadata kubernetes={file}: must be a file with a pod: {error}") from error
+
+
+def _join_containers(containers: list[dict[str, Any]], overlay: dict[str, Any]) -> None:
+    """Merges containers with those of the same name all the way down, and takes them out of the overlay.
+
+    TorchX's own join replaces whole fields: an overlay that sets one variable would take all others away.
+    """
+    ours = {container["name"]: container for container in containers}
+    for container in overlay.pop(JOIN("containers", on="name"), ()):
+        if container["name"] in ours:
+            apply_overlay(ours[container["name"]], container)
+        else:
+            containers.append(container)
 
 
 def _container(job: Job, role: Role, mounts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -135,6 +135,34 @@ def test_all_options_shape_the_object():
     assert places["/etc/s3"]["secret"] == {"secretName": "s3"}
 
 
+JOINED = """
+V1Pod:
+  spec:
+    __join__:containers:name:
+    - name: movielens
+      env: [{name: LOGLEVEL, value: INFO}]
+      resources: {limits: {example.com/rdma: "1"}}
+      volumeMounts: [{name: scratch, mountPath: /scratch}]
+    - {name: proxy, image: proxy}
+    volumes: [{name: scratch, emptyDir: {}}]
+"""
+
+
+def test_a_joined_container_keeps_what_the_overlay_does_not_name(tmp_path, monkeypatch):
+    (plain,) = templates(manifest("jobset", "data.movielens"))
+    (tmp_path / "pod.yaml").write_text(JOINED)
+    monkeypatch.setitem(COMPONENTS, "data.movielens", ["--metadata", f"kubernetes=file://{tmp_path}/pod.yaml"])
+    (template,) = templates(manifest("jobset", "data.movielens"))
+    schemas.validate_pod(template)
+    (before,), (joined, proxy) = plain["spec"]["containers"], template["spec"]["containers"]
+    assert proxy == {"name": "proxy", "image": "proxy"}
+    assert joined["env"][len(before["env"]) :] == [{"name": "LOGLEVEL", "value": "INFO"}]
+    assert {one["name"] for one in before["env"]} < {one["name"] for one in joined["env"]}
+    assert joined["resources"]["limits"] == before["resources"]["limits"] | {"example.com/rdma": "1"}
+    assert joined["resources"]["requests"] == before["resources"]["requests"]
+    assert [mount["mountPath"] for mount in joined["volumeMounts"]] == ["/dev/shm", "/scratch"]
+
+
 @pytest.mark.parametrize("scheduler", OPTIONS)
 def test_mounts_and_pod_overlays_reach_the_pod(scheduler, tmp_path, monkeypatch):
     (tmp_path / "pod.yaml").write_text(re.search(r"```yaml\n(V1Pod:.*?)```", PAGE.read_text(), re.DOTALL)[1])

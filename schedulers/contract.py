@@ -1,9 +1,17 @@
 """Names that jobs, schedulers and their scripts share, each spelled in one place."""
 
 import os
+import shlex
 from pathlib import Path
 
-from trainer.core.outcome import FINISHED_WORD, OUTCOME_VARIABLE, STOPPED, STOPPED_WORD
+from trainer.core.outcome import (
+    FINISHED_WORD,
+    OUTCOME_VARIABLE,
+    STOPPED,
+    STOPPED_WORD,
+    WRONG_INPUT,
+    WRONG_INPUT_WORDS,
+)
 
 # The variable with the host of replica 0, as TorchX's own schedulers call it, which have no constant for it.
 RANK0_HOST = "TORCHX_RANK0_HOST"
@@ -12,7 +20,7 @@ STATE_FOLDER = "torchx-recsys"
 
 
 def assignments(**values: object) -> str:
-    """Returns lines of POSIX shell that assign these values, none of which needs quotes."""
+    """Returns lines of POSIX shell that assign these values; one that needs quotes comes with them."""
     return "".join(f"{name}={value}\n" for name, value in values.items())
 
 
@@ -23,6 +31,8 @@ SHELL_CONTRACT = assignments(
     finished_word=FINISHED_WORD,
     stopped_word=STOPPED_WORD,
     stopped_code=STOPPED,
+    wrong_input_words=shlex.quote(WRONG_INPUT_WORDS),
+    wrong_input_code=WRONG_INPUT,
 )
 
 

@@ -5,12 +5,14 @@
 
 import contextlib
 import os
+import signal
 import sys
 from typing import NoReturn
 
 from trainer.commands import read_command, usage
 from trainer.core.errors import REPORTED_ERRORS, report_error
 from trainer.core.logging import quiet_libraries
+from trainer.core.outcome import WRONG_INPUT
 
 
 def main(arguments: list[str]) -> int:
@@ -30,6 +32,8 @@ def main(arguments: list[str]) -> int:
 
 def _leave(code: int) -> NoReturn:
     """Ends the process without taking the interpreter down, in which threads of libraries can abort a finished job."""
+    if code == WRONG_INPUT and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)):
+        os.kill(os.getppid(), signal.SIGTERM)  # torchrun starts its ranks again whatever their exit code
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()

@@ -1,5 +1,6 @@
 # Runs a replica, and ends with the exit code that the policies of Job and JobSet act on.
-# Assigned before, by pod.py: outcome_file rank0_host rank0_variable replicas finished_word stopped_word stopped_code.
+# Assigned before, by pod.py: outcome_file rank0_host rank0_variable replicas finished_word stopped_word stopped_code
+# wrong_input_words wrong_input_code.
 trap 'exit 143' TERM
 
 # Replica 0 hosts the rendezvous, and must not depend on its own name being known yet.
@@ -20,6 +21,7 @@ read -r outcome < "$outcome_file"
 case $outcome in
   "$finished_word"*) exit 0 ;;
   "$stopped_word"*) exit "$stopped_code" ;;
+  "$wrong_input_words"*) exit "$wrong_input_code" ;;
 esac
 
 # Only the replica of rank 0 has the outcome, and it may be any of them: the others wait, for the first to end decides.

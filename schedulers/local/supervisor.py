@@ -17,7 +17,7 @@ from pathlib import Path
 
 from schedulers.local.processes import end_with_parent
 from schedulers.local.record import Process, Progress, Record, Replica
-from trainer.core.outcome import is_finished, is_stopped
+from trainer.core.outcome import is_finished, is_stopped, is_wrong_input
 
 TICK_SECONDS = 0.1
 CANNOT_START = 127
@@ -84,6 +84,8 @@ class Supervisor:
             return "SUCCEEDED"
         if self.stop_requested:
             return "CANCELLED"
+        if is_wrong_input(self.record.outcome()):
+            return "FAILED"
         if is_stopped(self.record.outcome()) or failures < self.job.max_retries:
             return None
         return "FAILED"

@@ -1,5 +1,5 @@
 # Assigned before, by script.py: job_dir log role max_retries open_mode srun_args environment_file index_folder
-# wait_seconds outcome_variable rank0_variable finished_word stopped_code.
+# wait_seconds outcome_variable rank0_variable finished_word stopped_code wrong_input_words wrong_input_code.
 
 report() { printf '[torchx] %(%F %T)T %s\n' -1 "$*"; }
 
@@ -9,10 +9,18 @@ mkdir -p "$record" || { report "cannot write to $job_dir: the job directory must
 note() { report "$1"; printf '%s\n' "$1" > "$record/state"; }
 end() { note "$1"; exit "$2"; }
 
-# Puts the job back into the queue for the reason $1. Slurm may have requeued it already.
+# Puts the job back into the queue for the reason $1. Slurm may have requeued it already. A controller that is away
+# comes back, and the allocation lasts until its time limit.
 again() {
+    local answer pause=1
     note "requeued: $1"
-    scontrol requeue "$SLURM_JOB_ID" || end "failed: $1; and Slurm did not requeue the job" "${2:-$stopped_code}"
+    until answer=$(scontrol requeue "$SLURM_JOB_ID" 2>&1); do
+        [[ $answer =~ [Cc]ontact|[Cc]onnect|[Cc]ommunication|[Tt]imed\ out ]] \
+            || end "failed: $1; and Slurm did not requeue the job: $answer" "${2:-$stopped_code}"
+        report "$answer; asking again in $pause s"
+        sleep "$pause"
+        ((pause = pause < 30 ? pause * 2 : 30))
+    done
     exit "$stopped_code"
 }
 
@@ -58,6 +66,7 @@ outcome=$(cat "$outcome_file" 2> /dev/null)
 if [[ $outcome == "$finished_word"* || ($code == 0 && -z $outcome) ]]; then
     end "succeeded${outcome:+: $outcome}" 0
 fi
+[[ $outcome == "$wrong_input_words"* ]] && end "failed: $outcome" "$wrong_input_code"
 
 # Prints srun's first message on a replica in this attempt, or else the exit code.
 cause() {

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 NODES = ("n1", "n2", "n3")
@@ -152,6 +152,17 @@ class Cluster:
         stepd = f"-d {self.prefix}/bin/slurmstepd" if self.prefix else ""
         slurmd = f"exec slurmd -D -f {self.folder}/slurm.conf -N {node} {stepd}"
         self._nodes[node] = self._spawn(*NAMESPACES, "bash", "-c", f"{hosts} && {slurmd}", log=f"node-{node}")
+
+    @contextlib.contextmanager
+    def controller_away(self) -> Iterator[None]:
+        """Ends the controller, and starts it again after the block."""
+        pid_file = self.folder / "slurmctld.pid"
+        _stop(int(pid_file.read_text()))
+        try:
+            yield
+        finally:
+            pid_file.unlink(missing_ok=True)
+            self._daemon("slurmctld", pid_file)
 
     def cut_power(self, node: str) -> None:
         """Kills a node with all that runs on it."""

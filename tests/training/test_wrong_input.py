@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from command import run_trainer, write_config
 from jobs import config
+from trainer_process import Training
 
 from trainer.__main__ import main as trainer
 
@@ -255,6 +256,15 @@ def build(inputs):
     warnings.warn("warned")
     raise ValueError("failed")
 """
+
+
+def test_an_elastic_job_does_not_repeat_it(tmp_path):
+    """torchrun starts failed ranks again, up to 100 times in an elastic job."""
+    job = Training(tmp_path / "nowhere.toml", tmp_path / "out", restarts=100)
+    output = job.end(seconds=300)
+    assert job.code != 0
+    assert output.count("error: configuration") in (1, 2)  # once from each rank that was not ended before
+    assert job.outcome().startswith("wrong input: configuration ")
 
 
 def test_a_bug_is_no_wrong_input(tmp_path, rows):

@@ -5,7 +5,7 @@ import sys
 import traceback
 from collections.abc import Iterable
 
-from trainer.core.outcome import FAILED, WRONG_INPUT
+from trainer.core.outcome import FAILED, WRONG_INPUT, WRONG_INPUT_WORDS, write_outcome
 from trainer.core.secrets import without_secrets
 
 
@@ -37,10 +37,18 @@ REPORTED_ERRORS = (InputError, StorageError)
 
 
 def report_error(error: BaseException) -> int:
-    """Prints an error to stderr, without the secrets of URLs, and returns the exit code that belongs to its type."""
+    """Reports an error and returns the exit code that belongs to its type.
+
+    It is printed to stderr without the secrets of URLs. The scheduler is told of the user's mistakes, too.
+    """
     if isinstance(error, REPORTED_ERRORS):
-        print(f"error: {' '.join(without_secrets(error).split())}", file=sys.stderr, flush=True)
-        return WRONG_INPUT if isinstance(error, InputError) else FAILED
+        line = " ".join(without_secrets(error).split())
+        print(f"error: {line}", file=sys.stderr, flush=True)
+        if not isinstance(error, InputError):
+            return FAILED
+        if type(error.__cause__) is not StorageError:  # storage out of reach may be back at the next attempt
+            write_outcome(f"{WRONG_INPUT_WORDS}: {line}")
+        return WRONG_INPUT
     print(without_secrets("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True)
     return FAILED
 

@@ -16,6 +16,7 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 OUTCOME_VARIABLE = "TORCHX_OUTCOME_FILE"
 FINISHED_WORD = "finished"  # first word of the line of a job that reached its last step
 STOPPED_WORD = "stopped"  # first word of the line of a job that stopped on request
+WRONG_INPUT_WORDS = "wrong input"  # first words of the line of a job that would end the same when tried again
 
 
 def write_outcome(line: str) -> None:
@@ -32,6 +33,11 @@ def is_finished(line: str) -> bool:
 def is_stopped(line: str) -> bool:
     """Returns whether an outcome is that of a job that stopped on request."""
     return line.startswith(STOPPED_WORD)
+
+
+def is_wrong_input(line: str) -> bool:
+    """Returns whether an outcome is that of a job that would end the same when tried again."""
+    return line.startswith(WRONG_INPUT_WORDS)
 
 
 def environment_of_child_job() -> dict[str, str]:

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from schedulers.jobset.pod import SUPERVISOR
-from trainer.core.outcome import OUTCOME_VARIABLE, STOPPED
+from trainer.core.outcome import OUTCOME_VARIABLE, STOPPED, WRONG_INPUT
 
 
 @pytest.fixture
@@ -31,6 +31,7 @@ def supervise(tmp_path):
         ("echo finished at step 9 > outcome; exit 1", 0),
         ("echo stopped at step 5, saved there > outcome; exit 1", STOPPED),
         ("printf 'stopped at step 5' > outcome; exit 1", STOPPED),
+        ("echo wrong input: a key > outcome; exit 1", WRONG_INPUT),
     ],
 )
 def test_the_outcome_decides_over_the_exit_code(supervise, script, code):

@@ -168,6 +168,14 @@ def test_failures_are_retried_as_often_as_asked(torchx, tmp_path):
     assert (tmp_path / "attempts").read_text() == 6 * "x\n"
 
 
+def test_wrong_input_is_never_tried_again_and_said_in_the_status(torchx):
+    train = ("dlrm.single_node", "--config", "nowhere.toml", "--max_retries", "3")
+    handle = torchx.detached(*train)
+    status = torchx.wait_for_end(handle)
+    assert (status["state"], status["num_restarts"]) == ("FAILED", 0)
+    assert status["msg"].startswith("wrong input: configuration 'nowhere.toml'")
+
+
 def test_the_outcome_that_a_job_leaves_decides(torchx, tmp_path):
     """Stopped in order: started again, without using up retries. Finished: not again, whatever the exit code."""
     script = f"""

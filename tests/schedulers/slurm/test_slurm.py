@@ -299,6 +299,23 @@ def test_setup_runs_before_the_job(shell):
     assert "preparing" in shell.batch_log(handle)
 
 
+def test_wrong_input_is_never_tried_again_and_said_in_the_status(shell):
+    leaves = 'echo "wrong input: data.train is []; name a file" > "$TORCHX_OUTCOME_FILE"; exit 1'
+    status = shell.wait(shell.shell_job(leaves, "--max_retries", "3"))
+    assert (status["state"], status["num_restarts"]) == ("FAILED", 0)
+    assert status["msg"].startswith("failed: wrong input: data.train is []; name a file; ")
+
+
+def test_a_job_that_saved_while_the_controller_was_away_goes_on(shell):
+    saves = 'sleep 6; [ -e saved ] && exit 0; touch saved; echo "stopped at step 3" > "$TORCHX_OUTCOME_FILE"; exit 1'
+    handle = shell.shell_job(saves)
+    shell.wait(handle, "RUNNING")
+    with shell.cluster.controller_away():
+        time.sleep(20)
+    status = shell.wait(handle)
+    assert (status["state"], status["num_restarts"]) == ("SUCCEEDED", 1), shell.batch_log(handle)
+
+
 def test_a_finished_run_is_never_started_again(shell):
     leaves = 'echo once; echo "finished at step 7" > "$TORCHX_OUTCOME_FILE"; exit 1'
     handle = shell.shell_job(leaves, "--max_retries", "3")

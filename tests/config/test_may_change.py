@@ -6,7 +6,8 @@ import pytest
 from command import run_trainer, write_config
 from jobs import config
 
-from trainer.config.section import MayChange, Section, changed_keys
+from trainer.config.may_change import MayChange, changed_keys
+from trainer.config.section import Section
 
 
 class Feature(Section):

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import pydantic
 
-from trainer.config.section import MayChange, Section
+from trainer.config.may_change import MayChange
+from trainer.config.section import Section
 
 
 class Retention(Section):

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from trainer.config.section import MayChange, Section
+from trainer.config.may_change import MayChange
+from trainer.config.section import Section
 
 # The values of TorchRec's ShardingType, which cannot be imported without torch.
 SHARDING_TYPES = (

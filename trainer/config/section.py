@@ -1,6 +1,6 @@
 """The base of every configuration section, and of the errors that a wrong one leads to."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar, get_args, get_origin
 
 import pydantic
@@ -24,40 +24,6 @@ class Section(pydantic.BaseModel):
     )
 
 
-class MayChange:
-    """Marks a key that may change when a run is resumed: `key: Annotated[int, MayChange] = 1`.
-
-    A key without the mark decides the losses, or is taken to: forgetting a mark refuses a resume, and never lets one
-    continue with other losses in silence.
-    """
-
-
-def changed_keys(section: type[Section], earlier: Tree, now: Tree) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the keys without `MayChange` whose values differ, each with its two values.
-
-    Args:
-        section: The root of both trees.
-        earlier: The configuration that a run began with, as TOML holds it. A key that it lacks has its default.
-        now: The configuration that it is resumed with.
-    """
-    sides = (earlier, flat(earlier)), (now, flat(now))
-    for key in sorted({key for _, values in sides for key in values}):
-        _, field, entry = _follow(section, key)
-        # A named thing that only one side has, such as a feature, is a change even if all its keys have their defaults.
-        default = None if field is None else field.get_default(call_default_factory=False)
-        before, after = (values.get(key, default if _has(tree, entry) else None) for tree, values in sides)
-        if before != after and not (field and MayChange in field.metadata):
-            yield ".".join(key), before, after
-
-
-def _has(tree: Tree, path: tuple[str, ...]) -> bool:
-    for step in path:
-        if step not in tree:
-            return False
-        tree = tree[step]
-    return True
-
-
 def flat(tree: Tree, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     """Returns the values in a tree by their paths."""
     values: dict[tuple[str, ...], Any] = {}
@@ -66,7 +32,7 @@ def flat(tree: Tree, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     return values
 
 
-def _follow(section: Any, path: tuple[Any, ...]) -> tuple[Any, FieldInfo | None, tuple[Any, ...]]:
+def follow(section: Any, path: tuple[Any, ...]) -> tuple[Any, FieldInfo | None, tuple[Any, ...]]:
     """Returns the type at a path, its field (None where no section has one), and the path of its named thing."""
     kind, field, entry = section, None, ()
     for position, step in enumerate(path, 1):
@@ -108,7 +74,7 @@ def explain(error: pydantic.ValidationError, section: type[pydantic.BaseModel]) 
     match first["type"]:
         case "extra_forbidden":
             *above, unknown = first["loc"]
-            parent, *_ = _follow(section, tuple(above))
+            parent, *_ = follow(section, tuple(above))
             return f"unknown key '{key}'{nearest(str(unknown), parent.model_fields)}"
         case "missing":
             return f"'{key}' is missing; it has no default"

@@ -4,7 +4,8 @@ from typing import Annotated, Literal, Self
 
 import pydantic
 
-from trainer.config.section import MayChange, Section
+from trainer.config.may_change import MayChange
+from trainer.config.section import Section
 from trainer.core.errors import InputError
 from trainer.core.timeouts import COLLECTIVE_TIMEOUT
 

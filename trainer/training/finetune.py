@@ -5,9 +5,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from trainer.checkpoint.mapping import WeightMap, Weights, match
 from trainer.checkpoint.restore import fill, saved_shapes, shapes_of
 from trainer.checkpoint.store import FOLDER, NAME, Checkpoint, Checkpoints
+from trainer.checkpoint.weight_names import WeightMap, Weights, match
 from trainer.config.data import DataConfig
 from trainer.config.train import FinetuneConfig
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0

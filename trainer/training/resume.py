@@ -4,8 +4,8 @@ import tomllib
 from typing import Any, Literal
 
 from trainer.checkpoint.store import FOLDER, MANIFEST, Checkpoint, Checkpoints
+from trainer.config.may_change import changed_keys
 from trainer.config.root import Config, to_toml
-from trainer.config.section import changed_keys
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named

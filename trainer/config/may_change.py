@@ -1,0 +1,40 @@
+"""Which keys may change when a run is resumed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.config.section import Section, Tree, flat, follow
+
+
+class MayChange:
+    """Marks a key that may change when a run is resumed: `key: Annotated[int, MayChange] = 1`.
+
+    A key without the mark decides the losses, or is taken to: forgetting a mark refuses a resume, and never lets one
+    continue with other losses in silence.
+    """
+
+
+def changed_keys(section: type[Section], earlier: Tree, now: Tree) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the keys without `MayChange` whose values differ, each with its two values.
+
+    Args:
+        section: The root of both trees.
+        earlier: The configuration that a run began with, as TOML holds it. A key that it lacks has its default.
+        now: The configuration that it is resumed with.
+    """
+    sides = (earlier, flat(earlier)), (now, flat(now))
+    for key in sorted({key for _, values in sides for key in values}):
+        _, field, entry = follow(section, key)
+        # A named thing that only one side has, such as a feature, is a change even if all its keys have their defaults.
+        default = None if field is None else field.get_default(call_default_factory=False)
+        before, after = (values.get(key, default if _has(tree, entry) else None) for tree, values in sides)
+        if before != after and not (field and MayChange in field.metadata):
+            yield ".".join(key), before, after
+
+
+def _has(tree: Tree, path: tuple[str, ...]) -> bool:
+    for step in path:
+        if step not in tree:
+            return False
+        tree = tree[step]
+    return True

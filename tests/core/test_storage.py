@@ -120,3 +120,14 @@ def test_an_unknown_protocol_is_the_users_mistake():
     message = r"^data.train is 'nowhere://x', which cannot be used: .*Protocol not known"
     with pytest.raises(InputError, match=message), named("data.train", "nowhere://x"):
         open_storage("nowhere://x")
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:", "gs:///"])
+def test_a_url_needs_more_than_a_scheme(url):
+    with (
+        pytest.raises(
+            InputError, match=rf"--out is '{url}', which .*no bucket or directory there; write a local path, or"
+        ),
+        named("--out", url),
+    ):
+        open_storage(url.rstrip("/"))

@@ -13,6 +13,7 @@ EXTRAS = {
 """Extra of this package that installs each protocol's file system."""
 NO_DIRECTORY = (errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SOME_PATHS = "write a local path, or a URL such as s3://BUCKET/PATH, gs://BUCKET/PATH or abfs://CONTAINER/PATH"
 
 
 def remedy(error: Exception, url: str) -> str:
@@ -22,6 +23,8 @@ def remedy(error: Exception, url: str) -> str:
         error: What was raised for it.
         url: The URL, or a local path.
     """
+    if url.rstrip("/").endswith(":"):
+        return SOME_PATHS
     protocol = split_protocol(url.rpartition("::")[2])[0] or "file"
     try:
         fsspec.get_filesystem_class(protocol)
@@ -29,7 +32,7 @@ def remedy(error: Exception, url: str) -> str:
         extra = EXTRAS.get(protocol)
         return f"pip install 'torchx-recsys[{extra}]'" if extra else "install that package"
     except ValueError:
-        return "write a local path, or a URL such as s3://BUCKET/PATH, gs://BUCKET/PATH or abfs://CONTAINER/PATH"
+        return SOME_PATHS
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, PermissionError) or number == errno.EROFS:
         return "grant this user access to it, or name a path that it has access to"

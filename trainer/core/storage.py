@@ -2,6 +2,7 @@
 
 import os
 import posixpath
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -107,8 +108,10 @@ def open_storage(url: str) -> tuple[Storage, str]:
     """Returns the storage of a URL, and the path there.
 
     Raises:
-        StorageError: There is no such kind of storage, or its package is not installed.
+        StorageError: There is no such kind of storage, its package is not installed, or the URL ends after its scheme.
     """
+    if re.fullmatch(r"[\w.+-]+:/*", url):  # `s3:` would be a local directory of that name
+        raise StorageError("it names a kind of storage, but no bucket or directory there")
     try:
         fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except (ValueError, ImportError) as error:

@@ -6,6 +6,7 @@ By default each plan restores itself and two others, and is restored by two othe
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -66,8 +67,10 @@ def trained(folder: Path, kind: str, optimizer: str) -> Path:
     return folder / f"{optimizer}-trained-{kind}"
 
 
-def reshard(folder: Path, data: Path, ranks: int, moves: list[tuple[str, str]], origin) -> None:
-    """Restores plans' checkpoints under other plans; `origin` names the run to start from, by plan and optimizer."""
+def restores(
+    folder: Path, data: Path, ranks: int, moves: list[tuple[str, str]], origin: Callable[[str, str], Path]
+) -> tuple[int, list[dict]]:
+    """Returns a round of restores under other plans; `origin` names the run to start from, by plan and optimizer."""
     tasks = [
         {
             "config": planned(data, kind, optimizer, ranks),
@@ -79,11 +82,7 @@ def reshard(folder: Path, data: Path, ranks: int, moves: list[tuple[str, str]], 
         }
         for kind, optimizer in product(KINDS, OPTIMIZERS)
     ]
-    file = folder / f"moves-{ranks}.json"
-    file.write_text(json.dumps(tasks))
-    script = str(Path(__file__).parents[1] / "support/reshard.py")
-    done = subprocess.run([sys.executable, script, file, str(ranks)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-20000:]
+    return ranks, tasks
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +96,16 @@ def states(request, tmp_path_factory):
         for kind, optimizer in product(KINDS, OPTIMIZERS)
     ]
     launch(jobs, 4, folder)
-    reshard(folder, data, 2, moves, lambda kind, optimizer: trained(folder, kind, optimizer))
-    reshard(folder, data, 1, moves, lambda kind, optimizer: place(folder, 2, kind, kind, optimizer))
-    reshard(folder, data, 4, moves, lambda kind, optimizer: place(folder, 1, kind, kind, optimizer))
+    rounds = [
+        restores(folder, data, 2, moves, lambda kind, optimizer: trained(folder, kind, optimizer)),
+        restores(folder, data, 1, moves, lambda kind, optimizer: place(folder, 2, kind, kind, optimizer)),
+        restores(folder, data, 4, moves, lambda kind, optimizer: place(folder, 1, kind, kind, optimizer)),
+    ]
+    file = folder / "moves.json"
+    file.write_text(json.dumps(rounds))
+    script = str(Path(__file__).parents[1] / "support/reshard.py")
+    done = subprocess.run([sys.executable, script, file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-20000:]
     return folder
 
 

@@ -4,25 +4,36 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import tomli_w
 from forked import QUIET, ForkedTrainer
 
+from components.launch import SIGNALS
+
 
 def run_trainer(
-    *arguments: object, ranks: int = 1, seconds: float = 600, **environment: str
+    *arguments: object, ranks: int = 0, seconds: float = 600, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m trainer ARGUMENTS` on the CPU, more than one rank under torchrun, and returns how it ended."""
-    words, variables = [str(word) for word in arguments], os.environ | QUIET | environment
-    if ranks > 1 or "PYTHONPATH" in environment:
-        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-        command = [sys.executable, *torchrun, "-m", "trainer", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=variables)
+    """Runs `python -m trainer ARGUMENTS` on the CPU and returns how it ended."""
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "output"), Path(folder, "errors")
-        code = ForkedTrainer(words, variables, output, errors).wait(seconds)
-        return subprocess.CompletedProcess(words, code, output.read_text(), errors.read_text())
+        code = start_trainer(arguments, output, errors, ranks, **environment).wait(seconds)
+        return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())
+
+
+def start_trainer(
+    arguments: Iterable[object], output: Path, errors: Path, ranks: int, restarts: int = 0, **environment: str
+) -> subprocess.Popen | ForkedTrainer:
+    """Starts `python -m trainer ARGUMENTS` on the CPU, under torchrun unless `ranks` is 0."""
+    words, variables = [str(word) for word in arguments], os.environ | QUIET | environment
+    if not ranks:
+        return ForkedTrainer(words, variables, output, errors)
+    torchrun = f"--nproc-per-node {ranks} --max-restarts {restarts} --signals-to-handle {SIGNALS}"
+    command = [sys.executable, "-m", "torch.distributed.run", *torchrun.split(), "-m", "trainer", *words]
+    with output.open("a") as out, errors.open("a") as err:
+        return subprocess.Popen(command, env=variables, start_new_session=True, stdout=out, stderr=err)
 
 
 def write_config(file: Path, tree: dict) -> Path:

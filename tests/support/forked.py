@@ -58,5 +58,5 @@ def _run(arguments: list[str], environment: dict[str, str], output: Path, errors
     for stream, file in ((1, output), (2, errors)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     sys.argv[1:] = arguments
-    sys.path.insert(0, os.getcwd())
+    sys.path[:0] = [os.getcwd(), *environment["PYTHONPATH"].split(os.pathsep)]
     runpy.run_module("trainer", run_name="__main__", alter_sys=True)

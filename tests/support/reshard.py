@@ -1,8 +1,8 @@
 """Restores checkpoints under other plans without a step in between, for tests that compare them.
 
-`python tests/support/reshard.py MOVES.json RANKS`, where MOVES.json is a list of {"config": {...}, "moves":
-{FROM: TO}}: FROM is a run directory whose newest checkpoint is restored under the configuration's plan, TO where the
-state is then written, as another run's checkpoint of the same step.
+`python tests/support/reshard.py ROUNDS.json`, where ROUNDS.json is a list of numbers of ranks, each with a list of
+{"config": {...}, "moves": {FROM: TO}}: FROM is a run directory whose newest checkpoint is restored under the
+configuration's plan, TO where the state is then written, as another run's checkpoint of the same step.
 """
 
 import json
@@ -50,10 +50,10 @@ def move(start: Checkpoint, model: ShardedModel, out: str, context: DistributedC
     )
 
 
-def run_moves(file: str) -> None:
+def run_moves(tasks: list[dict]) -> None:
     quiet_libraries()
     with process_group() as context:
-        for task in json.loads(Path(file).read_text()):
+        for task in tasks:
             model = initialized_model(Config.model_validate(task["config"]), context)
             for before, after in task["moves"].items():
                 start = broadcast_from_rank0(context, lambda before=before: Checkpoints(RunDirectory(before)).newest())
@@ -61,4 +61,5 @@ def run_moves(file: str) -> None:
 
 
 if __name__ == "__main__":
-    run_on_ranks(int(sys.argv[2]), run_moves, sys.argv[1])
+    for ranks, tasks in json.loads(Path(sys.argv[1]).read_text()):
+        run_on_ranks(ranks, run_moves, tasks)

@@ -1,7 +1,9 @@
-"""A disk on which a save takes long enough to be interrupted: `slow://PATH`."""
+"""A disk on which a save takes long enough to be interrupted: `slow://PATH`.
+
+fsspec learns of it from slow_storage-0.dist-info beside this file, in every process that tests start.
+"""
 
 import time
-from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 
@@ -19,12 +21,3 @@ class SlowFileSystem(LocalFileSystem):
         if mode == "wb" and "/checkpoints/" in path:
             time.sleep(OPEN_SECONDS)
         return super()._open(path, mode, **kwargs)
-
-
-def install(folder: Path) -> Path:
-    """Makes a folder that lets any Python with it on its path know `slow://`, and returns it."""
-    about = folder / "slow_storage-0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-storage\nVersion: 0\n")
-    (about / "entry_points.txt").write_text("[fsspec.specs]\nslow = slow_storage:SlowFileSystem\n")
-    return folder

@@ -2,16 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from forked import QUIET, ForkedTrainer
-
-from components.launch import SIGNALS
+from command import start_trainer
 
 
 class Training:
@@ -20,21 +16,12 @@ class Training:
     def __init__(
         self, file: Path, out: Path | str, *flags: str, ranks: int = 2, restarts: int = 0, **environment: str
     ) -> None:
-        arguments = ["train", str(file), "--out", str(out), *flags]
-        variables = os.environ | QUIET | {"TORCHX_OUTCOME_FILE": f"{out}-outcome"} | environment
         self.out = Path(out)
-        # A pipe that nobody reads would stop the job.
         self._output = tempfile.NamedTemporaryFile("a+")  # noqa: SIM115
-        self.process: subprocess.Popen | ForkedTrainer
-        if ranks or "PYTHONPATH" in environment:
-            torchrun = f"--nproc-per-node {ranks} --max-restarts {restarts} --signals-to-handle {SIGNALS}"
-            launcher = f"-m torch.distributed.run {torchrun}".split() if ranks else []
-            command = [sys.executable, *launcher, "-m", "trainer", *arguments]
-            streams = {"stdout": self._output, "stderr": subprocess.STDOUT}
-            self.process = subprocess.Popen(command, env=variables, start_new_session=True, **streams)
-        else:
-            output = Path(self._output.name)
-            self.process = ForkedTrainer(arguments, variables, output, output)
+        streams = Path(self._output.name), Path(self._output.name)
+        variables = {"TORCHX_OUTCOME_FILE": f"{out}-outcome"} | environment
+        arguments = ["train", file, "--out", out, *flags]
+        self.process = start_trainer(arguments, *streams, ranks, restarts, **variables)
 
     def wait_until(self, condition: Callable[[], object], seconds: float = 600) -> "Training":
         """Returns when something has happened, which has to happen before the job ends."""

@@ -1,6 +1,7 @@
 """Fault injection: jobs that are interrupted again and again, at random moments, end as if undisturbed.
 
-By default each fault comes at one or two moments, and each moment with one or two faults; `--all` takes every pair.
+By default each moment comes once under torchrun and once without, each time with another fault; `--all` takes every
+pair.
 """
 
 import json
@@ -20,7 +21,6 @@ import torch
 from command import write_config
 from jobs import config, losses, saved_tensors, write_rows
 from row_recorder import RowLog
-from slow_storage import install
 from trainer_process import Training, committed, is_running
 
 ROWS, BATCH, STEPS = 1280, 64, 200  # 20 steps an epoch
@@ -223,7 +223,6 @@ def start(tmp_path_factory):
     tree["optimizer"]["dense"] = {"name": "adamw", "learning_rate": 0.01}
     tree["model"]["name"] = "row_recorder:build"
     file = write_config(folder / "config.toml", tree)
-    path = f"{Path(__file__).parents[1] / 'support'}:{install(folder / 'path')}"
 
     def start(out: Path, ranks: int) -> Training:
         return Training(
@@ -231,7 +230,6 @@ def start(tmp_path_factory):
             f"slow://{out}",
             ranks=ranks,
             restarts=100,
-            PYTHONPATH=path,
             RECORDED_RUN=str(out),
             TORCHX_OUTCOME_FILE=f"{out}-outcome",
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # as our components start torchrun
@@ -244,7 +242,7 @@ def start(tmp_path_factory):
 def faults(request):
     """The faults to inject into each run, by its name and its number of ranks; the baselines have none."""
     whole = request.config.getoption("all")
-    under_torchrun = faults_of(UNDER_TORCHRUN, seed=1, at_each_moment=len(UNDER_TORCHRUN) if whole else 2)
+    under_torchrun = faults_of(UNDER_TORCHRUN, seed=1, at_each_moment=len(UNDER_TORCHRUN) if whole else 1)
     alone = faults_of(ALONE, seed=2, at_each_moment=len(ALONE) if whole else 1)
     half = (len(under_torchrun) + 1) // 2
     return {

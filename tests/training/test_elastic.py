@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 from command import write_config
+from forked import QUIET
 from jobs import config, losses
 from torchx.specs import macros
-from trainer_process import QUIET, Training, committed
+from trainer_process import Training, committed
 
 from components import dlrm
 

@@ -4,6 +4,7 @@ import pytest
 
 from trainer.core.errors import (
     InputError,
+    LostRankError,
     StorageError,
     StorageExistsError,
     StorageNotFoundError,
@@ -21,6 +22,7 @@ from trainer.core.errors import (
         (StorageNotFoundError("train.steps is 0;\n  use  1"), 1),
         (StorageExistsError("train.steps is 0;\n  use  1"), 1),
         (StoragePermissionError("train.steps is 0;\n  use  1"), 1),
+        (LostRankError("train.steps is 0;\n  use  1"), 1),
     ],
 )
 def test_expected_errors_are_one_line(capsys, error, code):

@@ -33,7 +33,11 @@ class Case:
 
 
 CASES = [
-    Case("unknown key", ["'train.flavour'", "known: epochs, precision, seed, steps"], {"train__flavour": 1}),
+    Case(
+        "unknown key",
+        ["'train.flavour'", "known: epochs, precision, preflight_seconds, seed, steps"],
+        {"train__flavour": 1},
+    ),
     Case("unknown flag", ["unknown flag --train.flavour"], flags=["--train.flavour", "1"]),
     Case(
         "misspelt key", ["'optimizer.sparse.lerning_rate'", "'learning_rate'"], {"optimizer__sparse__lerning_rate": 1}

@@ -26,6 +26,10 @@ class TrainConfig(Section):
         default=300.0, gt=0, lt=COLLECTIVE_TIMEOUT.total_seconds()
     )
     """After this time without progress every rank prints its stack; after 600 s the job ends."""
+    preflight_seconds: Annotated[float, MayChange] = pydantic.Field(
+        default=0.0, ge=0, lt=COLLECTIVE_TIMEOUT.total_seconds()
+    )
+    """Let all ranks exchange data before training, which names slow and dead hosts, in at most this time. 0: off."""
 
 
 class EvaluateConfig(Section):

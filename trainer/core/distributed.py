@@ -154,6 +154,11 @@ def background_group() -> dist.ProcessGroup:
     return group
 
 
+def rank0_host() -> str:
+    """Returns the host of rank 0, as torchrun names it."""
+    return os.environ.get("MASTER_ADDR", "localhost")
+
+
 def torchx_job() -> str | None:
     """Returns the handle of the TorchX job that this process belongs to, None outside of TorchX."""
     return os.environ.get("TORCHX_JOB_ID")

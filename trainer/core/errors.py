@@ -32,7 +32,11 @@ class StoragePermissionError(StorageError, PermissionError):
     """Storage refuses access."""
 
 
-REPORTED_ERRORS = (InputError, StorageError)
+class LostRankError(RuntimeError):
+    """A rank that does not answer. Another attempt, on other hosts, may succeed. One line, exit code 1."""
+
+
+REPORTED_ERRORS = (InputError, StorageError, LostRankError)
 """Errors whose message is all that the user needs; any other is a bug and keeps its traceback."""
 
 

@@ -1,4 +1,4 @@
-"""Lock, stop requests, watchdog and reports of a run.
+"""Preflight, lock, stop requests, watchdog and reports of a run.
 
 Uses config and core.
 """

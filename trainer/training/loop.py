@@ -3,6 +3,7 @@
 from trainer.config.root import Config, check_training
 from trainer.core.distributed import DistributedContext, process_group
 from trainer.run.preemption import Request
+from trainer.run.preflight import preflight
 from trainer.training.resume import Resume
 from trainer.training.session import Session
 from trainer.training.setup import open_session
@@ -23,6 +24,8 @@ def train(config: Config, out: str, resume: Resume = "auto") -> None:
     """
     check_training(config)
     with process_group() as context:
+        if config.train.preflight_seconds:
+            preflight(context, config.train.preflight_seconds)
         _train(config, out, resume, context)
 
 

@@ -1,0 +1,67 @@
+"""The trainer on several ranks, one of which is disturbed as soon as it has joined the process group.
+
+`python tests/support/disturbed.py RANKS RANK DISTURBANCE ARGUMENTS`, with the arguments of `python -m trainer`.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import torch.distributed as dist
+from ranks import run_on_ranks
+
+from trainer.__main__ import main
+
+JOIN, SEND = dist.init_process_group, dist.send
+FROZEN = "frozen process: "
+
+
+def freeze() -> None:
+    """The process stands still, like all those of a host that is dead or out of reach."""
+    print(f"{FROZEN}{os.getpid()}", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def slow_down() -> None:
+    """All that the rank sends is late."""
+
+    def send(*arguments: object) -> None:
+        time.sleep(0.2)
+        SEND(*arguments)
+
+    dist.send = send
+
+
+def cut_off() -> None:
+    """Nothing that the rank sends arrives, but its process lives."""
+    dist.send = lambda *_: threading.Event().wait()
+
+
+def fail() -> None:
+    """The rank cannot send."""
+
+    def send(*_: object) -> None:
+        raise RuntimeError("no route")
+
+    dist.send = send
+
+
+def run(disturbed: int, disturbance: str, arguments: list[str]) -> None:
+    """Runs the trainer on this rank."""
+
+    def join(*positional: object, **named: object) -> None:
+        JOIN(*positional, **named)
+        globals()[disturbance]()
+
+    if int(os.environ["RANK"]) == disturbed:
+        dist.init_process_group = join
+    if code := main(arguments):
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    import trainer.training.loop  # noqa: F401 - once for all ranks
+
+    run_on_ranks(int(sys.argv[1]), run, int(sys.argv[2]), *sys.argv[3:4], sys.argv[4:])

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from errno import EACCES, EDQUOT, ENOSPC, EPERM, EROFS
 from typing import Any
 
@@ -20,6 +21,8 @@ from trainer.checkpoint.state_dict import State
 from trainer.checkpoint.store import STATE, Checkpoints
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.core.distributed import DistributedContext, background_group, broadcast_from_rank0, gather_to_all
+from trainer.core.outcome import SAVED_WORD, write_outcome
+from trainer.core.secrets import without_secrets
 
 # Retries after 1, 2 and 4 seconds, for failures of a moment. An outage is left to the next save: retries hold the
 # staged copy, which that save waits for. No jitter: every rank retries the same collective and has to wait as long.
@@ -182,6 +185,8 @@ class Saver:
     def _commit(self, step: int, entries: dict[str, FileEntry], texts: dict[str, str]) -> None:
         self._check_lock()  # as late as possible: a job that took over must not find its checkpoint replaced
         self._checkpoints.commit(step, entries, texts)
+        with suppress(OSError):  # the checkpoint is there all the same
+            write_outcome(f"{SAVED_WORD} {without_secrets(self._checkpoints.url(step))}")
 
     def _prune(self) -> None:
         def prune() -> None:

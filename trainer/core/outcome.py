@@ -1,11 +1,13 @@
-"""The contract between a job and the scheduler that started it: exit codes, and one line about its end.
+"""The contract between a job and the scheduler that started it: exit codes, and one line about how far it came.
 
 torchrun ends with 1 after any signal, so its exit code cannot tell a job that saved and stopped from one that failed.
 The trainer therefore writes a line to the file that the scheduler names in `OUTCOME_VARIABLE`; schedulers act on it.
+A checkpoint's line is replaced by that of the next one, and by that of the end; a job that is killed leaves it.
 Imports nothing but the standard library: schedulers run where torch may be absent.
 """
 
 import os
+import re
 from pathlib import Path
 
 DONE = 0
@@ -16,6 +18,7 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 OUTCOME_VARIABLE = "TORCHX_OUTCOME_FILE"
 FINISHED_WORD = "finished"  # first word of the line of a job that reached its last step
 STOPPED_WORD = "stopped"  # first word of the line of a job that stopped on request
+SAVED_WORD = "saved"  # first word of the line of a job that has saved a checkpoint and goes on
 WRONG_INPUT_WORDS = "wrong input"  # first words of the line of a job that would end the same when tried again
 
 
@@ -33,6 +36,17 @@ def is_finished(line: str) -> bool:
 def is_stopped(line: str) -> bool:
     """Returns whether an outcome is that of a job that stopped on request."""
     return line.startswith(STOPPED_WORD)
+
+
+def is_final(line: str) -> bool:
+    """Returns whether a line is about the end of a job, not about a checkpoint on the way."""
+    return bool(line) and not line.startswith(SAVED_WORD)
+
+
+def saved_step(line: str) -> int:
+    """Returns the steps done in the checkpoint that a line names; 0 if it names none."""
+    found = re.search(r"step-(\d+)$", line)
+    return int(found[1]) if found else 0
 
 
 def is_wrong_input(line: str) -> bool:

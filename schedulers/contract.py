@@ -2,11 +2,14 @@
 
 import os
 import shlex
+import tempfile
 from pathlib import Path
 
+from schedulers.errors import SchedulerError
 from trainer.core.outcome import (
     FINISHED_WORD,
     OUTCOME_VARIABLE,
+    SAVED_WORD,
     STOPPED,
     STOPPED_WORD,
     WRONG_INPUT,
@@ -17,6 +20,9 @@ from trainer.core.outcome import (
 RANK0_HOST = "TORCHX_RANK0_HOST"
 
 STATE_FOLDER = "torchx-recsys"
+
+# Restarts in a row that gain no step and use up no retry; then a job has failed.
+MAX_FREE_RESTARTS = 20
 
 
 def assignments(**values: object) -> str:
@@ -29,6 +35,7 @@ SHELL_CONTRACT = assignments(
     outcome_variable=OUTCOME_VARIABLE,
     rank0_variable=RANK0_HOST,
     finished_word=FINISHED_WORD,
+    saved_word=SAVED_WORD,
     stopped_word=STOPPED_WORD,
     stopped_code=STOPPED,
     wrong_input_words=shlex.quote(WRONG_INPUT_WORDS),
@@ -40,3 +47,18 @@ def state_directory(scheduler: str) -> Path:
     """Returns the directory in which a scheduler keeps records of this user's jobs."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / STATE_FOLDER / scheduler
+
+
+def check_state_directory() -> None:
+    """Refuses a state directory in which no record can be written, before a job is submitted and its handle lost.
+
+    Raises:
+        SchedulerError: It cannot be made, or written.
+    """
+    folder = state_directory(".")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+    except OSError as error:
+        raise SchedulerError(f"cannot keep a record of the job in {folder}: {error}; set XDG_STATE_HOME") from error

@@ -12,11 +12,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from schedulers.contract import state_directory
+from schedulers.contract import MAX_FREE_RESTARTS, state_directory
 from schedulers.errors import SchedulerError
 from schedulers.local.processes import kill_all_with, processes_with
 from trainer.core.outcome import OUTCOME_VARIABLE
 
+# In the line that a supervisor writes to the logs between two attempts.
+STARTING_AGAIN = "starting again"
 JOBS_KEPT = 100
 DAYS_KEPT = 30
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
@@ -58,6 +60,7 @@ class Job:
     grace_seconds: int
     detach: bool
     log_dir: str
+    max_free_restarts: int = MAX_FREE_RESTARTS  # records of earlier versions do not have it
 
 
 @dataclass(kw_only=True)
@@ -66,6 +69,7 @@ class Process:
 
     pid: int
     exit_code: int | None = None
+    ended: float = 0.0  # seconds since the epoch
 
 
 @dataclass(kw_only=True)
@@ -111,16 +115,17 @@ class Record:
         """Makes the directory and returns the lock, taken.
 
         Raises:
-            SchedulerError: The directory cannot be made.
+            SchedulerError: The directory cannot be made or written.
         """
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self.folder.mkdir(mode=0o700)
+            lock = (self.folder / "lock").open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._write("job.json", asdict(job))
         except OSError as error:
+            shutil.rmtree(self.folder, ignore_errors=True)
             raise SchedulerError(f"cannot keep a record of the job: {error}; set XDG_STATE_HOME") from error
-        lock = (self.folder / "lock").open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        self._write("job.json", asdict(job))
         return lock
 
     def job(self) -> Job:
@@ -145,8 +150,8 @@ class Record:
         return replace(progress, state="FAILED", message=self._cause_of_death(progress.supervisor))
 
     def outcome(self) -> str:
-        """Returns the line that the job wrote when it ended in order (trainer/core/outcome.py), or nothing."""
-        return self.outcome_file.read_text().strip() if self.outcome_file.exists() else ""
+        """Returns the last line that the job wrote of itself (trainer/core/outcome.py), or nothing."""
+        return self.outcome_file.read_text(errors="replace").strip() if self.outcome_file.exists() else ""
 
     def supervisor_error(self) -> str:
         """Returns the last line of the supervisor's own errors, or nothing."""

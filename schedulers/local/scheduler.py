@@ -20,6 +20,7 @@ from torchx.util.types import none_throws
 
 from components.launch import SHUTDOWN_TIMEOUT_SECONDS
 from schedulers import log_files
+from schedulers.contract import MAX_FREE_RESTARTS, check_state_directory
 from schedulers.errors import SchedulerError
 from schedulers.local import status
 from schedulers.local.record import ENDED, Job, Record, Replica, host_directory, prune
@@ -38,6 +39,18 @@ class Opts(BuiltinOpts):
 
     grace_seconds: int = SHUTDOWN_TIMEOUT_SECONDS + 10
     """Seconds for replicas to save and leave when the job is cancelled or one of them fails; then they are killed."""
+
+    max_free_restarts: int = MAX_FREE_RESTARTS
+    """Most restarts in a row that use up no retry and gain no step; then the job has failed."""
+
+    def check(self) -> None:
+        """Refuses values that do not work.
+
+        Raises:
+            SchedulerError: An option has such a value.
+        """
+        if self.max_free_restarts < 0:
+            raise SchedulerError(f"-cfg max_free_restarts={self.max_free_restarts}: must be 0 or more")
 
     @classmethod
     def get_docstrings(cls) -> dict[str, str]:
@@ -65,6 +78,7 @@ class PersistentLocalScheduler(LocalScheduler):
         return str(host_directory() / app_id)
 
     def _submit_dryrun(self, app: AppDef, cfg: BuiltinOpts) -> AppDryRunInfo[PopenRequest, BuiltinOpts]:
+        cast(Opts, cfg).check()
         info = super()._submit_dryrun(app, cfg)
         outcome_file = Record(host_directory() / info.request.app_id).outcome_file
         for replica in chain.from_iterable(info.request.role_params.values()):
@@ -77,11 +91,12 @@ class PersistentLocalScheduler(LocalScheduler):
         Raises:
             SchedulerError: The state directory or the directory of the logs cannot be written.
         """
+        check_state_directory()
         job = _job(dryrun_info.request, none_throws(dryrun_info.app), cast(Opts, dryrun_info.cfg))
         record = Record(host_directory() / job.app_id)
         supervisor = _start_supervisor(job, record)
         if not none_throws(supervisor.stdout).read():  # one line when it is ready, none if it has died
-            error = record.supervisor_error()
+            error = record.supervisor_error() or f"{record.folder} cannot be written"
             record.remove()
             raise SchedulerError(f"the job cannot be started: {error}")
         if not job.detach:
@@ -187,6 +202,7 @@ def _job(request: PopenRequest, app: AppDef, cfg: Opts) -> Job:
             for number, params in enumerate(replicas)
         ],
         max_retries=min(role.max_retries for role in app.roles),
+        max_free_restarts=cfg.max_free_restarts,
         grace_seconds=cfg.grace_seconds,
         detach=cfg.detach,
         log_dir=request.log_dir,

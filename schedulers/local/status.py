@@ -1,9 +1,15 @@
 """The state of a local job and of its replicas, from its record, in TorchX's terms."""
 
+import re
+from pathlib import Path
+
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStatus
 
-from schedulers.local.record import ENDED, Job, Process, Progress, Record, Replica
+from schedulers.first_error import first_error, structured, tail
+from schedulers.local.record import ENDED, STARTING_AGAIN, Job, Process, Progress, Record, Replica
+from trainer.core.outcome import is_final
+from trainer.core.secrets import without_secrets
 
 
 def describe(record: Record) -> DescribeAppResponse:
@@ -18,7 +24,8 @@ def describe(record: Record) -> DescribeAppResponse:
         state=AppState[progress.state],
         num_restarts=progress.restarts,
         msg=progress.message or NONE,
-        structured_error_msg=_first_error(job),
+        # The line that the trainer has left says better why a job ended than the exit of its ranks.
+        structured_error_msg=NONE if is_final(record.outcome()) else _first_error(job, progress),
         ui_url=f"file://{job.log_dir}",
         roles=[Role(**role | {"resource": Resource(**role["resource"])}) for role in job.roles],
         roles_statuses=_role_statuses(job, progress),
@@ -50,9 +57,21 @@ def _replica_state(process: Process, job_state: str) -> AppState:
 
 
 def _error(replica: Replica) -> str:
-    return replica.error_file.read_text() if replica.error_file.exists() else NONE
+    return without_secrets(replica.error_file.read_text()) if replica.error_file.exists() else NONE
 
 
-def _first_error(job: Job) -> str:
-    files = [replica.error_file for replica in job.replicas if replica.error_file.exists()]
-    return min(files, key=lambda file: file.stat().st_mtime).read_text() if files else NONE
+def _first_error(job: Job, progress: Progress) -> str:
+    """Returns the error of the replica that failed first, if the job has failed."""
+    if progress.state != "FAILED":
+        return NONE
+    ends = zip(job.replicas, progress.processes, strict=False)
+    failed = [(process.ended, replica, process.exit_code) for replica, process in ends if process.exit_code]
+    if not failed:
+        return NONE
+    ended, replica, exit_code = min(failed, key=lambda each: each[0])
+    error = first_error(_last_attempt(tail(Path(replica.stderr))), replica.error_file)
+    return structured(f"{replica.name}, {error}", exit_code, ended) if error else NONE
+
+
+def _last_attempt(log: str) -> str:
+    return re.split(rf"^torchx: .*; {STARTING_AGAIN}.*\n", log, flags=re.MULTILINE)[-1]

@@ -16,8 +16,9 @@ from io import FileIO
 from pathlib import Path
 
 from schedulers.local.processes import end_with_parent
-from schedulers.local.record import Process, Progress, Record, Replica
-from trainer.core.outcome import is_finished, is_stopped, is_wrong_input
+from schedulers.local.record import STARTING_AGAIN, Process, Progress, Record, Replica
+from schedulers.local.restarts import Restarts
+from trainer.core.outcome import is_final, is_finished, is_stopped, is_wrong_input
 
 TICK_SECONDS = 0.1
 CANNOT_START = 127
@@ -56,6 +57,8 @@ class Supervisor:
         self.job = record.job()
         self.logs = [Logs(replica) for replica in self.job.replicas]
         self.progress = Progress(state="RUNNING", supervisor=os.getpid())
+        self.restarts = Restarts(max_retries=self.job.max_retries, max_free=self.job.max_free_restarts)
+        self.outcome = ""  # of the last attempt
         self.running: list[subprocess.Popen[bytes]] = []
         self.stop_requested = False
         self.cancelled = False
@@ -66,40 +69,52 @@ class Supervisor:
         self.stop_requested = True
 
     def run(self) -> None:
-        """Starts the job until it succeeds, has no retry left, or is cancelled."""
-        failures = 0
+        """Starts the job until it succeeds, may not be started again, or is cancelled."""
         self.attempt()
-        while not (state := self.final_state(failures)):
-            failures += not is_stopped(self.record.outcome())
-            self.progress.restarts += 1
-            for logs in self.logs:
-                logs.note(f"{self.summary()}; starting again, restart {self.progress.restarts}")
-            self.attempt()
+        while not (state := self.final_state()):
+            self.back_off()
+            if not self.stop_requested:
+                self.progress.restarts += 1
+                self.attempt()
         self.finish(state)
 
-    def final_state(self, failures: int) -> str | None:
+    def final_state(self) -> str | None:
         """Returns the state in which the job ends after this attempt, or None if it is to be started again."""
         succeeded = all(process.exit_code == 0 for process in self.progress.processes)
-        if is_finished(self.record.outcome()) or (succeeded and not self.cancelled):
+        if is_finished(self.outcome) or (succeeded and not self.cancelled):
             return "SUCCEEDED"
         if self.stop_requested:
             return "CANCELLED"
-        if is_wrong_input(self.record.outcome()):
+        if is_wrong_input(self.outcome) or not self.restarts.allowed(self.outcome):
             return "FAILED"
-        if is_stopped(self.record.outcome()) or failures < self.job.max_retries:
-            return None
-        return "FAILED"
+        return None
+
+    def back_off(self) -> None:
+        """Waits before a restart, unless the last attempt gained a step; a stop request ends the wait."""
+        self.restarts.count(self.outcome)
+        seconds, restart = self.restarts.wait_seconds, f"restart {self.progress.restarts + 1}"
+        after = f" in {seconds} seconds" if seconds else ""
+        for logs in self.logs:
+            logs.note(f"{self.summary()}; {STARTING_AGAIN}{after}, {restart}")
+        if seconds:
+            self.progress.state = "PENDING"
+            self.progress.message = f"waits {seconds} seconds for {restart}: {self.summary()}"
+            self.record.write(self.progress)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.stop_requested:
+            self.pause()
 
     def attempt(self) -> None:
         """Starts all replicas and waits until all have ended."""
         self.record.outcome_file.unlink(missing_ok=True)
         self.running = []
-        self.progress.processes = []
+        self.progress.state, self.progress.message, self.progress.processes = "RUNNING", "", []
         for replica, logs in zip(self.job.replicas, self.logs, strict=True):
             replica.error_file.unlink(missing_ok=True)
             self.progress.processes.append(self.start(replica, logs))
         self.record.write(self.progress)
         self.wait()
+        self.outcome = self.record.outcome()
 
     def start(self, replica: Replica, logs: Logs) -> Process:
         """Starts one replica; one that cannot be started has failed with exit code 127."""
@@ -116,7 +131,7 @@ class Supervisor:
             )
         except OSError as error:
             logs.note(f"cannot start {replica.name}: {error}")
-            return Process(pid=0, exit_code=CANNOT_START)
+            return Process(pid=0, exit_code=CANNOT_START, ended=time.time())
         self.running.append(process)
         return Process(pid=process.pid)
 
@@ -139,7 +154,7 @@ class Supervisor:
         codes = {process.pid: process.poll() for process in self.running}
         news = [each for each in self.progress.processes if each.exit_code != codes.get(each.pid, each.exit_code)]
         for process in news:
-            process.exit_code = codes[process.pid]
+            process.exit_code, process.ended = codes[process.pid], time.time()
         if news:
             self.record.write(self.progress)
         return None in codes.values()
@@ -167,16 +182,27 @@ class Supervisor:
         for logs in self.logs:
             logs.combine(last=True)
         self.progress.state = state
-        self.progress.message = self.record.outcome() or ("" if state == "SUCCEEDED" else self.summary())
+        self.progress.message = self.final_message(state)
         self.record.write(self.progress)
         if self.record.delete_file.exists():
             self.record.remove()
+
+    def final_message(self, state: str) -> str:
+        """Returns the message of a job that has ended."""
+        if state == "FAILED" and is_stopped(self.outcome):
+            allowed = f"{self.job.max_free_restarts} restarts in a row that gained no step (max_free_restarts)"
+            return f"not started again after {allowed}; the last attempt {self.outcome}"
+        return self.last_line() if state == "SUCCEEDED" else self.summary()
 
     def summary(self) -> str:
         """Returns the outcome that the job wrote in this attempt, or else how each failed replica ended."""
         ends = zip(self.job.replicas, self.progress.processes, strict=True)
         failed = [f"{replica.name} {ending(process.exit_code)}" for replica, process in ends if process.exit_code]
-        return self.record.outcome() or ", ".join(failed)
+        return self.last_line() or ", ".join(failed)
+
+    def last_line(self) -> str:
+        """Returns the outcome, unless it is that of a checkpoint, after which the job went on."""
+        return self.outcome if is_final(self.outcome) else ""
 
 
 def ending(exit_code: int | None) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+RUN = ("run", "-s", "local_cwd")
+SH = ("utils.sh", "--", "exec", "sh", "-c")  # utils.sh has a shell around its arguments
 
 
 class Shells:
@@ -63,9 +65,21 @@ class Shells:
 
     def wait_for_end(self, handle: str) -> dict:
         """Waits until a job has ended and returns its status."""
-        progress = self.record(handle) / "progress.json"  # `torchx status` takes a processor second each time
-        wait_for(lambda: json.loads(progress.read_text())["state"] in ENDED)
+        wait_for(lambda: self.progress(handle)["state"] in ENDED)
         return self.status(handle)
+
+    def progress(self, handle: str) -> dict:
+        """The state of a job in its record: `torchx status` takes a processor second each time."""
+        return json.loads((self.record(handle) / "progress.json").read_text())
+
+    def close(self) -> None:
+        """Ends the jobs and the shells that are left."""
+        for line in self("list", "-s", "local_cwd").stdout.splitlines():
+            if line.startswith("local_cwd://") and not line.endswith(ENDED):
+                self("delete", line.split()[0])
+        for shell in self.opened:
+            shell.kill()
+            shell.communicate()
 
     def record(self, handle: str) -> Path:
         """The directory that a job leaves in the state directory."""
@@ -74,7 +88,18 @@ class Shells:
 
     def supervisor(self, handle: str) -> int:
         """The number of the process that looks after a job."""
-        return json.loads((self.record(handle) / "progress.json").read_text())["supervisor"]
+        return self.progress(handle)["supervisor"]
+
+
+def waiting(go: Path, text: str = "waiting", end: str = ":") -> str:
+    """Returns a script that prints a line, waits until a file is there, and ends. TorchX makes one dollar of two."""
+    return f"echo $$$$ > {go}.pid; echo {text}; until [ -e {go} ]; do sleep 0.05; done; {end}"
+
+
+def handle_of(shell: subprocess.Popen[str]) -> str:
+    """Returns the handle, which is the first that a shell prints."""
+    assert shell.stdout is not None
+    return shell.stdout.readline().strip()
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 600) -> None:

@@ -7,32 +7,7 @@ import signal
 import subprocess
 
 import pytest
-from shells import Shells, runs, wait_for
-
-RUN = ("run", "-s", "local_cwd")
-SH = ("utils.sh", "--", "exec", "sh", "-c")  # utils.sh has a shell around its arguments
-
-
-@pytest.fixture
-def torchx(tmp_path):
-    shells = Shells(tmp_path)
-    yield shells
-    for line in shells("list", "-s", "local_cwd").stdout.splitlines():
-        if line.endswith("RUNNING"):
-            shells("delete", line.split()[0])
-    for shell in shells.opened:
-        shell.kill()
-        shell.communicate()
-
-
-def waiting(go, text="waiting", end=":"):
-    """A script that prints a line, waits until a file is there, and ends. TorchX makes one dollar of two."""
-    return f"echo $$$$ > {go}.pid; echo {text}; until [ -e {go} ]; do sleep 0.05; done; {end}"
-
-
-def handle_of(shell):
-    """The handle, which is the first that a shell prints."""
-    return shell.stdout.readline().strip()
+from shells import RUN, SH, handle_of, runs, wait_for, waiting
 
 
 def test_run_shows_both_streams_and_ends_as_the_job(torchx):
@@ -163,7 +138,10 @@ def test_failures_are_retried_as_often_as_asked(torchx, tmp_path):
     assert done.returncode == 0, done.stderr
     handle = done.stdout.strip()
     assert torchx.status(handle)["num_restarts"] == 2
-    assert "sh/0 torchx: sh/0 ended with exit code 1; starting again, restart 2" in torchx("log", handle).stdout
+    assert (
+        "sh/0 torchx: sh/0 ended with exit code 1; starting again in 4 seconds, restart 2"
+        in torchx("log", handle).stdout
+    )
     assert torchx(*RUN, *retried, "7").returncode == 1
     assert (tmp_path / "attempts").read_text() == 6 * "x\n"
 

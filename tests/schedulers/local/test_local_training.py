@@ -21,12 +21,7 @@ def torchx(tmp_path_factory):
     write_config(home / "config.toml", config(rows, model__name="custom:unhurried", checkpoint__every_steps=20))
     shells = Shells(home)
     yield shells
-    for line in shells("list", "-s", "local_cwd").stdout.splitlines():
-        if line.endswith("RUNNING"):
-            shells("delete", line.split()[0])
-    for shell in shells.opened:
-        shell.kill()
-        shell.communicate()
+    shells.close()
 
 
 def job(out: str, steps: int, retries: int = 0) -> tuple[str, ...]:

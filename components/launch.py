@@ -25,6 +25,10 @@ FIRST_PORT = 20000
 PORTS = 10000
 
 
+LONGEST_NAME = 100
+MACROS = (macros.img_root, macros.app_id, macros.replica_id, macros.rank0_env)
+
+
 class ArgumentError(ValueError):
     """An argument of a component has a value that cannot be used."""
 
@@ -69,6 +73,14 @@ def choice(flag: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ArgumentError(flag, value, ", ".join(allowed))
 
 
+def literal(text: str) -> str:
+    """Returns what TorchX turns back into this text, with macros such as `${app_id}` replaced and no other `$`."""
+    doubled = text.replace("$", "$$")
+    for macro in MACROS:
+        doubled = doubled.replace(f"${macro}", macro)
+    return doubled
+
+
 def node(
     h: str | None,
     cpu: int,
@@ -92,13 +104,15 @@ def node(
     except (KeyError, ValueError) as error:
         allowed = f"type=bind|volume|device,src=...,dst=...[,readonly] ({error.args[0]})"
         raise ArgumentError("--mounts", ",".join(mounts or []), allowed) from error
-    return Role("", image, env=env or {}, resource=resource, mounts=parsed, metadata=dict(metadata or {}))
+    variables = {name: literal(value) for name, value in (env or {}).items()}
+    return Role("", image, env=variables, resource=resource, mounts=parsed, metadata=dict(metadata or {}))
 
 
 def torchrun(*trainer_args: str, name: str, j: str, node: Role, max_retries: int) -> AppDef:
     """Returns an app of one role, whose replicas each run the trainer under torchrun."""
-    if not re.fullmatch(r"[A-Za-z][\w.-]*", name):
-        raise ArgumentError("--name", name, "a letter, then letters, digits, '.', '_' or '-'")
+    # The job's directories bear it.
+    if not re.fullmatch(rf"[A-Za-z][\w.-]{{0,{LONGEST_NAME - 1}}}", name):
+        raise ArgumentError("--name", name, f"a letter, then letters, digits, '.', '_' or '-', {LONGEST_NAME} at most")
     shape = Shape.parse(j)
     defaults = {
         "OMP_NUM_THREADS": str(max(1, node.resource.cpu // shape.procs)),
@@ -113,7 +127,7 @@ def torchrun(*trainer_args: str, name: str, j: str, node: Role, max_retries: int
         # No dash: Volcano derives the name of a shell variable from it.
         name="trainer",
         entrypoint="bash",
-        args=["-c", _torchrun_command(shape, trainer_args)],
+        args=["-c", _torchrun_command(shape, [literal(argument) for argument in trainer_args])],
         env=defaults | node.env,
         num_replicas=shape.nodes,
         min_replicas=shape.min_nodes,
@@ -125,11 +139,12 @@ def torchrun(*trainer_args: str, name: str, j: str, node: Role, max_retries: int
 def python(*args: str, name: str, node: Role, port_map: dict[str, int] | None = None) -> AppDef:
     """Returns an app of one process, `python -m ARGS`."""
     env = {"PYTHONUNBUFFERED": "1"} | node.env
-    role = replace(node, name=name, entrypoint="python", args=["-m", *args], env=env, port_map=port_map or {})
+    words = ["-m", *map(literal, args)]
+    role = replace(node, name=name, entrypoint="python", args=words, env=env, port_map=port_map or {})
     return AppDef(name=name, roles=[role])
 
 
-def _torchrun_command(shape: Shape, trainer_args: tuple[str, ...]) -> str:
+def _torchrun_command(shape: Shape, trainer_args: list[str]) -> str:
     # Every argument is quoted, and TorchX still substitutes its macros inside the quotes.
     return " ".join(
         [
@@ -153,11 +168,12 @@ def _torchrun_command(shape: Shape, trainer_args: tuple[str, ...]) -> str:
 def _rdzv_endpoint(shape: Shape) -> str:
     """Returns the host and port at which the nodes meet, as a word for the shell.
 
-    The port is a checksum of the app id: the same on all nodes of a job, another one for another job on the host.
+    The port is the number of a Slurm job, which no other has, or a checksum of another app id: the same on all nodes of
+    a job, another one for another job on the host.
     """
     if shape.nodes == 1:
         return "localhost:0"
     # TorchX turns `$$` into `$`. A missing host is an error: each node would wait for the others at its own localhost.
     host = f"$${{{macros.rank0_env}:?names the host of replica 0 and is not set}}"
-    checksum = f"$$(cksum <<< '{macros.app_id}' | cut -d ' ' -f 1)"
-    return f'"{host}:$$(({FIRST_PORT} + {checksum} % {PORTS}))"'
+    job = f"$$(id='{macros.app_id}'; if [ $${{id//[0-9]}} ]; then cksum <<< $$id | cut -d ' ' -f 1; else echo $$id; fi)"
+    return f'"{host}:$$(({FIRST_PORT} + {job} % {PORTS}))"'

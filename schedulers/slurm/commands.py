@@ -1,14 +1,18 @@
 """Slurm's commands, and jobs as they print them: in text that is the same since 22.05, for JSON is not."""
 
+import logging
 import os
 import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_exponential
 from torchx.specs import AppState
 
 from schedulers.errors import SchedulerError
+
+log = logging.getLogger(__name__)
 
 # TorchX's SLURM_STATES lacks nine of these, and takes suspended jobs for pending and revoked ones for failed.
 STATES = {
@@ -22,6 +26,13 @@ STATES = {
     **dict.fromkeys(("OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL", "TIMEOUT"), AppState.FAILED),
 }
 UNKNOWN_JOB = "Invalid job id specified"
+AWAY = re.compile("contact|connect|communication|timed out", re.IGNORECASE)
+# A controller that is set up anew is back within minutes; `log -f` and `run --wait` must outlive that.
+PATIENCE_SECONDS = 600
+
+
+class ControllerAway(SchedulerError):
+    """The controller of the cluster does not answer."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +64,30 @@ def run(*command: str, env: dict[str, str] | None = None) -> str:
         raise SchedulerError(f"{command[0]} is not installed here: run torchx where Slurm's commands work") from error
     if done.returncode:
         lines = [re.sub(rf"^{command[0]}: (error: )?", "", line.strip()) for line in done.stderr.splitlines()]
-        raise SchedulerError(f"{command[0]}: {'; '.join(filter(None, lines)) or f'exit code {done.returncode}'}")
+        kind = ControllerAway if AWAY.search(done.stderr) else SchedulerError
+        raise kind(f"{command[0]}: {'; '.join(filter(None, lines)) or f'exit code {done.returncode}'}")
     return done.stdout
+
+
+_patiently = retry(
+    retry=retry_if_exception_type(ControllerAway),
+    wait=wait_exponential(1, max=15),
+    stop=stop_after_delay(PATIENCE_SECONDS),
+    before_sleep=lambda state: log.warning("%s; asking again", state.outcome.exception()),  # pyrefly: ignore
+    reraise=True,
+)
 
 
 def submit(script: Path) -> str:
     """Submits a batch script and returns the job's id."""
     # Within a job of Slurm, the variables of that job would count for the new one.
     env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith("SLURM_")}
-    return run("sbatch", "--parsable", str(script), env=env).strip().partition(";")[0]
+    printed = run("sbatch", "--parsable", str(script), env=env)
+    # NUMBER or NUMBER;CLUSTER; a site's wrapper of sbatch may print a banner, too.
+    found = re.findall(r"^(\d+)(?:;.*)?$", printed, re.MULTILINE)
+    if not found:
+        raise SchedulerError(f"sbatch: printed no job number: {printed.strip()!r}; see squeue --me")
+    return found[-1]
 
 
 def cluster() -> str:
@@ -70,8 +96,13 @@ def cluster() -> str:
     return found[1] if found else "cluster"
 
 
+@_patiently
 def job(job_id: str) -> Job | None:
-    """Returns a job; None if Slurm has no job of that number, or has forgotten it."""
+    """Returns a job; None if Slurm has no job of that number, or has forgotten it.
+
+    Raises:
+        ControllerAway: It did not answer for PATIENCE_SECONDS.
+    """
     try:
         return _from_scontrol(run("scontrol", "show", "job", job_id))
     except SchedulerError as error:
@@ -80,12 +111,23 @@ def job(job_id: str) -> Job | None:
     return _from_accounting([job_id]).get(job_id)
 
 
+@_patiently
 def states(job_ids: list[str]) -> dict[str, Job]:
     """Returns the states of several jobs, by two commands; jobs that Slurm has forgotten are left out."""
     listed = run("squeue", "--me", "--states=all", "--noheader", "--format=%A|%T").splitlines()
     known = {number: Job(state) for number, state in (line.split("|") for line in listed)}
     missing = [number for number in job_ids if number not in known]
     return {number: known[number] for number in job_ids if number in known} | _from_accounting(missing)
+
+
+def default_limits() -> dict[str | None, str]:
+    """Returns the time limit of a job that asks for none, by partition; None stands for the default partition."""
+    limits: dict[str | None, str] = {}
+    for line in run("sinfo", "--noheader", "--format=%P|%L|%l").splitlines():
+        name, default, longest = line.split("|")
+        limit = longest if default == "n/a" else default
+        limits |= {name.rstrip("*"): limit} | ({None: limit} if name.endswith("*") else {})
+    return limits
 
 
 def hostnames(nodes: str) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 
 from torchx.schedulers.api import StructuredOpts
 
+from schedulers.contract import MAX_FREE_RESTARTS
 from schedulers.errors import SchedulerError
 
 # Options of sbatch that are passed on as they are, under the same name.
@@ -14,6 +15,12 @@ PASSED_ON = (
     *("dependency", "begin", "comment", "mail_user", "mail_type"),
 )
 OPEN_MODES = ("append", "truncate")
+# Options of sbatch that status, logs and retries would not follow.
+REFUSED = {
+    **dict.fromkeys(("-a", "--array"), "submit one job for each"),
+    **dict.fromkeys(("-o", "--output", "-e", "--error"), "torchx log needs the logs in the job directory"),
+    **dict.fromkeys(("-D", "--chdir"), "submit it there, or give job_dir"),
+}
 
 
 @dataclass
@@ -37,6 +44,9 @@ class SlurmOpts(StructuredOpts):
 
     requeue: bool = True
     """Put the job back into the queue after a time limit, a preemption, a lost node or a failure to be retried."""
+
+    max_free_restarts: int = MAX_FREE_RESTARTS
+    """Restarts in a row, after preemptions, time limits and lost nodes, that may gain no step; then the job failed."""
 
     ntasks_per_node: int = 1
     """Replicas on each node."""
@@ -107,17 +117,34 @@ class SlurmOpts(StructuredOpts):
         Raises:
             SchedulerError: An option has a value that cannot work.
         """
-        limit = _seconds(self.time) if self.time else None
-        if self.signal_lead < 0 or (limit is not None and self.signal_lead >= limit):
-            allowed = f"less than the time limit ({self.time})" if limit is not None else "0 or more"
-            raise SchedulerError(f"-cfg signal_lead={self.signal_lead}: must be {allowed}")
+        if self.signal_lead < 0:
+            raise SchedulerError(f"-cfg signal_lead={self.signal_lead}: must be 0 or more")
+        self.check_lead(self.time)
         if self.ntasks_per_node < 1:
             raise SchedulerError(f"-cfg ntasks_per_node={self.ntasks_per_node}: must be 1 or more")
+        if self.max_free_restarts < 0:
+            raise SchedulerError(f"-cfg max_free_restarts={self.max_free_restarts}: must be 0 or more")
+        for arg in _with_commas(self.sbatch_args or []):
+            if why := REFUSED.get(re.split(r"[ =]", arg)[0]):
+                raise SchedulerError(f"-cfg sbatch_args={arg}: cannot be used: {why}")
         if self.open_mode not in OPEN_MODES:
             raise SchedulerError(f"-cfg open_mode={self.open_mode}: must be {' or '.join(OPEN_MODES)}")
         for option in fields(self):
             if "\n" in str(getattr(self, option.name)):
                 raise SchedulerError(f"-cfg {option.name}: must not contain a line break")
+
+    def check_lead(self, limit: str | None) -> None:
+        """Refuses a warning that would come before the job has begun.
+
+        Args:
+            limit: The time limit of the job, as Slurm writes it.
+
+        Raises:
+            SchedulerError: The job would be warned at once, and be requeued for ever.
+        """
+        seconds = _seconds(limit) if limit else None
+        if seconds is not None and self.signal_lead >= seconds:
+            raise SchedulerError(f"-cfg signal_lead={self.signal_lead}: must be less than the time limit ({limit})")
 
     def sbatch(self) -> list[str]:
         """Returns the options of sbatch."""
@@ -128,8 +155,19 @@ class SlurmOpts(StructuredOpts):
             f"--signal=B:USR1@{self.signal_lead}",
             f"--open-mode={self.open_mode}",
             "--requeue" if self.requeue else "--no-requeue",
-            *(self.sbatch_args or []),
+            *_with_commas(self.sbatch_args or []),
         ]
+
+
+def _with_commas(args: list[str]) -> list[str]:
+    """Returns options whose values were taken apart at commas, at which TorchX ends each item of a list."""
+    whole: list[str] = []
+    for arg in args:
+        if whole and not arg.startswith("-"):
+            whole[-1] += f",{arg}"
+        else:
+            whole.append(arg)
+    return whole
 
 
 def sbatch_word(text: str) -> str:

@@ -1,6 +1,7 @@
 """The record of a Slurm job: its directory, and the index in the user's home by which it is found."""
 
 import json
+import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,6 +56,12 @@ class Record:
         """The number of times that the job has been started."""
         return len(self._read("attempts").splitlines())
 
+    def exit_codes(self) -> dict[int, int]:
+        """Returns the exit codes of the replicas that have ended in the last attempt."""
+        ended = self._folder / "ended"
+        files = [*ended.iterdir()] if ended.exists() else []
+        return {int(file.name): int(code) for file in files if (code := file.read_text().partition(" ")[0])}
+
     @property
     def layout(self) -> tuple[str, list[int]]:
         """The nodes of the last attempt, and the number of replicas on each; empty before the first one."""
@@ -86,13 +93,17 @@ class Index:
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / job_id).write_text(f"{job_dir}\n")
 
+    def remove(self, job_id: str) -> None:
+        """Removes a job, whose directory stays."""
+        (self._folder / job_id).unlink(missing_ok=True)
+
     def find(self, job_id: str) -> Record | None:
-        """Returns the record of a job; None if it is unknown or its directory is gone."""
+        """Returns the record of a job; None if it is unknown, or its directory is gone or another user's."""
         file = self._folder / job_id
         if not job_id.isdecimal() or not file.exists():
             return None
         job_dir = Path(file.read_text().rstrip("\n"))
-        return Record(job_dir, job_id) if (job_dir / ABOUT).exists() else None
+        return Record(job_dir, job_id) if os.access(job_dir / ABOUT, os.R_OK) else None
 
     def records(self) -> list[Record]:
         """Returns all jobs whose directories still exist, the newest first; removes the others from the index."""

@@ -4,6 +4,8 @@ It takes the place of TorchX's own, which makes a heterogeneous job of one compo
 """
 
 import contextlib
+import logging
+import os
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -18,12 +20,15 @@ from torchx.specs import AppDef, AppDryRunInfo, CfgVal, Role, Workspace, is_term
 from torchx.workspace import WorkspaceMixin, walk_workspace
 
 from schedulers import log_files
+from schedulers.contract import check_state_directory
 from schedulers.errors import SchedulerError
 from schedulers.slurm import commands as slurm
 from schedulers.slurm.options import SlurmOpts
 from schedulers.slurm.record import Index, Record
 from schedulers.slurm.script import SCRIPT, Request, request
 from schedulers.slurm.status import View
+
+log = logging.getLogger(__name__)
 
 JOBS = "slurm-jobs"
 # `torchx log` reads the status once for every replica.
@@ -58,14 +63,26 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         return AppDryRunInfo(request(app, cfg, job_dir, work_dir), str)
 
     def schedule(self, dryrun_info: AppDryRunInfo[Request]) -> str:
-        """Writes the job directory, submits the script in it, and returns the number of the Slurm job."""
+        """Writes the job directory, submits the script in it, and returns the number of the Slurm job.
+
+        Raises:
+            SchedulerError: Slurm refuses the job, or a directory cannot be written; nothing is left behind.
+        """
         wanted, app = dryrun_info.request, dryrun_info.app
+        check_state_directory()
         with contextlib.ExitStack() as if_refused:
-            if_refused.callback(shutil.rmtree, wanted.job_dir, ignore_errors=True)
-            wanted.job_dir.mkdir(parents=True)
-            if wanted.copies_workspace and app and app.roles[0].workspace:
-                _copy(app.roles[0].workspace, wanted.job_dir)
-            wanted.write()
+            try:
+                wanted.job_dir.mkdir(parents=True)
+                if_refused.callback(shutil.rmtree, wanted.job_dir, ignore_errors=True)
+                if wanted.opts.job_dir is not None and app and app.roles[0].workspace:
+                    _copy(app.roles[0].workspace, wanted.job_dir)
+                wanted.write()
+            except OSError as error:
+                raise SchedulerError(
+                    f"{wanted.job_dir}: the job directory cannot be written: {error.strerror or error}; run torchx in"
+                    " a directory that can, or give -cfg job_dir"
+                ) from error
+            _check_lead(wanted.opts)
             job_id = slurm.submit(wanted.job_dir / SCRIPT)
             if_refused.pop_all()
         self._index.add(job_id, wanted.job_dir)
@@ -93,6 +110,13 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
     def _cancel_existing(self, app_id: str) -> None:
         slurm.run("scancel", app_id)
 
+    def _delete_existing(self, app_id: str) -> None:
+        if not self._ended(app_id):
+            self._cancel_existing(app_id)
+        if record := self._view(app_id).record:
+            self._index.remove(app_id)
+            log.info("job %s is not listed any more; its files are still in %s", app_id, record.job_dir)
+
     def log_iter(
         self,
         app_id: str,
@@ -113,7 +137,10 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             raise SchedulerError("Slurm's logs bear no times: leave out since and until")
         record = self._view(app_id).record
         if record is None:
-            raise SchedulerError(f"job {app_id} has no job directory here: it was not submitted by torchx, or is gone")
+            raise SchedulerError(
+                f"job {app_id} has no job directory that can be read here: it was not submitted by torchx, belongs to"
+                " another user, or is gone"
+            )
         about = record.about
         if role_name != about.role or k >= about.replicas:
             raise SchedulerError(
@@ -121,6 +148,9 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             )
         kinds = {Stream.STDOUT: ("out",), Stream.STDERR: ("err",)}.get(streams or Stream.COMBINED, ("out", "err"))
         files = [record.replica_log(k, kind) for kind in kinds]
+        if not should_tail and not any(file.exists() for file in files) and self._ended(app_id):
+            answer = self.describe(app_id)
+            raise SchedulerError(f"{role_name}/{k}: job {app_id} left no log: {answer.msg if answer else ''}")
         found = log_files.lines(files, (lambda: self._ended(app_id)) if should_tail else None)
         return filter_regex(regex, found) if regex else found
 
@@ -138,8 +168,16 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             script = Path(job.command)
             # Job numbers start anew on a cluster that was set up again, and plain sbatch adds none to the index.
             if record is None or record.job_dir != script.parent:
-                record = Record(script.parent, app_id) if script.name == SCRIPT and script.exists() else None
+                record = Record(script.parent, app_id) if script.name == SCRIPT and os.access(script, os.R_OK) else None
         return View(job, record)
+
+
+def _check_lead(opts: SlurmOpts) -> None:
+    """Refuses a warning that would come before the job has begun, where its time limit is that of its partition."""
+    if not opts.time:
+        limits = slurm.default_limits()
+        for partition in opts.partition or [None]:
+            opts.check_lead(limits.get(partition))
 
 
 def _copy(workspace: Workspace, target: Path) -> None:

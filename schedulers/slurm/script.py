@@ -35,8 +35,8 @@ class Request:
     """A job as it is submitted: the files of its directory."""
 
     about: About
+    opts: SlurmOpts
     job_dir: Path
-    copies_workspace: bool
     script: str
     environment: str = field(repr=False)
 
@@ -67,6 +67,9 @@ def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> Requ
         SchedulerError: Slurm cannot run the app, or not with these options.
     """
     opts.check()
+    for path in (job_dir, work_dir):
+        if re.search(r"[\\\n]", str(path)):
+            raise SchedulerError(f"{str(path)!r}: sbatch takes no path with a backslash or a line break; rename it")
     if len(app.roles) != 1:
         raise SchedulerError(
             f"{app.name} has the roles {', '.join(role.name for role in app.roles)}: the slurm scheduler runs one role;"
@@ -79,8 +82,8 @@ def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> Requ
             raise SchedulerError(f"--env {name}: must be the name of a variable: letters, digits and _")
     return Request(
         about=About(app.name, role.name, role.num_replicas),
+        opts=opts,
         job_dir=job_dir,
-        copies_workspace=opts.job_dir is not None,
         script=_script(app.name, role, opts, job_dir, work_dir),
         environment="".join(_export(name, value) for name, value in role.env.items() if not _is_own(value)),
     )
@@ -90,7 +93,7 @@ def _script(name: str, role: Role, opts: SlurmOpts, job_dir: Path, work_dir: Pat
     options = [
         f"--job-name={sbatch_word(name)}",
         f"--chdir={sbatch_word(str(work_dir))}",
-        f"--output={sbatch_word(f'{job_dir}/slurm-%j.log')}",
+        f"--output={sbatch_word(str(job_dir).replace('%', '%%') + '/slurm-%j.log')}",
         *_shape(role, opts),
         *opts.sbatch(),
     ]
@@ -103,6 +106,7 @@ def _script(name: str, role: Role, opts: SlurmOpts, job_dir: Path, work_dir: Pat
         "log=$job_dir/slurm-$SLURM_JOB_ID.log",
         f"role={shlex.quote(role.name)}",
         f"max_retries={role.max_retries}",
+        f"max_free_restarts={opts.max_free_restarts}",
         f"open_mode={opts.open_mode}",
         f"srun_args=({shlex.join(_srun_args(role, opts, job_dir))})",
         "",
@@ -115,24 +119,43 @@ def _script(name: str, role: Role, opts: SlurmOpts, job_dir: Path, work_dir: Pat
 
 def _shape(role: Role, opts: SlurmOpts) -> list[str]:
     """Returns the options for the nodes of a job and for its part of each."""
-    resource, on_node = role.resource, min(opts.ntasks_per_node, role.num_replicas)
-    nodes = -(-role.num_replicas // on_node)
-    if role.min_replicas is not None and role.min_replicas < role.num_replicas:
-        options = [f"--nodes={-(-role.min_replicas // on_node)}-{nodes}"]
+    resource, on_node = role.resource, _replicas_on_a_node(role, opts)
+    nodes, cpus = -(-role.num_replicas // on_node), max(1, resource.cpu)
+    if _is_elastic(role):
+        # With --ntasks-per-node, Slurm 22.05 takes as few nodes as it may.
+        options = [f"--nodes={-(-_least_replicas(role) // on_node)}-{nodes}", f"--mincpus={cpus * on_node}"]
     else:
-        options = [f"--nodes={nodes}", f"--ntasks={role.num_replicas}"]
-    options += [f"--ntasks-per-node={on_node}", f"--cpus-per-task={max(1, resource.cpu)}"]
+        options = [f"--nodes={nodes}", f"--ntasks={role.num_replicas}", f"--ntasks-per-node={on_node}"]
+    options.append(f"--cpus-per-task={cpus}")
     if opts.mem != "none" and (opts.mem or resource.memMB > 0):
         options.append(f"--mem={opts.mem or resource.memMB * on_node}")
     if resource.gpu > 0 and not opts.gres:
         # Replicas that share a node each see GPUs of their own.
-        options.append(f"--gpus-per-node={resource.gpu}" if on_node == 1 else f"--gpus-per-task={resource.gpu}")
+        per_task = on_node > 1 and not _is_elastic(role)
+        options.append(f"--gpus-per-task={resource.gpu}" if per_task else f"--gpus-per-node={resource.gpu * on_node}")
     return options
+
+
+def _least_replicas(role: Role) -> int:
+    return role.num_replicas if role.min_replicas is None else role.min_replicas
+
+
+def _is_elastic(role: Role) -> bool:
+    return _least_replicas(role) < role.num_replicas
+
+
+def _replicas_on_a_node(role: Role, opts: SlurmOpts) -> int:
+    return min(opts.ntasks_per_node, role.num_replicas)
 
 
 def _srun_args(role: Role, opts: SlurmOpts, job_dir: Path) -> list[str]:
     # srun does not inherit this option from sbatch.
     args = [f"--cpus-per-task={max(1, role.resource.cpu)}"]
+    if _is_elastic(role):
+        on_node = _replicas_on_a_node(role, opts)
+        args.append(f"--ntasks-per-node={on_node}")
+        if on_node > 1 and role.resource.gpu > 0 and not opts.gres:
+            args.append(f"--gpus-per-task={role.resource.gpu}")
     if opts.container_image:
         mounts = [f"{job_dir}:{job_dir}", *map(_mount, role.mounts), *(opts.container_mounts or [])]
         args += [f"--container-image={opts.container_image}", f"--container-mounts={','.join(mounts)}"]

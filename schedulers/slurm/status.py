@@ -8,8 +8,10 @@ from functools import cached_property
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Role, RoleStatus, is_terminal
 
+from schedulers.first_error import first_error, structured, tail
 from schedulers.slurm.commands import Job, hostnames
 from schedulers.slurm.record import Record
+from trainer.core.outcome import STOPPED_WORD, WRONG_INPUT_WORDS
 
 FINAL_STATES = {"succeeded": AppState.SUCCEEDED, "failed": AppState.FAILED, "cancelled": AppState.CANCELLED}
 SHOWN_REPLICAS = 8
@@ -51,6 +53,7 @@ class View:
             state=self.state,
             num_restarts=self._restarts,
             msg=self._message(),
+            structured_error_msg=self._first_error() if self.state == AppState.FAILED and about else NONE,
             roles=roles,
             roles_statuses=[RoleStatus(about.role, self._replica_statuses(about.role))] if about else [],
         )
@@ -75,18 +78,37 @@ class View:
 
     def _replica_statuses(self, role: str) -> list[ReplicaStatus]:
         hosts = self._hosts or [""] * self._replicas
-        failures = self._failures() if self.state == AppState.FAILED else {}
+        failures = self._failures if self.state == AppState.FAILED else {}
+        codes = self.record.exit_codes() if self.record and self.state != AppState.PENDING else {}
         return [
-            ReplicaStatus(replica, self.state, role, host, failures.get(replica, NONE))
+            ReplicaStatus(replica, self._replica_state(codes.get(replica)), role, host, failures.get(replica, NONE))
             for replica, host in enumerate(hosts)
         ]
 
+    def _replica_state(self, exit_code: int | None) -> AppState:
+        """Returns the state of a replica that has ended with this code, or that of the job if it has not."""
+        if exit_code is None or self.state == AppState.SUCCEEDED:
+            return self.state
+        return AppState.FAILED if exit_code else AppState.SUCCEEDED
+
+    def _first_error(self) -> str:
+        """Returns the error of the replica that failed first, unless the trainer's own line says why the job ended."""
+        if not self._failures or not self.record or WRONG_INPUT_WORDS in self._note or STOPPED_WORD in self._note:
+            return NONE
+        replica, failure = next(iter(self._failures.items()))
+        log = self.record.replica_log(replica, "err")
+        if not (error := first_error(tail(log))):
+            return NONE
+        message = f"{self.record.about.role}/{replica}, {error}"
+        return structured(message, json.loads(failure)["errorCode"], log.stat().st_mtime)
+
+    @cached_property
     def _failures(self) -> dict[int, str]:
         """Returns srun's messages on the replicas that failed in the last attempt, in the form that TorchX prints."""
         log = self.record.batch_log if self.record else None
         if not log or not log.exists():
             return {}
-        text = log.read_text(errors="replace").rpartition("] running on ")[2]
+        text = re.split(r"^\[torchx\] .* running on ", log.read_text(errors="replace"), flags=re.MULTILINE)[-1]
         found = {}
         for tasks, ending in re.findall(r"^srun: error: \S+: tasks? ([\d,-]+): (.*)$", text, re.MULTILINE):
             code = re.search(r"exit code (\d+)", ending)
@@ -97,7 +119,9 @@ class View:
     def _message(self) -> str:
         parts = [self._reason(), self._placement()]
         if self.state == AppState.FAILED and self.record:
-            parts.append(f"see {self.record.batch_log}")
+            log = self.record.batch_log
+            shared = f"its node could not write {log}: the job directory must be on storage that all nodes share"
+            parts.append(f"see {log}" if log.exists() else shared)
         return "; ".join(part for part in parts if part)
 
     def _reason(self) -> str:

@@ -6,9 +6,24 @@ import subprocess
 import pytest
 from torchx.specs import macros
 
-from components import dlrm
+from components import dlrm, tools
 
-AWKWARD = ["a b", "it's", '"quoted"', "$HOME", "${USER}", "`id`", "a;b", "*", "\\n", "", "--x=$(id)"]
+AWKWARD = [
+    "a b",
+    "it's",
+    '"quoted"',
+    "$HOME",
+    "${USER}",
+    "`id`",
+    "a;b",
+    "*",
+    "\\n",
+    "",
+    "--x=$(id)",
+    "$$",
+    "$app_id",
+    "p$$w",
+]
 
 
 def launched(app, path, app_id="job-1", **env):
@@ -31,6 +46,17 @@ def test_trainer_arguments_survive_the_shell(fake_torchrun):
     assert trainer == ["-m", "trainer", "train", "my config.toml", "--out", "runs/job-1", "--resume", "auto", *AWKWARD]
 
 
+def test_macros_are_replaced_and_no_other_dollar(fake_torchrun):
+    env = {"PRICE": "$$5", "RUN": "${app_id}/$app_id"}
+    app = dlrm.single_node("$${app_id}", config="c.toml", env=env)
+    assert launched(app, fake_torchrun)[-1] == "$job-1"
+    values = macros.Values(img_root="", app_id="job-1", replica_id="0", rank0_env="RANK0_HOST")
+    for role in (app.roles[0], tools.bench("$$", env=env).roles[0]):
+        applied = values.apply(role)
+        assert {name: applied.env[name] for name in env} == {"PRICE": "$$5", "RUN": "job-1/$app_id"}
+    assert applied.args[-1] == "$$"
+
+
 def test_one_node_meets_at_a_free_port(fake_torchrun):
     argv = launched(dlrm.single_node(config="c.toml", nproc=4), fake_torchrun)
     assert endpoint(argv) == "localhost:0"
@@ -44,6 +70,13 @@ def test_nodes_meet_at_replica_0_and_jobs_at_different_ports(fake_torchrun):
     ]
     assert all(re.fullmatch(r"node-7:2\d{4}", each) for each in endpoints)
     assert endpoints[0] == endpoints[2] != endpoints[1]
+
+
+def test_jobs_of_slurm_do_not_share_a_port(fake_torchrun):
+    """6 and 384 have checksums that differ by a multiple of the number of ports."""
+    app = dlrm.multi_node(config="c.toml", j="2x1")
+    ports = [endpoint(launched(app, fake_torchrun, number, RANK0_HOST="n")) for number in ("6", "384", "10006")]
+    assert ports == ["n:20006", "n:20384", "n:20006"]
 
 
 def test_nodes_do_not_start_without_the_host_of_replica_0(fake_torchrun):
@@ -86,6 +119,10 @@ def test_wrong_j_is_named(j):
         ({"nproc": 0}, "--nproc 0: must be a number of processes from 1 up"),
         ({"h": "nonesuch"}, "-h nonesuch: must be the name of a registered resource"),
         ({"name": "it's"}, "--name it's: must be a letter"),
+        (
+            {"name": "a" * 101},
+            f"--name {'a' * 101}: must be a letter, then letters, digits, '.', '_' or '-', 100 at most",
+        ),
         ({"mounts": ["src=/a"]}, "--mounts src=/a: must be type="),
     ],
 )

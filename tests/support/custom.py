@@ -1,6 +1,8 @@
 """A user's own model, loss, metric and decay, for tests that name them in a configuration."""
 
+import os
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, fx, nn
@@ -38,6 +40,13 @@ def unhurried(inputs: ModelInputs) -> nn.Module:
     model = dlrm(inputs)
     model.dense_arch.register_forward_pre_hook(_wait)
     return model
+
+
+def unhurried_on_good_nodes(inputs: ModelInputs) -> nn.Module:
+    """The same, on nodes of Slurm that the file in `BAD_NODES` does not name."""
+    if os.environ["SLURMD_NODENAME"] in Path(os.environ["BAD_NODES"]).read_text().split():
+        raise RuntimeError("a GPU of this node is broken")
+    return unhurried(inputs)
 
 
 def _wait(module: nn.Module, arguments: tuple[Tensor]) -> None:

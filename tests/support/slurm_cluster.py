@@ -157,12 +157,12 @@ class Cluster:
     def controller_away(self) -> Iterator[None]:
         """Ends the controller, and starts it again after the block."""
         pid_file = self.folder / "slurmctld.pid"
-        _stop(int(pid_file.read_text()))
+        _stop(pid_file)
         try:
             yield
         finally:
             pid_file.unlink(missing_ok=True)
-            self._daemon("slurmctld", pid_file)
+            self._start("slurmctld", pid_file)
 
     def cut_power(self, node: str) -> None:
         """Kills a node with all that runs on it."""
@@ -180,10 +180,13 @@ class Cluster:
             )
 
     def _daemon(self, command: str, pid_file: Path) -> None:
-        """Starts something that puts itself into the background."""
+        """Starts something that puts itself into the background, until the cluster is taken down."""
+        self._start(command, pid_file)
+        self._stopping.callback(_stop, pid_file)
+
+    def _start(self, command: str, pid_file: Path) -> None:
         self.run(*command.split())
         self._wait_for(lambda: pid_file.exists() and pid_file.read_text().strip())
-        self._stopping.callback(_stop, int(pid_file.read_text()))
 
     def _wait_for(self, condition: Callable[[], object], seconds: float = 600) -> None:
         deadline = time.monotonic() + seconds
@@ -247,7 +250,7 @@ class Cluster:
             *("--innodb-lock-wait-timeout=900", "--innodb-flush-log-at-trx-commit=0"),
             log="mariadbd",
         )
-        self._stopping.callback(_stop, database.pid)
+        self._stopping.callback(_end, database.pid)
         client = ("mariadb", "--no-defaults", "-uroot", "-S", str(sock), "-e")
         user = "create user 'slurm'@'127.0.0.1' identified by 'slurm'"
         grant = "grant all on slurm_acct_db.* to 'slurm'@'127.0.0.1'"
@@ -270,7 +273,12 @@ class Cluster:
         self._stopping.callback(stop.set)
 
 
-def _stop(pid: int) -> None:
+def _stop(pid_file: Path) -> None:
+    """Ends the daemon that has written its number into a file."""
+    _end(int(pid_file.read_text()))
+
+
+def _end(pid: int) -> None:
     """Ends a process that is not a child of this one, or has been waited for by nobody yet."""
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGTERM)

@@ -316,7 +316,8 @@ def test_a_job_that_saved_while_the_controller_was_away_goes_on(shell):
     assert (status["state"], status["num_restarts"]) == ("SUCCEEDED", 1), shell.batch_log(handle)
 
 
-def test_a_finished_run_is_never_started_again(shell):
+def test_a_finished_run_is_never_started_again(clusters, tmp_path):
+    shell = Shell(clusters(True), tmp_path)  # the other may have forgotten it before it can be requeued
     leaves = 'echo once; echo "finished at step 7" > "$TORCHX_OUTCOME_FILE"; exit 1'
     handle = shell.shell_job(leaves, "--max_retries", "3")
     status = shell.wait(handle)
@@ -366,6 +367,16 @@ def test_list_while_jobs_come_and_go(shell):
     for handle in handles:
         shell.wait(handle)
     assert list(shell.listed()) == handles[::-1]
+
+
+def test_a_deleted_job_is_ended_and_leaves_the_list(shell):
+    handle = shell.shell_job("sleep 1000")
+    job_dir = shell.job_dir(handle)
+    done = shell.try_torchx("delete", handle)
+    assert done.returncode == 0
+    assert f"job {number(handle)} is not listed any more; its files are still in {job_dir}" in done.stderr
+    assert shell.listed() == {}
+    assert number(handle) not in shell.cluster.run("squeue", "-h", "--states=R,PD", "-o", "%A").split()
 
 
 def test_time_limit_comes_with_a_warning(submitted):

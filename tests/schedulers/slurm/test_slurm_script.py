@@ -21,6 +21,7 @@ EVERY_OPTION = {
     "time": "8:00:00",
     "signal_lead": "300",
     "requeue": "False",
+    "max_free_restarts": "5",
     "ntasks_per_node": "2",
     "constraint": "a100&nvlink",
     "nodelist": "node[01-04]",
@@ -137,8 +138,8 @@ def test_replicas_share_nodes_if_asked_to(dry_run):
 
 def test_fewer_nodes_than_wanted_will_do_if_allowed(dry_run):
     options = sbatch(dry_run("dlrm.multi_node", "--config", "c.toml", "-j", "1:4x2"))
-    assert "--nodes=1-4" in options
-    assert not any(option.startswith("--ntasks=") for option in options)
+    assert {"--nodes=1-4", "--mincpus=2"} < set(options)
+    assert not any(option.startswith("--ntasks") for option in options)
 
 
 @pytest.mark.parametrize(("mem", "expected"), [("none", []), ("0", ["--mem=0"]), ("9G", ["--mem=9G"])])
@@ -155,12 +156,35 @@ def test_memory(dry_run, mem, expected):
         ("signal_lead=-1", "-cfg signal_lead=-1: must be 0 or more"),
         ("ntasks_per_node=0", "-cfg ntasks_per_node=0: must be 1 or more"),
         ("open_mode=w", "-cfg open_mode=w: must be append or truncate"),
+        ("max_free_restarts=-1", "-cfg max_free_restarts=-1: must be 0 or more"),
+        ("sbatch_args=--array 1-9", "-cfg sbatch_args=--array 1-9: cannot be used: submit one job for each"),
+        ("sbatch_args=-D /x", "-cfg sbatch_args=-D /x: cannot be used: submit it there, or give job_dir"),
     ],
 )
 def test_options_that_cannot_work(torchx, cfg, error):
     done = torchx("run", "-s", "slurm", "-cfg", cfg, "utils.sh", "true")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == f"torchx run: error: {error}"
+
+
+def test_options_of_sbatch_keep_their_commas(dry_run):
+    options = sbatch(dry_run("utils.sh", "true", sbatch_args="--licenses a:1,b:2;--switches 1"))
+    assert options[-2:] == ["--licenses a:1,b:2", "--switches 1"]
+
+
+def test_a_path_with_a_percent_sign_is_not_taken_for_a_pattern(dry_run, tmp_path, monkeypatch):
+    folder = tmp_path / "50%j"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (output,) = [option for option in sbatch(dry_run("utils.sh", "true")) if option.startswith("--output")]
+    assert output.startswith(f"--output={tmp_path}/50%%j/")
+    assert output.endswith("/slurm-%j.log")
+
+
+def test_a_path_that_sbatch_cannot_take_is_refused(torchx):
+    done = torchx("run", "-s", "slurm", "-cfg", "job_dir=back\\slash", "utils.sh", "true")
+    assert done.returncode == 2
+    assert "sbatch takes no path with a backslash or a line break; rename it" in done.stderr
 
 
 @pytest.mark.parametrize("time", ["3", "2:01", "0:02:01", "1-0", "0-1:00", "UNLIMITED"])
@@ -196,7 +220,7 @@ def test_mounts_without_a_container_are_not_ignored_silently(torchx):
 def test_without_slurm(torchx, tmp_path):
     done = torchx("run", "-s", "slurm", "utils.sh", "true")
     assert done.returncode == 2
-    assert "torchx run: error: sbatch is not installed here: run torchx where Slurm's commands work" in done.stderr
+    assert "torchx run: error: sinfo is not installed here: run torchx where Slurm's commands work" in done.stderr
     assert not any(tmp_path.rglob("*.sh"))
 
 

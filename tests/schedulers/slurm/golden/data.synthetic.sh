@@ -16,6 +16,7 @@ job_dir=/here/slurm-jobs/NAME-ID
 log=$job_dir/slurm-$SLURM_JOB_ID.log
 role=synthetic
 max_retries=0
+max_free_restarts=20
 open_mode=append
 srun_args=(--cpus-per-task=2)
 

@@ -16,6 +16,7 @@ job_dir=/here/slurm-jobs/NAME-ID
 log=$job_dir/slurm-$SLURM_JOB_ID.log
 role=trainer
 max_retries=0
+max_free_restarts=20
 open_mode=append
 srun_args=(--cpus-per-task=2)
 
@@ -24,6 +25,6 @@ setup() {
 }
 
 replica() {
-    exec bash -c 'exec torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-id '"'""$SLURM_JOB_ID""'"' --rdzv-endpoint "${TORCHX_RANK0_HOST:?names the host of replica 0 and is not set}:$((20000 + $(cksum <<< '"'""$SLURM_JOB_ID""'"' | cut -d '"'"' '"'"' -f 1) % 10000))" --max-restarts 0 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 --shutdown-timeout 120 --tee 3 -m trainer evaluate c.toml --out runs/a --split validation'
+    exec bash -c 'exec torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-id '"'""$SLURM_JOB_ID""'"' --rdzv-endpoint "${TORCHX_RANK0_HOST:?names the host of replica 0 and is not set}:$((20000 + $(id='"'""$SLURM_JOB_ID""'"'; if [ ${id//[0-9]} ]; then cksum <<< $id | cut -d '"'"' '"'"' -f 1; else echo $id; fi) % 10000))" --max-restarts 0 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 --shutdown-timeout 120 --tee 3 -m trainer evaluate c.toml --out runs/a --split validation'
 }
 

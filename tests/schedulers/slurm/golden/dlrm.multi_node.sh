@@ -3,7 +3,7 @@
 #SBATCH --chdir=/here
 #SBATCH --output=/here/slurm-jobs/NAME-ID/slurm-%j.log
 #SBATCH --nodes=1-2
-#SBATCH --ntasks-per-node=1
+#SBATCH --mincpus=9
 #SBATCH --cpus-per-task=9
 #SBATCH --mem=1024
 #SBATCH --gpus-per-node=4
@@ -16,14 +16,15 @@ job_dir=/here/slurm-jobs/NAME-ID
 log=$job_dir/slurm-$SLURM_JOB_ID.log
 role=trainer
 max_retries=3
+max_free_restarts=20
 open_mode=append
-srun_args=(--cpus-per-task=9)
+srun_args=(--cpus-per-task=9 --ntasks-per-node=1)
 
 setup() {
     :
 }
 
 replica() {
-    exec bash -c 'exec torchrun --nnodes 1:2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-id '"'""$SLURM_JOB_ID""'"' --rdzv-endpoint "${TORCHX_RANK0_HOST:?names the host of replica 0 and is not set}:$((20000 + $(cksum <<< '"'""$SLURM_JOB_ID""'"' | cut -d '"'"' '"'"' -f 1) % 10000))" --max-restarts 100 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 --shutdown-timeout 120 --tee 3 -m trainer train c.toml --out s3://bucket/run --resume must --train.steps 100 --note '"'"'it'"'"'"'"'"'"'"'"'s $HOME'"'"
+    exec bash -c 'exec torchrun --nnodes 1:2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-id '"'""$SLURM_JOB_ID""'"' --rdzv-endpoint "${TORCHX_RANK0_HOST:?names the host of replica 0 and is not set}:$((20000 + $(id='"'""$SLURM_JOB_ID""'"'; if [ ${id//[0-9]} ]; then cksum <<< $id | cut -d '"'"' '"'"' -f 1; else echo $id; fi) % 10000))" --max-restarts 100 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 --shutdown-timeout 120 --tee 3 -m trainer train c.toml --out s3://bucket/run --resume must --train.steps 100 --note '"'"'it'"'"'"'"'"'"'"'"'s $HOME'"'"
 }
 

@@ -1,0 +1,207 @@
+"""Troubles of jobs on a real Slurm: lost nodes, full disks, absent controllers, restarts without progress."""
+
+import contextlib
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from slurm_shell import number
+
+pytestmark = pytest.mark.slurm
+
+ONCE = '[ -e "$TORCHX_OUTCOME_FILE.once" ] && exit 0; touch "$TORCHX_OUTCOME_FILE.once"; '
+
+
+def ended(shell, handle):
+    """Waits for the end of a job; returns its state, its restarts and its message."""
+    status = shell.wait(handle)
+    return status["state"], status["num_restarts"], status["msg"]
+
+
+def wait_for_log(shell, handle, words):
+    while words not in shell.torchx("log", handle):
+        time.sleep(0.5)
+
+
+def test_a_job_with_a_lost_node_did_not_succeed(shell):
+    """srun of Slurm 22.05 ends with 0 when the node of one replica is lost and the others end well."""
+    works = """
+        echo here; [ -e "again-$SLURM_PROCID" ] && exit 0
+        touch "again-$SLURM_PROCID"; [ "$SLURM_PROCID" = 0 ] || sleep 1000
+        until [ -e cut ]; do sleep 0.2; done
+    """
+    handle = shell.shell_job(works, "--num_replicas", "2")
+    while shell.torchx("log", handle).count("here") < 2:
+        time.sleep(0.5)
+    second = shell.status(handle)["roles"][0]["replicas"][1]["hostname"]
+    shell.cluster.cut_power(second)
+    (shell.folder / "cut").touch()
+    try:
+        time.sleep(5)  # the first replica ends meanwhile
+    finally:
+        shell.cluster.start_node(second)
+    state, restarts, _ = ended(shell, handle)
+    assert state == "SUCCEEDED"
+    assert restarts >= 1, shell.batch_log(handle)
+    assert shell.torchx("log", handle).count("here") == 4
+
+
+def test_a_node_that_is_up_again_at_once_was_lost_all_the_same(shell):
+    """srun misses its step there and kills the other replica, which has not failed."""
+    handle = shell.shell_job(
+        '[ -e "again-$SLURM_PROCID" ] && exit 0; touch "again-$SLURM_PROCID"; sleep 1000', "--num_replicas", "2"
+    )
+    while not (shell.folder / "again-1").exists():
+        time.sleep(0.2)
+    while "hostname" not in str(shell.status(handle)):
+        time.sleep(0.5)
+    second = shell.status(handle)["roles"][0]["replicas"][1]["hostname"]
+    shell.cluster.cut_power(second)
+    shell.cluster.start_node(second)
+    assert ended(shell, handle)[0] == "SUCCEEDED", shell.batch_log(handle)
+    assert not (shell.job_dir(handle) / f"slurm-{number(handle)}" / "failures").exists()
+
+
+def test_a_job_without_the_shells_environment_is_not_restarted_for_ever(shell):
+    if shell.cluster.prefix:
+        pytest.skip("this Slurm is found by PATH alone, which is not passed on here; needs one that is installed")
+    shell.env = shell.env | {"SBATCH_EXPORT": "NONE"}
+    well, badly = shell.shell_job("true"), shell.shell_job("exit 3")
+    assert ended(shell, well)[:2] == ("SUCCEEDED", 0), shell.batch_log(well)
+    assert ended(shell, badly)[:2] == ("FAILED", 0), shell.batch_log(badly)
+
+
+def test_failures_that_cannot_be_counted_end_the_job(shell):
+    """As on a full disk: the count of failures cannot be written."""
+    handle = shell.shell_job('mkdir -p "${TORCHX_OUTCOME_FILE%/*}/failures"; exit 3', "--max_retries", "9")
+    state, restarts, message = ended(shell, handle)
+    assert (state, restarts) == ("FAILED", 0)
+    assert "not retried, as failures cannot be counted on this disk" in message
+
+
+def test_the_last_attempt_counts(shell):
+    """Not what another replica, perhaps on another node, did before."""
+    handle = shell.shell_job('[ -e "$TORCHX_OUTCOME_FILE.once" ] && exit 5; ' + ONCE + "exit 4", "--max_retries", "1")
+    state, restarts, message = ended(shell, handle)
+    assert (state, restarts, "exit code 5; " in message) == ("FAILED", 1, True)
+    assert "(exitcode: 5)" in shell.torchx("status", handle)
+
+
+def test_an_elastic_job_gets_all_nodes_that_are_free(shell):
+    job = ("dlrm.multi_node", "--config", "nowhere.toml", "-j", "1:3x1", "--cpu", "1", "--memMB", "500")
+    handle = shell.submit(*job)
+    shell.wait(handle, "RUNNING")
+    assert "NumNodes=3 " in shell.cluster.run("scontrol", "show", "job", number(handle))
+    shell.torchx("cancel", handle)
+
+
+def test_a_warning_before_anything_was_saved_uses_up_no_retry(shell):
+    """The trainer is not up yet when Slurm's warning comes, and dies of it."""
+    handle = shell.shell_job(ONCE + "echo ready; exec sleep 1000")
+    wait_for_log(shell, handle, "ready")
+    shell.cluster.run("scancel", "--signal=USR1", "--batch", number(handle))
+    assert ended(shell, handle)[:2] == ("SUCCEEDED", 1), shell.batch_log(handle)
+
+
+def test_restarts_that_gain_no_step_are_bounded(shell):
+    idle = 'echo "stopped at step 3, saved /out/checkpoints/step-000000003" > "$TORCHX_OUTCOME_FILE"; exit 1'
+    gains = """
+        count=$(($(cat count 2> /dev/null) + 1)); echo $count > count
+        [ $count = 4 ] && exit 0
+        echo "stopped at step $count, saved /out/checkpoints/step-00000000$count" > "$TORCHX_OUTCOME_FILE"; exit 1
+    """
+    stuck, moving = (shell.shell_job(command, cfg="max_free_restarts=1") for command in (idle, gains))
+    state, restarts, message = ended(shell, stuck)
+    assert (state, restarts) == ("FAILED", 2)  # the first attempt has gained a step
+    assert "failed: no step gained in 1 restarts (-cfg max_free_restarts=1); at last stopped at step 3" in message
+    assert ended(shell, moving)[:2] == ("SUCCEEDED", 3)
+
+
+def test_a_node_on_which_two_attempts_failed_is_left_out(shell):
+    shell.cluster.run("scontrol", "update", "NodeName=n[2-3]", "Weight=9")  # n1 is taken as long as it may be
+    while "idle" not in shell.cluster.run("sinfo", "-h", "-p", "main", "-n", "n1", "-o", "%T"):
+        time.sleep(0.5)
+    handle = shell.shell_job('[ "$SLURMD_NODENAME" = n1 ] && exit 5; exit 0', "--max_retries", "3", cfg="exclude=n3")
+    assert ended(shell, handle)[:2] == ("SUCCEEDED", 2), shell.batch_log(handle)
+    assert "two attempts failed on some: excluding n1,n3" in shell.batch_log(handle)
+
+
+def test_preemption_by_cancellation_is_followed_by_a_requeue(shell):
+    partition = ("PartitionName=cheap", "Nodes=ALL", "PriorityTier=1", "PreemptMode=CANCEL", "GraceTime=0")
+    shell.cluster.run("scontrol", "create", *partition)
+    handle = shell.shell_job(ONCE + "echo ready; sleep 1000", cfg="partition=cheap,exclusive=True")
+    wait_for_log(shell, handle, "ready")
+    urgent = shell.shell_job("true", "--num_replicas", "3", cfg="partition=high,exclusive=True")
+    assert ended(shell, urgent)[0] == "SUCCEEDED"
+    assert ended(shell, handle)[:2] == ("SUCCEEDED", 1), shell.batch_log(handle)
+
+
+def test_logs_are_followed_while_the_controller_is_away(shell):
+    handle = shell.shell_job("for i in 1 2 3 4 5 6; do echo line $i; sleep 4; done")
+    shell.wait(handle, "RUNNING")
+    conf = shell.folder / "slurm.conf"  # of a client that gives up as soon as one does by default
+    conf.write_text(Path(shell.env["SLURM_CONF"]).read_text().replace("MessageTimeout=60", "MessageTimeout=3"))
+    follow = subprocess.Popen(
+        ["torchx", "log", "-f", handle],
+        cwd=shell.folder,
+        env=shell.env | {"SLURM_CONF": str(conf)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with shell.cluster.controller_away():
+        time.sleep(12)
+    lines, _ = follow.communicate(timeout=120)
+    assert (follow.returncode, lines.splitlines()) == (0, [f"sh/0 line {i}" for i in range(1, 7)])
+
+
+@contextlib.contextmanager
+def unshared(folder):
+    """A directory that no node sees."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_directory_that_nodes_lack_is_named(shell):
+    with unshared(shell.folder / "local") as folder:
+        job = ("run", "-s", "slurm", "-cfg", "job_dir=job", "utils.sh", "--memMB", "100", "true")
+        handle = shell.torchx(*job, cwd=folder).strip()
+        state, _, message = ended(shell, handle)
+        assert state == "FAILED"
+        assert "the job directory must be on storage that all nodes share" in message
+        assert "see " not in message
+        done = shell.try_torchx("log", handle)
+        assert done.returncode == 2
+        assert "left no log: " in done.stderr
+
+
+def test_a_warning_that_would_come_at_once_is_refused(shell):
+    shell.cluster.run("scontrol", "create", "PartitionName=short", "Nodes=ALL", "MaxTime=1")
+    done = shell.try_torchx("run", "-s", "slurm", "-cfg", "partition=short", "utils.sh", "true")
+    assert done.returncode == 2
+    assert "-cfg signal_lead=120: must be less than the time limit (1:00)" in done.stderr
+
+
+def test_a_record_that_cannot_be_written_is_said_before_the_job_is_submitted(shell):
+    shell.env = shell.env | {"XDG_STATE_HOME": "/proc/nowhere"}
+    done = shell.try_torchx("run", "-s", "slurm", "utils.sh", "--memMB", "100", "true")
+    assert done.returncode == 2
+    assert re.search("cannot keep a record of the job in /proc/nowhere/.*; set XDG_STATE_HOME", done.stderr)
+    assert str(shell.folder) not in shell.cluster.run("squeue", "-h", "-o", "%Z")
+
+
+def test_a_banner_of_sbatch_is_no_part_of_the_handle(shell):
+    wrapper = shell.folder / "bin/sbatch"
+    wrapper.parent.mkdir()
+    wrapper.write_text(
+        f'#!/bin/bash\necho "Welcome; 3 news"\nexec {shutil.which("sbatch", path=shell.env["PATH"])} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    shell.env = shell.env | {"PATH": f"{wrapper.parent}:{shell.env['PATH']}"}
+    assert re.fullmatch(r"slurm://torchx/\d+", shell.shell_job("true"))

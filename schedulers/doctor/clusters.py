@@ -6,6 +6,7 @@ import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from schedulers.doctor.findings import Finding, Level, absent, answer, last_line, probe, troubled
 
@@ -63,11 +64,14 @@ def kubernetes(required: str | None) -> list[Finding]:
         return [troubled("Kubernetes", last_line(done.stderr), bool(required), remedy)]
     cluster = json.loads(last_line(done.stdout))
     reached = Finding("Kubernetes", Level.OK, f"{cluster['version']} at {cluster['host']}")
-    return [reached, *(_installed(name, cluster["groups"], required) for name in KUBERNETES_APIS)]
+    return [reached, *(_installed(name, cluster, required) for name in KUBERNETES_APIS)]
 
 
-def _installed(name: str, groups: list[str], required: str | None) -> Finding:
+def _installed(name: str, cluster: dict[str, Any], required: str | None) -> Finding:
     group, needed_by, page = KUBERNETES_APIS[name]
-    if group in groups:
+    if group in cluster["groups"]:
+        if name == "JobSet" and not cluster["jobset_is_current"]:
+            found = f"{group} on the cluster is older than 0.10.1, and jobs are refused"
+            return troubled(name, found, required in needed_by, f"have it upgraded: {page}")
         return Finding(name, Level.OK, f"{group} on the cluster")
     return absent(name, "not on the cluster", required in needed_by, f"have it installed: {page}")

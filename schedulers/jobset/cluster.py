@@ -2,6 +2,7 @@
 
 import json
 import math
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedulers.errors import SchedulerError
 from schedulers.jobset import spec
+from schedulers.jobset.policies import MESSAGE_PATTERNS
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -18,12 +20,12 @@ Object = dict[str, Any]
 # Seconds to connect and to answer, so that a cluster out of reach does not hold up the shell.
 TIMEOUT_SECONDS = (10, 60)
 JOBSETS = {"group": spec.GROUP, "version": spec.VERSION, "plural": spec.PLURAL}
-MERGE_PATCH = "application/merge-patch+json"
 KUEUE = "kueue.x-k8s.io"
 # Newer versions of Kueue serve the first, older ones the second.
 WORKLOAD_VERSIONS = ("v1beta2", "v1beta1")
 NO_CLIENT = "Kubernetes needs its client: pip install 'torchx-recsys[kubernetes]'"
 NO_JOBSET = f"the cluster has no {spec.GROUP}/{spec.VERSION}: install JobSet there, or use -s kubernetes with Volcano"
+OLD_JOBSET = f"the cluster's JobSet is older than 0.10.1 and lacks {MESSAGE_PATTERNS}: have it upgraded"
 
 
 class Cluster:
@@ -37,8 +39,14 @@ class Cluster:
         self._client = _client(context)
 
     def create(self, resource: Object) -> None:
-        """Creates a JobSet; a field that the cluster does not know is an error."""
-        if not self._call("create", body=resource, field_validation="Strict"):
+        """Creates a JobSet; a field that the cluster does not know is an error, and would be dropped otherwise."""
+        try:
+            created = self._call("create", body=resource, field_validation="Strict")
+        except SchedulerError as error:
+            if MESSAGE_PATTERNS in str(error):
+                raise SchedulerError(OLD_JOBSET) from error
+            raise
+        if not created:
             raise SchedulerError(NO_JOBSET)
 
     def jobset(self, name: str) -> Object | None:
@@ -54,7 +62,7 @@ class Cluster:
 
     def patch(self, name: str, change: Object) -> None:
         """Merges a change into a JobSet; None removes a key."""
-        self._call("patch", name=name, body=change, _content_type=MERGE_PATCH)
+        self._call("patch", name=name, body=change)
 
     def delete(self, name: str) -> None:
         """Deletes a JobSet and, in the background, what belongs to it."""
@@ -84,7 +92,7 @@ class Cluster:
     def deactivate(self, workload: Object) -> None:
         """Makes Kueue stop a job for good and release its quota."""
         version, name = workload["apiVersion"].partition("/")[2], workload["metadata"]["name"]
-        self._workloads(version, "patch", name=name, body={"spec": {"active": False}}, _content_type=MERGE_PATCH)
+        self._workloads(version, "patch", name=name, body={"spec": {"active": False}})
 
     def log(self, pod: str, container: str, since: datetime | None, follow: bool) -> Iterator[str]:
         """Yields a container's log, each line after its time; nothing if the pod is gone or has not started."""
@@ -127,6 +135,8 @@ def _client(context: str | None) -> "ApiClient":
             config.load_incluster_config(client_configuration=configuration)
         except config.ConfigException:
             raise SchedulerError(f"no Kubernetes cluster: {failure}; set KUBECONFIG or -cfg context") from failure
+    except Exception as failure:
+        raise SchedulerError(error_line(failure)) from failure
     return client.ApiClient(configuration)
 
 
@@ -138,12 +148,34 @@ def _one_line(missing: tuple[int, ...] = ()) -> Iterator[None]:
 
     try:
         yield
-    except ApiException as error:
-        if error.status not in missing:
-            raise SchedulerError(f"Kubernetes: {_message(error)}") from error
-    except HTTPError as error:
-        reason = str(getattr(error, "reason", error)).partition("): ")[2] or error
-        raise SchedulerError(f"Kubernetes cannot be reached: {reason}; see kubectl cluster-info") from error
+    except (ApiException, HTTPError) as error:
+        if not isinstance(error, ApiException) or error.status not in missing:
+            raise SchedulerError(error_line(error)) from error
+
+
+def error_line(error: Any) -> str | None:
+    """Returns an error of the Kubernetes client, or of urllib3 below it, in one line; None for any other."""
+    if _in_kubeconfig(error):
+        file, words = _kubeconfig(), " ".join(str(error).split())
+        return f"KUBECONFIG {file}: must be a kubeconfig file that kubectl can use: {words}"
+    if not type(error).__module__.startswith(("kubernetes.", "urllib3.")):
+        return None
+    if hasattr(error, "status"):
+        return f"Kubernetes: {_message(error)}"
+    reason = str(getattr(error, "reason", error)).partition("): ")[2] or error
+    return f"Kubernetes cannot be reached: {reason}; see kubectl cluster-info"
+
+
+def _in_kubeconfig(error: BaseException) -> bool:
+    """Returns whether an error is about the kubeconfig file, which the client takes for granted to be in order."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(module.startswith("kubernetes.config") for module in modules)
+
+
+def _kubeconfig() -> str:
+    from kubernetes.config import kube_config
+
+    return kube_config.KUBE_CONFIG_DEFAULT_LOCATION
 
 
 def _message(error: Any) -> str:

@@ -10,12 +10,21 @@ from torchx.specs import is_terminal
 
 from schedulers.jobset import spec
 from schedulers.jobset.cluster import Cluster
-from schedulers.jobset.pod import INDEX
-from schedulers.jobset.status import Object, app_state, newest_pods, pod_reason
+from schedulers.jobset.names import INDEX
+from schedulers.jobset.status import (
+    Object,
+    app_state,
+    container_name,
+    container_state,
+    newest_pods,
+    pod_reason,
+    suspension,
+)
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1
+NO_LOG = "%s has no log yet: %s"
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,9 @@ class Replica:
     jobset: str
     role: str
     number: int
+
+    def __str__(self) -> str:
+        return f"{self.role}/{self.number}"
 
     def pod(self, cluster: Cluster) -> Object | None:
         """Returns its newest pod, None if there is none."""
@@ -37,33 +49,46 @@ def read(cluster: Cluster, replica: Replica, since: datetime | None, until: date
     pod = replica.pod(cluster)
     if pod and _started(pod):
         yield from (text for _, text in _lines(cluster, pod, since, until))
-    else:
-        reason = pod_reason(pod) if pod else "it has no pod"
-        logger.warning("%s/%d has no log yet: %s", replica.role, replica.number, reason or "its pod is being made")
+    elif jobset := cluster.jobset(replica.jobset):
+        logger.warning(NO_LOG, replica, _reason(jobset, pod))
 
 
 def follow(cluster: Cluster, replica: Replica, since: datetime | None, until: datetime | None) -> Iterator[str]:
-    """Yields the lines of the replica as they come, through restarts and cut connections, until the job ends."""
-    done, last = set(), None
+    """Yields the lines of the replica as they come, through restarts and cut connections, until the job ends.
+
+    While there are none it logs why, each reason once.
+    """
+    done, last, told = set(), None, ""
     while True:
         jobset = cluster.jobset(replica.jobset)
         pod = replica.pod(cluster)
-        if pod and pod["metadata"]["uid"] not in done and _started(pod):
-            ended = pod["status"].get("phase") in ("Succeeded", "Failed")
+        ended = pod and pod["metadata"]["uid"] in done
+        if pod and not ended and _started(pod):
+            told = ""
             for stamp, text in _lines(cluster, pod, since, until, last, follow=True):
                 last = stamp or last
                 yield text
-            if ended:
+            if pod["status"].get("phase") in ("Succeeded", "Failed"):
                 done.add(pod["metadata"]["uid"])
         elif jobset is None or is_terminal(app_state(jobset)):
             return
+        elif (reason := suspension(jobset) if ended else _reason(jobset, pod)) and reason != told:
+            logger.warning(NO_LOG, replica, reason)
+            told = reason
         time.sleep(POLL_SECONDS)  # after a log, too: one that has ended, of a pod that does not know yet, ends at once
+
+
+def _reason(jobset: Object, pod: Object | None) -> str:
+    """Returns why a replica has no log."""
+    if pod is None and is_terminal(app_state(jobset)):
+        return "its pod is gone"
+    return suspension(jobset) or (pod_reason(pod) if pod else "") or "its pod is being made"
 
 
 def _started(pod: Object) -> bool:
     """Returns whether the pod's container has ever run: the server refuses to read a log before."""
-    states = [status.get("state", {}) for status in pod["status"].get("containerStatuses", ())]
-    return bool(states) and "waiting" not in states[0]
+    state = container_state(pod)
+    return bool(state) and "waiting" not in state
 
 
 def _lines(
@@ -75,8 +100,7 @@ def _lines(
     follow: bool = False,
 ) -> Iterator[tuple[datetime | None, str]]:
     """Yields the lines of a pod between two times and after that of the `last` line read, with their times."""
-    name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]["name"]
-    for line in cluster.log(name, container, last or since, follow):
+    for line in cluster.log(pod["metadata"]["name"], container_name(pod), last or since, follow):
         stamp, text = _split(line)
         if until and stamp and stamp > until.astimezone(UTC):
             return

@@ -7,6 +7,9 @@ from torchx.specs import AppDef
 
 from schedulers.errors import SchedulerError
 
+INDEX = "batch.kubernetes.io/job-completion-index"
+ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
+
 # The longest name of a pod that JobSet admits; a pod's own name ends in `-` and five characters.
 LONGEST_NAME = 63
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torchx.schedulers.api import StructuredOpts
 
 from components.launch import SHUTDOWN_TIMEOUT_SECONDS
+from schedulers.contract import MAX_FREE_RESTARTS
 from schedulers.errors import SchedulerError
 
 # torchrun waits SHUTDOWN_TIMEOUT_SECONDS for its ranks to save, and then needs some to end them and itself.
@@ -48,6 +49,30 @@ class JobSetOpts(StructuredOpts):
     env_secrets: list[str] | None = None
     """Secrets whose keys become environment variables: A;B."""
 
+    env_secret_keys: dict[str, str] | None = None
+    """Environment variables with the value of one key of a Secret: VARIABLE:SECRET/KEY;VARIABLE:SECRET/KEY."""
+
+    labels: dict[str, str] | None = None
+    """Labels of the JobSet and its pods: KEY:VALUE;KEY:VALUE. Those that TorchX, JobSet and Kueue go by stay."""
+
+    annotations: dict[str, str] | None = None
+    """Annotations of the JobSet and its pods: KEY:VALUE;KEY:VALUE."""
+
+    devices: dict[str, str] | None = None
+    """Extended resources of each pod beside its GPUs: RESOURCE:COUNT;RESOURCE:COUNT, such as rdma/hca:1."""
+
+    ipc_lock: bool = False
+    """Whether the container may lock memory (IPC_LOCK), as RDMA does."""
+
+    run_as_user: int | None = None
+    """User id of the pods' processes; that of the image if unset. One other than 0 must not become root."""
+
+    run_as_group: int | None = None
+    """Group id of the pods' processes."""
+
+    fs_group: int | None = None
+    """Group id that volumes are given to."""
+
     shm_size: str | None = None
     """Largest size of /dev/shm, such as 16Gi; it is memory of the pod, which bounds it if unset."""
 
@@ -59,6 +84,12 @@ class JobSetOpts(StructuredOpts):
 
     termination_grace_seconds: int = DEFAULT_GRACE_SECONDS
     """Seconds that a pod has to save and leave before it is killed, 120 or more."""
+
+    max_free_restarts: int = MAX_FREE_RESTARTS
+    """Restarts that use up no retry; after these and `max_retries`, each attempt has to save a checkpoint."""
+
+    rank0_wait_seconds: int = 1800
+    """Seconds that a replica waits for replica 0 to start before it fails."""
 
     ttl_seconds: int | None = None
     """Seconds after its end when the job, its pods and their logs are deleted; never if unset."""
@@ -74,5 +105,14 @@ def check(opts: JobSetOpts) -> None:
     if grace < SHUTDOWN_TIMEOUT_SECONDS:
         allowed = f"{SHUTDOWN_TIMEOUT_SECONDS} or more, or pods are killed while they save"
         raise SchedulerError(f"-cfg termination_grace_seconds={grace}: must be {allowed}")
+    for name, place in (opts.env_secret_keys or {}).items():
+        if not all(place.partition("/")):
+            raise SchedulerError(f"-cfg env_secret_keys={name}:{place}: must be VARIABLE:SECRET/KEY")
+    for name, count in (opts.devices or {}).items():
+        if not count.isdecimal():
+            raise SchedulerError(f"-cfg devices={name}:{count}: must be RESOURCE:COUNT with a whole number")
+    for name, least in (("max_free_restarts", 0), ("rank0_wait_seconds", 1)):
+        if getattr(opts, name) < least:
+            raise SchedulerError(f"-cfg {name}={getattr(opts, name)}: must be {least} or more")
     if opts.queue_priority and not opts.queue:
         raise SchedulerError(f"-cfg queue_priority={opts.queue_priority}: must come with a queue")

@@ -12,9 +12,9 @@ from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
 from schedulers.errors import SchedulerError
 from schedulers.jobset import log, spec, status
 from schedulers.jobset.cluster import Cluster, Object
+from schedulers.jobset.job import Job
 from schedulers.jobset.names import unique_name
 from schedulers.jobset.options import JobSetOpts, check
-from schedulers.jobset.pod import Job
 from schedulers.jobset.spec import JobSetRequest
 
 BACKEND = "jobset"
@@ -119,7 +119,11 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         cluster.delete(name)
 
     def _find(self, app_id: str) -> tuple[Cluster, str]:
-        *context, namespace, name = app_id.split(":")
+        parts = app_id.split(":")
+        if len(parts) not in (2, 3) or not all(parts):
+            allowed = f"{BACKEND}://{self.session_name}/NAMESPACE:NAME, as `torchx run` and `torchx list` print it"
+            raise SchedulerError(f"{BACKEND}://{self.session_name}/{app_id}: must be {allowed}")
+        *context, namespace, name = parts
         return self._cluster(unquote(context[0]) if context else None, namespace), name
 
 

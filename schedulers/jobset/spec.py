@@ -8,14 +8,13 @@ import yaml
 from torchx.specs import Role
 
 from schedulers.jobset import pod
+from schedulers.jobset.job import Job
 from schedulers.jobset.names import dns_name, label
-from schedulers.jobset.pod import Job
-from trainer.core.outcome import STOPPED, STOPPED_WORD
+from schedulers.jobset.policies import failure_policy, pod_failure_policy
 
 GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 ROLE_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
-ATTEMPT_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 MANAGED_BY = {"app.kubernetes.io/managed-by": "torchx.pytorch.org"}
@@ -49,7 +48,7 @@ def jobset(job: Job) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "suspend": bool(opts.queue),
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": False},
-        "failurePolicy": _failure_policy(max(role.max_retries for role in roles)),
+        "failurePolicy": failure_policy(job.max_retries),
         "replicatedJobs": [_replicated_job(role, pod.template(job, role)) for role in roles],
     }
     if opts.ttl_seconds is not None:
@@ -57,41 +56,29 @@ def jobset(job: Job) -> dict[str, Any]:
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "JobSet",
-        "metadata": {"name": job.name, "namespace": opts.namespace, "labels": _labels(job)},
+        "metadata": {"name": job.name, "namespace": opts.namespace, "labels": _labels(job), **_annotations(job)},
         "spec": spec,
     }
 
 
 def _labels(job: Job) -> dict[str, str]:
     queue = {QUEUE_LABEL: job.opts.queue, QUEUE_PRIORITY_LABEL: job.opts.queue_priority}
-    named = MANAGED_BY | {"app.kubernetes.io/name": label(job.app.name)}
+    named = (job.opts.labels or {}) | MANAGED_BY | {"app.kubernetes.io/name": label(job.app.name)}
     return named | {key: value for key, value in queue.items() if value}
 
 
-def _failure_policy(max_retries: int) -> dict[str, Any]:
-    """Returns the policy that restarts all pods: failures count as retries, stops on request and disruptions do not."""
-    stopped = {
-        "name": STOPPED_WORD,
-        "action": "RestartJobSetAndIgnoreMaxRestarts",
-        "onJobFailureReasons": ["PodFailurePolicy"],
-    }
-    return {"maxRestarts": max_retries, "rules": [stopped]}
+def _annotations(job: Job) -> dict[str, dict[str, str]]:
+    return {"annotations": job.opts.annotations} if job.opts.annotations else {}
 
 
 def _replicated_job(role: Role, template: dict[str, Any]) -> dict[str, Any]:
-    """Returns an Indexed Job; a stop or a disruption of one of its pods ends it with the reason PodFailurePolicy."""
     name = dns_name(role.name)
-    stopped = {"containerName": name, "operator": "In", "values": [STOPPED]}
-    rules = [
-        {"action": "FailJob", "onExitCodes": stopped},
-        {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    ]
     spec = {
         "completionMode": "Indexed",
         "completions": role.num_replicas,
         "parallelism": role.num_replicas,
         "backoffLimit": 0,
-        "podFailurePolicy": {"rules": rules},
+        "podFailurePolicy": pod_failure_policy(name),
         "template": template,
     }
     return {"name": name, "replicas": 1, "template": {"spec": spec}}

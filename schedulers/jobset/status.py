@@ -10,7 +10,8 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaState, ReplicaStatus, Role, RoleStatus
 
 from schedulers.jobset import spec
-from schedulers.jobset.pod import INDEX
+from schedulers.jobset.names import ATTEMPT, INDEX
+from schedulers.jobset.policies import FINAL
 
 Object = Mapping[str, Any]
 
@@ -39,10 +40,11 @@ def app_state(jobset: Object) -> AppState:
     conditions = _conditions(jobset)
     if "Completed" in conditions:
         return AppState.SUCCEEDED
-    if "Failed" in conditions:
-        return AppState.FAILED
+    # A job that is cancelled may fail while it leaves; one that has failed is not cancelled.
     if CANCELLED in jobset["metadata"].get("annotations", {}) or "deletionTimestamp" in jobset["metadata"]:
         return AppState.CANCELLED
+    if "Failed" in conditions:
+        return AppState.FAILED
     if jobset["spec"].get("suspend"):
         return AppState.PENDING
     jobs = jobset.get("status", {}).get("replicatedJobsStatus", [])
@@ -67,14 +69,11 @@ def describe(app_id: str, jobset: Object, pods: Iterable[Object], workloads: Ite
 
 def newest_pods(pods: Iterable[Object]) -> dict[tuple[str, int], Object]:
     """Returns the pod of the last attempt of each replica, by role and replica id."""
-    return {
-        (spec.labels_of(pod).get(spec.ROLE_LABEL, ""), int(spec.labels_of(pod).get(INDEX, 0))): pod
-        for pod in sorted(pods, key=_age)
-    }
+    return {(container_name(pod), int(spec.labels_of(pod).get(INDEX, 0))): pod for pod in sorted(pods, key=_age)}
 
 
 def _age(pod: Object) -> tuple[int, str]:
-    return int(spec.labels_of(pod).get(spec.ATTEMPT_LABEL, 0)), pod["metadata"]["creationTimestamp"]
+    return int(spec.labels_of(pod).get(ATTEMPT, 0)), pod["metadata"]["creationTimestamp"]
 
 
 def _messages(
@@ -82,7 +81,8 @@ def _messages(
 ) -> Iterable[str]:
     conditions = _conditions(jobset)
     if state == AppState.FAILED:
-        yield conditions["Failed"].get("message", "failed")
+        lines = [line for pod in pods.values() if (line := _final_line(pod))]
+        yield lines[0] if lines else conditions["Failed"].get("message", "failed")
     elif state == AppState.CANCELLED:
         leaving = sum(pod["status"].get("phase") == "Running" for pod in pods.values())
         yield f"cancelled; pods that still save and leave: {leaving}" if leaving else "cancelled"
@@ -98,16 +98,22 @@ def _messages(
 
 
 def _pending(jobset: Object, pods: Mapping[tuple[str, int], Object], workloads: Iterable[Object]) -> str:
-    queue = spec.labels_of(jobset).get(spec.QUEUE_LABEL)
-    if jobset["spec"].get("suspend"):
+    if waits := suspension(jobset):
         admission = [_conditions(each, status="False").get("QuotaReserved", {}) for each in workloads]
         reason = next((condition["message"] for condition in admission if condition.get("message")), "")
-        waits = f"waits for its quota in queue {queue}" if queue else "suspended"
         return f"{waits}: {reason}" if reason else waits
     reasons = [reason for pod in pods.values() if (reason := pod_reason(pod))]
     replicas = sum(role.num_replicas for role in spec.roles(jobset))
     running = sum(pod["status"].get("phase") != "Pending" for pod in pods.values())
     return "; ".join([f"pods started: {running} of {replicas}", *reasons[:1]])
+
+
+def suspension(jobset: Object) -> str:
+    """Returns what a job waits for that may have no pods; empty if it may."""
+    if not jobset["spec"].get("suspend"):
+        return ""
+    queue = spec.labels_of(jobset).get(spec.QUEUE_LABEL)
+    return f"waits for its quota in queue {queue}" if queue else "suspended"
 
 
 def _role_status(jobset: Object, role: Role, state: AppState, pods: Mapping[tuple[str, int], Object]) -> RoleStatus:
@@ -178,8 +184,25 @@ def _reason_and_message(condition: Object) -> str:
 
 
 def _termination(pod: Object) -> Object:
+    """Returns how the replica's container ended; the pod may have others, which a cluster adds to it."""
+    return container_state(pod).get("terminated", {})
+
+
+def container_state(pod: Object) -> Object:
+    """Returns the state of the replica's own container, which is called as its role; empty before there is one."""
     containers = pod["status"].get("containerStatuses", ())
-    return containers[0].get("state", {}).get("terminated", {}) if containers else {}
+    return next((each.get("state", {}) for each in containers if each["name"] == container_name(pod)), {})
+
+
+def container_name(pod: Object) -> str:
+    """Returns the name of the replica's own container in a pod."""
+    return spec.labels_of(pod)[spec.ROLE_LABEL]
+
+
+def _final_line(pod: Object) -> str:
+    """Returns why a replica ended that is not to be started again; empty for others."""
+    terminated = _termination(pod)
+    return terminated.get("message", "").strip() if terminated.get("exitCode") in FINAL else ""
 
 
 def _conditions(resource: Object, status: str = "True") -> dict[str, Object]:

@@ -1,18 +1,55 @@
 # Runs a replica, and ends with the exit code that the policies of Job and JobSet act on.
-# Assigned before, by pod.py: outcome_file rank0_host rank0_variable replicas finished_word stopped_word stopped_code
-# wrong_input_words wrong_input_code.
-trap 'exit 143' TERM
+# Assigned before, by supervisor.py: outcome_file rank0_host rank0_variable replicas restarts max_retries
+# max_free_restarts most_restarts rank0_wait_seconds finished_word saved_word stopped_word
+# stopped_code wrong_input_words wrong_input_code given_up_code.
+say() { echo "[torchx] $*"; }
+
+# Ends the attempt with exit code $1; the line $2 is shown by `torchx status`.
+end() { say "$2"; echo "$2" > "$outcome_file"; exit "$1"; }
+
+# Ends the attempt with exit code $1 because of $2; it is started again and uses up no retry, as often as is allowed.
+# A pod knows nothing of those before it but their number, so once that is reached each attempt has to save something.
+restart_for_free() {
+  case $outcome in *"$saved_word "*) exit "$1" ;; esac
+  [ "$restarts" -ge $((max_retries + max_free_restarts)) ] || exit "$1"
+  # The replica of rank 0 has what was saved, and may still be leaving: if it ends first, it decides.
+  [ "$replicas" = 1 ] || { sleep 20 & wait $!; }
+  end "$given_up_code" "gave up after $restarts restarts: this attempt saved nothing, and \
+max_free_restarts=$max_free_restarts and max_retries=$max_retries are used up; last: $2"
+}
+
+outcome=
+trap 'restart_for_free 143 "its pod was taken away before the replica began"' TERM
+
+[ "$restarts" -lt "$most_restarts" ] || end "$given_up_code" "gave up after $restarts restarts, the most of a job"
+
+# What ended the last attempt may need time to pass: 1, 2, 4 ... 32 seconds, and then a minute.
+if [ "$restarts" -gt 0 ]; then
+  pause=60
+  [ "$restarts" -gt 6 ] || pause=$((1 << (restarts - 1)))
+  say "restart $restarts begins in $pause s"
+  sleep "$pause" & wait $!
+fi
 
 # Replica 0 hosts the rendezvous, and must not depend on its own name being known yet.
 [ "${rank0_host%%.*}" != "$HOSTNAME" ] || { rank0_host=localhost; export "$rank0_variable=$rank0_host"; }
 
 # The others wait until it runs, for only running pods have names: it may still pull its image, and torchrun gives up
 # after a minute.
-while command -v getent > /dev/null && ! getent hosts "$rank0_host" > /dev/null; do sleep 1; done
+began=$(date +%s)
+told=
+while command -v getent > /dev/null && ! getent hosts "$rank0_host" > /dev/null; do
+  [ $(($(date +%s) - began)) -lt "$rank0_wait_seconds" ] || end 1 "replica 0 did not start within \
+$rank0_wait_seconds seconds: there is no host $rank0_host"
+  [ "$told" ] || say "waits until replica 0 runs: there is no host $rank0_host yet"
+  told=yes
+  sleep 1 & wait $!
+done
 
 "$@" &
 child=$!
-trap 'kill -TERM $child 2> /dev/null' TERM
+taken_away=
+trap 'taken_away=yes; kill -TERM $child 2> /dev/null' TERM
 wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 
@@ -20,10 +57,20 @@ while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 read -r outcome < "$outcome_file"
 case $outcome in
   "$finished_word"*) exit 0 ;;
-  "$stopped_word"*) exit "$stopped_code" ;;
+  "$stopped_word"*) restart_for_free "$stopped_code" "$outcome" ;;
   "$wrong_input_words"*) exit "$wrong_input_code" ;;
+  "$saved_word "*) : > "$outcome_file" ;; # or the status would show it in place of the last lines of the log
 esac
 
 # Only the replica of rank 0 has the outcome, and it may be any of them: the others wait, for the first to end decides.
 [ $code = 0 ] || [ "$replicas" = 1 ] || { sleep 5 & wait $!; }
+[ $code = 0 ] || [ ! "$taken_away" ] || restart_for_free $code "its pod was taken away"
+
+# Without an outcome this is a failure like others, whatever the code means to the policies.
+case $code in
+  "$wrong_input_code" | "$stopped_code" | "$given_up_code")
+    say "exit code $code without an outcome: ends with 1"
+    exit 1
+    ;;
+esac
 exit $code

@@ -6,6 +6,7 @@ locked.
 """
 
 import copy
+import re
 import secrets
 
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -73,7 +74,7 @@ def run_jobset(cluster, jobset: dict) -> None:
     elif not ended(jobset) and not old:
         jobs = [run_job(cluster, jobset, each, mine) for each in replicated(jobset)]
         status["replicatedJobsStatus"] = [job for job, _ in jobs]
-        failures = [reason for _, reason in jobs if reason]
+        failures = [why for _, why in jobs if why]
         if failures:
             fail(cluster, jobset, failures, mine)
         elif all(job["succeeded"] for job, _ in jobs):
@@ -87,8 +88,8 @@ def replicated(jobset: dict) -> list[dict]:
     return jobset["spec"]["replicatedJobs"]
 
 
-def run_job(cluster, jobset: dict, replicated_job: dict, mine: list[dict]) -> tuple[dict, str]:
-    """One Indexed Job: its part of the JobSet's status, and why it has failed, if it has."""
+def run_job(cluster, jobset: dict, replicated_job: dict, mine: list[dict]) -> tuple[dict, tuple[str, str] | None]:
+    """One Indexed Job: its part of the JobSet's status, and the reason and the message of its failure, if it failed."""
     name, spec = replicated_job["name"], replicated_job["template"]["spec"]
     pods = [pod for pod in mine if pod["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"] == name]
     there = {pod["metadata"]["annotations"][INDEX] for pod in pods}
@@ -99,13 +100,8 @@ def run_job(cluster, jobset: dict, replicated_job: dict, mine: list[dict]) -> tu
     succeeded = phases.count("Succeeded") == spec["completions"]
     ready = sum(phase in ("Running", "Succeeded") for phase in phases) == spec["completions"]
     failed = [pod for pod in pods if pod.get("status", {}).get("phase") == "Failed"]
-    reason = ""
-    if failed:
-        rules = spec.get("podFailurePolicy", {}).get("rules", ())
-        matched = any(matches(rule, pod) for pod in failed for rule in rules)
-        reason = "PodFailurePolicy" if matched else "BackoffLimitExceeded"
     counts = {"ready": int(ready and not succeeded), "succeeded": int(succeeded), "failed": int(bool(failed))}
-    return {"name": name, "active": int(bool(pods) and not succeeded), "suspended": 0, **counts}, reason
+    return {"name": name, "active": int(bool(pods) and not succeeded), "suspended": 0, **counts}, failure(spec, failed)
 
 
 def make_pod(cluster, jobset: dict, replicated_job: dict, index: str) -> None:
@@ -127,32 +123,54 @@ def make_pod(cluster, jobset: dict, replicated_job: dict, index: str) -> None:
     cluster.nodes.run(cluster.post("Pod", metadata["namespace"], pod))
 
 
-def matches(rule: dict, pod: dict) -> bool:
-    """Whether a rule of a pod failure policy is about a failed pod."""
-    if "onExitCodes" in rule:
-        wanted = rule["onExitCodes"]
-        named = [each for each in pod["status"]["containerStatuses"] if each["name"] == wanted["containerName"]]
-        return any(each["state"]["terminated"]["exitCode"] in wanted["values"] for each in named)
+def failure(spec: dict, failed: list[dict]) -> tuple[str, str] | None:
+    """The reason and the message with which a Job fails: those of the first pod that a rule is about, if any is."""
+    for pod in failed:
+        for index, rule in enumerate(spec.get("podFailurePolicy", {}).get("rules", ())):
+            if found := matches(rule, pod):
+                return "PodFailurePolicy", f"{found} matching {rule['action']} rule at index {index}"
+    return ("BackoffLimitExceeded", "Job has reached the specified backoff limit") if failed else None
+
+
+def matches(rule: dict, pod: dict) -> str:
+    """What a rule of a pod failure policy finds in a failed pod; empty if nothing."""
+    name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+    wanted = rule.get("onExitCodes", {"values": ()})
+    for each in pod["status"].get("containerStatuses", ()):
+        code = each["state"].get("terminated", {}).get("exitCode")
+        if code in wanted["values"] and each["name"] == wanted["containerName"]:
+            return f"Container {each['name']} for pod {name} failed with exit code {code}"
     types = {each["type"] for each in pod["status"]["conditions"] if each["status"] == "True"}
-    return any(each["type"] in types for each in rule["onPodConditions"])
+    found = [each["type"] for each in rule.get("onPodConditions", ()) if each["type"] in types]
+    return f"Pod {name} has condition {found[0]}" if found else ""
 
 
-def fail(cluster, jobset: dict, reasons: list[str], pods: list[dict]) -> None:
-    """Applies the failure policy of a JobSet to the reasons why its jobs failed."""
+def fail(cluster, jobset: dict, failures: list[tuple[str, str]], pods: list[dict]) -> None:
+    """Applies the failure policy of a JobSet to the reasons and messages with which its jobs failed."""
     policy, status = jobset["spec"]["failurePolicy"], jobset["status"]
-    rules = [rule for rule in policy.get("rules", ()) if set(rule["onJobFailureReasons"]) & set(reasons)]
-    if rules:
-        assert rules[0]["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    rules = [rule for rule in policy.get("rules", ()) if any(applies(rule, *each) for each in failures)]
+    action = rules[0]["action"] if rules else "RestartJobSet"
+    if action == "RestartJobSetAndIgnoreMaxRestarts":
         status["restarts"] += 1
-    elif status["restartsCountTowardsMax"] < policy["maxRestarts"]:
+    elif action == "RestartJobSet" and status["restartsCountTowardsMax"] < policy["maxRestarts"]:
         status["restarts"] += 1
         status["restartsCountTowardsMax"] += 1
     else:
-        message = f"jobset failed due to reaching max number of restarts: {reasons[0]}"
-        status |= {"terminalState": "Failed", "conditions": [_condition("Failed", message)]}
+        why = "applying FailJobSet failure policy action"
+        message = why if action == "FailJobSet" else "jobset failed due to reaching max number of restarts"
+        first = f"{jobset['metadata']['name']}-{replicated(jobset)[0]['name']}-0"
+        failed = _condition("Failed", f"{message} (first failed job: {first})")
+        status |= {"terminalState": "Failed", "conditions": [failed]}
         for pod in pods:
             if pod["status"]["phase"] in ("Pending", "Running"):
                 delete(cluster, pod)
+
+
+def applies(rule: dict, reason: str, message: str) -> bool:
+    """Whether a rule of a JobSet's failure policy is about a job that failed; an empty list is about all."""
+    reasons, patterns = rule.get("onJobFailureReasons"), rule.get("onJobFailureMessagePatterns")
+    matching = not patterns or any(re.search(pattern, message) for pattern in patterns)
+    return matching and (not reasons or reason in reasons)
 
 
 def delete(cluster, pod: dict) -> None:

@@ -63,7 +63,7 @@ class Nodes:
             "phase": "Running",
             "podIP": "127.0.0.1",
             "conditions": [{"type": "Ready", "status": "True"}],
-            "containerStatuses": [_container_status(each, running) for each in pod["spec"]["containers"]],
+            "containerStatuses": [_container_status(each, running) for each in _by_name(pod)],
         }
         started = {each["name"]: self._process(pod, each) for each in pod["spec"]["containers"]}
         self._containers[pod["metadata"]["uid"]] = started
@@ -205,8 +205,8 @@ def _environment(pod: dict, container: dict) -> dict[str, str]:
     for each in container.get("env", ()):
         if "valueFrom" in each:
             path = each["valueFrom"]["fieldRef"]["fieldPath"]
-            key = re.fullmatch(r"metadata\.annotations\['(.+)'\]", path)
-            variables[each["name"]] = pod["metadata"]["annotations"][key[1]]
+            kind, key = re.fullmatch(r"metadata\.(annotations|labels)\['(.+)'\]", path).groups()
+            variables[each["name"]] = pod["metadata"][kind][key]
         else:
             variables[each["name"]] = _expand(each["value"], variables)
     return variables
@@ -230,6 +230,11 @@ def _local(name: str, value: str, last_words: Path) -> str:
 def _container_status(container: dict, state: dict) -> dict:
     image = {"image": container["image"], "imageID": container["image"]}
     return {"name": container["name"], "state": state, "ready": "running" in state, "restartCount": 0, **image}
+
+
+def _by_name(pod: dict) -> list[dict]:
+    """The containers in the order in which the kubelet reports them."""
+    return sorted(pod["spec"]["containers"], key=lambda container: container["name"])
 
 
 def _disrupted(pod: dict) -> bool:

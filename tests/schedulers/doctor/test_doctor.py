@@ -137,6 +137,7 @@ def cluster(tmp_path):
     answers = {
         "/version/": {"gitVersion": "v1.34.1", "major": "1", "minor": "34"},
         "/apis/": {"groups": [{"name": name, "versions": []} for name in groups]},
+        "/openapi/v3/apis/jobset.x-k8s.io/v1alpha2": {"schema": "onJobFailureMessagePatterns"},
     }
 
     class Answer(BaseHTTPRequestHandler):
@@ -159,14 +160,14 @@ def cluster(tmp_path):
     address = {"name": "it", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
     users = [{"name": "me", "user": {}}]
     file.write_text(json.dumps({"current-context": "it", "contexts": [context], "clusters": [address], "users": users}))
-    yield server, file
+    yield server, file, answers
     server.shutdown()
     server.server_close()
 
 
 def test_what_is_installed_on_a_cluster(doctor, cluster):
     pytest.importorskip("kubernetes", reason="pip install 'torchx-recsys[kubernetes]'")
-    server, file = cluster
+    server, file, _ = cluster
     code, found = doctor("-s", "jobset", KUBECONFIG=str(file))
     assert code == 0, found
     assert found["Kubernetes"] == ("ok", f"v1.34.1 at http://127.0.0.1:{server.server_port}", "")
@@ -176,9 +177,21 @@ def test_what_is_installed_on_a_cluster(doctor, cluster):
     assert found["Volcano"][2].startswith("have it installed: https://volcano.sh/")
 
 
+def test_a_jobset_that_is_too_old_is_wrong_only_if_it_is_asked_for(doctor, cluster):
+    pytest.importorskip("kubernetes", reason="pip install 'torchx-recsys[kubernetes]'")
+    _, file, answers = cluster
+    answers["/openapi/v3/apis/jobset.x-k8s.io/v1alpha2"] = {"schema": "onJobFailureReasons"}
+    code, found = doctor("-s", "jobset", KUBECONFIG=str(file))
+    assert (code, found["JobSet"][0]) == (1, "WRONG")
+    assert "older than 0.10.1" in found["JobSet"][1]
+    assert found["JobSet"][2].startswith("have it upgraded: https://jobset.sigs.k8s.io/")
+    code, found = doctor(KUBECONFIG=str(file))
+    assert (code, found["JobSet"][0]) == (0, "note")
+
+
 def test_a_cluster_that_does_not_answer(doctor, cluster):
     pytest.importorskip("kubernetes", reason="pip install 'torchx-recsys[kubernetes]'")
-    server, file = cluster
+    server, file, _ = cluster
     server.shutdown()
     server.server_close()
     code, found = doctor(KUBECONFIG=str(file))

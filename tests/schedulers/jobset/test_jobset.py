@@ -1,60 +1,15 @@
 """The scheduler `jobset` through the command `torchx`, on the stand-in for a cluster."""
 
-import json
 import subprocess
 from datetime import datetime
 
 import pytest
+from jobset_jobs import finish, message, replicas, running
 from torchx.runner import get_runner
 from torchx.schedulers.api import Stream
-from torchx.specs import ReplicaState
 
 from schedulers.errors import SchedulerError
 from schedulers.jobset import log
-
-SHELL = ("utils.sh", "--image", "trainer:1")
-
-
-@pytest.fixture
-def submit(quick):
-    """Submits a shell script and returns the app handle."""
-
-    def submit(script, *options, cfg="namespace=default", replicas=1):
-        where = ("run", "-s", "jobset", "-cfg", cfg, *SHELL, "--num_replicas", str(replicas), *options)
-        return quick(*where, "exec", "sh", "-c", script).strip()
-
-    return submit
-
-
-@pytest.fixture
-def status(quick):
-    """The status of a job, as JSON."""
-    return lambda handle: json.loads(quick("status", "--json", handle))
-
-
-def state(cluster, handle):
-    """The final state of a JobSet on the cluster; empty while it runs."""
-    namespace, name = handle.rpartition("/")[2].split(":")[-2:]
-    return cluster.get("JobSet", namespace, name).get("status", {}).get("terminalState", "")
-
-
-def finish(cluster, handle):
-    cluster.wait_for(lambda: state(cluster, handle))
-    return handle
-
-
-def running(cluster, count=1):
-    phases = [pod["status"]["phase"] for pod in cluster.pods()]
-    return phases.count("Running") == count
-
-
-def replicas(answer):
-    found = [replica for role in answer["roles"] for replica in role["replicas"]]
-    return [replica | {"state": ReplicaState(replica["state"]).name} for replica in found]
-
-
-def message(replica):
-    return json.loads(replica["structured_error_msg"])["message"]
 
 
 def test_a_job_runs_to_its_end(cluster, torchx, submit):
@@ -99,6 +54,32 @@ def test_an_image_that_cannot_be_pulled_is_named(cluster, submit, status, torchx
     assert "sh/0 has no log yet: ImagePullBackOff" in log.stderr
 
 
+def test_log_of_a_job_that_has_not_started_ends_with_the_reason(cluster, torchx, submit):
+    cluster.missing_images = {"trainer:1"}
+    handle = submit("true")
+    cluster.wait_for(lambda: "containerStatuses" in cluster.pods()[0]["status"])
+    log = torchx("log", handle)
+    assert log.stdout == ""
+    assert f"{handle} is PENDING: pods started: 0 of 1; ImagePullBackOff" in log.stderr
+
+
+def test_follow_says_why_a_job_waits_before_it_starts_and_after_a_restart(cluster, environment, submit):
+    cluster.why_unschedulable = "no node has a GPU"
+    script = "echo attempt; while ! test -e go; do sleep 0.05; done; test -e tried || { touch tried; exit 3; }"
+    handle = submit(script, "--max_retries", "1")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(["torchx", "log", "-f", handle], env=environment, **pipes) as follow:
+        assert next(line for line in follow.stderr if "no node has a GPU" in line).startswith("torchx log: jobset://")
+        cluster.why_unschedulable = ""
+        assert follow.stdout.readline() == "sh/0 attempt\n"
+        cluster.why_unschedulable = "no node is left"
+        (cluster.image / "go").touch()
+        reason = next(line for line in follow.stderr if "no node is left" in line)
+        assert "sh/0 has no log yet: Unschedulable" in reason
+        cluster.why_unschedulable = ""
+        assert "sh/0 attempt\n" in follow.communicate(timeout=300)[0]
+
+
 def test_a_failing_replica_is_named_with_its_exit_code_and_last_words(cluster, quick, submit, status):
     script = "test $TORCHX_REPLICA_ID = 0 && echo fine && sleep 60; echo bad; exit 7"
     handle = finish(cluster, submit(script, replicas=2))
@@ -117,38 +98,22 @@ def test_killed_processes_are_named_by_their_signal(cluster, submit, status):
     assert message(replicas(answer)[0]).startswith("exit code 137 (SIGKILL)")
 
 
-def test_a_failure_is_retried_up_to_max_retries(cluster, submit, status):
-    once = "test -e tried && echo again || { touch tried; exit 3; }"
-    answer = status(finish(cluster, submit(once, "--max_retries", "1")))
-    assert (answer["state"], answer["num_restarts"]) == ("SUCCEEDED", 1)
-    assert "restarts: 1; retries used: 1 of 1" in answer["msg"]
-    answer = status(finish(cluster, submit("exit 3", "--max_retries", "2")))
-    assert (answer["state"], answer["num_restarts"]) == ("FAILED", 2)
+SIDECAR = "V1Pod: {spec: {containers: [{name: a-proxy, image: proxy, command: [sh, -c, 'echo proxy']}]}}"
 
 
-def test_a_replica_that_finished_has_succeeded_whatever_torchrun_answers(cluster, submit, status):
-    answer = status(finish(cluster, submit("echo finished at step 9 > $TORCHX_OUTCOME_FILE; exit 1")))
-    assert (answer["state"], answer["num_restarts"], answer["msg"]) == ("SUCCEEDED", 0, "finished at step 9")
-
-
-STOPS = """
-test -e stop && exit 0
-trap 'touch stop' TERM
-until test -e stop; do sleep 0.1; done
-test $TORCHX_REPLICA_ID = %d && echo stopped at step 5, saved there > $TORCHX_OUTCOME_FILE
-exit 1
-"""
-
-
-@pytest.mark.parametrize(("evicted", "telling"), [(0, 1), (1, 0), (1, 1)])
-def test_stops_and_evictions_do_not_use_up_retries(cluster, submit, status, evicted, telling):
-    """All replicas leave with 1, as torchrun does after a signal, and only that of rank 0 has the outcome."""
-    handle = submit(STOPS % telling, replicas=2)
-    cluster.wait_for(lambda: running(cluster, 2))
-    cluster.nodes.evict(next(pod for pod in cluster.pods() if f"-0-{evicted}-" in pod["metadata"]["name"]))
-    answer = status(finish(cluster, handle))
-    assert (answer["state"], answer["num_restarts"]) == ("SUCCEEDED", 1)
-    assert "retries used: 0 of 0" in answer["msg"]
+def test_another_container_hides_neither_the_end_nor_the_log_of_the_replica(cluster, quick, tmp_path, status):
+    """The kubelet reports containers by name, and this one comes first."""
+    (tmp_path / "pod.yaml").write_text(SIDECAR)
+    overlay = ("--metadata", f"kubernetes=file://{tmp_path}/pod.yaml")
+    job = ("tools.plan", *overlay, "--config", "nowhere.toml", "--image", "trainer:1")
+    handle = finish(cluster, quick("run", "-s", "jobset", *job).strip())
+    answer = status(handle)
+    assert (answer["state"], answer["num_restarts"]) == ("FAILED", 0)
+    assert "nowhere.toml" in answer["msg"]
+    assert "(exitcode: 2)" in quick("status", handle)
+    log = quick("log", handle)
+    assert "nowhere.toml" in log
+    assert "proxy" not in log
 
 
 def test_cancel_lets_the_job_save_and_keeps_it_to_be_asked_for(cluster, quick, submit, status):
@@ -223,7 +188,8 @@ def test_follow_goes_on_through_a_restart_until_the_job_ends(cluster, environmen
     follow = subprocess.Popen(["torchx", "log", "-t", handle], env=environment, stdout=subprocess.PIPE, text=True)
     assert follow.stdout.readline() == "sh/0 attempt\n"
     (cluster.image / "go").touch()
-    assert follow.communicate(timeout=600)[0] == "sh/0 attempt\nsh/0 end\n"
+    again = "sh/0 [torchx] restart 1 begins in 1 s\nsh/0 attempt\n"
+    assert follow.communicate(timeout=600)[0] == f"{again}sh/0 end\n"
 
 
 def test_follow_loses_and_repeats_nothing_when_its_connection_is_closed(cluster, quick, submit):
@@ -235,7 +201,7 @@ def test_follow_loses_and_repeats_nothing_when_its_connection_is_closed(cluster,
 def test_follow_pauses_where_a_log_has_ended_and_its_pod_still_runs(monkeypatch):
     """A kubelet reports the end of a container late; until then its log, which is empty by now, ends at once."""
     labels = {"jobset.sigs.k8s.io/replicatedjob-name": "sh", "batch.kubernetes.io/job-completion-index": "0"}
-    status = {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}
+    status = {"phase": "Running", "containerStatuses": [{"name": "sh", "state": {"running": {}}}]}
     metadata = {"name": "pod", "uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": labels}
     pod = {"metadata": metadata, "spec": {"containers": [{"name": "sh"}]}, "status": status}
 

@@ -60,6 +60,10 @@ def test_without_the_client_it_says_what_to_install(torchx, no_client):
     [
         ("termination_grace_seconds=60", "termination_grace_seconds=60: must be 120 or more"),
         ("queue_priority=high", "queue_priority=high: must come with a queue"),
+        ("max_free_restarts=-1", "max_free_restarts=-1: must be 0 or more"),
+        ("rank0_wait_seconds=0", "rank0_wait_seconds=0: must be 1 or more"),
+        ("env_secret_keys=TOKEN:hub", "env_secret_keys=TOKEN:hub: must be VARIABLE:SECRET/KEY"),
+        ("devices=rdma/hca:one", "devices=rdma/hca:one: must be RESOURCE:COUNT with a whole number"),
         ("tolerations=gpu:a:b:NoSchedule", "tolerations=gpu:a:b:NoSchedule: must be KEY[:VALUE][:EFFECT]"),
     ],
 )
@@ -81,6 +85,20 @@ def test_the_cluster_s_own_words_say_why_it_refused(cluster, refused):
     assert said == "torchx run: error: Kubernetes: admission webhook denied the request: queue is closed"
 
 
+def test_a_jobset_too_old_to_tell_failures_apart_is_named(cluster, refused):
+    field = "spec.failurePolicy.rules[0].onJobFailureMessagePatterns"
+    words = (
+        f'JobSet in version "v1alpha2" cannot be handled as a JobSet: strict decoding error: unknown field "{field}"'
+    )
+
+    def validate(resource):
+        raise ValueError(words)
+
+    cluster.validate = validate
+    said = refused("run", "-s", "jobset", *SHELL, "true")
+    assert "the cluster's JobSet is older than 0.10.1 and lacks onJobFailureMessagePatterns" in said
+
+
 def test_a_cluster_without_jobset_is_told_from_a_job_that_is_gone(cluster, refused, quick, caplog):
     with pytest.raises(SystemExit):
         quick("status", "jobset://torchx/default:gone")
@@ -94,6 +112,31 @@ def test_a_cluster_out_of_reach_is_named_in_one_line(cluster, refused):
     cluster.stop()
     assert "Kubernetes cannot be reached: " in refused("status", "jobset://torchx/default:job")
     assert "no Kubernetes cluster: " in refused("list", "-s", "jobset", "-cfg", "context=nowhere")
+
+
+NOT_BASE64 = """
+current-context: x
+contexts: [{name: x, context: {cluster: x, user: x}}]
+clusters: [{name: x, cluster: {server: "https://127.0.0.1:1", certificate-authority-data: "a"}}]
+users: [{name: x, user: {token: t}}]
+"""
+
+
+@pytest.mark.parametrize("content", [b"contexts: [x", b"- x", b"x", b"\x80", NOT_BASE64.encode(), None])
+@pytest.mark.parametrize("scheduler", ["jobset", "kubernetes"])
+def test_a_bad_kubeconfig_is_one_line(refused, tmp_path, monkeypatch, scheduler, content):
+    file = tmp_path / "config"
+    file.write_bytes(content) if content else file.mkdir()
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+    said = refused("status", f"{scheduler}://torchx/default:job")
+    assert said.startswith(f"torchx status: error: KUBECONFIG {file}: must be a kubeconfig file that kubectl can use: ")
+
+
+@pytest.mark.parametrize("command", ["status", "log", "cancel", "delete", "describe"])
+@pytest.mark.parametrize("app_id", ["job", ":job", "a:b:c:d"])
+def test_a_handle_without_a_namespace_is_one_line(refused, command, app_id):
+    said = refused(command, f"jobset://torchx/{app_id}")
+    assert f"jobset://torchx/{app_id}: must be jobset://torchx/NAMESPACE:NAME" in said
 
 
 def test_a_handle_names_the_context_that_the_job_was_submitted_to(cluster, quick):

@@ -105,6 +105,14 @@ def test_all_options_shape_the_object():
         tolerations=["spot", "team:ads:NoExecute"],
         secrets={"s3": "/etc/s3"},
         env_secrets=["aws"],
+        env_secret_keys={"HF_TOKEN": "hub/token"},
+        labels={"team": "ads", "app.kubernetes.io/managed-by": "me"},
+        annotations={"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
+        devices={"rdma/hca": "1"},
+        ipc_lock=True,
+        run_as_user=1000,
+        run_as_group=0,
+        fs_group=2000,
         shm_size="16Gi",
         reserved_millicpu=0,
         reserved_memmb=0,
@@ -113,6 +121,7 @@ def test_all_options_shape_the_object():
     )
     assert resource["metadata"]["namespace"] == "ads"
     assert resource["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == "urgent"
+    assert resource["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "torchx.pytorch.org"
     assert resource["spec"]["ttlSecondsAfterFinished"] == 3600
     (template,) = templates(resource)
     schemas.validate_pod(template)
@@ -127,7 +136,15 @@ def test_all_options_shape_the_object():
     ]
     assert pod["terminationGracePeriodSeconds"] == 600
     (container,) = pod["containers"]
+    for metadata in (resource["metadata"], template["metadata"]):
+        assert metadata["labels"]["team"] == "ads"
+        assert metadata["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
     assert container["envFrom"] == [{"secretRef": {"name": "aws"}}]
+    token = next(each for each in container["env"] if each["name"] == "HF_TOKEN")
+    assert token["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert container["resources"]["limits"]["rdma/hca"] == "1"
+    assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    assert pod["securityContext"] == {"runAsUser": 1000, "runAsGroup": 0, "fsGroup": 2000, "runAsNonRoot": True}
     assert container["resources"]["limits"] == container["resources"]["requests"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     places = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}

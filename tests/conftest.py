@@ -10,6 +10,7 @@ LONGEST = (
     "test_slurm_training",
     "test_main_job",
     "test_slurm.py",
+    "test_slurm_faults",
     "test_verify_resume",
     "test_doctor",
     "test_chaos",
@@ -25,6 +26,7 @@ LONGEST = (
     "test_resume",
     "test_kubernetes_training",
     "test_watchdog",
+    "test_preflight",
     "test_finetune",
     "test_evaluate",
     "test_docs",
@@ -41,6 +43,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Gives every process one thread, as those of many tests would wait for one another, and the support modules."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["TORCHX_RECSYS_SITE"] = ""  # defaults of this machine's administrators are none of the tests'
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SUPPORT, os.environ.get("PYTHONPATH")]))
     if config.getoption("unit"):
         sys.addaudithook(skip_where_a_process_starts)

@@ -1,16 +1,32 @@
 """Behaviour that all commands share: errors in one line, and this machine as the default scheduler."""
 
 import argparse
+import errno
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
+from torchx.runner import Runner
 from torchx.runner.config import get_configs
+from torchx.schedulers import get_scheduler_factories
 from torchx.schedulers.local_scheduler import SignalException
+from torchx.specs import AppStatus, InvalidRunConfigException, UnknownSchedulerException
+from torchx.specs.api import MalformedAppHandleException
 
+from components.cli.defaults import DefaultsError
 from components.launch import ArgumentError
 from schedulers.errors import SchedulerError
-from trainer.core.outcome import WRONG_INPUT
+from schedulers.jobset.cluster import error_line
+from trainer.core.outcome import FAILED, WRONG_INPUT
+
+USERS_MISTAKES = (ArgumentError, DefaultsError, SchedulerError, MalformedAppHandleException)
+# Directories that are full, read-only or another's, and names that are too long for them. Any other is a bug.
+STORAGE_ERRORS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG),
+)
 
 
 def default_to_local(subparser: argparse.ArgumentParser, command: str) -> None:
@@ -19,15 +35,63 @@ def default_to_local(subparser: argparse.ArgumentParser, command: str) -> None:
         subparser.set_defaults(scheduler="local_cwd")
 
 
+def check_scheduler_args(runner: Runner, args: argparse.Namespace) -> None:
+    """Refuses a `-cfg` that the scheduler does not know.
+
+    Raises:
+        ArgumentError: It has an unknown key or a wrong value.
+    """
+    try:
+        runner.scheduler_run_opts(args.scheduler).cfg_from_str(args.scheduler_args or "")
+    except (ValueError, InvalidRunConfigException) as error:
+        allowed = f"KEY=VALUE,... as `torchx runopts {args.scheduler}` lists them ({error})"
+        raise ArgumentError("-cfg", args.scheduler_args, allowed) from error
+
+
+def require_job(runner: Runner, handle: str, program: str) -> AppStatus:
+    """Returns the status of a job; ends the program with one line if there is no such job."""
+    if status := runner.status(handle):
+        return status
+    print(f"{program}: error: there is no job {handle}", file=sys.stderr)
+    sys.exit(FAILED)
+
+
 @contextmanager
-def errors_in_one_line(command: str) -> Iterator[None]:
-    """Ends the program with one line for wrong input, and silently when it is interrupted."""
+def errors_in_one_line(program: str = "torchx") -> Iterator[None]:
+    """Ends the program with one line for wrong input, and silently when it is interrupted or its output is not read."""
     try:
         yield
-    except (ArgumentError, SchedulerError) as error:
-        print(f"torchx {command}: error: {error}", file=sys.stderr)
-        sys.exit(WRONG_INPUT)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except USERS_MISTAKES as error:
+        _end(program, error)
+    except UnknownSchedulerException as error:
+        _end(program, f"{str(error).partition('. ')[0]}; there are {', '.join(get_scheduler_factories())}")
     except SignalException as stop:
         sys.exit(128 + stop.sigval)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        # TorchX's own scheduler `kubernetes` lets the errors of its client through.
+        line = error_line(error) or (isinstance(error, OSError) and error.errno in STORAGE_ERRORS and error)
+        if not line:
+            raise
+        _end(program, line)
+
+
+def check_handle(handle: str) -> None:
+    """Refuses a handle of TorchX's own scheduler `kubernetes` without the namespace that it takes for granted.
+
+    Raises:
+        ArgumentError: The handle has no namespace.
+    """
+    scheduler, _, rest = handle.partition("://")
+    session, _, app_id = rest.partition("/")
+    if scheduler == "kubernetes" and ":" not in app_id.partition("/")[0]:
+        raise ArgumentError("handle", handle, f"kubernetes://{session}/NAMESPACE:NAME, as `torchx run` prints it")
+
+
+def _end(program: str, message: object) -> NoReturn:
+    print(f"{program}: error: {message}", file=sys.stderr)
+    sys.exit(WRONG_INPUT)

@@ -3,18 +3,25 @@
 import argparse
 import sys
 import threading
+import time
 
-from torchx.cli.cmd_base import SubCommand
+from torchx.cli.cmd_base import AppHandleSubCommand, SubCommand
 from torchx.cli.cmd_cancel import CmdCancel
 from torchx.cli.cmd_delete import CmdDelete
 from torchx.cli.cmd_describe import CmdDescribe
 from torchx.cli.cmd_list import CmdList
 from torchx.cli.cmd_log import CmdLog, validate
 from torchx.cli.cmd_status import CmdStatus
-from torchx.runner import get_runner
+from torchx.runner import Runner, get_runner
+from torchx.schedulers import get_scheduler_factories
+from torchx.specs import NONE, AppDef, AppStatus
+from torchx.specs.api import is_started
 
-from components.cli.base import default_to_local, errors_in_one_line
-from trainer.core.outcome import FAILED
+from components.cli.base import check_handle, check_scheduler_args, default_to_local, errors_in_one_line, require_job
+from components.cli.defaults import check_options, check_sections
+from components.cli.ending import with_plain_error
+
+POLL_SECONDS = 1
 
 
 class Log(CmdLog):
@@ -26,17 +33,47 @@ class Log(CmdLog):
         subparser.add_argument("-f", "--follow", dest="tail", action="store_true", help="The same as --tail")
 
     def run(self, args: argparse.Namespace) -> None:
-        """Prints the logs."""
+        """Prints the logs; of a job that has not started it says why, and waits only to follow it."""
         # TorchX raises an error of one of its threads once more in this one: it is printed once only.
         threading.excepthook = lambda _: None
         validate(args.identifier)
-        handle = "/".join(args.identifier.split("/")[:4])
-        with errors_in_one_line("log"):
+        *words, role, replicas = (*args.identifier.split("/"), None, None)[:6]
+        handle = "/".join(map(str, words))
+        with errors_in_one_line("torchx log"):
+            check_handle(handle)
             with get_runner() as runner:
-                if runner.status(handle) is None:
-                    print(f"torchx log: error: there is no job {handle}", file=sys.stderr)
-                    sys.exit(FAILED)
-            super().run(args)
+                status = require_job(runner, handle, "torchx log")
+                wanted = [args.identifier]
+                if not replicas and not is_started(status.state):
+                    _say_what_it_waits_for(handle, status)
+                    if args.tail and not status.num_restarts:
+                        _wait_for_start(runner, handle, status)
+                    else:  # what earlier attempts have written
+                        wanted = _replicas(runner.describe(handle), handle, role)
+            for args.identifier in wanted:
+                super().run(args)
+
+
+def _replicas(app: AppDef | None, handle: str, role: str | None) -> list[str]:
+    """Returns an identifier of all replicas of each role, for which TorchX does not wait until the job has started."""
+    roles = [each for each in app.roles if role in (None, each.name)] if app else []
+    return ["/".join([handle, each.name, ",".join(map(str, range(each.num_replicas)))]) for each in roles]
+
+
+def _wait_for_start(runner: Runner, handle: str, status: AppStatus) -> None:
+    """Waits until a job has started, and prints each new reason why it has not; TorchX itself waits without a word."""
+    told = status.msg
+    while not is_started(status.state):
+        time.sleep(POLL_SECONDS)
+        status = require_job(runner, handle, "torchx log")
+        if status.msg != told and not is_started(status.state):
+            _say_what_it_waits_for(handle, status)
+            told = status.msg
+
+
+def _say_what_it_waits_for(handle: str, status: AppStatus) -> None:
+    reason = f": {status.msg}" if status.msg not in ("", NONE) else ""
+    print(f"torchx log: {handle} is {status.state.name}{reason}", file=sys.stderr, flush=True)
 
 
 class _List(CmdList):
@@ -44,8 +81,26 @@ class _List(CmdList):
 
     def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
         """Adds TorchX's own arguments."""
-        super().add_arguments(subparser)
-        default_to_local(subparser, "list")
+        with errors_in_one_line():
+            super().add_arguments(subparser)
+            default_to_local(subparser, "list")
+
+    def run(self, args: argparse.Namespace) -> None:
+        """Prints the jobs of a scheduler."""
+        check_sections(get_scheduler_factories())
+        with get_runner() as runner:
+            check_scheduler_args(runner, args)
+            check_options(args.scheduler, runner.scheduler_run_opts(args.scheduler))
+        super().run(args)
+
+
+class _Status(CmdStatus):
+    """TorchX's own `status`, with the first error in plain text."""
+
+    def print_status(self, args: argparse.Namespace, app_status: AppStatus | None) -> None:
+        """Prints the status; as JSON, it is TorchX's own."""
+        plain = app_status and not args.json
+        super().print_status(args, with_plain_error(app_status) if plain else app_status)
 
 
 def _with_errors_in_one_line(name: str, command: type[SubCommand]) -> type[SubCommand]:
@@ -54,14 +109,27 @@ def _with_errors_in_one_line(name: str, command: type[SubCommand]) -> type[SubCo
 
         def run(self, args: argparse.Namespace) -> None:
             """Runs the command."""
-            with errors_in_one_line(name):
+            with errors_in_one_line(f"torchx {name}"):
+                check_handle(getattr(args, "app_handle", ""))
                 super().run(args)
 
     return Command
 
 
-Status = _with_errors_in_one_line("status", CmdStatus)
+def _for_known_jobs(name: str, command: type[AppHandleSubCommand]) -> type[SubCommand]:
+    class Command(command):
+        """TorchX's own command, which does not pass over a job that is not there."""
+
+        def run_with_runner(self, args: argparse.Namespace, runner: Runner) -> None:
+            """Runs the command."""
+            require_job(runner, args.app_handle, f"torchx {name}")
+            super().run_with_runner(args, runner)
+
+    return _with_errors_in_one_line(name, Command)
+
+
+Status = _with_errors_in_one_line("status", _Status)
 List = _with_errors_in_one_line("list", _List)
-Cancel = _with_errors_in_one_line("cancel", CmdCancel)
-Delete = _with_errors_in_one_line("delete", CmdDelete)
+Cancel = _for_known_jobs("cancel", CmdCancel)
+Delete = _for_known_jobs("delete", CmdDelete)
 Describe = _with_errors_in_one_line("describe", CmdDescribe)

@@ -4,15 +4,21 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import Any, TextIO
 
 from torchx.cli.cmd_run import CmdRun, TorchXRunArgs, _run_result_json
 from torchx.runner import Runner
-from torchx.specs import InvalidRunConfigException
+from torchx.schedulers import get_scheduler_factories
+from torchx.specs import AppDryRunInfo, AppStatus
 
-from components.cli.base import default_to_local, errors_in_one_line
+from components.cli.base import check_scheduler_args, default_to_local, errors_in_one_line
+from components.cli.defaults import check_arguments, check_options, check_sections, with_file
+from components.cli.ending import Ending
+from components.cli.secrets import without_credentials
 from components.launch import ArgumentError
+from schedulers.errors import SchedulerError
 
 
 class Run(CmdRun):
@@ -20,21 +26,44 @@ class Run(CmdRun):
 
     def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
         """Adds TorchX's own arguments, with `local_cwd` as the default scheduler."""
-        super().add_arguments(subparser)
-        default_to_local(subparser, "run")
+        with errors_in_one_line():
+            super().add_arguments(subparser)
+            default_to_local(subparser, "run")
 
     def run(self, args: argparse.Namespace) -> None:
         """Runs the command; only the handle goes to stdout, as TorchX has it."""
-        with errors_in_one_line("run"), redirect_stdout(_HandleWatcher(sys.stdout)):
+        with errors_in_one_line("torchx run"), redirect_stdout(_HandleWatcher(sys.stdout)):
+            check_sections(get_scheduler_factories())
             super().run(args)
 
     def _run_from_cli_args(self, runner: Runner, args: argparse.Namespace) -> None:
-        try:
-            runner.scheduler_run_opts(args.scheduler).cfg_from_str(args.scheduler_args or "")
-        except (ValueError, InvalidRunConfigException) as error:
-            allowed = f"KEY=VALUE,... as `torchx runopts {args.scheduler}` lists them ({error})"
-            raise ArgumentError("-cfg", args.scheduler_args, allowed) from error
+        check_scheduler_args(runner, args)
         super()._run_from_cli_args(runner, args)
+
+    def _run_inner(self, runner: Runner, args: TorchXRunArgs, json_output: bool) -> None:
+        check_options(args.scheduler, runner.scheduler_run_opts(args.scheduler))
+        check_arguments(args.component_name)
+        words = (*args.scheduler_cfg, *args.component_args, *args.component_args_str)
+        flags = {word.lstrip("-").partition("=")[0] for word in words}
+        try:
+            super()._run_inner(runner, args, json_output)
+        except (ArgumentError, SchedulerError) as error:
+            raise with_file(error, args.scheduler, args.component_name, flags) from error
+
+    def _dryrun(
+        self,
+        runner: Runner,
+        args: TorchXRunArgs,
+        component_args: dict[str, Any] | list[str],
+        json_output: bool,
+    ) -> None:
+        # Before the request is made of the app, so that no scheduler and no form of output shows them.
+        dryrun: Callable[..., AppDryRunInfo] = runner.dryrun
+        runner.dryrun = lambda app, *rest, **options: dryrun(without_credentials(app), *rest, **options)
+        super()._dryrun(runner, args, component_args, json_output)
+
+    def _wait(self, runner: Runner, app_handle: str, log: bool, tee_logs: bool = False) -> AppStatus:
+        return Ending(**vars(super()._wait(runner, app_handle, log, tee_logs)))
 
     def _submit(
         self,

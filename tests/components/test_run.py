@@ -51,3 +51,14 @@ def test_jobs_stay_on_this_machine_unless_told_otherwise(torchx, tmp_path):
     assert torchx("list").stderr == ""
     (tmp_path / ".torchxconfig").write_text("[cli:run]\nscheduler = jobset\n")
     assert json.loads(torchx(*dry_run).stdout)["scheduler"] == "jobset"
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.parametrize("scheduler", ["local_cwd", "jobset"])
+def test_a_dry_run_prints_no_credentials(torchx, scheduler, form):
+    env = "HF_TOKEN=hunter2,aws_secret_access_key=hunter2,DB=postgres://me:hunter2@host/db,COLOR=red"
+    component = ("dlrm.single_node", "--config", "s3://me:hunter2@host/c.toml", "--env", env)
+    done = torchx("run", "-s", scheduler, "--workspace", "", "--dryrun", *form, *component)
+    assert done.returncode == 0, done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+    assert all(shown in done.stdout for shown in ("HF_TOKEN", "postgres://***@host/db", "s3://***@host/c.toml", "red"))

@@ -5,8 +5,8 @@ import torch
 from jobs import config
 
 from trainer.checkpoint.state_dict import local_shards_of
-from trainer.config.optim import SparseOptimizerConfig
 from trainer.config.root import Config
+from trainer.config.table_optim import SparseOptimizerConfig
 from trainer.core.distributed import process_group
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files

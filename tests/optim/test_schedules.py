@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.config.optim import Schedule
+from trainer.config.schedule import Schedule
 from trainer.optim.schedules import lr_multiplier
 
 

@@ -9,7 +9,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torchrec.distributed.utils import merge_fused_params, optimizer_type_to_emb_opt_type
 
-from trainer.config.optim import SparseOptimizerConfig
+from trainer.config.table_optim import SparseOptimizerConfig
 from trainer.optim.table_optimizers import ON_CPU, TABLE_OPTIMIZERS, table_options
 
 OPTIONS = {"learning_rate": 0.25, "eps": 0.1, "beta1": 0.5, "beta2": 0.6}

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx, nn
 
-from trainer.config.optim import Schedule
+from trainer.config.schedule import Schedule
 from trainer.metrics.base import Metric
 from trainer.models.base import ModelInputs
 from trainer.models.dlrm import dlrm

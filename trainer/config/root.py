@@ -12,8 +12,9 @@ from trainer.config.data import DataConfig, DenseFeature, SparseFeature
 from trainer.config.model import ModelConfig
 from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import CommsConfig, PlannerConfig, TablePlan
+from trainer.config.report import ReportConfig
 from trainer.config.section import Section, Tree, validate
-from trainer.config.train import EvaluateConfig, FinetuneConfig, ReportConfig, TrainConfig
+from trainer.config.train import EvaluateConfig, FinetuneConfig, TrainConfig
 from trainer.core.errors import InputError, StorageError, StorageNotFoundError
 from trainer.core.storage import read_text
 

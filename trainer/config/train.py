@@ -1,4 +1,4 @@
-"""Configuration of training: its length, evaluations, reports and fine-tuning."""
+"""Configuration of training: its length, evaluations and fine-tuning."""
 
 from typing import Annotated, Literal, Self
 
@@ -65,12 +65,3 @@ class FinetuneConfig(Section):
         if self.checkpoint is None and given:
             raise InputError(f"finetune.{min(given)} is set, but finetune.checkpoint is not; set both or none")
         return self
-
-
-class ReportConfig(Section):
-    """Reports of training, and their interval."""
-
-    interval_steps: Annotated[pydantic.PositiveInt, MayChange] = 50
-    """Steps between two console lines and two lines of metrics.jsonl."""
-    tensorboard: Annotated[bool, MayChange] = True
-    """Write TensorBoard files to RUN_DIR/tensorboard."""

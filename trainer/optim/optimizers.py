@@ -9,7 +9,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from trainer.config.optim import DenseOptimizerConfig, OptimizerConfig
+from trainer.config.dense_optim import DenseOptimizerConfig
+from trainer.config.optim import OptimizerConfig
 from trainer.models.embeddings import table_of_weight
 from trainer.optim.schedules import lr_multiplier
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS, table_options

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from trainer.config.optim import Schedule
+from trainer.config.schedule import Schedule
 from trainer.core.registry import find_by_name
 
 Decay = Callable[[Schedule, int], float]

@@ -11,7 +11,7 @@ import torchrec.optim as fused
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 
-from trainer.config.optim import SparseOptimizerConfig
+from trainer.config.table_optim import SparseOptimizerConfig
 from trainer.core.errors import InputError
 
 Optimizer = type[torch.optim.Optimizer]

@@ -15,13 +15,13 @@ from typing import cast
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream, StructuredOpts, filter_regex
 from torchx.schedulers.local_scheduler import CWDImageProvider, LocalScheduler, PopenRequest, ReplicaParam, _join_PATH
 from torchx.schedulers.local_scheduler import Opts as BuiltinOpts
-from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, runopts
+from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, is_terminal, runopts
 from torchx.util.types import none_throws
 
 from components.launch import SHUTDOWN_TIMEOUT_SECONDS
 from schedulers import log_files
 from schedulers.contract import MAX_FREE_RESTARTS, check_state_directory
-from schedulers.errors import SchedulerError
+from schedulers.errors import SchedulerError, check_least
 from schedulers.local import status
 from schedulers.local.record import ENDED, Job, Record, Replica, host_directory, prune
 from trainer.core.outcome import OUTCOME_VARIABLE, environment_of_child_job
@@ -49,8 +49,7 @@ class Opts(BuiltinOpts):
         Raises:
             SchedulerError: An option has such a value.
         """
-        if self.max_free_restarts < 0:
-            raise SchedulerError(f"-cfg max_free_restarts={self.max_free_restarts}: must be 0 or more")
+        check_least("max_free_restarts", self.max_free_restarts, 0)
 
     @classmethod
     def get_docstrings(cls) -> dict[str, str]:
@@ -63,7 +62,7 @@ class PersistentLocalScheduler(LocalScheduler):
 
     def __init__(self, session_name: str) -> None:
         super().__init__(session_name, CWDImageProvider)
-        self._attached: list[subprocess.Popen[bytes]] = []
+        self._attached: dict[str, subprocess.Popen[bytes]] = {}
 
     @classmethod
     def _opts_type(cls) -> type[StructuredOpts]:
@@ -100,7 +99,7 @@ class PersistentLocalScheduler(LocalScheduler):
             record.remove()
             raise SchedulerError(f"the job cannot be started: {error}")
         if not job.detach:
-            self._attached.append(supervisor)
+            self._attached[job.app_id] = supervisor
         prune()
         return job.app_id
 
@@ -160,9 +159,10 @@ class PersistentLocalScheduler(LocalScheduler):
 
     def close(self) -> None:
         """Cancels the jobs that this process started and that are not detached, and waits until they have ended."""
-        attached, self._attached = self._attached, []
-        for supervisor in attached:
-            if supervisor.poll() is None:
+        attached, self._attached = self._attached, {}
+        for app_id, supervisor in attached.items():
+            job = self.describe(app_id)
+            if job and not is_terminal(job.state):
                 print("cancelling the job, which saves first; Ctrl-C again does not wait for that", file=sys.stderr)
             none_throws(supervisor.stdin).close()
             supervisor.wait()

@@ -8,6 +8,9 @@ import subprocess
 
 import pytest
 from shells import RUN, SH, handle_of, runs, wait_for, waiting
+from torchx.runner import get_runner
+
+from schedulers.local.record import ENDED, Record
 
 
 def test_run_shows_both_streams_and_ends_as_the_job(torchx):
@@ -74,6 +77,17 @@ def test_an_attached_job_ends_with_its_shell(torchx, tmp_path, sent):
     assert "Traceback" not in said
     assert torchx.wait_for_end(handle)["state"] == "CANCELLED"
     assert not runs(int((tmp_path / "go.pid").read_text()))
+
+
+def test_a_job_that_has_just_ended_is_not_said_to_be_cancelled(monkeypatch, tmp_path, capsys):
+    """Its supervisor still lives for a moment."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with get_runner() as runner:
+        runner.run_component("utils.sh", ["true"], "local_cwd")
+        (record,) = Record.all()
+        while record.progress().state not in ENDED:
+            pass
+    assert "cancelling" not in capsys.readouterr().err
 
 
 def test_log_of_one_replica_one_stream_and_a_pattern(torchx):

@@ -31,7 +31,7 @@ def test_the_error_of_the_rank_that_failed_first_is_the_last_that_run_prints(tor
     done = torchx(*RUN, "utils.sh", "--", "torchrun", "--nproc-per-node", "2", tmp_path / "ranks.py")
     assert done.returncode == 1
     why, last = done.stderr.splitlines()[-2:]
-    assert why.endswith("the job has ended as FAILED: sh/0 ended with exit code 1")
+    assert why.endswith("the job has ended as FAILED: sh/0 ended with exit code 1"), done.stderr
     assert last.startswith(f"  first error: {error}")
     status = torchx("status", done.stdout.strip()).stdout
     assert f"    Structured Error Msg: first error: {error}" in status

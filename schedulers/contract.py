@@ -61,4 +61,9 @@ def check_state_directory() -> None:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x")
     except OSError as error:
-        raise SchedulerError(f"cannot keep a record of the job in {folder}: {error}; set XDG_STATE_HOME") from error
+        raise no_record(folder, error) from error
+
+
+def no_record(folder: Path, error: OSError) -> SchedulerError:
+    """Returns the error of a directory in which no record of a job can be written."""
+    return SchedulerError(f"cannot keep a record of the job in {folder}: {error}; set XDG_STATE_HOME")

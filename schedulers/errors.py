@@ -3,3 +3,13 @@
 
 class SchedulerError(Exception):
     """A scheduler refused a request or cannot be reached; the message is one line that names the remedy."""
+
+
+def check_least(option: str, value: int, least: int) -> None:
+    """Refuses an option's value below the least that works.
+
+    Raises:
+        SchedulerError: It is below.
+    """
+    if value < least:
+        raise SchedulerError(f"-cfg {option}={value}: must be {least} or more")

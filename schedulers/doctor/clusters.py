@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from schedulers.doctor.findings import Finding, Level, absent, answer, last_line, probe, troubled
+from schedulers.jobset.names import OLDEST_JOBSET
 
 SLURM_SECONDS = 15
 KUBERNETES_SECONDS = 30
@@ -71,7 +72,7 @@ def _installed(name: str, cluster: dict[str, Any], required: str | None) -> Find
     group, needed_by, page = KUBERNETES_APIS[name]
     if group in cluster["groups"]:
         if name == "JobSet" and not cluster["jobset_is_current"]:
-            found = f"{group} on the cluster is older than 0.10.1, and jobs are refused"
+            found = f"{group} on the cluster is older than {OLDEST_JOBSET}, and jobs are refused"
             return troubled(name, found, required in needed_by, f"have it upgraded: {page}")
         return Finding(name, Level.OK, f"{group} on the cluster")
     return absent(name, "not on the cluster", required in needed_by, f"have it installed: {page}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedulers.errors import SchedulerError
 from schedulers.jobset import spec
+from schedulers.jobset.names import OLDEST_JOBSET
 from schedulers.jobset.policies import MESSAGE_PATTERNS
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ KUEUE = "kueue.x-k8s.io"
 WORKLOAD_VERSIONS = ("v1beta2", "v1beta1")
 NO_CLIENT = "Kubernetes needs its client: pip install 'torchx-recsys[kubernetes]'"
 NO_JOBSET = f"the cluster has no {spec.GROUP}/{spec.VERSION}: install JobSet there, or use -s kubernetes with Volcano"
-OLD_JOBSET = f"the cluster's JobSet is older than 0.10.1 and lacks {MESSAGE_PATTERNS}: have it upgraded"
+OLD_JOBSET = f"the cluster's JobSet is older than {OLDEST_JOBSET} and lacks {MESSAGE_PATTERNS}: have it upgraded"
 
 
 class Cluster:

@@ -10,6 +10,9 @@ from schedulers.errors import SchedulerError
 INDEX = "batch.kubernetes.io/job-completion-index"
 ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 
+OLDEST_JOBSET = "0.10.1"
+"""The first JobSet whose Helm chart has what tells wrong input from other failures."""
+
 # The longest name of a pod that JobSet admits; a pod's own name ends in `-` and five characters.
 LONGEST_NAME = 63
 

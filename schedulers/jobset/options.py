@@ -6,7 +6,7 @@ from torchx.schedulers.api import StructuredOpts
 
 from components.launch import SHUTDOWN_TIMEOUT_SECONDS
 from schedulers.contract import MAX_FREE_RESTARTS
-from schedulers.errors import SchedulerError
+from schedulers.errors import SchedulerError, check_least
 
 # torchrun waits SHUTDOWN_TIMEOUT_SECONDS for its ranks to save, and then needs some to end them and itself.
 DEFAULT_GRACE_SECONDS = SHUTDOWN_TIMEOUT_SECONDS + 30
@@ -111,8 +111,7 @@ def check(opts: JobSetOpts) -> None:
     for name, count in (opts.devices or {}).items():
         if not count.isdecimal():
             raise SchedulerError(f"-cfg devices={name}:{count}: must be RESOURCE:COUNT with a whole number")
-    for name, least in (("max_free_restarts", 0), ("rank0_wait_seconds", 1)):
-        if getattr(opts, name) < least:
-            raise SchedulerError(f"-cfg {name}={getattr(opts, name)}: must be {least} or more")
+    check_least("max_free_restarts", opts.max_free_restarts, 0)
+    check_least("rank0_wait_seconds", opts.rank0_wait_seconds, 1)
     if opts.queue_priority and not opts.queue:
         raise SchedulerError(f"-cfg queue_priority={opts.queue_priority}: must come with a queue")

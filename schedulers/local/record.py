@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from schedulers.contract import MAX_FREE_RESTARTS, state_directory
-from schedulers.errors import SchedulerError
+from schedulers.contract import MAX_FREE_RESTARTS, no_record, state_directory
 from schedulers.local.processes import kill_all_with, processes_with
 from trainer.core.outcome import OUTCOME_VARIABLE
 
@@ -125,7 +124,7 @@ class Record:
             self._write("job.json", asdict(job))
         except OSError as error:
             shutil.rmtree(self.folder, ignore_errors=True)
-            raise SchedulerError(f"cannot keep a record of the job: {error}; set XDG_STATE_HOME") from error
+            raise no_record(self.folder, error) from error
         return lock
 
     def job(self) -> Job:

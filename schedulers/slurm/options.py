@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from torchx.schedulers.api import StructuredOpts
 
 from schedulers.contract import MAX_FREE_RESTARTS
-from schedulers.errors import SchedulerError
+from schedulers.errors import SchedulerError, check_least
 
 # Options of sbatch that are passed on as they are, under the same name.
 PASSED_ON = (
@@ -117,13 +117,10 @@ class SlurmOpts(StructuredOpts):
         Raises:
             SchedulerError: An option has a value that cannot work.
         """
-        if self.signal_lead < 0:
-            raise SchedulerError(f"-cfg signal_lead={self.signal_lead}: must be 0 or more")
+        check_least("signal_lead", self.signal_lead, 0)
         self.check_lead(self.time)
-        if self.ntasks_per_node < 1:
-            raise SchedulerError(f"-cfg ntasks_per_node={self.ntasks_per_node}: must be 1 or more")
-        if self.max_free_restarts < 0:
-            raise SchedulerError(f"-cfg max_free_restarts={self.max_free_restarts}: must be 0 or more")
+        check_least("ntasks_per_node", self.ntasks_per_node, 1)
+        check_least("max_free_restarts", self.max_free_restarts, 0)
         for arg in _with_commas(self.sbatch_args or []):
             if why := REFUSED.get(re.split(r"[ =]", arg)[0]):
                 raise SchedulerError(f"-cfg sbatch_args={arg}: cannot be used: {why}")

@@ -21,6 +21,8 @@ COMMON = (
     + assignments(environment_file=ENVIRONMENT, index_folder=f"{STATE_FOLDER}/{INDEX}")
     + assignments(wait_seconds=SHUTDOWN_TIMEOUT_SECONDS)
     + SHELL_CONTRACT
+    + Path(__file__).with_name("requeue.sh").read_text()
+    + "\n"
     + Path(__file__).with_name("batch.sh").read_text()
 )
 

@@ -1,0 +1,95 @@
+# How a job ends or is put back into the queue: functions for batch.sh, which follows and sets what they use, too.
+# Assigned before, by script.py: job_dir log role max_retries max_free_restarts open_mode srun_args environment_file
+# index_folder wait_seconds outcome_variable rank0_variable finished_word saved_word stopped_word stopped_code
+# wrong_input_words wrong_input_code.
+
+report() { printf '[torchx] %(%F %T)T %s\n' -1 "$*"; }
+
+# Writes the line $1 to the end of the file $2 of the record, if need be once a full disk has space again.
+keep() {
+    local pause
+    for pause in 1 2 4 8 16; do
+        { mkdir -p "$record" && printf '%s\n' "$1" >> "$record/$2"; } 2> /dev/null && return
+        report "cannot write to $record; trying again in $pause s"
+        sleep "$pause"
+    done
+    return 1
+}
+
+note() { report "$1"; printf '%s\n' "$1" > "$record/state"; }
+end() { note "$1"; exit "$2"; }
+
+# Ends a job whose restart number $1 is due for the reason $2, if too many before it have gained no checkpoint.
+bound() {
+    local since=0 step=0 saved idle
+    read -r since step 2> /dev/null < "$record/gained"
+    saved=$(sed -n 's/.*step-0*\([0-9]\+\)$/\1/p' "$outcome_file" 2> /dev/null)
+    ((${saved:-0} > step)) && since=$1 && echo "$1 $saved" > "$record/gained"
+    ((idle = $1 - since, idle <= max_retries + max_free_restarts)) && return
+    end "failed: no step gained in $((idle - 1)) restarts (-cfg max_free_restarts=$max_free_restarts); at last $2" 1
+}
+
+# Prints nodes on which two attempts failed, and those that are excluded anyway, if enough others are left to choose.
+bad_nodes() {
+    local job left bad
+    bad=$(sort "$record/blamed" 2> /dev/null | uniq -d)
+    job=$(scontrol show job "$SLURM_JOB_ID")
+    [[ $bad && $job == *ReqNodeList=\(null\)* ]] || return
+    [[ $job =~ ExcNodeList=([^\ \(]+) ]] && bad+=$'\n'$(scontrol show hostnames "${BASH_REMATCH[1]}")
+    left=$(sinfo -h -N -p "$SLURM_JOB_PARTITION" -o %N | sort -u | grep -cvxF "$bad")
+    ((left < SLURM_JOB_NUM_NODES)) || sort -u <<< "$bad" | paste -sd ,
+}
+
+# Keeps the nodes $1 from the next attempt, which Slurm allows only once the job waits. Then it also signals everything
+# that this script has started, so a command may have to be repeated.
+exclude() {
+    local pause
+    for pause in 0 1 2; do
+        sleep "$pause"
+        scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$1" && break
+    done
+    report "two attempts failed on some: excluding $1"
+}
+
+# Puts the job back into the queue for the reason $1, unless Slurm has done so. A controller that is away comes back,
+# and the allocation lasts until its time limit. A signal to the whole job ends scontrol without a word.
+again() {
+    local answer bad pause=1
+    bound "$((restarts + 1))" "$1"
+    note "requeued: $1"
+    bad=$(bad_nodes)
+    until answer=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) || [[ $answer =~ [Pp]ending ]]; do
+        [[ ! $answer || $answer =~ [Cc]ontact|[Cc]onnect|[Cc]ommunication|[Tt]imed\ out ]] \
+            || end "failed: $1; and Slurm did not requeue the job: $answer" "${2:-$stopped_code}"
+        report "${answer:-scontrol was ended}; asking again in $pause s"
+        sleep "$pause"
+        ((pause = pause < 30 ? pause * 2 : 30))
+    done
+    [[ $bad ]] && exclude "$bad"
+    exit "$stopped_code"
+}
+
+# Prints what the log has of this attempt.
+this_attempt() { tac "$log" | sed '/^\[torchx\] .* running on /q' | tac; }
+
+# Prints srun's first message on a replica in this attempt, or else the exit code.
+cause() {
+    local first='s/^srun: error: \([^:]*\): tasks\? \([^:]*\): \(.*\)/replica \2 on \1: \3/p' found
+    found=$(this_attempt | sed -n "$first" | head -n 1)
+    found=${found:-exit code $code}
+    if { echo "$found"; tail -qc 4000 "$record/$role"-*.err 2> /dev/null; } | grep -qi 'oom.kill\|out of memory'; then
+        found="out of memory ($found)"
+    elif [[ $found =~ code\ ([0-9]+)$ ]] && ((BASH_REMATCH[1] > 128)); then
+        found="$found (SIG$(kill -l "$((BASH_REMATCH[1] - 128))"))"
+    fi
+    echo "$found"
+}
+
+# Ends the job because of $1, or requeues it if a retry is left.
+fail() {
+    local failures=$(($(grep -c . "$record/failures" 2> /dev/null) + 1))
+    ((failures > max_retries)) && end "failed: $1" "$code"
+    keep "$1" failures || end "failed: $1; not retried, as failures cannot be counted on this disk" "$code"
+    [[ $1 =~ \ on\ ([^:\ ]+): ]] && keep "${BASH_REMATCH[1]}" blamed
+    again "failure $failures of at most $max_retries that are retried: $1" "$code"
+}

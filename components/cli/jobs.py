@@ -20,6 +20,7 @@ from torchx.specs.api import is_started
 from components.cli.base import check_handle, check_scheduler_args, default_to_local, errors_in_one_line, require_job
 from components.cli.defaults import check_options, check_sections
 from components.cli.ending import with_plain_error
+from schedulers.errors import SchedulerError
 
 POLL_SECONDS = 1
 
@@ -44,6 +45,8 @@ class Log(CmdLog):
             with get_runner() as runner:
                 status = require_job(runner, handle, "torchx log")
                 wanted = [args.identifier]
+                if not role:
+                    _require_replicas(runner.describe(handle), handle)
                 if not replicas and not is_started(status.state):
                     _say_what_it_waits_for(handle, status)
                     if args.tail and not status.num_restarts:
@@ -52,6 +55,14 @@ class Log(CmdLog):
                         wanted = _replicas(runner.describe(handle), handle, role)
             for args.identifier in wanted:
                 super().run(args)
+
+
+def _require_replicas(app: AppDef | None, handle: str) -> None:
+    if not app or not app.roles:
+        raise SchedulerError(
+            f"{handle} has left nothing that can be read here: it was not submitted by torchx, belongs to another user,"
+            " or its files are gone"
+        )
 
 
 def _replicas(app: AppDef | None, handle: str, role: str | None) -> list[str]:

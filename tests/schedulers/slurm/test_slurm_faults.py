@@ -1,6 +1,8 @@
 """Troubles of jobs on a real Slurm: lost nodes, full disks, absent controllers, restarts without progress."""
 
 import contextlib
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -8,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_shell import number
+from slurm_shell import Shell, number
 
 pytestmark = pytest.mark.slurm
 
@@ -139,22 +141,49 @@ def test_preemption_by_cancellation_is_followed_by_a_requeue(shell):
     assert ended(shell, handle)[:2] == ("SUCCEEDED", 1), shell.batch_log(handle)
 
 
-def test_logs_are_followed_while_the_controller_is_away(shell):
-    handle = shell.shell_job("for i in 1 2 3 4 5 6; do echo line $i; sleep 4; done")
-    shell.wait(handle, "RUNNING")
+def test_commands_that_wait_outlast_an_absence_of_the_controller(shell):
+    """`log -f` of one job, and `run --wait` of another."""
     conf = shell.folder / "slurm.conf"  # of a client that gives up as soon as one does by default
     conf.write_text(Path(shell.env["SLURM_CONF"]).read_text().replace("MessageTimeout=60", "MessageTimeout=3"))
-    follow = subprocess.Popen(
-        ["torchx", "log", "-f", handle],
-        cwd=shell.folder,
-        env=shell.env | {"SLURM_CONF": str(conf)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    env = shell.env | {"SLURM_CONF": str(conf)}
+
+    def torchx(*args):
+        return subprocess.Popen(["torchx", *args], cwd=shell.folder, env=env, stdout=subprocess.PIPE, text=True)
+
+    speaks = "for i in 1 2 3 4 5 6; do echo line $i; sleep 4; done"
+    handle = shell.shell_job(speaks)
+    shell.wait(handle, "RUNNING")
+    follow = torchx("log", "-f", handle)
+    waits = torchx("run", "--wait", "-s", "slurm", "utils.sh", "--memMB", "100", "--", "exec", "bash", "-c", speaks)
+    waited = waits.stdout.readline().strip()
+    shell.wait(waited, "RUNNING")
     with shell.cluster.controller_away():
         time.sleep(12)
     lines, _ = follow.communicate(timeout=120)
     assert (follow.returncode, lines.splitlines()) == (0, [f"sh/0 line {i}" for i in range(1, 7)])
+    assert waits.wait(timeout=120) == 0
+    assert ended(shell, waited)[0] == "SUCCEEDED"
+
+
+def test_a_job_directory_of_another_user(clusters, tmp_path):
+    """Root without the capability to read everything stands in for a user."""
+    shell = Shell(clusters(True), tmp_path)
+    handle = shell.shell_job("exit 3")
+    shell.wait(handle)
+    os.chown(shell.job_dir(handle), 65534, 65534)
+    shell.job_dir(handle).chmod(0o700)
+    as_user = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "torchx")
+
+    def torchx(*args):
+        return subprocess.run([*as_user, *args], cwd=shell.folder, env=shell.env, capture_output=True, text=True)
+
+    status, log, listed = torchx("status", "--json", handle), torchx("log", handle), torchx("list", "-s", "slurm")
+    assert status.returncode == 0, status.stderr
+    assert json.loads(status.stdout)["state"] == "FAILED"
+    assert log.returncode == 2
+    assert "has left nothing that can be read here: it was not submitted by torchx, belongs to another" in log.stderr
+    assert len(log.stderr.splitlines()) == 1
+    assert listed.returncode == 0, listed.stderr
 
 
 @contextlib.contextmanager
@@ -168,7 +197,8 @@ def unshared(folder):
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_a_directory_that_nodes_lack_is_named(shell):
+def test_a_directory_that_nodes_lack_is_named(clusters, tmp_path):
+    shell = Shell(clusters(True), tmp_path)  # without accounting, Slurm may have forgotten the job, which noted nothing
     with unshared(shell.folder / "local") as folder:
         job = ("run", "-s", "slurm", "-cfg", "job_dir=job", "utils.sh", "--memMB", "100", "true")
         handle = shell.torchx(*job, cwd=folder).strip()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -101,6 +102,17 @@ def test_warning_and_crash(trainings, undisturbed):
         assert_went_on(shell, handle, name, undisturbed)
     assert "requeued: stopped at step" in shell.batch_log(warned)
     assert "failure 1 of at most 1 that are retried" in shell.batch_log(crashed)
+
+
+def test_the_error_of_a_rank_is_in_the_status(trainings):
+    shell = trainings
+    (shell.folder / "bad").write_text("n2")
+    model = ("--", "--model.name", "custom:unhurried_on_good_nodes")
+    env = ("--env", f"BAD_NODES={shell.folder / 'bad'}")
+    handle = train(shell, "broken", *env, *model, cfg="nodelist=n[1-2]")
+    assert shell.wait(handle)["state"] == "FAILED"
+    expected = r"first error: trainer/1, rank \d: RuntimeError: a GPU of this node is broken"
+    assert re.search(expected, shell.torchx("status", handle)), shell.batch_log(handle) + shell.torchx("log", handle)
 
 
 def test_preemption(trainings, undisturbed):

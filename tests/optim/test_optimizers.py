@@ -162,5 +162,5 @@ def test_rates_of_zero_change_nothing_until_the_next_step_sets_them(build):
 
 @pytest.mark.parametrize("section", ["sparse", "dense"])
 def test_an_unknown_decay_is_refused_at_once(build, section):
-    with pytest.raises(InputError, match=f"^optimizer.{section}.schedule.decay is 'cosine'; known: constant, linear"):
-        build(**{f"optimizer__{section}__schedule": {"decay": "cosine"}})
+    with pytest.raises(InputError, match=f"^optimizer.{section}.schedule.decay is 'cosinus'; did you mean 'cosine'"):
+        build(**{f"optimizer__{section}__schedule": {"decay": "cosinus"}})

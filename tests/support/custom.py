@@ -76,3 +76,8 @@ class BrierScore(Metric):
 def halved(schedule: Schedule, step: int) -> float:
     """Is called by `schedule.decay = "custom:halved"`: half the rate at every step."""
     return 0.5
+
+
+def per_count(schedule: Schedule, count: int) -> float:
+    """Is called by `schedule.decay = "custom:per_count"`: one over the step, or over the epochs done and one."""
+    return 1 / (count + (schedule.unit == "epochs"))

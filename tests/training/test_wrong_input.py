@@ -74,8 +74,8 @@ CASES = [
     ),
     Case(
         "unknown decay",
-        ["optimizer.sparse.schedule.decay is 'cosine'", "constant, linear"],
-        {"optimizer__sparse__schedule": {"decay": "cosine"}},
+        ["optimizer.sparse.schedule.decay is 'cosinus'", "'cosine'"],
+        {"optimizer__sparse__schedule": {"decay": "cosinus"}},
     ),
     Case(
         "optimizer missing on CPU",

@@ -82,6 +82,6 @@ def explain(error: pydantic.ValidationError, section: type[pydantic.BaseModel]) 
             return f"{key} is {first['input']!r}: it must be a section of keys, [{key}]"
         case "bool_type":
             return f"{key} is {first['input']!r}: it must be true or false"
-        case "value_error":
-            return message
+        case "value_error":  # a section that several keys hold writes {key} for its own
+            return message.replace("{key}", key)
     return f"{key} is {first['input']!r}: {message[:1].lower()}{message[1:]}"

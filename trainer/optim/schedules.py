@@ -1,39 +1,121 @@
-"""Learning-rate schedules by name: pure functions of the step, so that a resumed run continues where it was."""
+"""Learning-rate schedules by name: pure functions of the step, so that a resumed run continues where it was.
 
+Not torch.optim.lr_scheduler: its schedulers count steps themselves, which would be one more state to save and restore.
+"""
+
+import math
+from bisect import bisect_right
 from collections.abc import Callable
 
 from trainer.config.schedule import Schedule
 from trainer.core.registry import find_by_name
 
 Decay = Callable[[Schedule, int], float]
-"""Returns the learning-rate multiplier of a step after the warm-up; the first step is 1."""
+"""Returns the learning-rate multiplier by the steps or epochs since the decay began; 0 is its beginning."""
 
 
-def constant(schedule: Schedule, step: int) -> float:
+def constant(schedule: Schedule, elapsed: int) -> float:
     """Stays at the full rate."""
     return 1.0
 
 
-def linear(schedule: Schedule, step: int) -> float:
-    """Falls linearly to `end_multiplier`, over `decay_steps` steps."""
-    start = max(schedule.warmup_steps, schedule.decay_start)
-    done = min(1.0, max(0.0, (step - start) / schedule.decay_steps))
-    return 1.0 + (schedule.end_multiplier - 1.0) * done
+def linear(schedule: Schedule, elapsed: int) -> float:
+    """Falls linearly to `end_multiplier`, over `decay_steps`."""
+    return 1.0 + (schedule.end_multiplier - 1.0) * _done(schedule, elapsed)
 
 
-DECAYS: dict[str, Decay] = {"constant": constant, "linear": linear}
+def polynomial(schedule: Schedule, elapsed: int) -> float:
+    """Falls to `end_multiplier` by a power of what is left of `decay_steps`."""
+    return _to_end(schedule, (1.0 - _done(schedule, elapsed)) ** schedule.power)
 
 
-def lr_multiplier(schedule: Schedule, step: int, key: str = "schedule") -> float:
+def exponential(schedule: Schedule, elapsed: int) -> float:
+    """Falls by the factor `decay_rate` in `decay_steps`, at once if `staircase`, but never below `end_multiplier`."""
+    periods = elapsed / schedule.decay_steps
+    return max(schedule.end_multiplier, schedule.decay_rate ** (math.floor(periods) if schedule.staircase else periods))
+
+
+def piecewise(schedule: Schedule, elapsed: int) -> float:
+    """Takes the next of `multipliers` at each of `boundaries`."""
+    return schedule.multipliers[bisect_right(schedule.boundaries, elapsed)]
+
+
+def cosine(schedule: Schedule, elapsed: int) -> float:
+    """Falls to `end_multiplier` along half a cosine, over `decay_steps` (Loshchilov and Hutter, ICLR 2017)."""
+    return _to_end(schedule, _half_cosine(_done(schedule, elapsed)))
+
+
+def cosine_restarts(schedule: Schedule, elapsed: int) -> float:
+    """Begins the cosine anew after each period; the first lasts `decay_steps` and each next `growth` times longer."""
+    period = schedule.decay_steps
+    if schedule.growth == 1:
+        elapsed %= period
+    while elapsed >= period:  # no logarithm, which rounds: a restart would come a step early or late
+        elapsed, period = elapsed - period, period * schedule.growth
+    return _to_end(schedule, _half_cosine(elapsed / period))
+
+
+def one_cycle(schedule: Schedule, elapsed: int) -> float:
+    """Rises to the full rate and falls to `end_multiplier`, each along half a cosine (Smith and Topin, 2018).
+
+    As torch's OneCycleLR in two phases: the first step or epoch is at 0 and the last at `decay_steps - 1`.
+    """
+    now = elapsed - (schedule.unit == "steps")
+    peak, last = schedule.rise_fraction * schedule.decay_steps - 1, schedule.decay_steps - 1
+    if now <= peak:
+        return 1.0 + (schedule.start_multiplier - 1.0) * _half_cosine(now / peak if peak else 1.0)
+    return _to_end(schedule, _half_cosine(min(1.0, (now - peak) / (last - peak))))
+
+
+def inverse_sqrt(schedule: Schedule, elapsed: int) -> float:
+    """Falls with the square root of time, at `decay_steps` to 0.71 (Vaswani et al., 2017, if that is the warm-up)."""
+    return math.sqrt(schedule.decay_steps / (schedule.decay_steps + elapsed))
+
+
+DECAYS: dict[str, Decay] = {
+    "constant": constant,
+    "linear": linear,
+    "polynomial": polynomial,
+    "exponential": exponential,
+    "piecewise": piecewise,
+    "cosine": cosine,
+    "cosine_restarts": cosine_restarts,
+    "one_cycle": one_cycle,
+    "inverse_sqrt": inverse_sqrt,
+}
+
+
+def lr_multiplier(schedule: Schedule, step: int, key: str = "schedule", steps_per_epoch: int = 1) -> float:
     """Returns the multiplier of the base learning rate at a step.
 
     Args:
         schedule: The schedule.
         step: The step; the first is 1.
         key: The schedule's key in the configuration, for messages.
+        steps_per_epoch: Steps of an epoch, for schedules that count epochs.
 
     Raises:
         InputError: There is no such decay.
     """
     decay: Decay = find_by_name(f"{key}.decay", schedule.decay, DECAYS)
-    return step / schedule.warmup_steps if step < schedule.warmup_steps else decay(schedule, step)
+    if step < schedule.warmup_steps:
+        return step / schedule.warmup_steps
+    in_epochs = schedule.unit == "epochs"
+    now = (step - 1) // steps_per_epoch if in_epochs else step
+    if schedule.decay not in DECAYS:
+        return decay(schedule, now)  # the user's own begins when it likes
+    warm = (schedule.warmup_steps - 1) // steps_per_epoch if in_epochs else schedule.warmup_steps
+    return decay(schedule, max(0, now - max(warm, schedule.decay_start)))
+
+
+def _done(schedule: Schedule, elapsed: int) -> float:
+    return min(1.0, elapsed / schedule.decay_steps)
+
+
+def _half_cosine(done: float) -> float:
+    """Returns 1 at 0 and 0 at 1."""
+    return (1.0 + math.cos(math.pi * done)) / 2.0
+
+
+def _to_end(schedule: Schedule, left: float) -> float:
+    return schedule.end_multiplier + (1.0 - schedule.end_multiplier) * left

@@ -17,7 +17,8 @@ from trainer.optim.table_optimizers import check_table_optimizer, table_options
 from trainer.training.sharded_model import build_sharded_model
 
 SPARSE = {"name": "rowwise_adagrad", "learning_rate": 0.1, "eps": 1e-3, "beta1": 0.8, "beta2": 0.9}
-DENSE = {"learning_rate": 0.1, "eps": 1e-3, "beta1": 0.8, "beta2": 0.9, "weight_decay": 0.05}
+MOMENTS = {"eps": 1e-3, "beta1": 0.8, "beta2": 0.9}
+BETAS = {"betas": (0.8, 0.9), "eps": 1e-3}
 REPLICATED = {"s0": {"sharding_types": ["data_parallel"]}, "s1": {"sharding_types": ["table_wise"]}}
 
 
@@ -92,28 +93,37 @@ def test_a_cpu_lacks_some_table_optimizers(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "plain"),
+    ("name", "options", "plain", "same"),
     [
-        ("sgd", lambda values: torch.optim.SGD(values, 0.1, momentum=0.7, weight_decay=0.05)),
-        ("adagrad", lambda values: torch.optim.Adagrad(values, 0.1, eps=1e-3, weight_decay=0.05)),
-        ("adam", lambda values: torch.optim.Adam(values, 0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.05)),
-        ("adamw", lambda values: torch.optim.AdamW(values, 0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.05)),
+        ("sgd", {"momentum": 0.7}, torch.optim.SGD, {"momentum": 0.7}),
+        ("sgd", {"momentum": 0.7, "nesterov": True}, torch.optim.SGD, {"momentum": 0.7, "nesterov": True}),
+        ("adagrad", {"eps": 1e-3}, torch.optim.Adagrad, {"eps": 1e-3}),
+        ("adadelta", {"eps": 1e-3, "rho": 0.8}, torch.optim.Adadelta, {"eps": 1e-3, "rho": 0.8}),
+        ("rmsprop", {"eps": 1e-3, "alpha": 0.8}, torch.optim.RMSprop, {"eps": 1e-3, "alpha": 0.8}),
+        ("rmsprop", {"eps": 1e-3, "momentum": 0.7}, torch.optim.RMSprop, {"eps": 1e-3, "momentum": 0.7}),
+        ("adam", MOMENTS, torch.optim.Adam, BETAS),
+        ("adam", {"amsgrad": True}, torch.optim.Adam, {"amsgrad": True}),
+        ("adamw", MOMENTS, torch.optim.AdamW, BETAS),
+        ("adamw", {"amsgrad": True}, torch.optim.AdamW, {"amsgrad": True}),
+        ("adamax", MOMENTS, torch.optim.Adamax, BETAS),
+        ("radam", MOMENTS, torch.optim.RAdam, BETAS),
+        ("torch.optim:AdamW", {"arguments": {"betas": [0.8, 0.9], "eps": 1e-3}}, torch.optim.AdamW, BETAS),
     ],
 )
-def test_the_dense_part_is_updated_as_by_torch(build, name, plain):
-    model, batch = build(optimizer__dense=DENSE | {"name": name} | ({"momentum": 0.7} if name == "sgd" else {}))
+def test_the_dense_part_is_updated_as_by_torch(build, name, options, plain, same):
+    model, batch = build(optimizer__dense={"name": name, "learning_rate": 0.1, "weight_decay": 0.05, **options})
     expected, optimizer = {}, None
     for step in (1, 2):
         before = take_step(model, batch, step)
         if optimizer is None:
             expected = {name: torch.nn.Parameter(value) for name, (value, _) in before.items()}
-            optimizer = plain(list(expected.values()))
+            optimizer = plain(expected.values(), lr=0.1, weight_decay=0.05, **same)
         for name, (_, gradient) in before.items():
             expected[name].grad = gradient
         optimizer.step()
     found = dict(model.model.named_parameters())
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, msg=name)
+        torch.testing.assert_close(found[name], value, msg=name, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad"])

@@ -59,6 +59,53 @@ def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.sigmoid() - labels).square().sum(dim=1)
 
 
+class RecordedSGD(torch.optim.SGD):
+    """SGD whose state is the learning rate of the last step, for `optimizer.dense.name = "custom:RecordedSGD"`."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["rate"] = torch.tensor(group["lr"], dtype=torch.float64)
+
+
+class ForgetfulSGD(torch.optim.SGD):
+    """SGD that turns momentum on after its first step, and keeps that outside of its state."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            group["momentum"] = 0.5
+
+
+class NamelessRate(torch.optim.Optimizer):
+    """Takes a learning rate, and keeps it from schedules."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"rate": lr})
+
+    def step(self, closure=None):
+        pass
+
+
+class CountingSGD(torch.optim.SGD):
+    """SGD that counts its steps in a state that is no tensor."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["steps"] = self.state[parameter].get("steps", 0) + 1
+
+
+class Restless(torch.optim.SGD):
+    """SGD whose steps have a least length."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data += 1e-3
+
+
 class BrierScore(Metric):
     """Mean squared error of the predictions, for `evaluate.metrics = ["custom:BrierScore"]`."""
 

@@ -5,6 +5,7 @@ weight.
 """
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Self
@@ -28,15 +29,17 @@ class Weights:
         shapes: All shapes, by the names that checkpoints use.
         names: The name of every weight, by label.
         slots: The names of its optimizer state, by the weight's part of those names and then by slot.
+        frozen: The labels of dense weights that no optimizer updates.
     """
 
     shapes: Shapes
     names: dict[str, str]
     slots: dict[str, dict[str, str]]
+    frozen: set[str]
 
     @classmethod
-    def of(cls, shapes: Shapes) -> Self:
-        """Sorts the tensors with these shapes."""
+    def of(cls, shapes: Shapes, frozen: Collection[str] = ()) -> Self:
+        """Sorts the tensors with these shapes; `frozen` names frozen weights, as far as that is known."""
         weights = [name for name in shapes if name.startswith("model.")]
         names = {_label(name): name for name in weights}
         assert len(names) == len(weights), "a table and another weight have the same name"
@@ -44,7 +47,11 @@ class Weights:
         for name in shapes.keys() - set(weights):
             owner, _, slot = name.rpartition(".")
             slots[owner][slot] = name
-        return cls(shapes, names, slots)
+        # In a checkpoint, those without state among others with state. Where all are frozen, none has any.
+        stateless = {label for label, name in names.items() if not is_table(name) and _owner(label, name) not in slots}
+        has_state = any(owner.startswith("dense.") for owner in slots)
+        known = {label for label, name in names.items() if name in frozen}
+        return cls(shapes, names, slots, known | (stateless if has_state else set()))
 
     def shape(self, label: str) -> torch.Size:
         """Returns the shape of a weight."""
@@ -52,9 +59,7 @@ class Weights:
 
     def state(self, label: str) -> dict[str, str]:
         """Returns the names of a weight's optimizer state, by slot."""
-        name = self.names[label]
-        owner = f"table.{name_in_model(label)}" if is_table(name) else f"dense.{name.removeprefix('model.')}"
-        return self.slots.get(owner, {})
+        return self.slots.get(_owner(label, self.names[label]), {})
 
     def label_of(self, word: str) -> str | None:
         """Returns the label of the weight that a word names, by its label or by a full name; None without one."""
@@ -64,6 +69,11 @@ class Weights:
 
 def _label(name: str) -> str:
     return table_of(name) if is_table(name) else _full_names(name)[-1]
+
+
+def _owner(label: str, name: str) -> str:
+    """Returns a weight's part of the names of its optimizer state."""
+    return f"table.{name_in_model(label)}" if is_table(name) else f"dense.{name.removeprefix('model.')}"
 
 
 def _full_names(name: str) -> list[str]:
@@ -181,6 +191,8 @@ def _sources(config: FinetuneConfig, pairs: dict[str, str], here: Weights, there
     if not config.optimizer_state:
         return sources
     for label, source in pairs.items():
+        if label in here.frozen or source in there.frozen:
+            continue  # the state of a weight that trains only here starts from scratch
         # Optimizers share names of slots: Adagrad and row-wise Adagrad both have momentum1, of other dimensions.
         ours, theirs = here.state(label), there.state(source)
         now, before = _kinds(ours, here.shapes), _kinds(theirs, there.shapes)

@@ -1,43 +1,94 @@
 """Configuration of the optimizer of all weights but the embedding tables."""
 
-from typing import Literal, Self
+from typing import Annotated, Any, Self
 
 import pydantic
 
-from trainer.config.schedule import Schedule
+from trainer.config.schedule import PartSchedule, Schedule
 from trainer.config.section import Section
 from trainer.config.table_optim import Beta
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, nearest
 
-# The names of DENSE in trainer/optim, which cannot be imported without torch.
-DenseName = Literal["sgd", "adagrad", "adam", "adamw"]
+BETAS = ("beta1", "beta2")
+# The names of DENSE in trainer/optim, which cannot be imported without torch, each with its options besides learning
+# rate and weight decay.
+DENSE_OPTIONS: dict[str, tuple[str, ...]] = {
+    "sgd": ("momentum", "nesterov"),
+    "adagrad": ("eps",),
+    "adadelta": ("eps", "rho"),
+    "rmsprop": ("eps", "alpha", "momentum"),
+    "adam": ("eps", *BETAS, "amsgrad"),
+    "adamw": ("eps", *BETAS, "amsgrad"),
+    "adamax": ("eps", *BETAS),
+    "radam": ("eps", *BETAS),
+}
+OPTIONS = sorted({option for options in DENSE_OPTIONS.values() for option in options})
+
+
+def _known(name: str) -> str:
+    if name not in DENSE_OPTIONS and ":" not in name:
+        raise InputError(f"{{key}} is '{name}'{nearest(name, DENSE_OPTIONS)}, or package.module:Class for your own")
+    return name
+
+
+class DensePart(Section):
+    """Dense weights with a learning rate, weight decay or schedule of their own."""
+
+    weights: list[str] = pydantic.Field(min_length=1)
+    """Names or patterns with *. A weight that several parts name belongs to the first of them."""
+    learning_rate: pydantic.NonNegativeFloat | None = None
+    """Learning rate before the schedule's multiplier. Unset: optimizer.dense.learning_rate."""
+    weight_decay: pydantic.NonNegativeFloat | None = None
+    """As optimizer.dense.weight_decay, which it has if unset."""
+    schedule: PartSchedule = PartSchedule()
+    """Learning-rate schedule."""
 
 
 class DenseOptimizerConfig(Section):
     """The optimizer of all weights but the embedding tables."""
 
-    name: DenseName = "adagrad"
-    """An optimizer of torch.optim."""
+    name: Annotated[str, pydantic.AfterValidator(_known)] = "adagrad"
+    """sgd, adagrad, adadelta, rmsprop, adam, adamw, adamax, radam, or package.module:Class for your own."""
+    arguments: dict[str, Any] = {}
+    """Options of an optimizer of your own, besides its learning rate and weight decay."""
     learning_rate: pydantic.NonNegativeFloat = 0.02
     """Learning rate before the schedule's multiplier."""
     eps: pydantic.PositiveFloat = 1e-8
-    """Added to denominators; sgd has none."""
+    """Added to denominators; sgd has none, and adadelta wants more, such as 1e-6."""
     momentum: pydantic.NonNegativeFloat = 0.0
-    """Momentum of sgd."""
+    """Momentum of sgd and rmsprop."""
+    nesterov: bool = False
+    """Nesterov's form of the momentum of sgd."""
     beta1: Beta = 0.9
-    """Decay of the first moment, for adam and adamw."""
+    """Decay of the first moment, for adam, adamw, adamax and radam."""
     beta2: Beta = 0.999
-    """Decay of the second moment, for adam and adamw."""
+    """Decay of the second moment, or of adamax's maximum, for the same."""
+    amsgrad: bool = False
+    """Let adam and adamw divide by the largest second moment so far."""
+    alpha: Beta = 0.99
+    """Decay of the squared gradient, for rmsprop."""
+    rho: Beta = 0.95
+    """Decay of the squared gradient and of the squared update, for adadelta."""
     weight_decay: pydantic.NonNegativeFloat = 0.0
     """L2 penalty, added to the gradient; adamw shrinks the weights themselves."""
     schedule: Schedule = Schedule()
     """Learning-rate schedule."""
+    parts: dict[str, DensePart] = {}
+    """Weights with a rate of their own, in the order in which they are looked up."""
+    frozen: list[str] = []
+    """Weights that stay as they are. Names, or patterns with *."""
 
     @pydantic.model_validator(mode="after")
-    def _momentum_is_used(self) -> Self:
-        if self.momentum and self.name != "sgd":
+    def _options_are_used(self) -> Self:
+        given = self.model_dump(exclude_defaults=True, include={*OPTIONS, "arguments"})
+        unused = sorted(given.keys() - set(DENSE_OPTIONS.get(self.name, ("arguments",))))
+        if unused:
+            users = ", ".join(name for name, options in DENSE_OPTIONS.items() if unused[0] in options)
+            instead = "optimizer.dense.arguments" if ":" in self.name else users or "package.module:Class"
             raise InputError(
-                f"optimizer.dense.momentum is {self.momentum}, which optimizer.dense.name '{self.name}' does not have; "
-                "use sgd or leave it out"
+                f"optimizer.dense.{unused[0]} is {given[unused[0]]!r}, which optimizer.dense.name '{self.name}' does "
+                f"not have; use {instead} or leave it out"
             )
+        if self.nesterov and not self.momentum:
+            raise InputError("optimizer.dense.nesterov is true, but optimizer.dense.momentum is 0.0; set a momentum")
         return self

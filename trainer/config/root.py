@@ -9,6 +9,7 @@ import tomli_w
 
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import DataConfig, DenseFeature, SparseFeature
+from trainer.config.dense_optim import DenseOptimizerConfig, DensePart
 from trainer.config.model import ModelConfig
 from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import CommsConfig, PlannerConfig, TablePlan
@@ -90,6 +91,7 @@ def example_config() -> Config:
     """Returns the defaults, with one feature of each kind called NAME, for help texts and documentation."""
     return Config(
         data=DataConfig(dense={"NAME": DenseFeature()}, sparse={"NAME": SparseFeature(rows=1)}),
+        optimizer=OptimizerConfig(dense=DenseOptimizerConfig(parts={"NAME": DensePart(weights=["*.bias"])})),
         planner=PlannerConfig(tables={"NAME": TablePlan()}),
     )
 

@@ -9,20 +9,11 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from trainer.config.dense_optim import DenseOptimizerConfig
 from trainer.config.optim import OptimizerConfig
 from trainer.models.embeddings import table_of_weight
-from trainer.optim.schedules import lr_multiplier
+from trainer.optim.dense_optimizers import dense_optimizers
+from trainer.optim.rates import learning_rates
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS, table_options
-
-# Each with its options besides rate and weight decay. None whose state does not start at zero, such as NAdam, ASGD and
-# Rprop: `initialize_optimizer_state` zeroes all state.
-DENSE: dict[str, tuple[type[torch.optim.Optimizer], tuple[str, ...]]] = {
-    "sgd": (torch.optim.SGD, ("momentum",)),
-    "adagrad": (torch.optim.Adagrad, ("eps",)),
-    "adam": (torch.optim.Adam, ("eps", "betas")),
-    "adamw": (torch.optim.AdamW, ("eps", "betas")),
-}
 
 
 class Optimizers:
@@ -32,52 +23,55 @@ class Optimizers:
         model: The sharded model, fused optimizers inside.
         replicated: Names of the tables that every rank holds whole.
         config: The optimizers and their schedules.
+        steps_per_epoch: Steps of an epoch, for schedules that count epochs.
 
     Attributes:
         fused: The optimizer of the sharded tables.
         combined: All of them as one, for the training pipeline.
     """
 
-    def __init__(self, model: DistributedModelParallel, replicated: Collection[str], config: OptimizerConfig) -> None:
+    def __init__(
+        self,
+        model: DistributedModelParallel,
+        replicated: Collection[str],
+        config: OptimizerConfig,
+        steps_per_epoch: int,
+    ) -> None:
         # The filter leaves out fused parameters. Replicated tables remain: TorchRec drops their fused optimizer, and
         # without one of their own they would never train.
         parameters = dict(in_backward_optimizer_filter(model.named_parameters()))
         tables = {name: parameter for name, parameter in parameters.items() if table_of_weight(name) in replicated}
-        dense = {name: parameter for name, parameter in parameters.items() if name not in tables}
-        self._config = config
+        dense = {
+            name: parameter for name, parameter in parameters.items() if name not in tables and parameter.requires_grad
+        }
         self.fused: KeyedOptimizer = model.fused_optimizer
         self._replicated = _keyed(tables, TABLE_OPTIMIZERS[config.sparse.name].replicated, table_options(config.sparse))
-        self._dense = _keyed(dense, DENSE[config.dense.name][0], _dense_options(config.dense))
-        self.combined = CombinedOptimizer([self.fused, *self._replicated, *self._dense])
+        self._dense = dense_optimizers(dense, config.dense)
+        self.combined = CombinedOptimizer([self.fused, *self._replicated, *self._dense.values()])
+        self._rates, self._steps_per_epoch = learning_rates(config), steps_per_epoch
         self.set_rates(1)  # refuses an unknown schedule at once
 
+    def rates(self, step: int) -> dict[str, float]:
+        """Returns the learning rates of a step, by the key of what they are for; the first step is 1."""
+        return {key: rate.at(step, self._steps_per_epoch) for key, rate in self._rates.items()}
+
     def set_rates(self, step: int) -> None:
-        """Sets the learning rates of a step, before its `zero_grad`; the first step is 1."""
-        for section, config, optimizers in (
-            ("sparse", self._config.sparse, [self.fused, *self._replicated]),
-            ("dense", self._config.dense, self._dense),
-        ):
-            # Not by LambdaLR: it counts steps itself, which would be one more state to save and restore.
-            multiplier = lr_multiplier(config.schedule, step, f"optimizer.{section}.schedule")
-            _set_rate(optimizers, config.learning_rate * multiplier)
+        """Sets the learning rates of a step, before its `zero_grad`."""
+        optimizers = {"sparse": [self.fused, *self._replicated]} | {key: [one] for key, one in self._dense.items()}
+        for key, rate in self.rates(step).items():
+            _set_rate(optimizers.get(key, []), rate)
 
     def set_rates_to_zero(self) -> None:
         """Sets all learning rates to zero until `set_rates` sets them again: a step changes no weight."""
-        _set_rate([self.fused, *self._replicated, *self._dense], 0.0)
+        _set_rate([self.fused, *self._replicated, *self._dense.values()], 0.0)
 
     def replicated_state(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields the name and the state of every replicated table's parameter."""
         return _states(self._replicated)
 
     def dense_state(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields the name and the state of every dense parameter."""
-        return _states(self._dense)
-
-
-def _dense_options(config: DenseOptimizerConfig) -> dict[str, Any]:
-    values = {"momentum": config.momentum, "eps": config.eps, "betas": (config.beta1, config.beta2)}
-    options = {key: values[key] for key in DENSE[config.name][1]}
-    return {"lr": config.learning_rate, "weight_decay": config.weight_decay, **options}
+        """Yields the name and the state of every dense parameter that trains."""
+        return _states([*self._dense.values()])
 
 
 def _keyed(

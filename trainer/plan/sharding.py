@@ -7,7 +7,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from trainer.config.plan import SHARDING_TYPES, CommsConfig
 from trainer.core.distributed import DistributedContext
-from trainer.models.embeddings import table_shapes
+from trainer.models.embeddings import table_of_weight, table_shapes
 from trainer.models.table_init import initialize_tables
 from trainer.plan.communication import codecs
 from trainer.plan.memory import allocating
@@ -36,6 +36,8 @@ def shard(
     Raises:
         InputError: There is not enough memory.
     """
+    trains = [parameter.requires_grad for name, parameter in model.named_parameters() if table_of_weight(name) is None]
+    frozen = [] if any(trains) else [name for name, _ in model.named_parameters()]  # which alone DDP refuses to wrap
     with allocating(table_shapes(model)):
         sharded = DistributedModelParallel(
             model,
@@ -45,7 +47,9 @@ def shard(
             # With static_graph, or without find_unused_parameters, DDP regroups its buckets of gradients after the
             # first step. Other buckets sum gradients in another order, so a resumed run, which takes its own first
             # step, would round differently from an uninterrupted one.
-            data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True),
+            data_parallel_wrapper=DefaultDataParallelWrapper(
+                static_graph=False, find_unused_parameters=True, params_to_ignore=frozen
+            ),
         )
         initialize_tables(sharded, seed)
     return sharded

@@ -52,7 +52,7 @@ def finetune(
     tensors = model.tensors() if config.optimizer_state else model.weights()
     # Rank 0 matches for all, so it needs the names of every rank: no rank holds the state of every table.
     here = shapes_of(tensors, context)
-    found = broadcast_from_rank0(context, lambda: _match(config, data, Weights.of(here), source))
+    found = broadcast_from_rank0(context, lambda: _match(config, data, Weights.of(here, model.frozen()), source))
     fill(source.url, tensors, found.sources, context)
     facts = {"checkpoint": source.url, "step": source.step, "optimizer_state": config.optimizer_state}
     return {"finetune": facts | found.outcomes}

@@ -51,7 +51,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         # Wrong data is refused within seconds, before the model is built, which takes longest.
         order = plan_epochs(config, claimed.start, context)
         evaluator = Evaluator(config, context)
-        model = build_sharded_model(config, context)
+        model = build_sharded_model(config, context, order.lanes.steps)
         origin = restore_or_finetune(claimed, model, order)
         reporter = _open_reporter(claimed, order)
         saver = _open_saver(claimed, order, lock, reporter)

@@ -12,8 +12,9 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.data.batch import Batch
 from trainer.models.builder import build_model_with_loss
-from trainer.models.embeddings import embedding_collections
+from trainer.models.embeddings import embedding_collections, table_of_weight
 from trainer.models.losses import ModelWithLoss
+from trainer.optim.dense_weights import freeze
 from trainer.optim.optimizers import Optimizers
 from trainer.optim.table_optimizers import check_table_optimizer, fuse
 from trainer.plan.communication import check_comms, communication_volume
@@ -47,6 +48,11 @@ class ShardedModel:
         """Returns the weights under their names in checkpoints, as views."""
         return model_tensors(self.model)
 
+    def frozen(self) -> set[str]:
+        """Returns the names in checkpoints of the dense weights that no optimizer updates."""
+        weights = {name: weight for name, weight in self.model.named_parameters() if table_of_weight(name) is None}
+        return {f"model.{name}" for name, weight in weights.items() if not weight.requires_grad}
+
     def tensors(self) -> State:
         """Returns weights and optimizer state under their names in checkpoints, as views."""
         return all_tensors(self.model, self.optimizers)
@@ -78,13 +84,19 @@ def build_unsharded_model(config: Config, device: torch.device) -> ModelWithLoss
     check_planner(config.data, config.planner, config.optimizer.sparse.name)
     torch.manual_seed(config.train.seed)  # for the dense part; tables are initialized when they are sharded
     model = build_model_with_loss(config.data, config.model, device, bf16=config.train.precision == "bf16")
+    freeze(model, config.optimizer.dense.frozen)
     for tables in embedding_collections(model):
         fuse(tables, config.optimizer.sparse)
     return model
 
 
-def build_sharded_model(config: Config, context: DistributedContext) -> ShardedModel:
+def build_sharded_model(config: Config, context: DistributedContext, steps_per_epoch: int = 1) -> ShardedModel:
     """Plans and shards the model, and attaches its optimizers.
+
+    Args:
+        config: The configuration.
+        context: This process among the ranks.
+        steps_per_epoch: Steps of an epoch, which only training needs.
 
     Raises:
         InputError: The model cannot be built, planned or sharded as configured.
@@ -99,7 +111,7 @@ def build_sharded_model(config: Config, context: DistributedContext) -> ShardedM
     model = shard(unsharded, sharder, plan, context, config.train.seed)
     return ShardedModel(
         model=model,
-        optimizers=Optimizers(model, replicated_tables(plan), config.optimizer),
+        optimizers=Optimizers(model, replicated_tables(plan), config.optimizer, steps_per_epoch),
         plan=plan,
         plan_json=plan_json,
         plan_table=plan_table,

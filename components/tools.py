@@ -1,4 +1,4 @@
-"""Tools for runs: TensorBoard, sharding plans, checkpoints, a check of resuming, and benchmarks."""
+"""Tools for runs: TensorBoard, sharding plans, schedules, checkpoints, a check of resuming, and benchmarks."""
 
 import torchx
 from torchx.specs import AppDef
@@ -77,6 +77,43 @@ def plan(
         *("trainer", "plan", config, "--world-size", str(nproc)),
         *args,
         name="plan",
+        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
+    )
+
+
+def schedule(
+    *args: str,
+    config: str,
+    draw: str | None = None,
+    h: str | None = None,
+    cpu: int = 1,
+    memMB: int = 2048,
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
+) -> AppDef:
+    """Shows the learning rates of a configuration over a run: a table, charts, and a drawing.
+
+    Example: torchx run -s local_cwd tools.schedule --config criteo_kaggle -- --train.steps 3000
+
+    Args:
+        args: After `--`, more arguments of `python -m trainer schedule`, and overrides of the configuration file.
+        config: Configuration file (TOML), as the job sees it.
+        draw: File to draw the rates to, .svg or .png, a path or an fsspec URL.
+        h: Named resource of the node; replaces cpu and memMB.
+        cpu: CPU cores of the node.
+        memMB: Memory of the node in MB.
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
+    """
+    return launch.python(
+        *("trainer", "schedule", config),
+        *(("--out", draw) if draw else ()),
+        *args,
+        name="schedule",
         node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
     )
 

@@ -13,6 +13,10 @@ COMMANDS = {
     "train": ("training.loop:train", "CONFIG --out RUN_DIR: train a model, or resume it from its newest checkpoint."),
     "evaluate": ("training.evaluate:evaluate", "CONFIG --out RUN_DIR: evaluate a run's newest checkpoint."),
     "plan": ("tools.plan:print_plan", "CONFIG: print the sharding plan for this machine."),
+    "schedule": (
+        "tools.schedule:show_schedule",
+        "CONFIG: show the learning rates of a run, as a table and as charts, or draw them to a file.",
+    ),
     "checkpoints": (
         "tools.checkpoints:checkpoints",
         "--out RUN_DIR: list a run's checkpoints, verify them, or convert one to a single file.",

@@ -15,6 +15,7 @@ COMPONENTS = {
     "data.synthetic": ["--rows", "5", "--", "--quiet", "True"],
     "tools.tensorboard": ["--logdir", "runs/a", "--port", "6007"],
     "tools.plan": ["--config", "c.toml", "--nproc", "16", "--", "--planner.mode", "data_parallel"],
+    "tools.schedule": ["--config", "c.toml", "--draw", "s3://b/rates.svg", "--", "--steps-per-epoch", "10"],
     "tools.checkpoints": ["--out", "s3://b/run", "--verify", "True", "--convert", "plain.pt", "--step", "0"],
     "tools.verify_resume": ["--config", "c.toml", "--ranks", "4", "--keep", "kept", "--", "--train.seed", "1"],
     "tools.bench": ["--out", "runs/bench"],

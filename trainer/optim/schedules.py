@@ -100,12 +100,25 @@ def lr_multiplier(schedule: Schedule, step: int, key: str = "schedule", steps_pe
     decay: Decay = find_by_name(f"{key}.decay", schedule.decay, DECAYS)
     if step < schedule.warmup_steps:
         return step / schedule.warmup_steps
-    in_epochs = schedule.unit == "epochs"
-    now = (step - 1) // steps_per_epoch if in_epochs else step
     if schedule.decay not in DECAYS:
-        return decay(schedule, now)  # the user's own begins when it likes
-    warm = (schedule.warmup_steps - 1) // steps_per_epoch if in_epochs else schedule.warmup_steps
-    return decay(schedule, max(0, now - max(warm, schedule.decay_start)))
+        return decay(schedule, _now(schedule, step, steps_per_epoch))  # the user's own begins when it likes
+    return decay(schedule, max(0, _now(schedule, step, steps_per_epoch) - _begin(schedule, steps_per_epoch)))
+
+
+def step_at(schedule: Schedule, elapsed: int, steps_per_epoch: int = 1) -> int:
+    """Returns the first step at which so many steps or epochs have passed since the decay began."""
+    now = _begin(schedule, steps_per_epoch) + elapsed
+    return now * steps_per_epoch + 1 if schedule.unit == "epochs" else now
+
+
+def _now(schedule: Schedule, step: int, steps_per_epoch: int) -> int:
+    """Returns the step, or the epochs done before it."""
+    return (step - 1) // steps_per_epoch if schedule.unit == "epochs" else step
+
+
+def _begin(schedule: Schedule, steps_per_epoch: int) -> int:
+    """Returns the step or epoch in which the decay begins: that in which the warm-up ends, or a later one."""
+    return max(_now(schedule, schedule.warmup_steps, steps_per_epoch), schedule.decay_start)
 
 
 def _done(schedule: Schedule, elapsed: int) -> float:

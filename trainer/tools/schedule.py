@@ -1,0 +1,93 @@
+"""Shows the learning rates that a configuration's schedules will set: a table, a chart, and a drawing."""
+
+from itertools import accumulate
+
+from tabulate import tabulate
+
+from trainer.config.root import Config, check_training
+from trainer.config.schedule import Schedule
+from trainer.core.errors import InputError
+from trainer.core.secrets import without_secrets
+from trainer.core.storage import named, open_storage
+from trainer.data.dataset import find_files
+from trainer.data.order import Lanes, default_lanes
+from trainer.optim.rates import learning_rates
+from trainer.optim.schedules import DECAYS, step_at
+from trainer.tools.chart import Curve, columns, draw, text_chart
+
+PARTS = 8  # of the run, whose ends are in the table besides the steps at which a schedule turns
+POINTS = 600  # of a drawn curve
+
+
+def show_schedule(config: Config, steps_per_epoch: int | None = None, out: str | None = None) -> None:
+    """Shows the learning rates of a configuration over a run. CONFIG is a TOML file, or the name of a ready-made one.
+
+    Args:
+        config: The configuration.
+        steps_per_epoch: Steps of an epoch. Unset: from data.train, if anything is counted in epochs.
+        out: A file to draw them to, .svg or .png, any fsspec URL.
+
+    Raises:
+        InputError: The configuration or its data cannot be used, or the file not be written.
+    """
+    check_training(config)
+    if out and not out.endswith((".svg", ".png")):
+        raise InputError(f"--out is '{out}'; it must end in .svg or .png")
+    if steps_per_epoch is not None and steps_per_epoch < 1:
+        raise InputError(f"--steps-per-epoch is {steps_per_epoch}; it must be at least 1")
+    rates = learning_rates(config.optimizer)
+    counts_epochs = any(rate.schedule.unit == "epochs" for rate in rates.values())
+    if steps_per_epoch is None and (counts_epochs or config.train.steps is None):
+        steps_per_epoch = _steps_per_epoch(config)
+    per_epoch = steps_per_epoch or 1
+    last = config.train.steps if config.train.steps is not None else (config.train.epochs or 0) * per_epoch
+
+    def curves(steps: list[int]) -> list[Curve]:
+        return [Curve(key, steps, [rate.at(step, per_epoch) for step in steps]) for key, rate in rates.items()]
+
+    telling = sorted({step for rate in rates.values() for step in telling_steps(rate.schedule, last, per_epoch)})
+    print(_table(telling, curves(telling), steps_per_epoch))
+    for curve in curves(columns(last)):
+        print(f"\n{text_chart(curve)}")
+    if out:
+        drawn = curves(sorted({*telling, *(1 + (last - 1) * n // POINTS for n in range(POINTS + 1))}))
+        with named("--out", out):
+            fs, path = open_storage(out)
+            fs.pipe_file(path, draw(drawn, out.rpartition(".")[2]))
+        print(f"\nwritten to {without_secrets(out)}")
+
+
+def telling_steps(schedule: Schedule, last: int, steps_per_epoch: int) -> list[int]:
+    """Returns the steps at which a schedule turns, and the ends of equal parts of the run."""
+    even = [1 + (last - 1) * n // PARTS for n in range(PARTS + 1)]
+    turns = [step_at(schedule, elapsed, steps_per_epoch) for elapsed in _turns(schedule)]
+    return [step for step in {*even, schedule.warmup_steps, *turns} if 1 <= step <= last]
+
+
+def _turns(schedule: Schedule) -> list[int]:
+    """Returns the steps or epochs since a decay began at which it turns."""
+    length = schedule.decay_steps
+    match schedule.decay:
+        case "piecewise":
+            return schedule.boundaries
+        case "cosine_restarts":
+            periods = [length * schedule.growth**n for n in range(PARTS)]
+            return [0, *accumulate(periods)]
+        case "one_cycle":
+            return [round(schedule.rise_fraction * length), length]
+    return [0, length] if schedule.decay in DECAYS else []
+
+
+def _table(steps: list[int], curves: list[Curve], steps_per_epoch: int | None) -> str:
+    columns = {"step": [f"{step:,}" for step in steps]}
+    if steps_per_epoch:
+        columns["epoch"] = [f"{(step - 1) // steps_per_epoch + 1}" for step in steps]
+    columns |= {curve.title: [f"{value:.6g}" for value in curve.values] for curve in curves}
+    return tabulate(columns, headers="keys", disable_numparse=True, stralign="right")
+
+
+def _steps_per_epoch(config: Config) -> int:
+    files, data = find_files("train", config.data.train, config.data), config.data
+    # An epoch has the same steps on any number of ranks up to 8, and hardly more on others.
+    lanes = data.lanes or default_lanes(1)
+    return Lanes(files.rows, lanes, data.global_batch_size, data.last_batch == "keep").steps

@@ -77,6 +77,11 @@ def both_ways(earlier, now):
         ),
         ({"arguments": {"depth": 1}}, {"arguments": {"depth": 2}}, [("part.arguments.depth", 1, 2)]),
         ({}, {"arguments": {"deep": {"er": 2}}}, [("part.arguments.deep.er", None, 2)]),
+        (
+            {"features": {"a": {"rows": 1}, "b": {"rows": 2}}},
+            {"features": {"b": {"rows": 2}, "a": {"rows": 1}}},
+            [("part.features", ["a", "b"], ["b", "a"])],
+        ),
     ],
 )
 def test_a_key_without_the_mark_may_not_change(earlier, now, changed):
@@ -93,6 +98,8 @@ def test_a_key_without_the_mark_may_not_change(earlier, now, changed):
         ({"features": {"a.b": {"rows": 1, "note": "x"}}}, {"features": {"a.b": {"rows": 1}}}),
         ({"choices": {"seed": {"kinds": ["x"]}}}, {"choices": {"seed": {"kinds": []}}}),
         ({}, {"choices": {"seed": {"kinds": ["x"]}}}),
+        ({"choices": {"a": {}, "b": {}}}, {"choices": {"b": {}, "a": {}}}),
+        ({"arguments": {"a": 1, "b": 2}}, {"arguments": {"b": 2, "a": 1}}),
     ],
 )
 def test_a_marked_key_may_change_and_a_missing_one_has_its_default(earlier, now):

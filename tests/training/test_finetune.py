@@ -14,6 +14,7 @@ RANKS = (1, 2)
 STEPS = 3
 TABLES = "model.model.sparse_arch.embedding_bag_collection.embedding_bags"
 OVER = "model.model.over_arch.model.1.weight"
+OVER_STATE = "dense.model.over_arch.model.1."
 
 
 def settings(data, **changes):
@@ -73,6 +74,9 @@ def runs(folder):
         "changed": changed(data, **allowed),
         "changed weights": changed(data, **allowed, optimizer_state=False),
         "changed scratch": changed(data),
+        "frozen": settings(data, finetune={"checkpoint": source}, optimizer__dense__frozen=["over_arch.model.1.*"]),
+        "all frozen": settings(data, finetune={"checkpoint": source}, optimizer__dense__frozen=["*"]),
+        "thawed": settings(data, finetune={"checkpoint": str(folder / "frozen 1")}),
     }
     for ranks in RANKS:
         jobs = [{"config": tree, "out": str(folder / f"{name} {ranks}")} for name, tree in tasks.items()]
@@ -127,6 +131,25 @@ def test_matching_weights_are_loaded_and_the_rest_starts_from_scratch(runs, rank
         }
         assert f"{TABLES}.s0.weight" in others
         assert all(torch.equal(found[weight], source[weight]) for weight in others)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_frozen_weights_are_loaded_without_state(runs, ranks):
+    source, found = saved_tensors(runs / "source", STEPS), saved_tensors(runs / f"frozen {ranks}", 1)
+    assert {name for name in source if name not in found} == {name for name in source if name.startswith(OVER_STATE)}
+    assert all(torch.equal(found[name], source[name]) for name in found if name.startswith("model."))
+    assert found["dense.model.over_arch.model.0._mlp.0._linear.weight.step"] == STEPS + 1
+    found = saved_tensors(runs / f"all frozen {ranks}", 1)
+    assert {name for name in source if name not in found} == {name for name in source if name.startswith("dense.")}
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_weight_that_is_no_longer_frozen_gets_state_from_scratch(runs, ranks):
+    source, found = saved_tensors(runs / "frozen 1", 1), saved_tensors(runs / f"thawed {ranks}", 1)
+    steps = {name: value.item() for name, value in found.items() if name.endswith(".step")}
+    assert {name for name, step in steps.items() if step == 1} == {name for name in steps if OVER_STATE in name}
+    assert set(steps.values()) == {1, STEPS + 2}
+    assert all(torch.equal(found[name], source[name]) for name in source if name.startswith("model."))
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -78,6 +78,76 @@ CASES = [
         {"optimizer__sparse__schedule": {"decay": "cosinus"}},
     ),
     Case(
+        "key of another decay",
+        ["optimizer.dense.schedule.power is 2.0", "'cosine' does not use", "polynomial"],
+        {"optimizer__dense__schedule": {"decay": "cosine", "decay_steps": 9, "power": 2.0}},
+    ),
+    Case(
+        "key of another decay, of a part",
+        ["optimizer.dense.parts.top.schedule.warmup_steps is 3", "'inherit' does not use"],
+        {"optimizer__dense__parts": {"top": {"weights": ["*"], "schedule": {"warmup_steps": 3}}}},
+    ),
+    Case(
+        "too few multipliers",
+        ["optimizer.dense.schedule.multipliers is [1.0]", "2 of them"],
+        {"optimizer__dense__schedule": {"decay": "piecewise", "boundaries": [5], "multipliers": [1.0]}},
+    ),
+    Case(
+        "option of another optimizer",
+        ["optimizer.dense.rho is 0.5", "'sgd' does not have", "adadelta"],
+        {"optimizer__dense__rho": 0.5},
+    ),
+    Case(
+        "Nesterov without momentum",
+        ["optimizer.dense.nesterov", "set a momentum"],
+        {"optimizer__dense__nesterov": True},
+    ),
+    Case(
+        "arguments without an own optimizer",
+        ["optimizer.dense.arguments is {'a': 1}", "'sgd'", "package.module:Class"],
+        {"optimizer__dense__arguments": {"a": 1}},
+    ),
+    Case(
+        "own optimizer that cannot be imported",
+        ["optimizer.dense.name is 'custom:Nowhere', which cannot be imported"],
+        {"optimizer__dense__name": "custom:Nowhere"},
+    ),
+    Case(
+        "own optimizer of other arguments",
+        ["optimizer.dense.name is 'torch.optim:AdamW'", "unexpected keyword argument 'depth'"],
+        {"optimizer__dense": {"name": "torch.optim:AdamW", "arguments": {"depth": 3}}},
+    ),
+    Case(
+        "own optimizer whose state does not begin at zero",
+        ["optimizer.dense.name is 'torch.optim:NAdam'", "begin at zero", "use another"],
+        {"optimizer__dense__name": "torch.optim:NAdam"},
+    ),
+    Case(
+        "own optimizer without weight decay",
+        ["optimizer.dense.name is 'custom:NamelessRate'", "weight_decay"],
+        {"optimizer__dense": {"name": "custom:NamelessRate", "weight_decay": 0.1}},
+    ),
+    Case(
+        "part that matches nothing",
+        ["optimizer.dense.parts.top.weights has 'ovr_arch.*'", "nearest is 'over_arch.model"],
+        {"optimizer__dense__parts": {"top": {"weights": ["*.bias", "ovr_arch.*"]}}},
+    ),
+    Case(
+        "part that an earlier one takes all of",
+        ["optimizer.dense.parts.low.weights is ['*.bias']", "earlier parts"],
+        {"optimizer__dense__parts": {"all": {"weights": ["*"]}, "low": {"weights": ["*.bias"]}}},
+    ),
+    Case(
+        "frozen weight that is none",
+        ["optimizer.dense.frozen has 's0'", "no dense weight", "nearest"],
+        {"optimizer__dense__frozen": ["s0"]},
+    ),
+    Case(
+        "part of frozen weights",
+        ["optimizer.dense.parts.low.weights has '*.bias'", "no dense weight that trains"],
+        {"optimizer__dense__frozen": ["*.bias"], "optimizer__dense__parts": {"low": {"weights": ["*.bias"]}}},
+    ),
+    Case(
         "optimizer missing on CPU",
         ["optimizer.sparse.name is 'adam'", "CPU", "rowwise_adagrad"],
         {"optimizer__sparse__name": "adam"},

@@ -1,7 +1,7 @@
 """Which keys may change when a run is resumed."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from trainer.config.section import Section, Tree, flat, follow
 
@@ -30,6 +30,19 @@ def changed_keys(section: type[Section], earlier: Tree, now: Tree) -> Iterator[t
         before, after = (values.get(key, default if _has(tree, entry) else None) for tree, values in sides)
         if before != after and not (field and MayChange in field.metadata):
             yield ".".join(key), before, after
+    yield from _reordered(section, earlier, now)
+
+
+def _reordered(section: Any, earlier: Tree, now: Tree, above: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yields the tables whose named things stand in another order, unless all that they hold may change."""
+    for name, field in section.model_fields.items():
+        kind, before, after = field.annotation, earlier.get(name, {}), now.get(name, {})
+        if get_origin(kind) is dict and hasattr(entry := get_args(kind)[1], "model_fields"):
+            matters = any(MayChange not in one.metadata for one in entry.model_fields.values())
+            if matters and before.keys() == after.keys() and [*before] != [*after]:
+                yield above + name, [*before], [*after]
+        elif hasattr(kind, "model_fields"):
+            yield from _reordered(kind, before, after, f"{above}{name}.")
 
 
 def _has(tree: Tree, path: tuple[str, ...]) -> bool:

@@ -30,6 +30,7 @@ DOCS = [
         "quickstart",
         "data",
         "configuration",
+        "training",
         "components",
         "runs",
         "checkpoints",

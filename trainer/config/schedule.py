@@ -69,6 +69,12 @@ class Schedule(Section):
         return self
 
     @pydantic.model_validator(mode="after")
+    def _has_a_length(self) -> Self:
+        if self.decay in ("polynomial", "cosine", "cosine_restarts", "one_cycle") and self.decay_steps == 1:
+            raise InputError(f"{{key}}.decay_steps is 1; set the length of {{key}}.decay '{self.decay}', 2 or more")
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _is_piecewise(self) -> Self:
         if self.decay != "piecewise":
             return self

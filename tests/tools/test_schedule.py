@@ -108,6 +108,10 @@ def test_they_are_drawn_as_png(file, tmp_path):
     [
         (["--out", "rates.jpg"], "--out is 'rates.jpg'; it must end in .svg or .png"),
         (["--steps-per-epoch", "0"], "--steps-per-epoch is 0; it must be at least 1"),
+        (
+            ["--data.global-batch-size", "512", "--data.last-batch", "drop"],
+            "data.global_batch_size is 512, more than the",
+        ),
         (["--optimizer.dense.schedule.decay", "slope"], "optimizer.dense.schedule.decay is 'slope'"),
         (["--optimizer.dense.schedule.growth", "3"], "optimizer.dense.schedule.growth is 3, which optimizer.dense."),
     ],

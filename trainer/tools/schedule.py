@@ -11,7 +11,7 @@ from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage
 from trainer.data.dataset import find_files
 from trainer.data.order import Lanes, default_lanes
-from trainer.optim.rates import learning_rates
+from trainer.optim.rates import LearningRate, learning_rates
 from trainer.optim.schedules import DECAYS, step_at
 from trainer.tools.chart import Curve, columns, draw, text_chart
 
@@ -36,25 +36,41 @@ def show_schedule(config: Config, steps_per_epoch: int | None = None, out: str |
     if steps_per_epoch is not None and steps_per_epoch < 1:
         raise InputError(f"--steps-per-epoch is {steps_per_epoch}; it must be at least 1")
     rates = learning_rates(config.optimizer)
-    counts_epochs = any(rate.schedule.unit == "epochs" for rate in rates.values())
-    if steps_per_epoch is None and (counts_epochs or config.train.steps is None):
-        steps_per_epoch = _steps_per_epoch(config)
-    per_epoch = steps_per_epoch or 1
+    counted = steps_per_epoch or _steps_per_epoch(config, rates)
+    per_epoch = counted or 1
     last = config.train.steps if config.train.steps is not None else (config.train.epochs or 0) * per_epoch
 
     def curves(steps: list[int]) -> list[Curve]:
         return [Curve(key, steps, [rate.at(step, per_epoch) for step in steps]) for key, rate in rates.items()]
 
     telling = sorted({step for rate in rates.values() for step in telling_steps(rate.schedule, last, per_epoch)})
-    print(_table(telling, curves(telling), steps_per_epoch))
+    print(_table(telling, curves(telling), counted))
     for curve in curves(columns(last)):
         print(f"\n{text_chart(curve)}")
     if out:
-        drawn = curves(sorted({*telling, *(1 + (last - 1) * n // POINTS for n in range(POINTS + 1))}))
-        with named("--out", out):
-            fs, path = open_storage(out)
-            fs.pipe_file(path, draw(drawn, out.rpartition(".")[2]))
-        print(f"\nwritten to {without_secrets(out)}")
+        _write(out, curves(sorted({*telling, *(1 + (last - 1) * n // POINTS for n in range(POINTS + 1))})))
+
+
+def _steps_per_epoch(config: Config, rates: dict[str, LearningRate]) -> int | None:
+    """Returns the steps of an epoch by the data, None if nothing is counted in epochs."""
+    if config.train.steps is not None and all(rate.schedule.unit == "steps" for rate in rates.values()):
+        return None
+    files, data = find_files("train", config.data.train, config.data), config.data
+    # An epoch has the same steps on any number of ranks up to 8, and hardly more on others.
+    lanes = Lanes(files.rows, data.lanes or default_lanes(1), data.global_batch_size, data.last_batch == "keep")
+    if lanes.steps == 0:
+        raise InputError(
+            f"data.global_batch_size is {data.global_batch_size}, more than the {files.rows} samples to train on, and "
+            "data.last_batch is 'drop'; use a smaller batch or 'keep'"
+        )
+    return lanes.steps
+
+
+def _write(out: str, curves: list[Curve]) -> None:
+    with named("--out", out):
+        fs, path = open_storage(out)
+        fs.pipe_file(path, draw(curves, out.rpartition(".")[2]))
+    print(f"\nwritten to {without_secrets(out)}")
 
 
 def telling_steps(schedule: Schedule, last: int, steps_per_epoch: int) -> list[int]:
@@ -84,10 +100,3 @@ def _table(steps: list[int], curves: list[Curve], steps_per_epoch: int | None) -
         columns["epoch"] = [f"{(step - 1) // steps_per_epoch + 1}" for step in steps]
     columns |= {curve.title: [f"{value:.6g}" for value in curve.values] for curve in curves}
     return tabulate(columns, headers="keys", disable_numparse=True, stralign="right")
-
-
-def _steps_per_epoch(config: Config) -> int:
-    files, data = find_files("train", config.data.train, config.data), config.data
-    # An epoch has the same steps on any number of ranks up to 8, and hardly more on others.
-    lanes = data.lanes or default_lanes(1)
-    return Lanes(files.rows, lanes, data.global_batch_size, data.last_batch == "keep").steps

@@ -1,7 +1,9 @@
 """The local batch of a step, as tensors."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +49,34 @@ class Batch(Pipelineable):
     def pin_memory(self) -> "Batch":
         """Returns the batch in memory that a GPU can copy from without waiting."""
         return Batch(*(getattr(self, field.name).pin_memory() for field in fields(self)))
+
+    def split(self, parts: int) -> list["Batch"]:
+        """Returns equal parts of consecutive samples, whose losses add up to that of the whole."""
+        if parts == 1:
+            return [self]
+        columns = [_split(getattr(self, field.name), parts) for field in fields(self)]
+        return [Batch(*values) for values in zip(*columns, strict=True)]
+
+
+def _split(value: Any, parts: int) -> Sequence[Any]:
+    if isinstance(value, KeyedJaggedTensor):
+        return _split_jagged(value, parts)
+    return value.chunk(parts) if value.dim() else [value] * parts
+
+
+def _split_jagged(sparse: KeyedJaggedTensor, parts: int) -> list[KeyedJaggedTensor]:
+    features, samples = len(sparse.keys()), sparse.stride() // parts
+    lengths = sparse.lengths().view(features, parts, samples)
+    values = sparse.values().split(lengths.sum(2).flatten().tolist())  # feature by feature, and part by part in each
+    return [
+        KeyedJaggedTensor(
+            keys=sparse.keys(),
+            values=torch.cat(values[part::parts]),
+            lengths=lengths[:, part].flatten(),
+            stride=samples,
+        )
+        for part in range(parts)
+    ]
 
 
 def to_batch(rows: Rows, config: DataConfig, scale: float) -> Batch:

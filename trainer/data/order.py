@@ -105,6 +105,11 @@ def check_lanes(lanes: int, world_size: int, global_batch_size: int) -> None:
         )
 
 
+def divides(lanes: int, parts: int, global_batch_size: int) -> bool:
+    """Returns whether so many equal parts of a global batch are whole lanes each, or each a part of one lane."""
+    return (lanes % parts == 0 or parts % lanes == 0) and global_batch_size % max(lanes, parts) == 0
+
+
 def share_of(rank: int, world_size: int, lanes: int) -> Share:
     """Returns the share of a rank."""
     if world_size <= lanes:

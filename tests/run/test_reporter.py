@@ -31,7 +31,7 @@ def start(tmp_path):
 def take(reporter, *steps):
     """Reports steps whose loss is ten times their number, two to an epoch."""
     for step in steps:
-        reporter.step(step, (step - 1) // 2, torch.tensor(10.0 * step), ROWS, 0.0)
+        reporter.step(step, (step - 1) // 2, {"loss": torch.tensor(10.0 * step)}, ROWS, 0.0)
 
 
 @pytest.fixture

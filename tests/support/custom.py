@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional
 
 from trainer.config.schedule import Schedule
 from trainer.metrics.base import Metric
@@ -104,6 +105,12 @@ class Restless(torch.optim.SGD):
         super().step(closure)
         for parameter in self.param_groups[0]["params"]:
             parameter.data += 1e-3
+
+
+def infinite_for_half(logits: Tensor, labels: Tensor) -> Tensor:
+    """The binary loss, but infinite for a sample whose label is 0.5, like its gradient."""
+    each = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    return (each * torch.where(labels == 0.5, torch.inf, 1.0)).sum(dim=1)
 
 
 class BrierScore(Metric):

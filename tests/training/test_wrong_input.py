@@ -35,7 +35,7 @@ class Case:
 CASES = [
     Case(
         "unknown key",
-        ["'train.flavour'", "known: epochs, precision, preflight_seconds, seed, steps"],
+        ["'train.flavour'", "known: epochs, loss_scale, micro_batches, nonfinite"],
         {"train__flavour": 1},
     ),
     Case("unknown flag", ["unknown flag --train.flavour"], flags=["--train.flavour", "1"]),

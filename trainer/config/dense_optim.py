@@ -71,6 +71,12 @@ class DenseOptimizerConfig(Section):
     """Decay of the squared gradient and of the squared update, for adadelta."""
     weight_decay: pydantic.NonNegativeFloat = 0.0
     """L2 penalty, added to the gradient; adamw shrinks the weights themselves."""
+    max_norm: pydantic.PositiveFloat | None = None
+    """Scale all gradients down together where their norm is greater than this. Unset: no limit."""
+    norm_type: pydantic.PositiveFloat = 2.0
+    """Which p-norm max_norm limits."""
+    max_value: pydantic.PositiveFloat | None = None
+    """Clamp each value of a gradient to this size. Unset: no limit."""
     schedule: Schedule = Schedule()
     """Learning-rate schedule."""
     parts: dict[str, DensePart] = {}
@@ -91,4 +97,17 @@ class DenseOptimizerConfig(Section):
             )
         if self.nesterov and not self.momentum:
             raise InputError("optimizer.dense.nesterov is true, but optimizer.dense.momentum is 0.0; set a momentum")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _clips_in_one_way(self) -> Self:
+        if self.max_norm is not None and self.max_value is not None:
+            raise InputError(
+                f"optimizer.dense.max_norm is {self.max_norm} and optimizer.dense.max_value is {self.max_value}; "
+                "set one of them"
+            )
+        if self.norm_type != 2 and self.max_norm is None:
+            raise InputError(
+                f"optimizer.dense.norm_type is {self.norm_type}, but optimizer.dense.max_norm is unset; set both"
+            )
         return self

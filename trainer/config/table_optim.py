@@ -27,5 +27,7 @@ class SparseOptimizerConfig(Section):
     """Decay of the first moment, for Adam and LAMB."""
     beta2: Beta = 0.999
     """Decay of the second moment, for Adam and LAMB."""
+    max_gradient: pydantic.PositiveFloat | None = None
+    """Clamp each value of the gradient of a pooled embedding to this size. Unset: no limit."""
     schedule: Schedule = Schedule()
     """Learning-rate schedule."""

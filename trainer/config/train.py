@@ -9,6 +9,21 @@ from trainer.config.section import Section
 from trainer.core.errors import InputError
 from trainer.core.timeouts import COLLECTIVE_TIMEOUT
 
+FP16_LOSS_SCALE = 2.0**16  # torch.amp.GradScaler's first scale
+
+
+class LossScaleConfig(Section):
+    """The dynamic loss scale: loss and gradients are computed times a number, so that small ones do not vanish."""
+
+    initial: float | None = pydantic.Field(default=None, ge=1)
+    """The scale at the first step. Unset: 65536 with train.precision fp16, else the loss is not scaled."""
+    growth_factor: float = pydantic.Field(default=2.0, gt=1)
+    """Factor of the scale after growth_interval steps in a row without an overflow."""
+    backoff_factor: float = pydantic.Field(default=0.5, gt=0, lt=1)
+    """Factor of the scale at an overflow; it does not fall below 1."""
+    growth_interval: pydantic.PositiveInt = 2000
+    """Steps without an overflow after which the scale grows."""
+
 
 class TrainConfig(Section):
     """Length, seed and precision of training."""
@@ -19,8 +34,16 @@ class TrainConfig(Section):
     """Passes over the training data; set this or steps, not both."""
     seed: int = pydantic.Field(default=0, ge=0, lt=2**32)
     """Seed of the initial weights and of the order of the data."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Precision in which the dense part computes; weights and losses stay float32."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Precision in which the dense part computes; weights and losses stay float32. fp16 has a loss scale."""
+    loss_scale: LossScaleConfig = LossScaleConfig()
+    """The loss scale, which fp16 needs."""
+    tf32: bool = False
+    """Let a GPU round the factors of float32 products to TF32's 10 bits, which is faster."""
+    micro_batches: Annotated[pydantic.PositiveInt, MayChange] = 1
+    """Slices of a local batch, computed one after the other to need less memory; the step is the same."""
+    nonfinite: Annotated[Literal["ignore", "error", "skip"], MayChange] = "ignore"
+    """If the loss or a gradient is not finite: ignore does not look, error ends the job, skip leaves the step out."""
     # Below the timeout of collectives, which ends the job before a later report.
     stuck_seconds: Annotated[float, MayChange] = pydantic.Field(
         default=300.0, gt=0, lt=COLLECTIVE_TIMEOUT.total_seconds()
@@ -30,6 +53,26 @@ class TrainConfig(Section):
         default=0.0, ge=0, lt=COLLECTIVE_TIMEOUT.total_seconds()
     )
     """Let all ranks exchange data before training, which names slow and dead hosts, in at most this time. 0: off."""
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the loss is scaled."""
+        return self.precision == "fp16" or self.loss_scale.initial is not None
+
+    @property
+    def first_loss_scale(self) -> float:
+        """The loss scale of the first step; 1 if the loss is not scaled."""
+        return self.loss_scale.initial or (FP16_LOSS_SCALE if self.precision == "fp16" else 1.0)
+
+    @pydantic.model_validator(mode="after")
+    def _loss_scale_is_used(self) -> Self:
+        given = self.loss_scale.model_dump(exclude_defaults=True)
+        if given and not self.scales_loss:
+            raise InputError(
+                f"train.loss_scale.{min(given)} is set, but the loss is not scaled: train.precision is "
+                f"'{self.precision}' and train.loss_scale.initial unset; use fp16, set the latter or leave it out"
+            )
+        return self
 
 
 class EvaluateConfig(Section):

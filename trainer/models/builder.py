@@ -31,11 +31,13 @@ def build_model(data: DataConfig, model: ModelConfig, device: torch.device) -> n
     return builder(ModelInputs(tables, len(data.dense), list(data.sparse), len(data.labels), device, model))
 
 
-def build_model_with_loss(data: DataConfig, config: ModelConfig, device: torch.device, bf16: bool) -> ModelWithLoss:
-    """Builds the model and its loss.
+def build_model_with_loss(
+    data: DataConfig, config: ModelConfig, device: torch.device, autocast: torch.dtype | None
+) -> ModelWithLoss:
+    """Builds the model and its loss; `autocast` is the precision that the model computes in, None for float32.
 
     Raises:
         InputError: The model or the loss is unknown, or the model cannot be built from these features.
     """
     loss = find_by_name("model.loss", config.loss, LOSSES)
-    return ModelWithLoss(build_model(data, config, device), loss, device.type, bf16)
+    return ModelWithLoss(build_model(data, config, device), loss, device.type, autocast)

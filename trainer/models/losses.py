@@ -14,6 +14,7 @@ def binary(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").sum(dim=1)
 
 
+LossAndOutputs = tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Returns the loss of each sample, `[B]`, from logits and labels, `[B, T]` float32 each."""
 
@@ -29,15 +30,16 @@ class ModelWithLoss(nn.Module):
         model: Gives logits `[B, T]` for dense features `[B, D]` and sparse features.
         loss: The loss of each sample.
         device_type: Type of the device, such as cuda.
-        bf16: Whether the model computes in bfloat16; parameters and the loss stay float32.
+        autocast: Precision that the model computes in, None for that of its parameters; parameters and the loss stay
+            float32.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, device_type: str, bf16: bool) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, device_type: str, autocast: torch.dtype | None) -> None:
         super().__init__()
         self.model = model
-        self._loss, self._device_type, self._bf16 = loss, device_type, bf16
+        self._loss, self._device_type, self._autocast = loss, device_type, autocast
 
-    def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def forward(self, batch: Batch) -> LossAndOutputs:
         """Computes the loss of the local batch, such that its mean over the ranks is that of the global batch.
 
         The loss of the global batch is the sum of its samples' losses, each times its weight, over the number of
@@ -47,9 +49,8 @@ class ModelWithLoss(nn.Module):
             The loss, a scalar, and then the same detached, the logits `[B, T]`, the labels `[B, T]` and the weights
             `[B]`.
         """
-        # No GradScaler beside it: bfloat16 needs none, and fused table optimizers would apply the scaled gradients.
-        with torch.autocast(self._device_type, torch.bfloat16, enabled=self._bf16):
+        with torch.autocast(self._device_type, self._autocast, enabled=self._autocast is not None):
             logits = self.model(batch.dense, batch.sparse)
-        logits = logits.float()  # bfloat16 has 8 bits, too few for a loss
+        logits = logits.float()  # bfloat16 has 8 bits, float16 11, too few for a loss
         loss = (self._loss(logits, batch.labels) * batch.weights).sum() * batch.scale
         return loss, (loss.detach(), logits.detach(), batch.labels, batch.weights)

@@ -28,6 +28,7 @@ class Optimizers:
     Attributes:
         fused: The optimizer of the sharded tables.
         combined: All of them as one, for the training pipeline.
+        dense_parameters: All weights that train but the tables.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Optimizers:
         dense = {
             name: parameter for name, parameter in parameters.items() if name not in tables and parameter.requires_grad
         }
+        self.dense_parameters = [*dense.values()]
         self.fused: KeyedOptimizer = model.fused_optimizer
         self._replicated = _keyed(tables, TABLE_OPTIMIZERS[config.sparse.name].replicated, table_options(config.sparse))
         self._dense = dense_optimizers(dense, config.dense)

@@ -1,9 +1,11 @@
 """Shards a model by a plan, and initializes its tables."""
 
+import torch
 from torch import nn
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from trainer.config.plan import SHARDING_TYPES, CommsConfig
 from trainer.core.distributed import DistributedContext
@@ -18,10 +20,35 @@ class Sharder(EmbeddingBagCollectionSharder):
 
     Args:
         comms: Precision of the exchange between ranks.
+        tables: What a collection of tables becomes.
     """
 
-    def __init__(self, comms: CommsConfig) -> None:
+    def __init__(
+        self,
+        comms: CommsConfig,
+        tables: type[ShardedEmbeddingBagCollection] = ShardedEmbeddingBagCollection,
+    ) -> None:
         super().__init__(qcomm_codecs_registry=codecs(comms))
+        self._tables = tables
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedEmbeddingBagCollection:
+        """Returns a collection of tables, sharded."""
+        return self._tables(
+            module=module,
+            table_name_to_parameter_sharding=params,
+            env=env,
+            fused_params=self.fused_params,
+            device=device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            module_fqn=module_fqn,
+        )
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Returns all sharding types."""

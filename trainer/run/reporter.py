@@ -1,5 +1,6 @@
 """Reports of a run: the console, metrics.jsonl, evaluations.jsonl, TensorBoard and the TorchX tracker."""
 
+import math
 import resource
 import sys
 import time
@@ -70,8 +71,12 @@ class Reporter:
         running = running or {"loss": 0.0, "steps": 0}
         # Each rank resumes with an equal part of the sum, so that the number of ranks does not matter. In float64, as a
         # float32 sum of a long interval would lose digits of the loss.
-        self._loss = torch.tensor(running["loss"] / context.world_size, dtype=torch.float64, device=context.device)
-        self._loss_steps = int(running["steps"])
+        self._sums = {
+            name: torch.tensor(value / context.world_size, dtype=torch.float64, device=context.device)
+            for name, value in running.items()
+            if name != "steps"
+        }
+        self._steps_taken = int(running["steps"])
         self._step_seconds: list[float] = []
         self._stalled_before, self._samples = 0.0, 0
         self._clock = time.perf_counter()
@@ -89,38 +94,54 @@ class Reporter:
 
     def state(self) -> dict[str, float]:
         """Returns the loss of the current interval, summed over its steps; the same on every rank."""
-        return {"loss": sum_over_ranks(self._loss, self._context).item(), "steps": self._loss_steps}
+        sums = {name: sum_over_ranks(value, self._context).item() for name, value in self._sums.items()}
+        return {**sums, "steps": self._steps_taken}
 
-    def step(self, step: int, epoch: int, loss: Tensor, samples: int, stalled_seconds: float) -> None:
+    def step(
+        self,
+        step: int,
+        epoch: int,
+        means: dict[str, Tensor],
+        samples: int,
+        stalled_seconds: float,
+        counts: dict[str, float] | None = None,
+    ) -> None:
         """Records one step.
 
         Args:
             step: Its number; the first is 1.
             epoch: The epoch that it belongs to; the first is 0.
-            loss: This rank's loss, whose mean over the ranks is that of the global batch.
+            means: This rank's `loss` and other values whose mean over the ranks is that of the global batch, to be
+                reported as means over the steps of an interval; empty if the step was skipped.
             samples: Samples of the global batch.
             stalled_seconds: Time that this rank has waited for batches since its start.
+            counts: Values that are reported as they are at the end of an interval.
         """
         now = time.perf_counter()
         self._step_seconds.append(now - self._clock)
         self._clock = now
-        self._loss += loss  # stays on the device: to read it every step would wait for the GPU
-        self._loss_steps += 1
+        for name, value in means.items():
+            self._sums.setdefault(name, torch.zeros_like(self._sums["loss"]))
+            self._sums[name] += value  # stays on the device: to read it every step would wait for the GPU
+        self._steps_taken += bool(means)
         self._samples += samples
         if self._context.is_rank0:
             self._bar.update()
         if step % self._config.interval_steps == 0 or step == self._last_step:
-            self._report_interval(step, epoch, stalled_seconds)
+            self._report_interval(step, epoch, stalled_seconds, counts or {})
 
-    def _report_interval(self, step: int, epoch: int, stalled_seconds: float) -> None:
-        mean_loss = sum_over_ranks(self._loss, self._context).item() / self._context.world_size / self._loss_steps
+    def _report_interval(self, step: int, epoch: int, stalled_seconds: float, counts: dict[str, float]) -> None:
+        total = self.state()
+        taken = total.pop("steps") * self._context.world_size
+        means = {name: value / taken if taken else math.nan for name, value in total.items()}
         seconds = sum(self._step_seconds)
         stalled = sum_over_ranks(torch.tensor(stalled_seconds - self._stalled_before), self._context).item()
         p50, p99 = np.percentile(self._step_seconds, [50, 99])
         record = {
             "step": step,
             "epoch": epoch,
-            "loss": mean_loss,
+            **means,
+            **counts,
             "samples_per_second": self._samples / seconds,
             "samples_per_second_per_rank": self._samples / seconds / self._context.world_size,
             # The input stall; readers of metrics.jsonl know it by this key.
@@ -129,12 +150,13 @@ class Reporter:
             "step_seconds_p99": float(p99),
             "memory_gib": memory_gib(self._context),
         }
-        self._loss.zero_()
-        self._loss_steps, self._samples, self._step_seconds, self._stalled_before = 0, 0, [], stalled_seconds
+        for value in self._sums.values():
+            value.zero_()
+        self._steps_taken, self._samples, self._step_seconds, self._stalled_before = 0, 0, [], stalled_seconds
         if self._context.is_rank0:
             self._write(self._metrics, "train", record)
             self.log(self._line(record))
-            if mean_loss == 0 and step - self._first_step <= self._config.interval_steps:
+            if means["loss"] == 0 and step - self._first_step <= self._config.interval_steps:
                 self.log(ZERO_LOSS)
 
     def _line(self, record: dict[str, Any]) -> str:
@@ -145,7 +167,7 @@ class Reporter:
             f"{record['samples_per_second']:,.0f} samples/s ({record['samples_per_second_per_rank']:,.0f} per rank)  "
             f"input stall {record['data_wait']:.1%}  "
             f"step {record['step_seconds_p50'] * 1e3:,.1f} ms (p99 {record['step_seconds_p99'] * 1e3:,.1f})  "
-            f"{record['memory_gib']:.2f} GiB  ETA {tqdm.format_interval(round(eta))}"
+            f"{record['memory_gib']:.2f} GiB  {_extras(record)}ETA {tqdm.format_interval(round(eta))}"
         )
 
     def evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
@@ -213,6 +235,12 @@ class Reporter:
             for name, value in record.items():
                 if self._board and name not in ("step", "split"):
                     self._board.add_scalar(f"{group}/{name}", value, record["step"])
+
+
+def _extras(record: dict[str, Any]) -> str:
+    norm = f"gradient norm {record['gradient_norm']:.4g}  " if "gradient_norm" in record else ""
+    scale = f"loss scale {record['loss_scale']:,.4g}  " if "loss_scale" in record else ""
+    return norm + scale + (f"{record['skipped_steps']:,} steps skipped  " if "skipped_steps" in record else "")
 
 
 def format_metrics(metrics: dict[str, float]) -> str:

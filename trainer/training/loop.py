@@ -36,15 +36,15 @@ def _train(config: Config, out: str, resume: Resume, context: DistributedContext
 
 def run(session: Session) -> None:
     """Trains from the first step to the last, and evaluates the result."""
-    training_step = TrainingStep(session.model, session.context)
+    training_step = TrainingStep(session)
     first, last = session.order.first_step, session.order.last_step
 
     # An evaluation that a stop interrupted is made up for, so that a resumed run has the lines of any other.
     if session.lacks_evaluation():
         session.evaluate(first, training_step.detach(), ["validation"])
     for step in range(first + 1, last + 1):
-        loss = training_step.take(step, session.batches)
-        session.record(step, loss)
+        result = training_step.take(step, session.batches)
+        session.record(step, result)
         request = session.stop_requests.all_reduce(save=session.saver.overdue())
         if session.saver.due(step) or step == last or request is Request.SAVE:
             session.save(step)

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NoReturn
 
 from tabulate import tabulate
-from torch import Tensor, nn
+from torch import nn
 
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.store import Checkpoint
@@ -25,6 +25,7 @@ from trainer.run.reporter import Reporter, StallTimer
 from trainer.run.watchdog import Watchdog
 from trainer.training.evaluate import Evaluator
 from trainer.training.sharded_model import ShardedModel
+from trainer.training.step_state import StepResult, StepState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,7 @@ class Session:
         batches: The batches to train on, in order.
         stop_requests: Signals that request a stop.
         watchdog: Reports a rank that is stuck.
+        step_state: What steps leave to those after them.
     """
 
     claimed: ClaimedRun
@@ -90,6 +92,7 @@ class Session:
     batches: StallTimer[Batch]
     stop_requests: StopRequests
     watchdog: Watchdog
+    step_state: StepState
 
     @property
     def config(self) -> Config:
@@ -106,12 +109,18 @@ class Session:
         """The run directory."""
         return self.claimed.directory
 
-    def record(self, step: int, loss: Tensor) -> None:
+    def record(self, step: int, result: StepResult) -> None:
         """Records a step's loss, samples and time."""
         self.watchdog.note(f"the work after step {step}")
         epoch, epoch_step = divmod(step - 1, self.order.lanes.steps)
         samples = self.order.lanes.samples_in_step(epoch_step)
-        self.reporter.step(step, epoch, loss, samples, self.batches.stalled_seconds)
+        if result.skipped:
+            self.reporter.log(f"step {step:,} is skipped: its loss or a gradient is not finite")
+        self.reporter.step(step, epoch, result.means, samples, self.batches.stalled_seconds, self._counts())
+
+    def _counts(self) -> dict[str, float]:
+        skipped = {"skipped_steps": self.step_state.skipped} if self.step_state.skipped else {}
+        return ({"loss_scale": self.step_state.loss_scale} if self.config.train.scales_loss else {}) | skipped
 
     def evaluate(self, step: int, model: nn.Module, splits: Iterable[str]) -> dict[str, float]:
         """Evaluates splits, reports them and returns the metrics, each named `SPLIT_METRIC`.
@@ -147,6 +156,7 @@ class Session:
             "lanes": self.order.lanes.lanes,
             "seed": self.config.train.seed,
             "running": self.reporter.state(),
+            "step_state": asdict(self.step_state),
             "data": self.order.files.description(),
         }
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}

@@ -25,6 +25,8 @@ from trainer.run.watchdog import watched
 from trainer.training.announce import announce
 from trainer.training.evaluate import Evaluator
 from trainer.training.finetune import finetune
+from trainer.training.loss_scale import start_state
+from trainer.training.micro_batches import check_micro_batches
 from trainer.training.resume import Resume, check_start, find_start, open_run
 from trainer.training.session import ClaimedRun, EpochOrder, Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
@@ -65,6 +67,9 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
             batches=StallTimer(order.loader.batches(order.first_step, order.last_step)),
             stop_requests=stop_requests,
             watchdog=watchdog,
+            step_state=start_state(
+                config.train, claimed.start.train_state.get("step_state") if claimed.start else None
+            ),
         )
         announce(session, origin)
         yield session
@@ -122,6 +127,7 @@ def _plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, contex
             f"data.global_batch_size is {lanes.global_batch_size}, more than the {files.rows} samples to train on, and "
             "data.last_batch is 'drop'; use a smaller batch or 'keep'"
         )
+    check_micro_batches(config.train.micro_batches, lanes, context.world_size)
     if start:
         check_start(start, number, config, files)
     return lanes

@@ -22,6 +22,8 @@ from trainer.plan.plan_file import plan_to_json, replicated_tables
 from trainer.plan.planner import check_planner, make_plan
 from trainer.plan.report import render_plan
 from trainer.plan.sharding import Sharder, shard
+from trainer.training.cut import Cut, CutTables, needs_cut
+from trainer.training.precision import AUTOCAST, allow_tf32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class ShardedModel:
     Attributes:
         model: The model with its loss.
         optimizers: The optimizers of its tables and of its dense part.
+        cut: Where backward stops before the tables, if it does.
         plan: The placement of its tables.
         plan_json: The plan in the form of plan.json.
         plan_table: The plan as a table to print.
@@ -39,6 +42,7 @@ class ShardedModel:
 
     model: DistributedModelParallel
     optimizers: Optimizers
+    cut: Cut
     plan: ShardingPlan
     plan_json: dict[str, Any]
     plan_table: str
@@ -68,6 +72,11 @@ class ShardedModel:
         self.optimizers.combined.zero_grad()
         loss, _ = self.model(batch)
         loss.backward()
+        if self.cut:
+            for gradient in [*(weight.grad for weight in self.optimizers.dense_parameters), *self.cut.gradients]:
+                if gradient is not None:
+                    gradient.nan_to_num_(0.0, 0.0, 0.0)  # an overflow would move weights even at a rate of zero
+            self.cut.backward()
         self.optimizers.combined.step()
         for value in optimizer_tensors(self.optimizers).values():
             for local_shard in local_shards_of(value):
@@ -83,7 +92,7 @@ def build_unsharded_model(config: Config, device: torch.device) -> ModelWithLoss
     check_table_optimizer(config.optimizer.sparse, device.type)
     check_planner(config.data, config.planner, config.optimizer.sparse.name)
     torch.manual_seed(config.train.seed)  # for the dense part; tables are initialized when they are sharded
-    model = build_model_with_loss(config.data, config.model, device, bf16=config.train.precision == "bf16")
+    model = build_model_with_loss(config.data, config.model, device, AUTOCAST[config.train.precision])
     freeze(model, config.optimizer.dense.frozen)
     for tables in embedding_collections(model):
         fuse(tables, config.optimizer.sparse)
@@ -101,7 +110,9 @@ def build_sharded_model(config: Config, context: DistributedContext, steps_per_e
     Raises:
         InputError: The model cannot be built, planned or sharded as configured.
     """
-    unsharded, sharder = build_unsharded_model(config, context.device), Sharder(config.comms)
+    allow_tf32(config.train, context.device)
+    unsharded = build_unsharded_model(config, context.device)
+    sharder = Sharder(config.comms, CutTables) if needs_cut(config) else Sharder(config.comms)
     plan = make_plan(unsharded, sharder, config.data, config.planner, context)
     check_comms(config.comms, plan, local_batch_sizes(config, context.world_size))
     # Before `shard`, which replaces the tables inside the unsharded model.
@@ -112,6 +123,7 @@ def build_sharded_model(config: Config, context: DistributedContext, steps_per_e
     return ShardedModel(
         model=model,
         optimizers=Optimizers(model, replicated_tables(plan), config.optimizer, steps_per_epoch),
+        cut=Cut(model),
         plan=plan,
         plan_json=plan_json,
         plan_table=plan_table,

@@ -57,7 +57,7 @@ def _steps_per_second(
     session: Session, batches: Iterator[Batch], steps: int, step_numbers: Iterator[int], saves: bool
 ) -> float:
     """Takes steps, with one save after the other if `saves`; the time of staging, for which all wait, is left out."""
-    training_step = TrainingStep(session.model, session.context)
+    training_step = TrainingStep(session)
     for step in itertools.islice(step_numbers, WARM_STEPS):
         training_step.take(step, batches)
     start, staging_seconds = time.perf_counter(), 0.0

@@ -62,11 +62,11 @@ def _train_from_parquet(session: Session, steps: int) -> float:
 def _train(session: Session, batches: Iterator[Batch], steps: int) -> float:
     """Returns samples per second of the loop in `trainer.training.loop`, in which no save and no evaluation is due."""
     session = replace(session, batches=StallTimer(batches))
-    training_step = TrainingStep(session.model, session.context)
+    training_step = TrainingStep(session)
 
     def take(step: int) -> bool:
-        loss = training_step.take(step, session.batches)
-        session.record(step, loss)
+        result = training_step.take(step, session.batches)
+        session.record(step, result)
         if session.stop_requests.all_reduce(save=session.saver.overdue()) is Request.STOP:
             raise Stopped
         return session.saver.due(step) or session.evaluator.due(step)

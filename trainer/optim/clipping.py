@@ -1,0 +1,27 @@
+"""Clipping of the dense part's gradients."""
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from trainer.config.dense_optim import DenseOptimizerConfig
+
+
+def clip(parameters: Iterable[nn.Parameter], config: DenseOptimizerConfig) -> Tensor | None:
+    """Clips gradients in place, by their norm or by their values, as configured.
+
+    Needs no collective: every rank has the same gradients of the dense part, averaged over ranks by
+    DistributedDataParallel.
+
+    Returns:
+        The norm of all gradients together before, None where nothing is clipped.
+    """
+    if config.max_norm is None and config.max_value is None:
+        return None
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    if config.max_norm is not None:
+        return nn.utils.clip_grad_norm_(trained, config.max_norm, config.norm_type)
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in trained], config.norm_type)  # pyrefly: ignore
+    assert config.max_value is not None
+    nn.utils.clip_grad_value_(trained, config.max_value)
+    return norm

@@ -1,0 +1,57 @@
+"""Micro-batches: the dense part computes a local batch in slices, whose gradients add up to those of the whole.
+
+The tables look the whole batch up once and are updated once, as FBGEMM cannot add gradients up: updates by each slice
+would be other steps of any optimizer but SGD, which is what TorchRec's GradientAccumulationWrapper takes.
+"""
+
+from contextlib import nullcontext
+
+import torch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from trainer.core.errors import InputError
+from trainer.data.batch import Batch
+from trainer.data.order import Lanes, divides
+from trainer.models.losses import LossAndOutputs
+from trainer.training.cut import Cut
+from trainer.training.loss_scale import LossScale
+
+
+def check_micro_batches(micro_batches: int, lanes: Lanes, world_size: int) -> None:
+    """Refuses a number of micro-batches that does not cut a local batch as more ranks would cut it.
+
+    Raises:
+        InputError: A micro-batch would have a part of a sample, or parts of several lanes.
+    """
+    batch, local = lanes.global_batch_size, lanes.global_batch_size // world_size
+    if divides(lanes.lanes, world_size * micro_batches, batch):
+        return
+    allowed = [n for n in range(1, local + 1) if divides(lanes.lanes, world_size * n, batch)]
+    raise InputError(
+        f"train.micro_batches is {micro_batches}, which cannot cut a rank's {local} samples (data.global_batch_size "
+        f"{batch} / {world_size} ranks) at the borders of {lanes.lanes} lanes or into equal parts of a lane; use one "
+        f"of {', '.join(map(str, allowed[:8]))}{', ...' if len(allowed) > 8 else ''}"
+    )
+
+
+def forward_in_parts(
+    model: DistributedModelParallel, cut: Cut, parts: list[Batch], loss_scale: LossScale
+) -> LossAndOutputs:
+    """Computes a batch part by part, and the gradients of all parts but the last.
+
+    Returns:
+        The loss of the last part, whose backward is left to do, and the outputs of the whole batch.
+    """
+    cut.slice_next_batch(len(parts))
+    *others, last = parts
+    outputs = []
+    # DistributedDataParallel averages over ranks at the last part; without dense parameters it is not there.
+    with getattr(model._dmp_wrapped_module, "no_sync", nullcontext)():
+        for part in others:
+            loss, output = model(part)
+            loss_scale.scale(loss).backward()
+            outputs.append(output)
+    loss, output = model(last)
+    losses, *rest = zip(*outputs, output, strict=True)
+    logits, labels, weights = (torch.cat(tensors) for tensors in rest)
+    return loss, (torch.stack(losses).sum(), logits, labels, weights)

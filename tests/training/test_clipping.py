@@ -1,0 +1,131 @@
+"""Clipped gradients are those of one process in float64, on any number of ranks, under any plan."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from jobs import config, launch_rounds, saved_tensors, write_rows
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from trainer.config.root import Config
+from trainer.data.dataset import find_files
+from trainer.data.loader import Loader
+from trainer.data.order import Lanes
+from trainer.models.base import ModelInputs
+from trainer.models.dlrm import dlrm
+from trainer.models.embeddings import table_configs
+from trainer.models.table_init import initialize_tables
+
+STEPS = 10
+PLANS = {1: ["table_wise"], 2: ["row_wise"], 4: ["column_wise"]}
+LIMITS = {
+    "norm": {"optimizer__dense__max_norm": 0.05},
+    "norm 3": {"optimizer__dense__max_norm": 0.05, "optimizer__dense__norm_type": 3.0},
+    "value": {"optimizer__dense__max_value": 0.005},
+    "tables": {"optimizer__sparse__max_gradient": 2e-4},
+    "tables, replicated": {"optimizer__sparse__max_gradient": 2e-4, "planner__mode": "data_parallel"},
+    "all, scaled, in parts": {
+        "optimizer__dense__max_norm": 0.05,
+        "optimizer__sparse__max_gradient": 2e-4,
+        "train__loss_scale": {"initial": 1024.0},
+        "train__micro_batches": 4,
+    },
+}
+
+
+def settings(data, changes, ranks=1):
+    tree = config(data, train__steps=STEPS, planner__sharding_types=PLANS[ranks], **changes)
+    tree["optimizer"]["sparse"] |= {"learning_rate": 50.0}
+    tree["optimizer"]["dense"] |= {"learning_rate": 2.0}
+    tree["data"]["sparse"]["s1"]["pooling"] = "mean"
+    return tree
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("rows"), [130, 90])
+
+
+@pytest.fixture(scope="module")
+def runs(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clipping")
+    launch_rounds(
+        [
+            (
+                ranks,
+                [
+                    {"config": settings(data, changes, ranks), "out": str(folder / f"{name}-{ranks}")}
+                    for name, changes in LIMITS.items()
+                ],
+            )
+            for ranks in PLANS
+        ],
+        folder,
+    )
+    return folder
+
+
+def clamp_gradient_of_pooled(limit):
+    def hook(_, __, pooled):
+        pooled.values().register_hook(lambda gradient: gradient.clamp(-limit, limit))
+
+    return hook
+
+
+def reference(tree):
+    """Returns the weights and the gradient norms of plain autograd, with torch's own clipping."""
+    settings = Config.model_validate(tree)
+    torch.manual_seed(settings.train.seed)
+    tables = EmbeddingBagCollection(tables=table_configs(settings.data, settings.model))
+    torch.manual_seed(settings.train.seed)
+    model = dlrm(ModelInputs(tables, 2, list(settings.data.sparse), 1, torch.device("cpu"), settings.model))
+    initialize_tables(model, settings.train.seed)
+    model = model.double()
+    limits = settings.optimizer.dense
+    if settings.optimizer.sparse.max_gradient:
+        tables.register_forward_hook(clamp_gradient_of_pooled(settings.optimizer.sparse.max_gradient))
+    dense = [weight for name, weight in model.named_parameters() if "embedding_bags" not in name]
+    groups = [
+        {"params": list(tables.parameters()), "lr": settings.optimizer.sparse.learning_rate},
+        {"params": dense, "lr": limits.learning_rate},
+    ]
+    optimizer, norms = torch.optim.SGD(groups), []
+    files = find_files("train", settings.data.train, settings.data)
+    loader = Loader(files, settings.data, Lanes(files.rows, 8, 64), 0, 1, settings.train.seed, True)
+    for batch in loader.batches(0, STEPS):
+        logits = model(batch.dense.double(), batch.sparse)
+        each = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.double(), reduction="none")[:, 0]
+        optimizer.zero_grad()
+        ((each * batch.weights).sum() / batch.weights.sum()).backward()
+        norms.append(sum(weight.grad.abs().pow(limits.norm_type).sum() for weight in dense) ** (1 / limits.norm_type))
+        if limits.max_norm:
+            for weight in dense:
+                weight.grad *= min(1.0, limits.max_norm / norms[-1])
+        if limits.max_value:
+            for weight in dense:
+                weight.grad.clamp_(-limits.max_value, limits.max_value)
+        optimizer.step()
+    return model.state_dict(), [norm.item() for norm in norms]
+
+
+def unlimited(tree):
+    tree["optimizer"]["dense"] = {"name": "sgd", "learning_rate": tree["optimizer"]["dense"]["learning_rate"]}
+    tree["optimizer"]["sparse"] = {"name": "sgd", "learning_rate": tree["optimizer"]["sparse"]["learning_rate"]}
+    return tree
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_weights_and_norms_are_those_of_one_process(runs, data, limit):
+    expected, norms = reference(settings(data, LIMITS[limit]))
+    without, _ = reference(unlimited(settings(data, LIMITS[limit])))
+    for ranks in PLANS:
+        out = runs / f"{limit}-{ranks}"
+        found = {name.removeprefix("model.model."): value for name, value in saved_tensors(out, STEPS).items()}
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name].double(), value, rtol=1e-5, atol=1e-5, err_msg=f"{name} on {ranks}")
+        assert any((without[name] - value).abs().max() > 1e-2 for name, value in expected.items())
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        reported = [line["gradient_norm"] for line in lines if "gradient_norm" in line]
+        np.testing.assert_allclose(reported, norms if "optimizer__dense" in str(LIMITS[limit]) else [], rtol=1e-4)

@@ -27,6 +27,17 @@ class Sum(nn.Module):
         return self.head(self.tables(sparse).values())
 
 
+class Normalized(Sum):
+    """The same, of embeddings that are normalized over the batch."""
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        self.norm = nn.BatchNorm1d(self.head.in_features, device=inputs.device)
+
+    def forward(self, dense, sparse):
+        return self.head(self.norm(self.tables(sparse).values()))
+
+
 def sum_of_embeddings(inputs: ModelInputs) -> nn.Module:
     """Is called by `model.name = "custom:sum_of_embeddings"`."""
     assert inputs.config.arguments == {"depth": 3}

@@ -19,6 +19,7 @@ STEPS = 8
 CHANGES = {
     "fp32": {},
     "parts": {"train__micro_batches": 4},
+    "buffers": {"model": {"name": "custom:Normalized", "embedding_dim": 16}},
     "fp16": {"train__precision": "fp16", "train__loss_scale": {"initial": 1024.0, "growth_interval": 4}},
 }
 
@@ -37,15 +38,16 @@ def data(tmp_path_factory):
 
 
 def settings(data, steps=STEPS, **changes):
-    return config(
+    tree = config(
         data,
         data__shuffle=False,
         train__steps=steps,
-        model__loss="custom:infinite_for_half",
         optimizer__sparse={"name": "rowwise_adagrad", "learning_rate": 0.1},
         optimizer__dense={"name": "adamw", "learning_rate": 0.01},
         **{"checkpoint__every_steps": 1, "checkpoint__keep": {"newest": STEPS}, "train__nonfinite": "skip"} | changes,
     )
+    tree["model"]["loss"] = "custom:infinite_for_half"
+    return tree
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +88,7 @@ def test_no_bit_changes_in_a_skipped_step(runs, kind, ranks):
         assert (unchanged == before.keys()) == (step in BAD_STEPS)
 
 
-@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("kind", ["fp32", "parts", "fp16"])
 def test_the_number_of_ranks_does_not_matter(runs, kind):
     for ranks in (2, 4):
         found, alone = losses(runs / f"{kind}-{ranks}"), losses(runs / f"{kind}-1")

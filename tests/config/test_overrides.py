@@ -77,6 +77,8 @@ def value_of(config, key):
         ("--data.sparse.new_name.rows=9", "data.sparse.new_name.rows", 9),
         ("--data.dense.price.transform log1p", "data.dense.price.transform", "log1p"),
         ("--planner.tables.s.sharding-types row_wise", "planner.tables.s.sharding_types", ["row_wise"]),
+        ("--optimizer.tables.s.frozen True", "optimizer.tables.s.frozen", True),
+        ("--optimizer.tables.s.schedule.decay constant", "optimizer.tables.s.schedule.decay", "constant"),
         ("--model.arguments.depth 4", "model.arguments.depth", 4),
         ("--model.arguments.names b c", "model.arguments.names", ["b", "c"]),
         ("--model.arguments.deeper.rate 2", "model.arguments.deeper.rate", 2.0),

@@ -6,17 +6,14 @@ from jobs import config
 
 from trainer.checkpoint.state_dict import local_shards_of
 from trainer.config.root import Config
-from trainer.config.table_optim import SparseOptimizerConfig
 from trainer.core.distributed import process_group
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
 from trainer.models.embeddings import table_of_weight
-from trainer.optim.table_optimizers import check_table_optimizer, table_options
 from trainer.training.sharded_model import build_sharded_model
 
-SPARSE = {"name": "rowwise_adagrad", "learning_rate": 0.1, "eps": 1e-3, "beta1": 0.8, "beta2": 0.9}
 MOMENTS = {"eps": 1e-3, "beta1": 0.8, "beta2": 0.9}
 BETAS = {"betas": (0.8, 0.9), "eps": 1e-3}
 REPLICATED = {"s0": {"sharding_types": ["data_parallel"]}, "s1": {"sharding_types": ["table_wise"]}}
@@ -65,34 +62,6 @@ def weights(model):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("sgd", set()),
-        ("adagrad", {"eps"}),
-        ("rowwise_adagrad", {"eps"}),
-        ("adam", {"eps", "beta1", "beta2"}),
-        ("lamb", {"eps", "beta1", "beta2"}),
-        ("lars_sgd", set()),
-        ("partial_rowwise_adam", {"eps", "beta1", "beta2"}),
-        ("partial_rowwise_lamb", {"eps", "beta1", "beta2"}),
-    ],
-)
-def test_options_of_table_optimizers(name, options):
-    found = table_options(SparseOptimizerConfig.model_validate(SPARSE | {"name": name}))
-    assert found == {"lr": 0.1} | {option: SPARSE[option] for option in options}
-
-
-@pytest.mark.parametrize("name", ["adam", "lamb", "lars_sgd", "partial_rowwise_adam", "partial_rowwise_lamb"])
-def test_a_cpu_lacks_some_table_optimizers(name):
-    settings = SparseOptimizerConfig.model_validate({"name": name})
-    check_table_optimizer(settings, "cuda")
-    with pytest.raises(
-        InputError, match=f"^optimizer.sparse.name is '{name}', .* one of sgd, adagrad, rowwise_adagrad"
-    ):
-        check_table_optimizer(settings, "cpu")
-
-
-@pytest.mark.parametrize(
     ("name", "options", "plain", "same"),
     [
         ("sgd", {"momentum": 0.7}, torch.optim.SGD, {"momentum": 0.7}),
@@ -131,9 +100,9 @@ def test_every_parameter_has_one_optimizer(build, name):
     model, batch = build(optimizer__sparse__name=name, optimizer__dense__name="adamw", planner__tables=REPLICATED)
     before = weights(model)
     take_step(model, batch, 1)
-    fused = {table_of_weight(parameter) for parameter in model.optimizers.fused.params}
+    fused = {table_of_weight(parameter) for parameter in model.optimizers.tables.fused.params}
     assert fused == {f"s{number}" for number in range(1, 6)}
-    assert {table_of_weight(parameter) for parameter, _ in model.optimizers.replicated_state()} <= {"s0"}
+    assert {table_of_weight(parameter) for parameter, _ in model.optimizers.tables.replicated_state()} <= {"s0"}
     dense = {parameter for parameter, _ in model.optimizers.dense_state()}
     assert {table_of_weight(parameter) for parameter in dense} == {None}
     assert len(dense) + 6 == len(before)

@@ -1,46 +1,150 @@
-"""FBGEMM takes the options of every table optimizer, and has those on a CPU that are said to be there."""
+"""Kernels of tables take the options of every table optimizer, on a CPU and on a GPU, and update touched rows only."""
 
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    ComputeDevice,
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, WeightDecayMode
+from jobs import config
 from torchrec.distributed.utils import merge_fused_params, optimizer_type_to_emb_opt_type
 
-from trainer.config.table_optim import SparseOptimizerConfig
-from trainer.optim.table_optimizers import ON_CPU, TABLE_OPTIMIZERS, table_options
+from trainer.config.root import Config
+from trainer.config.table_optim import OPTIONS, SparseOptimizerConfig
+from trainer.core.errors import InputError
+from trainer.optim.table_kernels import TableKernel
+from trainer.optim.table_optimizers import TABLE_OPTIMIZERS, check_table_optimizers, fused_options
 
-OPTIONS = {"learning_rate": 0.25, "eps": 0.1, "beta1": 0.5, "beta2": 0.6}
+VALUES = {"eps": 0.1, "beta1": 0.5, "beta2": 0.6, "momentum": 0.7, "eta": 0.8, "weight_decay": 0.9}
+MODES = {"weight_decay_mode": "l2"}
 # A GPU's kernel is built on the meta device, where there is no GPU.
 GPU = ("meta", EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
 CPU = ("cpu", EmbeddingLocation.HOST, ComputeDevice.CPU)
+SLOTS = {
+    "sgd": [],
+    "adagrad": [2],
+    "rowwise_adagrad": [1],
+    "adam": [2, 2],
+    "lamb": [2, 2],
+    "lars_sgd": [2],
+    "partial_rowwise_adam": [2, 1],
+    "partial_rowwise_lamb": [2, 1],
+}
+"""Dimensions of each slot of the optimizers' state."""
 
 
-def kernel(name, device, location, compute_device):
-    config = SparseOptimizerConfig.model_validate({"name": name, **OPTIONS})
-    return SplitTableBatchedEmbeddingBagsCodegen(
+def kernel(name, device, location, compute_device, precision=SparseType.FP32, **options):
+    settings = SparseOptimizerConfig.model_validate({"name": name, **options})
+    return TableKernel(
         [(10, 8, location, compute_device)],
         optimizer=optimizer_type_to_emb_opt_type(TABLE_OPTIMIZERS[name].fused),
         device=torch.device(device),
-        **merge_fused_params({}, table_options(config)),
+        weights_precision=precision,
+        **merge_fused_params({}, fused_options(settings) | {"lr": 0.25}),
     )
 
 
+@pytest.mark.parametrize("device", [GPU, CPU], ids=["gpu", "cpu"])
 @pytest.mark.parametrize("name", TABLE_OPTIMIZERS)
-def test_options_reach_the_kernel(name):
-    built = kernel(name, *GPU)
+def test_options_reach_the_kernel(name, device):
+    given = {key: value for key, value in (VALUES | MODES).items() if key in OPTIONS[name]}
+    built = kernel(name, *device, **given)
     arguments = built.optimizer_args._asdict()
     assert built.learning_rate_tensor.item() == 0.25
-    for key in TABLE_OPTIMIZERS[name].options:
-        assert arguments[key] == OPTIONS[key]
+    for key in given.keys() - MODES.keys():
+        assert arguments[key] == VALUES[key]
+    if "weight_decay_mode" in given:
+        assert arguments["weight_decay_mode"] == WeightDecayMode.L2.value
+
+
+@pytest.mark.parametrize("device", [GPU, CPU], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("name", TABLE_OPTIMIZERS)
+def test_a_cpu_has_the_state_of_a_gpu(name, device):
+    states = kernel(name, *device).get_optimizer_state()
+    assert [value.dim() for state in states for value in state.values()] == SLOTS[name]
+
+
+def test_every_optimizer_has_its_options():
+    assert TABLE_OPTIMIZERS.keys() == OPTIONS.keys()
+
+
+def look_up(built, gradient):
+    """Looks up rows 3 (twice), 5 and 3, 7 in two bags, and sends a gradient back."""
+    indices, offsets = torch.tensor([3, 3, 5, 3, 7]), torch.tensor([0, 3, 5])
+    built(indices=indices, offsets=offsets).backward(gradient)
 
 
 @pytest.mark.parametrize("name", TABLE_OPTIMIZERS)
-def test_a_cpu_has_those_that_are_said_to_be_there(name):
-    if name in ON_CPU:
-        assert kernel(name, *CPU).optimizer == kernel(name, *GPU).optimizer
+def test_untouched_rows_stay_as_they_are(name):
+    built = kernel(name, *CPU, **({"weight_decay": 0.1} if "weight_decay" in OPTIONS[name] else {}))
+    built.init_embedding_weights_uniform(-1, 1)
+    (weights,) = built.split_embedding_weights()
+    before = weights.clone()
+    look_up(built, torch.randn(2, 8))
+    moved = (weights != before).any(1)
+    assert moved.nonzero().flatten().tolist() == [3, 5, 7]
+    for state in built.get_optimizer_state():
+        for value in state.values():
+            assert value.view(10, -1).any(1).nonzero().flatten().tolist() == [3, 5, 7]
+
+
+@pytest.mark.parametrize("weights_of", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["lamb", "partial_rowwise_lamb", "lars_sgd"])
+def test_zero_gradients_and_zero_rows_give_no_nan(name, weights_of):
+    built = kernel(name, *CPU)
+    (weights,) = built.split_embedding_weights()
+    weights.fill_(weights_of)
+    look_up(built, torch.zeros(2, 8))
+    assert torch.equal(weights, torch.full_like(weights, weights_of))
+    look_up(built, torch.ones(2, 8))
+    assert weights.isfinite().all()
+    assert (weights[[3, 5, 7]] < weights_of).all()
+
+
+@pytest.mark.parametrize("name", ["adam", "lamb", "partial_rowwise_adam", "partial_rowwise_lamb"])
+def test_evaluations_are_no_steps(name):
+    """FBGEMM counts forward passes for the bias correction of Adam and LAMB."""
+    found = []
+    for evaluations in (0, 3):
+        built = kernel(name, *CPU)
+        (weights,) = built.split_embedding_weights()
+        weights.fill_(0.5)
+        for step in (1, 2):
+            with torch.no_grad():
+                for _ in range(evaluations):
+                    built(indices=torch.tensor([1]), offsets=torch.tensor([0, 1]))
+            built.set_steps_taken(step - 1)
+            look_up(built, torch.ones(2, 8))
+        found.append(weights.clone())
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("name", TABLE_OPTIMIZERS)
+def test_tables_of_half_precision_are_rounded_to_nearest(name):
+    torch.manual_seed(0)
+    gradient, start = torch.randn(2, 8), torch.rand(10, 8).half()
+    found = []
+    for precision in (SparseType.FP32, SparseType.FP16):
+        built = kernel(name, *CPU, precision)
+        (weights,) = built.split_embedding_weights()
+        weights.copy_(start)
+        look_up(built, gradient)
+        found.append((weights, built.get_optimizer_state()))
+    (exact, expected), (rounded, states) = found
+    assert rounded.dtype == torch.float16
+    assert torch.equal(rounded, exact.half())
+    values = [value for state in expected for value in state.values()]
+    assert len(values) == len(SLOTS[name])
+    for found, value in zip((value for state in states for value in state.values()), values, strict=True):
+        torch.testing.assert_close(found, value)
+
+
+@pytest.mark.parametrize("name", TABLE_OPTIMIZERS)
+def test_samples_of_weight_zero_are_refused_where_they_give_nan(name):
+    weighted = Config.model_validate(config("nowhere", data__weight="w", optimizer__tables={"s2": {"name": name}}))
+    check_table_optimizers(weighted, "cpu")
+    check_table_optimizers(Config.model_validate(config("nowhere", optimizer__tables={"s2": {"name": name}})), "cuda")
+    if name in ("lamb", "partial_rowwise_lamb", "lars_sgd"):
+        with pytest.raises(InputError, match=f"^data.weight is 'w', but '{name}', the optimizer of table 's2'"):
+            check_table_optimizers(weighted, "cuda")
     else:
-        with pytest.raises(AssertionError, match="is not supported in CPU mode"):
-            kernel(name, *CPU)
+        check_table_optimizers(weighted, "cuda")

@@ -74,7 +74,7 @@ def test_the_plan_is_the_one_asked_for(runs, kind):
 
 
 def optimized_by(data, kind, name):
-    options = {"name": name, "learning_rate": 0.1, "eps": EPS}
+    options = {"name": name, "learning_rate": 0.1} | ({} if name == "sgd" else {"eps": EPS})
     return planned(data, kind, optimizer__sparse=options)
 
 

@@ -19,12 +19,13 @@ class Sum(nn.Module):
 
     def __init__(self, inputs):
         super().__init__()
-        self.tables = inputs.tables
+        self.tables, self.features = inputs.tables, inputs.sparse_features
         width = sum(table.embedding_dim * len(table.feature_names) for table in inputs.tables.embedding_bag_configs())
         self.head = nn.Linear(width, inputs.labels, device=inputs.device)
 
     def forward(self, dense, sparse):
-        return self.head(self.tables(sparse).values())
+        pooled = self.tables(sparse)  # whose `values()` are in the order of the plan
+        return self.head(torch.cat([pooled[feature] for feature in self.features], dim=1))
 
 
 class Normalized(Sum):

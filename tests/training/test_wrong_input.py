@@ -147,11 +147,6 @@ CASES = [
         ["optimizer.dense.parts.low.weights has '*.bias'", "no dense weight that trains"],
         {"optimizer__dense__frozen": ["*.bias"], "optimizer__dense__parts": {"low": {"weights": ["*.bias"]}}},
     ),
-    Case(
-        "optimizer missing on CPU",
-        ["optimizer.sparse.name is 'adam'", "CPU", "rowwise_adagrad"],
-        {"optimizer__sparse__name": "adam"},
-    ),
     Case("unknown metric", ["evaluate.metrics is 'auk'", "'auc'"], {"evaluate__metrics": ["auk"]}),
     Case(
         "best without evaluations",

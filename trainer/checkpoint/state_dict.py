@@ -40,10 +40,10 @@ def optimizer_tensors(optimizers: Optimizers) -> State:
 
 
 def _sparse(optimizers: Optimizers) -> Iterator[tuple[str, Any]]:
-    for slots in optimizers.fused.state_dict()["state"].values():
+    for slots in optimizers.tables.fused.state_dict()["state"].values():
         for name, value in slots.items():
             yield f"table.{name}", value
-    for parameter, slots in optimizers.replicated_state():
+    for parameter, slots in optimizers.tables.replicated_state():
         table = parameter.split(".")[-2]  # as the model spells it, like the fused optimizer above
         for name, value in slots.items():
             if name in REPLICATED_SLOT:  # the other is a count of steps, which only the unused lr_decay needs

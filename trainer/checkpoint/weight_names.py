@@ -195,6 +195,8 @@ def _sources(config: FinetuneConfig, pairs: dict[str, str], here: Weights, there
             continue  # the state of a weight that trains only here starts from scratch
         # Optimizers share names of slots: Adagrad and row-wise Adagrad both have momentum1, of other dimensions.
         ours, theirs = here.state(label), there.state(source)
+        if not ours:  # a frozen table has nothing to load it into
+            continue
         now, before = _kinds(ours, here.shapes), _kinds(theirs, there.shapes)
         if now != before:
             raise InputError(

@@ -1,6 +1,6 @@
 """Configuration of the model and its loss."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 
@@ -16,6 +16,8 @@ class ModelConfig(Section):
     """binary (cross-entropy), or package.module:function for a loss of your own (see docs/configuration.md)."""
     embedding_dim: pydantic.PositiveInt = 64
     """Columns of every table that does not set its own; dlrm and dlrm_dcn need them all equal."""
+    table_precision: Literal["fp32", "fp16"] = "fp32"
+    """Precision of the tables' weights; fp16 halves their memory. Their optimizer's state stays float32."""
     dense_layers: list[pydantic.PositiveInt] = [512, 256]
     """Hidden layers over the dense features; one of embedding_dim follows."""
     over_layers: list[pydantic.PositiveInt] = [512, 512, 256]

@@ -102,12 +102,16 @@ def _is_section(kind: Any) -> TypeGuard[type[Section]]:
 
 
 def _named(words: list[str], table: Path) -> Iterator[str]:
-    """Yields the names of a table's entries in flags, which may hold dots: NAME in `--data.sparse.NAME.rows`."""
+    """Yields what may be the names of a table's entries in flags: NAME in `--data.sparse.NAME.rows`.
+
+    A name may hold dots, and a section of an entry may follow it.
+    """
     start = _flag(table) + "."
     for word in words:
         key = word.partition("=")[0]
         if _dashed(key).startswith(start) and "." in key[len(start) :]:
-            yield key[len(start) :].rpartition(".")[0]
+            parts = key[len(start) :].split(".")
+            yield from (".".join(parts[:end]) for end in range(1, len(parts)))
 
 
 def _flag(path: Path) -> str:

@@ -15,6 +15,7 @@ from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import CommsConfig, PlannerConfig, TablePlan
 from trainer.config.report import ReportConfig
 from trainer.config.section import Section, Tree, validate
+from trainer.config.table_optim import TableOptimizerConfig
 from trainer.config.train import EvaluateConfig, FinetuneConfig, TrainConfig
 from trainer.core.errors import InputError, StorageError, StorageNotFoundError
 from trainer.core.storage import read_text
@@ -91,7 +92,10 @@ def example_config() -> Config:
     """Returns the defaults, with one feature of each kind called NAME, for help texts and documentation."""
     return Config(
         data=DataConfig(dense={"NAME": DenseFeature()}, sparse={"NAME": SparseFeature(rows=1)}),
-        optimizer=OptimizerConfig(dense=DenseOptimizerConfig(parts={"NAME": DensePart(weights=["*.bias"])})),
+        optimizer=OptimizerConfig(
+            tables={"NAME": TableOptimizerConfig()},
+            dense=DenseOptimizerConfig(parts={"NAME": DensePart(weights=["*.bias"])}),
+        ),
         planner=PlannerConfig(tables={"NAME": TablePlan()}),
     )
 

@@ -3,7 +3,7 @@
 import re
 
 from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from trainer.config.data import DataConfig
@@ -24,6 +24,7 @@ def table_configs(data: DataConfig, model: ModelConfig) -> list[EmbeddingBagConf
             embedding_dim=data.sparse[names[0]].dimension or model.embedding_dim,
             feature_names=names,
             pooling=PoolingType[data.sparse[names[0]].pooling.upper()],
+            data_type=DataType[model.table_precision.upper()],
         )
         for table, names in data.features_of_tables().items()
     ]
@@ -53,6 +54,11 @@ def table_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
         for name, parameter in model.named_parameters()
         if (table := table_of_weight(name))
     }
+
+
+def value_bytes(model: nn.Module) -> int:
+    """Returns the bytes of each value of the tables, which all have one precision."""
+    return next(parameter.element_size() for name, parameter in model.named_parameters() if table_of_weight(name))
 
 
 def embedding_collections(model: nn.Module) -> list[EmbeddingBagCollection]:

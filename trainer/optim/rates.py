@@ -31,18 +31,27 @@ class LearningRate:
 
 
 def learning_rates(config: OptimizerConfig) -> dict[str, LearningRate]:
-    """Returns all learning rates by the key, in `[optimizer]`, of what they are for: tables, dense weights, parts."""
+    """Returns all learning rates by the key in `[optimizer]` of what they are for, such as `sparse` and `dense`."""
     sparse, dense = config.sparse, config.dense
     rates = {
         "sparse": LearningRate(sparse.learning_rate, sparse.schedule, "optimizer.sparse.schedule"),
         "dense": LearningRate(dense.learning_rate, dense.schedule, "optimizer.dense.schedule"),
     }
+    for table in config.tables:
+        settings = config.of_table(table)
+        owner = "optimizer.sparse" if settings.schedule is sparse.schedule else f"optimizer.tables.{table}"
+        rates[table_key(table)] = LearningRate(settings.learning_rate, settings.schedule, f"{owner}.schedule")
     for name, part in dense.parts.items():
         schedule = part.schedule.or_else(dense.schedule)
         owner = "optimizer.dense" if schedule is dense.schedule else f"optimizer.dense.parts.{name}"
         base = dense.learning_rate if part.learning_rate is None else part.learning_rate
         rates[part_key(name)] = LearningRate(base, schedule, f"{owner}.schedule")
     return rates
+
+
+def table_key(table: str) -> str:
+    """Returns the key of a table with settings of its own in `[optimizer]`."""
+    return f"tables.{table}"
 
 
 def part_key(name: str) -> str:

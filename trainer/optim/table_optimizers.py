@@ -3,16 +3,21 @@
 A user's own class is not possible: FBGEMM's kernels are a closed set.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torchrec.optim as fused
-from torch import nn
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
+from torch import Tensor, nn
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 
-from trainer.config.table_optim import SparseOptimizerConfig
-from trainer.core.errors import InputError
+from trainer.config.optim import OptimizerConfig
+from trainer.config.root import Config
+from trainer.config.table_optim import OPTIONS, SparseOptimizerConfig
+from trainer.core.errors import InputError, nearest
+from trainer.models.embeddings import table_of_weight
 
 Optimizer = type[torch.optim.Optimizer]
 
@@ -25,54 +30,96 @@ class TableOptimizer:
         fused: Names the kernel to FBGEMM.
         replicated: The same update from a dense gradient, for replicated tables, which have no fused kernel; None if
             there is none.
-        on_cpu: Whether FBGEMM 1.8 implements it on a CPU.
-        options: Configuration keys that it takes besides the learning rate.
+        divides_by_update: Whether FBGEMM's kernel divides by the norm of a row's update, to NaN where that is 0.
     """
 
     fused: Optimizer
     replicated: Optimizer | None = None
-    on_cpu: bool = False
-    options: tuple[str, ...] = ("eps",)
+    divides_by_update: bool = False
 
-
-MOMENTS = ("eps", "beta1", "beta2")
 
 TABLE_OPTIMIZERS = {
-    "sgd": TableOptimizer(fused.SGD, torch.optim.SGD, on_cpu=True, options=()),
-    "adagrad": TableOptimizer(fused.Adagrad, torch.optim.Adagrad, on_cpu=True),
-    "rowwise_adagrad": TableOptimizer(fused.RowWiseAdagrad, fused.RowWiseAdagrad, on_cpu=True),
-    "adam": TableOptimizer(fused.Adam, options=MOMENTS),
-    "lamb": TableOptimizer(fused.LAMB, options=MOMENTS),
-    "lars_sgd": TableOptimizer(fused.LarsSGD, options=()),
-    "partial_rowwise_adam": TableOptimizer(fused.PartialRowWiseAdam, options=MOMENTS),
-    "partial_rowwise_lamb": TableOptimizer(fused.PartialRowWiseLAMB, options=MOMENTS),
+    "sgd": TableOptimizer(fused.SGD, torch.optim.SGD),
+    "adagrad": TableOptimizer(fused.Adagrad, torch.optim.Adagrad),
+    "rowwise_adagrad": TableOptimizer(fused.RowWiseAdagrad, fused.RowWiseAdagrad),
+    "adam": TableOptimizer(fused.Adam),
+    "lamb": TableOptimizer(fused.LAMB, divides_by_update=True),
+    "lars_sgd": TableOptimizer(fused.LarsSGD, divides_by_update=True),
+    "partial_rowwise_adam": TableOptimizer(fused.PartialRowWiseAdam),
+    "partial_rowwise_lamb": TableOptimizer(fused.PartialRowWiseLAMB, divides_by_update=True),
 }
 REPLICABLE = [name for name, optimizer in TABLE_OPTIMIZERS.items() if optimizer.replicated]
-ON_CPU = [name for name, optimizer in TABLE_OPTIMIZERS.items() if optimizer.on_cpu]
+DECAY_MODES = {"decoupled": WeightDecayMode.DECOUPLE, "l2": WeightDecayMode.L2}
 
 
-def check_table_optimizer(config: SparseOptimizerConfig, device_type: str) -> None:
-    """Refuses a table optimizer that the device does not have.
+def check_table_optimizers(config: Config, device_type: str) -> None:
+    """Refuses optimizers of unknown tables, and what FBGEMM's kernels cannot do on the device.
 
     Raises:
-        InputError: FBGEMM has no such optimizer for a CPU.
+        InputError: The message names the key, the value and what to do.
     """
-    if device_type == "cpu" and config.name not in ON_CPU:
+    tables = config.data.features_of_tables()
+    for name in config.optimizer.tables:
+        if name not in tables:
+            raise InputError(f"optimizer.tables.{name}: there is no such table{nearest(name, tables)}")
+    _check_rounding(config, device_type)
+    for table in tables:
+        name = config.optimizer.of_table(table).name
+        if device_type == "cuda" and config.data.weight and TABLE_OPTIMIZERS[name].divides_by_update:
+            raise InputError(
+                f"data.weight is '{config.data.weight}', but '{name}', the optimizer of table '{table}', turns rows of "
+                "samples of weight 0 into NaN on a GPU; leave such samples out of the data and data.weight unset, or "
+                "use another optimizer"
+            )
+
+
+def _check_rounding(config: Config, device_type: str) -> None:
+    if not config.optimizer.sparse.stochastic_rounding:
+        return
+    if config.model.table_precision != "fp16":
         raise InputError(
-            f"optimizer.sparse.name is '{config.name}', which FBGEMM does not have on a CPU; "
-            f"use one of {', '.join(ON_CPU)}, or a GPU"
+            "optimizer.sparse.stochastic_rounding is true, but model.table_precision is "
+            f"'{config.model.table_precision}', which needs no rounding; set it to 'fp16' or leave both out"
+        )
+    if device_type == "cpu":
+        raise InputError(
+            "optimizer.sparse.stochastic_rounding is true, but a CPU rounds to nearest; leave it out or use a GPU"
         )
 
 
-def fuse(tables: nn.Module, config: SparseOptimizerConfig) -> None:
+def is_replicable(settings: SparseOptimizerConfig) -> bool:
+    """Returns whether a table of these settings can be replicated, where dense gradients update all of its rows."""
+    return settings.name in REPLICABLE and not settings.weight_decay
+
+
+def fuse(tables: nn.Module, config: OptimizerConfig) -> None:
     """Marks the tables' parameters, still on the meta device, for an update inside backward."""
+    parts: list[SparseOptimizerConfig] = []
     # Unmarked, tables would train with FBGEMM's default, SGD at rate 0.01, without a warning. One call and one dict for
     # each: TorchRec changes the options that it gets, and a second use would lose the learning rate.
-    for parameter in tables.parameters():
-        apply_optimizer_in_backward(TABLE_OPTIMIZERS[config.name].fused, [parameter], table_options(config))
+    for name, parameter in tables.named_parameters():
+        settings = config.of_table(table_of_weight(name) or "")
+        if settings not in parts:
+            parts.append(settings)
+        # TorchRec puts tables of equal options into one kernel, which has one learning rate. Rates are set before every
+        # step, so that another number can tell tables of another schedule apart.
+        options = fused_options(settings) | {"lr": float(1 + parts.index(settings))}
+        apply_optimizer_in_backward(TABLE_OPTIMIZERS[settings.name].fused, [parameter], options)
 
 
-def table_options(config: SparseOptimizerConfig) -> dict[str, Any]:
-    """Returns the keyword arguments of a table optimizer, for fused and replicated tables alike."""
-    keys = TABLE_OPTIMIZERS[config.name].options
-    return {"lr": config.learning_rate, **{key: getattr(config, key) for key in keys}}
+def fused_options(settings: SparseOptimizerConfig) -> dict[str, Any]:
+    """Returns FBGEMM's keyword arguments of a table optimizer, without the learning rate."""
+    keys = {*OPTIONS[settings.name]} - {"initial_accumulator", "weight_decay", "weight_decay_mode"}
+    options: dict[str, Any] = {key: getattr(settings, key) for key in keys}
+    if settings.weight_decay:  # FBGEMM's default mode ignores it
+        mode = DECAY_MODES[settings.weight_decay_mode]
+        options |= {"weight_decay": settings.weight_decay, "weight_decay_mode": mode}
+    return options | {"stochastic_rounding": settings.stochastic_rounding}
+
+
+def replicated_optimizer(settings: SparseOptimizerConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """Returns the optimizer of replicated tables."""
+    optimizer = TABLE_OPTIMIZERS[settings.name].replicated
+    assert optimizer is not None, "check_replicated refuses it"
+    options: dict[str, Any] = {"eps": settings.eps} if "eps" in OPTIONS[settings.name] else {}
+    return optimizer(parameters, lr=settings.learning_rate, **options)  # pyrefly: ignore[unexpected-keyword]

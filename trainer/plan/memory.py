@@ -43,17 +43,18 @@ def _limits(groups: Path, hierarchy: Path) -> Iterator[int]:
                 yield int((folder / name).read_text())
 
 
-def table_bytes(shape: Sequence[int]) -> int:
-    """Returns the bytes of a table, or of a shard, in float32, without its optimizer's state."""
-    return math.prod(shape) * 4
+def table_bytes(shape: Sequence[int], value_bytes: int) -> int:
+    """Returns the bytes of a table, or of a shard, without its optimizer's state."""
+    return math.prod(shape) * value_bytes
 
 
 @contextmanager
-def allocating(tables: dict[str, tuple[int, int]]) -> Iterator[None]:
+def allocating(tables: dict[str, tuple[int, int]], value_bytes: int) -> Iterator[None]:
     """Names the largest tables if memory for them cannot be had.
 
     Args:
         tables: Rows and columns of every table.
+        value_bytes: Bytes of each of their values.
 
     Raises:
         InputError: The allocator refused, on the host or on a GPU.
@@ -65,7 +66,7 @@ def allocating(tables: dict[str, tuple[int, int]]) -> Iterator[None]:
         if not on_gpu and "can't allocate memory" not in str(error):
             raise
         largest = sorted(tables, key=lambda name: math.prod(tables[name]), reverse=True)[:LARGEST]
-        named = ", ".join(f"'{name}' of {table_bytes(tables[name]) / GIB:,.1f} GiB" for name in largest)
+        named = ", ".join(f"'{name}' of {table_bytes(tables[name], value_bytes) / GIB:,.1f} GiB" for name in largest)
         key = "planner.memory_gib" if on_gpu else "planner.host_memory_gib"
         raise InputError(
             f"the memory of this rank does not hold its part of the tables; the largest are {named}; "

@@ -28,8 +28,7 @@ from trainer.config.data import DataConfig
 from trainer.config.plan import SHARDING_TYPES, PlannerConfig, TablePlan
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError, nearest
-from trainer.models.embeddings import name_in_model, table_of_name, table_shapes
-from trainer.optim.table_optimizers import REPLICABLE
+from trainer.models.embeddings import name_in_model, table_of_name, table_shapes, value_bytes
 from trainer.plan.communication import REDUCING
 from trainer.plan.hardware import HOSTS, Host
 from trainer.plan.memory import GIB, host_memory_bytes, table_bytes
@@ -144,8 +143,8 @@ def _gpu_memory_bytes(config: PlannerConfig, device_type: str) -> int | None:
     return torch.cuda.get_device_properties(0).total_memory
 
 
-def check_planner(data: DataConfig, config: PlannerConfig, sparse_optimizer: str) -> None:
-    """Refuses unknown hosts, sharding types, kernels and tables, and replicated tables of an unfit optimizer.
+def check_planner(data: DataConfig, config: PlannerConfig) -> None:
+    """Refuses unknown hosts, sharding types, kernels and tables.
 
     Raises:
         InputError: The message names the key, the value and what is allowed.
@@ -163,16 +162,9 @@ def check_planner(data: DataConfig, config: PlannerConfig, sparse_optimizer: str
         choices[f"planner.tables.{name}.sharding_types"] = table.sharding_types
         for kernel in set(table.compute_kernels) - set(kernels):
             raise InputError(f"planner.tables.{name}.compute_kernels holds '{kernel}'{nearest(kernel, kernels)}")
-    if config.mode == "data_parallel":
-        choices["planner.mode"] = ["data_parallel"]
     for key, types in choices.items():
         for kind in set(types) - set(SHARDING_TYPES):
             raise InputError(f"{key} holds '{kind}', which is no sharding type{nearest(kind, SHARDING_TYPES)}")
-        if "data_parallel" in types and sparse_optimizer not in REPLICABLE:
-            raise InputError(
-                f"{key} has data_parallel, where optimizer.sparse.name '{sparse_optimizer}' cannot be used; "
-                f"use one of {', '.join(REPLICABLE)}"
-            )
 
 
 def _constraints(data: DataConfig, config: PlannerConfig) -> dict[str, ParameterConstraints]:
@@ -223,7 +215,7 @@ def _checked(plan: ShardingPlan) -> ShardingPlan:
 def _explain(error: PlannerError, model: nn.Module, data: DataConfig, config: PlannerConfig, world_size: int) -> str:
     if error.error_type not in (PlannerErrorType.INSUFFICIENT_STORAGE, PlannerErrorType.PARTITION):
         return f"the tables cannot be placed: {' '.join(str(error).split())[:300]}; allow more planner.sharding_types"
-    tables, batch = _memory_needed(table_shapes(model), data, config, world_size)
+    tables, batch = _memory_needed(model, data, config, world_size)
     limits = ", ".join(
         f"planner.{key} is {getattr(config, key) or 'unset'}" for key in ("memory_gib", "host_memory_gib", "reserve")
     )
@@ -239,14 +231,13 @@ def _explain(error: PlannerError, model: nn.Module, data: DataConfig, config: Pl
     )
 
 
-def _memory_needed(
-    shapes: dict[str, tuple[int, int]], data: DataConfig, config: PlannerConfig, world_size: int
-) -> tuple[float, float]:
+def _memory_needed(model: nn.Module, data: DataConfig, config: PlannerConfig, world_size: int) -> tuple[float, float]:
     """Returns the bytes that the tables, and that a batch's ids and embeddings, take on all ranks at the least."""
+    shapes, width = table_shapes(model), value_bytes(model)
     tables = batch = 0.0
     for table, features in data.features_of_tables().items():
         types = set(_types_for(table, config))
-        tables += table_bytes(shapes[table]) * (world_size if types == {"data_parallel"} else 1)
+        tables += table_bytes(shapes[table], width) * (world_size if types == {"data_parallel"} else 1)
         copies = world_size if types <= set(REDUCING) else 1  # every rank holds a partial sum of every embedding
         for hotness in (data.sparse[feature].hotness for feature in features):
             batch += data.global_batch_size * (8 * hotness + 4 * min(1, hotness) * shapes[table][1] * copies)

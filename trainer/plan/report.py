@@ -4,20 +4,20 @@ from tabulate import tabulate
 from torch import nn
 from torchrec.distributed.types import ShardingPlan
 
-from trainer.models.embeddings import table_shapes
+from trainer.models.embeddings import table_shapes, value_bytes
 from trainer.plan.memory import table_bytes
 from trainer.plan.plan_file import shards_of, table_plans
 
 
 def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:
     """Returns two tables to print: shape, placement and size of each embedding table, and the bytes on each rank."""
-    shapes = table_shapes(model)
+    shapes, width = table_shapes(model), value_bytes(model)
     on_rank = [0] * world_size
     lines = []
     for name, table in table_plans(plan).items():
-        size = table_bytes(shapes[name])
+        size = table_bytes(shapes[name], width)
         shards = [
-            (shard.placement.rank(), table_bytes(shard.shard_sizes))  # pyrefly: ignore[missing-attribute]
+            (shard.placement.rank(), table_bytes(shard.shard_sizes, width))  # pyrefly: ignore[missing-attribute]
             for shard in shards_of(table)
         ]
         shards = shards or [(rank, size) for rank in range(world_size)]

@@ -9,7 +9,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from trainer.config.plan import SHARDING_TYPES, CommsConfig
 from trainer.core.distributed import DistributedContext
-from trainer.models.embeddings import table_of_weight, table_shapes
+from trainer.models.embeddings import table_of_weight, table_shapes, value_bytes
 from trainer.models.table_init import initialize_tables
 from trainer.plan.communication import codecs
 from trainer.plan.memory import allocating
@@ -65,7 +65,7 @@ def shard(
     """
     trains = [parameter.requires_grad for name, parameter in model.named_parameters() if table_of_weight(name) is None]
     frozen = [] if any(trains) else [name for name, _ in model.named_parameters()]  # which alone DDP refuses to wrap
-    with allocating(table_shapes(model)):
+    with allocating(table_shapes(model), value_bytes(model)):
         sharded = DistributedModelParallel(
             model,
             device=context.device,

@@ -10,7 +10,8 @@ from trainer.core.distributed import current_context
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage
-from trainer.optim.table_optimizers import check_table_optimizer
+from trainer.optim.table_optimizers import check_table_optimizers
+from trainer.plan.allowed_types import with_allowed_types
 from trainer.plan.communication import check_comms
 from trainer.plan.plan_file import plan_to_json
 from trainer.plan.planner import host_of, plan_for
@@ -45,8 +46,9 @@ def print_plan(config: Config, world_size: int = 2, out: str | None = None) -> N
         raise InputError(f"--world-size is {world_size}; it must be at least 1")
     model = build_unsharded_model(config, torch.device("meta"))
     on_each_node, device_type = _nodes(config.planner, world_size)
-    check_table_optimizer(config.optimizer.sparse, device_type)
-    plan = plan_for(model, Sharder(config.comms), config.data, config.planner, world_size, on_each_node, device_type)
+    check_table_optimizers(config, device_type)
+    planner = with_allowed_types(config)
+    plan = plan_for(model, Sharder(config.comms), config.data, planner, world_size, on_each_node, device_type)
     check_comms(config.comms, plan, local_batch_sizes(config, world_size))
     print(render_plan(plan, model, world_size))
     if out:

@@ -54,6 +54,8 @@ def finetune(
     here = shapes_of(tensors, context)
     found = broadcast_from_rank0(context, lambda: _match(config, data, Weights.of(here, model.frozen()), source))
     fill(source.url, tensors, found.sources, context)
+    if config.optimizer_state:
+        model.optimizers.tables.earlier_steps = source.step + source.train_state.get("earlier_table_steps", 0)
     facts = {"checkpoint": source.url, "step": source.step, "optimizer_state": config.optimizer_state}
     return {"finetune": facts | found.outcomes}
 

@@ -155,6 +155,7 @@ class Session:
             "epoch": step // self.order.lanes.steps,
             "lanes": self.order.lanes.lanes,
             "seed": self.config.train.seed,
+            "earlier_table_steps": self.model.optimizers.tables.earlier_steps,
             "running": self.reporter.state(),
             "step_state": asdict(self.step_state),
             "data": self.order.files.description(),

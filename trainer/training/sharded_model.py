@@ -16,7 +16,8 @@ from trainer.models.embeddings import embedding_collections, table_of_weight
 from trainer.models.losses import ModelWithLoss
 from trainer.optim.dense_weights import freeze
 from trainer.optim.optimizers import Optimizers
-from trainer.optim.table_optimizers import check_table_optimizer, fuse
+from trainer.optim.table_optimizers import check_table_optimizers, fuse
+from trainer.plan.allowed_types import check_types, with_allowed_types
 from trainer.plan.communication import check_comms, communication_volume
 from trainer.plan.plan_file import plan_to_json, replicated_tables
 from trainer.plan.planner import check_planner, make_plan
@@ -81,6 +82,8 @@ class ShardedModel:
         for value in optimizer_tensors(self.optimizers).values():
             for local_shard in local_shards_of(value):
                 local_shard.zero_()
+        self.optimizers.tables.fill_accumulators()
+        self.optimizers.tables.forget_cached_rows()
 
 
 def build_unsharded_model(config: Config, device: torch.device) -> ModelWithLoss:
@@ -89,13 +92,13 @@ def build_unsharded_model(config: Config, device: torch.device) -> ModelWithLoss
     Raises:
         InputError: Model, planner or optimizer cannot be used with this data or on this device.
     """
-    check_table_optimizer(config.optimizer.sparse, device.type)
-    check_planner(config.data, config.planner, config.optimizer.sparse.name)
+    check_table_optimizers(config, device.type)
+    check_planner(config.data, config.planner)
     torch.manual_seed(config.train.seed)  # for the dense part; tables are initialized when they are sharded
     model = build_model_with_loss(config.data, config.model, device, AUTOCAST[config.train.precision])
     freeze(model, config.optimizer.dense.frozen)
     for tables in embedding_collections(model):
-        fuse(tables, config.optimizer.sparse)
+        fuse(tables, config.optimizer)
     return model
 
 
@@ -113,7 +116,8 @@ def build_sharded_model(config: Config, context: DistributedContext, steps_per_e
     allow_tf32(config.train, context.device)
     unsharded = build_unsharded_model(config, context.device)
     sharder = Sharder(config.comms, CutTables) if needs_cut(config) else Sharder(config.comms)
-    plan = make_plan(unsharded, sharder, config.data, config.planner, context)
+    plan = make_plan(unsharded, sharder, config.data, with_allowed_types(config), context)
+    check_types(plan, config)
     check_comms(config.comms, plan, local_batch_sizes(config, context.world_size))
     # Before `shard`, which replaces the tables inside the unsharded model.
     plan_json = plan_to_json(plan, context.world_size)

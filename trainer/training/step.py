@@ -43,7 +43,8 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
             config.optimizer,
             context.world_size,
         )
-        self._loss_scale = LossScale(config.train, session.step_state)
+        self._step_state = session.step_state
+        self._loss_scale = LossScale(config.train, self._step_state)
         self._overflow = OverflowCheck(session, self._loss_scale)
         self._step, self._loss = 0, torch.zeros(())
         self.skipped = False
@@ -60,7 +61,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
             InputError: The loss or a gradient is not finite, and the configuration makes that an error.
         """
         # Before `progress`, which begins with zero_grad: fused kernels get their rates there.
-        self._optimizers.set_rates(step)
+        self._optimizers.set_rates(step, self._step_state.skipped)
         self._step = step
         loss, *_ = self.progress(batches)
         return StepResult(loss, self.skipped, self.gradient_norm)

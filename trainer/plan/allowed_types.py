@@ -1,0 +1,69 @@
+"""Which sharding types a table cannot have, by its optimizer, precision and pooling."""
+
+from torchrec.distributed.types import ShardingPlan
+
+from trainer.config.plan import SHARDING_TYPES, PlannerConfig, TablePlan
+from trainer.config.root import Config
+from trainer.core.errors import InputError
+from trainer.optim.table_optimizers import REPLICABLE, is_replicable
+from trainer.plan.plan_file import table_plans
+
+
+def with_allowed_types(config: Config) -> PlannerConfig:
+    """Returns the planner's section without the choice of sharding types that a table cannot have.
+
+    Raises:
+        InputError: The section names one of them.
+    """
+    planner, tables = config.planner, dict(config.planner.tables)
+    for table in config.data.features_of_tables():
+        obstacles = _obstacles(table, config)
+        if not obstacles:
+            continue
+        key, types = _types_of(table, planner)
+        for kind in obstacles.keys() & set(types):
+            raise InputError(f"{key} has {kind}, which table '{table}' cannot have: {obstacles[kind]}")
+        others = types or [kind for kind in SHARDING_TYPES if kind not in obstacles]
+        tables[table] = tables.get(table, TablePlan()).model_copy(update={"sharding_types": others})
+    return planner.model_copy(update={"tables": tables})
+
+
+def check_types(plan: ShardingPlan, config: Config) -> None:
+    """Refuses a plan with a sharding type that a table cannot have.
+
+    Raises:
+        InputError: The message names the table and what to do.
+    """
+    for table, sharding in table_plans(plan).items():
+        obstacles = _obstacles(table, config)
+        if sharding.sharding_type in obstacles:
+            raise InputError(
+                f"planner.plan is '{config.planner.plan}', which has {sharding.sharding_type} for table '{table}', "
+                f"where it cannot be: {obstacles[sharding.sharding_type]}"
+            )
+
+
+def _obstacles(table: str, config: Config) -> dict[str, str]:
+    """Returns the sharding types that a table cannot have, each with the reason and what to do."""
+    settings = config.optimizer.of_table(table)
+    pooling = config.data.sparse[config.data.features_of_tables()[table][0]].pooling
+    replicated = ""
+    if config.model.table_precision != "fp32":
+        replicated = f"model.table_precision is '{config.model.table_precision}'; use 'fp32'"
+    elif settings.name not in REPLICABLE:
+        replicated = f"its optimizer is '{settings.name}'; use one of {', '.join(REPLICABLE)}"
+    elif not is_replicable(settings):
+        replicated = f"its weight_decay is {settings.weight_decay}; use none"
+    # TorchRec 1.8 sums the bags of a table that is sharded so, without an error.
+    meaning = "its pooling is 'mean', which TorchRec lacks there; use 'sum'" if pooling == "mean" else ""
+    found = {"data_parallel": replicated, "grid_shard": meaning}
+    return {kind: f"{reason}, or another sharding type" for kind, reason in found.items() if reason}
+
+
+def _types_of(table: str, config: PlannerConfig) -> tuple[str, list[str]]:
+    """Returns the key that decides on a table's sharding types, and these."""
+    if config.mode == "data_parallel":
+        return "planner.mode", ["data_parallel"]
+    if table in config.tables and config.tables[table].sharding_types:
+        return f"planner.tables.{table}.sharding_types", config.tables[table].sharding_types
+    return "planner.sharding_types", config.sharding_types

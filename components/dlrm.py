@@ -178,6 +178,7 @@ def evaluate(
     config: str,
     out: str,
     split: str = "test",
+    checkpoint: str = "newest",
     j: str = "1x2",
     h: str | None = None,
     cpu: int = 2,
@@ -190,7 +191,7 @@ def evaluate(
     max_retries: int = 0,
     name: str = "evaluate",
 ) -> AppDef:
-    """Evaluates the newest checkpoint of a run.
+    """Evaluates a checkpoint of a run.
 
     Example: torchx run -s local_cwd dlrm.evaluate --config movielens --out runs/movielens
 
@@ -199,6 +200,7 @@ def evaluate(
         config: Configuration file (TOML), as the job sees it.
         out: Run directory that holds the checkpoint, a path or an fsspec URL.
         split: Split of the data set to evaluate on.
+        checkpoint: Checkpoint to evaluate: newest, best (by the run's checkpoint.keep.best) or the number of a step.
         j: NODESxPROCS: nodes, and processes (ranks) on each.
         h: Named resource of each node; replaces cpu, gpu and memMB.
         cpu: CPU cores of each node.
@@ -212,7 +214,7 @@ def evaluate(
         name: Name of the job; its app id begins with it.
     """
     return launch.torchrun(
-        *("evaluate", config, "--out", out, "--split", split),
+        *("evaluate", config, "--out", out, "--split", split, "--checkpoint", checkpoint),
         *trainer_args,
         name=name,
         j=j,

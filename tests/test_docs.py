@@ -34,6 +34,7 @@ DOCS = [
         "components",
         "runs",
         "checkpoints",
+        "training",
         "resources",
         "operating",
         "architecture",

@@ -11,7 +11,10 @@ from trainer.core.errors import InputError, nearest
 PROGRAM = "python -m trainer"
 COMMANDS = {
     "train": ("training.loop:train", "CONFIG --out RUN_DIR: train a model, or resume it from its newest checkpoint."),
-    "evaluate": ("training.evaluate:evaluate", "CONFIG --out RUN_DIR: evaluate a run's newest checkpoint."),
+    "evaluate": (
+        "training.evaluate:evaluate",
+        "CONFIG --out RUN_DIR: evaluate a run's newest or best checkpoint, or one by its step.",
+    ),
     "plan": ("tools.plan:print_plan", "CONFIG: print the sharding plan for this machine."),
     "schedule": (
         "tools.schedule:show_schedule",

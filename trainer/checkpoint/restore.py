@@ -87,7 +87,7 @@ def fill(url: str, tensors: State, sources: dict[str, str], context: Distributed
     wanted = {name: value for name, value in tensors.items() if name in sources}
     resharded = _changed_column_shards(wanted, saved)
     # Loaded whole by every rank: one value per row is little beside the table.
-    whole = {name: torch.empty(saved[name].size) for name in resharded}
+    whole = {name: torch.empty(saved[name].size, dtype=saved[name].properties.dtype) for name in resharded}
     direct = {name: value for name, value in wanted.items() if name not in resharded}
     reader.sizes = {name: value.size() for name, value in direct.items()}
     planner = _CountingPlanner()
@@ -106,7 +106,7 @@ def _changed_column_shards(
     tensors: State, saved: dict[str, TensorStorageMetadata]
 ) -> dict[str, tuple[ColumnShards, ColumnShards]]:
     """Returns the row-wise states whose table had other column shards or fewer rows, each with those saved and now."""
-    tables = {table_of(name): name for name in tensors if is_table(name)}
+    tables = {table_of(name): name for name in tensors if is_table(name)}  # or its average, which has the same shards
     states = {name: tables[table_of(name)] for name, value in tensors.items() if is_rowwise_state(name, value.size())}
     shards = {
         name: (ColumnShards.of_saved(saved[table]), ColumnShards.of_table(tensors[table]))

@@ -42,13 +42,16 @@ def scores(metric: str, steps: list[int], evaluations: Evaluations) -> dict[int,
     """Returns by step what a metric of data.validation was, where it is defined."""
     name = result_name(metric)
     found = {line["step"]: line[name] for line in evaluations if line["split"] == "validation" and name in line}
+    # NaN, such as the AUC of one class, compares as neither better nor worse.
     return {step: found[step] for step in steps if step in found and not math.isnan(found[step])}
 
 
 def best_step(metric: str, scores: dict[int, float]) -> int | None:
     """Returns the step with the best score; None if there is none, or if neither direction is better."""
+    return next(iter(ranking(metric, scores)), None)
+
+
+def ranking(metric: str, scores: dict[int, float]) -> list[int]:
+    """Returns the steps with a score, the best first, the earlier of two equals; none if no direction is better."""
     higher = higher_is_better(metric)
-    if higher is None:
-        return None
-    # An undefined score, such as the AUC of one class, is none of them: NaN compares as neither better nor worse.
-    return (max if higher else min)(scores, key=lambda step: scores[step], default=None)
+    return [] if higher is None else sorted(scores, key=lambda step: scores[step], reverse=higher)

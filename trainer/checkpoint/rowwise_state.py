@@ -1,4 +1,4 @@
-"""Row-wise optimizer state: one value per row of a table, in each of its column shards.
+"""Row-wise state: one value per row of a table, in each of its column shards.
 
 TorchRec lays it out as `[column shards * rows]`, from left to right, so its size depends on the plan and DCP alone
 cannot reshard it ("Size mismatch between saved [203] and current [406]").
@@ -48,7 +48,7 @@ def _widths(parts: list[tuple[list[int] | torch.Size, list[int] | torch.Size]]) 
 
 def is_rowwise_state(name: str, shape: torch.Size) -> bool:
     """Returns whether a tensor is row-wise state of a table."""
-    return name.startswith("table.") and len(shape) == 1
+    return name.startswith(("table.", "ema_touched.")) and len(shape) == 1
 
 
 def write_rowwise_state(value: Tensor, saved: Tensor, saved_shards: ColumnShards, rows: int) -> None:

@@ -3,6 +3,7 @@
 `model.NAME`                 a weight; tables by their whole shape, whatever the shards
 `table.TABLE.SLOT`           a table optimizer's state, under the fused optimizer's name for it, replicated tables too
 `dense.NAME.SLOT`            the dense optimizer's state
+`ema.NAME`                   the average of a weight, `ema_steps` and `ema_touched.TABLE.steps`: see trainer/optim
 """
 
 from collections.abc import Iterator

@@ -13,6 +13,7 @@ Writing the manifest commits a checkpoint: a directory without one counts as non
 import json
 import posixpath
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -66,11 +67,15 @@ class Checkpoints:
 
     def newest(self) -> Checkpoint | None:
         """Returns the newest committed checkpoint that is not damaged; newer damaged ones are reported."""
-        for step in reversed(self.steps()):
+        return self.first_good(reversed(self.steps()))
+
+    def first_good(self, steps: Iterable[int]) -> Checkpoint | None:
+        """Returns the first committed checkpoint of some steps that is not damaged; those before it are reported."""
+        for step in steps:
             damage = self.damage(step)
             if damage is None:
                 return self.at(step)
-            print(f"checkpoint {_name(step)} is skipped: {damage}; trying the one before it", flush=True)
+            print(f"checkpoint {_name(step)} is skipped: {damage}; trying the next", flush=True)
         return None
 
     def at(self, step: int) -> Checkpoint:

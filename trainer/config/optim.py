@@ -4,6 +4,7 @@ from typing import Self
 
 import pydantic
 
+from trainer.config.averages import AverageConfig
 from trainer.config.dense_optim import DenseOptimizerConfig
 from trainer.config.section import Section
 from trainer.config.table_optim import SparseOptimizerConfig, TableOptimizerConfig
@@ -16,6 +17,7 @@ class OptimizerConfig(Section):
     tables: dict[str, TableOptimizerConfig] = {}
     """Optimizers of single tables, by table name; they replace what is set for all."""
     dense: DenseOptimizerConfig = DenseOptimizerConfig()
+    ema: AverageConfig = AverageConfig()
 
     @pydantic.model_validator(mode="after")
     def _options_of_tables_are_used(self) -> Self:

@@ -52,7 +52,7 @@ def _bind(function: Callable[..., Any], words: list[str], name: str | None) -> C
     keys = dict(_keys(Config, tree, words) if name else ()) | dict(_keys(arguments, {}, words))
     positional = [one.name for one in parameters if one.kind is one.POSITIONAL_ONLY]
     given = _read(words, keys, [(_dashed(one),) for one in positional])
-    own = {path[0]: given.pop(path) for path in [*given] if path[0] in arguments.model_fields}
+    own = {path[0]: given.pop(path) for path in [*given] if len(path) == 1}  # keys of the configuration have sections
     values = {key.replace("-", "_"): value for key, value in _validate_arguments(arguments, own)}
     if name:
         values["config"] = _validate_config(tree, given, name)

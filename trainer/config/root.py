@@ -47,10 +47,10 @@ class Config(Section):
 
 
 def check_training(config: Config) -> None:
-    """Refuses what only training needs: an end, and evaluations to choose the best checkpoint by.
+    """Refuses a training without an end, and choices by evaluations that are not made.
 
     Raises:
-        InputError: Neither steps nor epochs are set, or checkpoint.keep.best is, without data.validation.
+        InputError: Neither steps nor epochs are set, or a key is that needs another one.
     """
     if config.train.steps is None and config.train.epochs is None:
         raise InputError("train.steps and train.epochs are both unset; set one of them")
@@ -59,6 +59,28 @@ def check_training(config: Config) -> None:
             f"checkpoint.keep.best is '{config.checkpoint.keep.best}', but data.validation is empty, so that no "
             "checkpoint is ever the best; name validation data or unset it"
         )
+    _check_stop_early(config)
+    _check_final(config)
+
+
+def _check_stop_early(config: Config) -> None:
+    metric = config.train.stop_early.metric
+    lacking = {
+        "evaluate.every_steps is 0": config.evaluate.every_steps == 0,
+        "data.validation is empty": not config.data.validation,
+    }
+    if metric and any(lacking.values()):
+        lack = next(words for words, lacks in lacking.items() if lacks)
+        raise InputError(
+            f"train.stop_early.metric is '{metric}', but {lack}, so that no evaluation stops training; set both or none"
+        )
+
+
+def _check_final(config: Config) -> None:
+    if config.evaluate.final == "best":
+        for key, value in (("checkpoint.keep.best", config.checkpoint.keep.best), ("data.test", config.data.test)):
+            if not value:
+                raise InputError(f"evaluate.final is 'best', but {key} is not set; set both, or leave it 'last'")
 
 
 def load_tree(name: str) -> Tree:

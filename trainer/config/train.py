@@ -6,6 +6,7 @@ import pydantic
 
 from trainer.config.may_change import MayChange
 from trainer.config.section import Section
+from trainer.config.stop_early import StopEarlyConfig
 from trainer.core.errors import InputError
 from trainer.core.timeouts import COLLECTIVE_TIMEOUT
 
@@ -53,6 +54,7 @@ class TrainConfig(Section):
         default=0.0, ge=0, lt=COLLECTIVE_TIMEOUT.total_seconds()
     )
     """Let all ranks exchange data before training, which names slow and dead hosts, in at most this time. 0: off."""
+    stop_early: StopEarlyConfig = StopEarlyConfig()
 
     @property
     def scales_loss(self) -> bool:
@@ -84,6 +86,8 @@ class EvaluateConfig(Section):
     """Samples per evaluation step, over all ranks. Unset: data.global_batch_size."""
     metrics: Annotated[list[str], MayChange] = ["auc", "normalized_entropy", "log_loss", "calibration", "label_rate"]
     """Metrics to compute; package.module:Class for one of your own (see docs/configuration.md)."""
+    final: Annotated[Literal["last", "best"], MayChange] = "last"
+    """Evaluate on data.test the last step's weights, or those of the best checkpoint by checkpoint.keep.best."""
 
 
 class FinetuneConfig(Section):
@@ -91,6 +95,8 @@ class FinetuneConfig(Section):
 
     checkpoint: str | None = None
     """A run directory, for its newest checkpoint, or one of its checkpoints/step-NUMBER. Unset: start from scratch."""
+    take: str = "newest"
+    """Which of a run directory's checkpoints: newest, best by that run's checkpoint.keep.best, or a step's number."""
     names: str | None = None
     """A text file for weights with another name: on each line the name in this model and that in the checkpoint."""
     optimizer_state: bool = True

@@ -85,6 +85,12 @@ class JsonLines:
                 file.write(self._lines[-1] + "\n")
             self._written = len(self._lines)
 
+    def discard(self, **values: Any) -> None:
+        """Removes the lines with these values; `flush` rewrites the file."""
+        kept = [line for line in self._lines if not values.items() <= json.loads(line).items()]
+        if len(kept) < len(self._lines):
+            self._lines, self._written = kept, -1
+
     def records(self) -> list[dict[str, Any]]:
         """Returns the lines."""
         return [json.loads(line) for line in self._lines]

@@ -50,21 +50,22 @@ def result_name(metric: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() + slash + label
 
 
-def check_metrics(names: list[str], best: str | None, labels: list[str]) -> None:
-    """Refuses what the first evaluation, or the first choice of a best checkpoint, could not find.
+def check_metrics(names: list[str], watched: dict[str, str | None], labels: list[str]) -> None:
+    """Refuses what the first evaluation, or the first choice of a best one, could not find.
 
     Args:
         names: Those of evaluate.metrics.
-        best: That of checkpoint.keep.best.
+        watched: Those that choose the best evaluation, by the keys that name them.
         labels: Names of the labels.
 
     Raises:
-        InputError: There is no such metric, or `best` is none that evaluations compute and that has a direction.
+        InputError: There is no such metric, or a watched one is none that evaluations compute and that has a direction.
     """
     for name in names:
         find_by_name("evaluate.metrics", name, METRICS)
     suffixes = [f"/{label}" for label in labels] if len(labels) > 1 else [""]
     allowed = [f"{name}{suffix}" for name in names if higher_is_better(name) is not None for suffix in suffixes]
-    if best and best not in allowed:
-        known = ", ".join(allowed) or "none of evaluate.metrics, which lacks auc"
-        raise InputError(f"checkpoint.keep.best is '{best}'; allowed: {known}")
+    for key, metric in watched.items():
+        if metric and metric not in allowed:
+            known = ", ".join(allowed) or "none of evaluate.metrics, which lacks auc"
+            raise InputError(f"{key} is '{metric}'; allowed: {known}")

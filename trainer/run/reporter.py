@@ -171,10 +171,11 @@ class Reporter:
         )
 
     def evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
-        """Records an evaluation; its time counts for no step."""
+        """Records an evaluation, in place of an earlier one of this step; its time counts for no step."""
         self.resume_clock()
         if not self._context.is_rank0:
             return
+        self._evaluations.discard(step=step, split=split)
         self._write(self._evaluations, split, {"step": step, "split": split, **metrics})
         self.log(f"step {step:,}  {split}: " + format_metrics(metrics))
 
@@ -218,10 +219,16 @@ class Reporter:
             with self.tolerate_failed_writes():
                 self._board.close()
 
-    def track(self, final: dict[str, float], checkpoint_url: str) -> None:
-        """Passes the final metrics and the checkpoint to the TorchX tracker, if the job has one."""
+    def track(self, step: int, checkpoint_url: str) -> None:
+        """Passes the metrics of a step, each as `SPLIT_METRIC`, and its checkpoint to the TorchX tracker of the job."""
         if not self._context.is_rank0:
             return
+        final = {
+            f"{line['split']}_{name}": value
+            for line in self.evaluations()
+            for name, value in line.items()
+            if line["step"] == step and name not in ("step", "split")
+        }
         try:
             tracked = app_run_from_env()
             tracked.add_metadata(**final)

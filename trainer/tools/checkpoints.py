@@ -11,6 +11,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from trainer.checkpoint.choice import read_evaluations
 from trainer.checkpoint.retention import best_step, reasons_to_keep, scores
 from trainer.checkpoint.store import MANIFEST, Checkpoints
 from trainer.config.checkpoint import Retention
@@ -76,7 +77,7 @@ def _damages(found: Checkpoints, steps: list[int]) -> dict[int, str]:
 def _table(run: RunDirectory, found: Checkpoints, states: dict[int, str]) -> str:
     """Returns the table of the checkpoints that `states` names."""
     steps = found.steps()
-    evaluations = [json.loads(line) for line in (run.read("evaluations.jsonl") or "").splitlines()]
+    evaluations = read_evaluations(run)
     keep = tomllib.loads(run.read("config.toml") or "").get("checkpoint", {}).get("keep", {})
     reasons = reasons_to_keep(Retention(**keep), steps, evaluations)
     metrics = _metrics(steps, evaluations)

@@ -71,7 +71,7 @@ def _kind(name: str) -> str:
     part, _, rest = name.partition(".")
     if part == "model":
         return "weights of tables" if table_of_weight(rest) else "weights of the dense part"
-    return f"{part} optimizer: {name.rpartition('.')[2]}"
+    return "averages of weights" if part.startswith("ema") else f"{part} optimizer: {name.rpartition('.')[2]}"
 
 
 def difference(baseline: Any, other: Any) -> float:

@@ -6,14 +6,13 @@ from typing import Literal
 import torch
 from torch import nn
 
+from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.checkpoint.restore import restore
-from trainer.checkpoint.store import Checkpoint, Checkpoints
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import named
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
@@ -84,34 +83,29 @@ class Evaluator:
         return metrics.compute(context)
 
 
-def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "test") -> None:
-    """Evaluates the newest checkpoint of a run. CONFIG is a TOML file, such as RUN_DIR/config.toml.
+def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "test", checkpoint: str = NEWEST) -> None:
+    """Evaluates a checkpoint of a run. CONFIG is a TOML file, such as RUN_DIR/config.toml.
 
     Args:
         config: The configuration; its planner and data sections may differ from the run's.
         out: The run directory, any fsspec URL.
         split: Which of the configuration's data sets to evaluate on.
+        checkpoint: newest, best (by checkpoint.keep.best of RUN_DIR/config.toml), or the number of a step.
 
     Raises:
-        InputError: There is no checkpoint, it is another model's, or the data cannot be used.
+        InputError: There is no such checkpoint, it is another model's, or the data cannot be used.
     """
     with process_group() as context:
         run = RunDirectory(out)
         evaluator = Evaluator(config, context)
         if split not in evaluator.splits:
             raise InputError(f"--split is {split}, but data.{split} is empty; name at least one Parquet file")
-        checkpoint = broadcast_from_rank0(context, lambda: _newest(run))
-        if checkpoint is None:
-            raise InputError(f"--out is '{out}', which holds no committed checkpoint; train first")
+        chosen = broadcast_from_rank0(context, lambda: find_checkpoint(run, "--out", checkpoint, "--checkpoint"))
         model = build_sharded_model(config, context)
-        restore(checkpoint, model.weights(), context, partial=True)
-        metrics = evaluator.evaluate(model.model, split)
+        restore(chosen, model.evaluated(), context, partial=True)
+        with model.averaged():
+            metrics = evaluator.evaluate(model.model, split)
         if context.is_rank0 and metrics:
-            print(f"step {checkpoint.step:,}  {split}: {format_metrics(metrics)}")
-            run.write_json(f"evaluation-{split}.json", {"step": checkpoint.step, "split": split, **metrics})
+            print(f"step {chosen.step:,}  {split}: {format_metrics(metrics)}")
+            run.write_json(f"evaluation-{split}.json", {"step": chosen.step, "split": split, **metrics})
             print(f"written to {without_secrets(run.url_of(f'evaluation-{split}.json'))}")
-
-
-def _newest(run: RunDirectory) -> Checkpoint | None:
-    with named("--out", run.url):
-        return Checkpoints(run).newest()

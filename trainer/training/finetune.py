@@ -5,6 +5,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from trainer.checkpoint.choice import NEWEST, check_choice, checkpoint_of_step, find_checkpoint
 from trainer.checkpoint.restore import fill, saved_shapes, shapes_of
 from trainer.checkpoint.store import FOLDER, NAME, Checkpoint, Checkpoints
 from trainer.checkpoint.weight_names import WeightMap, Weights, match
@@ -17,7 +18,7 @@ from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
 from trainer.training.sharded_model import ShardedModel
 
-KEY = "finetune.checkpoint"
+KEY, TAKE = "finetune.checkpoint", "finetune.take"
 SHOWN = 3  # names per line of the report; run.json has all
 
 
@@ -46,7 +47,7 @@ def finetune(
     url = config.checkpoint
     if url is None:
         return {}
-    source = broadcast_from_rank0(context, lambda: find_source(url))
+    source = broadcast_from_rank0(context, lambda: find_source(url, config.take))
     if config.optimizer_state:
         initialize()
     tensors = model.tensors() if config.optimizer_state else model.weights()
@@ -60,34 +61,26 @@ def finetune(
     return {"finetune": facts | found.outcomes}
 
 
-def find_source(url: str) -> Checkpoint:
-    """Returns the newest checkpoint of a run directory, or the one at the URL.
+def find_source(url: str, take: str = NEWEST) -> Checkpoint:
+    """Returns a checkpoint of a run directory, or the one at the URL.
+
+    Args:
+        url: A run directory or one of its checkpoints.
+        take: Which one of a run directory: newest, best, or the number of a step.
 
     Raises:
-        InputError: There is no checkpoint, or it is damaged.
+        InputError: There is no such checkpoint, or it is damaged.
     """
+    check_choice(TAKE, take)
     # Two empty parts in front, so that a URL of one part can be taken apart as well.
     *run, folder, name = ["", "", *url.rstrip("/").split("/")]
     if folder == FOLDER and NAME.fullmatch(name):
-        return _at(url, Checkpoints(RunDirectory("/".join(run[2:]) or ".", KEY)), int(name.removeprefix("step-")))
-    checkpoints = Checkpoints(RunDirectory(url, KEY))
-    with named(KEY, url):
-        newest = checkpoints.newest()
-    if newest is None:
-        raise InputError(f"{KEY} is '{url}', which holds no committed checkpoint; name a run directory that does")
-    return newest
-
-
-def _at(url: str, checkpoints: Checkpoints, step: int) -> Checkpoint:
-    with named(KEY, url):
-        steps = checkpoints.steps()
-        damage = checkpoints.damage(step) if step in steps else None
-    known = ", ".join(str(other) for other in steps if other != step) or "none"
-    if step not in steps:
-        raise InputError(f"{KEY} is '{url}', which is no committed checkpoint; that run has those of steps: {known}")
-    if damage:
-        raise InputError(f"{KEY} is '{url}', which is damaged: {damage}; that run has also those of steps: {known}")
-    return checkpoints.at(step)
+        if take != NEWEST:
+            raise InputError(f"{TAKE} is '{take}', but {KEY} is '{url}', one checkpoint; name its run directory")
+        checkpoints = Checkpoints(RunDirectory("/".join(run[2:]) or ".", KEY))
+        with named(KEY, url):
+            return checkpoint_of_step(checkpoints, int(name.removeprefix("step-")), f"{KEY} is '{url}'")
+    return find_checkpoint(RunDirectory(url, KEY), KEY, take, TAKE)
 
 
 def _match(config: FinetuneConfig, data: DataConfig, here: Weights, source: Checkpoint) -> WeightMap:

@@ -4,6 +4,7 @@ from trainer.config.root import Config, check_training
 from trainer.core.distributed import DistributedContext, process_group
 from trainer.run.preemption import Request
 from trainer.run.preflight import preflight
+from trainer.training.finish import finish
 from trainer.training.resume import Resume
 from trainer.training.session import Session
 from trainer.training.setup import open_session
@@ -37,20 +38,20 @@ def _train(config: Config, out: str, resume: Resume, context: DistributedContext
 def run(session: Session) -> None:
     """Trains from the first step to the last, and evaluates the result."""
     training_step = TrainingStep(session)
-    first, last = session.order.first_step, session.order.last_step
+    step, last = session.order.first_step, session.order.last_step
 
     # An evaluation that a stop interrupted is made up for, so that a resumed run has the lines of any other.
     if session.lacks_evaluation():
-        session.evaluate(first, training_step.detach(), ["validation"])
-    for step in range(first + 1, last + 1):
+        session.evaluate(step, training_step.detach(), "validation")
+    for step in session.steps():
         result = training_step.take(step, session.batches)
         session.record(step, result)
         request = session.stop_requests.all_reduce(save=session.saver.overdue())
         if session.saver.due(step) or step == last or request is Request.SAVE:
             session.save(step)
         if session.evaluator.due(step) and step < last:
-            session.evaluate(step, training_step.detach(), ["validation"])
+            session.evaluate(step, training_step.detach(), "validation")
         if request is Request.STOP:
             session.stop(step)
 
-    session.finish(session.evaluate(last, training_step.detach(), session.evaluator.splits))
+    finish(session, step, training_step.detach())

@@ -1,19 +1,18 @@
-"""A training run in progress: records steps, evaluates, saves, stops and finishes."""
+"""A training run in progress: records steps, evaluates, saves and stops."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-from tabulate import tabulate
 from torch import nn
 
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.store import Checkpoint
 from trainer.config.root import Config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
-from trainer.core.outcome import FAILED, FINISHED_WORD, STOPPED_WORD, write_outcome
+from trainer.core.outcome import STOPPED_WORD, write_outcome
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.batch import Batch
@@ -26,6 +25,7 @@ from trainer.run.watchdog import Watchdog
 from trainer.training.evaluate import Evaluator
 from trainer.training.sharded_model import ShardedModel
 from trainer.training.step_state import StepResult, StepState
+from trainer.training.stop_early import reason_to_stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,28 +122,50 @@ class Session:
         skipped = {"skipped_steps": self.step_state.skipped} if self.step_state.skipped else {}
         return ({"loss_scale": self.step_state.loss_scale} if self.config.train.scales_loss else {}) | skipped
 
-    def evaluate(self, step: int, model: nn.Module, splits: Iterable[str]) -> dict[str, float]:
-        """Evaluates splits, reports them and returns the metrics, each named `SPLIT_METRIC`.
+    def steps(self) -> Iterator[int]:
+        """Yields the steps to take: up to the last, or to the evaluation after which training ends early."""
+        for step in range(self.order.first_step + 1, self.order.last_step + 1):
+            if self.reason_to_stop(step - 1):
+                return
+            yield step
+
+    def reason_to_stop(self, step: int) -> str | None:
+        """Returns why training ends early after a step; None if it goes on, or has reached its last step."""
+        config, evaluated = self.config.train.stop_early, step == self.order.first_step or self.evaluator.due(step)
+        if config.metric is None or not evaluated or step >= self.order.last_step:
+            return None
+        return broadcast_from_rank0(self.context, lambda: reason_to_stop(config, self.reporter.evaluations(), step))
+
+    def evaluate(self, step: int, model: nn.Module, split: str, of_step: int | None = None) -> None:
+        """Evaluates a split and reports it.
+
+        Args:
+            step: Steps done.
+            model: The model, not attached to a training pipeline.
+            split: validation or test.
+            of_step: The step whose weights the model has, if not those of the last one.
 
         Raises:
             Stopped: A signal requested a stop.
         """
-        found: dict[str, float] = {}
-        for split in splits:
+        with self.model.averaged():
             metrics = self.evaluator.evaluate(model, split, partial(self._stop_requested, step, split))
-            if metrics is None:
-                self.stop(step)
-            self.reporter.evaluation(step, split, metrics)
-            found |= {f"{split}_{name}": value for name, value in metrics.items()}
-        return found
+        if metrics is None:
+            self.stop(step)
+        self.reporter.evaluation(step if of_step is None else of_step, split, metrics)
 
     def lacks_evaluation(self) -> bool:
         """Returns whether the run resumes from a step that was saved, but whose evaluation was interrupted."""
         step = self.order.first_step
-        due = 0 < step < self.order.last_step and self.evaluator.due(step)
-        return due and not broadcast_from_rank0(
-            self.context, lambda: any(line["step"] == step for line in self.reporter.evaluations())
-        )
+        return 0 < step < self.order.last_step and self.evaluator.due(step) and not self.is_validated(step)
+
+    def is_validated(self, step: int) -> bool:
+        """Returns whether there is an evaluation of a step on the validation split."""
+
+        def validated() -> bool:
+            return any(line["step"] == step and line["split"] == "validation" for line in self.reporter.evaluations())
+
+        return broadcast_from_rank0(self.context, validated)
 
     def _stop_requested(self, step: int, split: str) -> bool:
         self.watchdog.note(f"the evaluation on {split} after step {step}")
@@ -177,47 +199,20 @@ class Session:
         if self.saver.saved_step != step and broadcast_from_rank0(self.context, lambda: self.saver.save_seconds < left):
             self.save(step)
             self.saver.wait()
-        outcome = f"{STOPPED_WORD} at step {step}, {self._saved()}"
-        self._end("stopped", step, outcome)
+        outcome = f"{STOPPED_WORD} at step {step}, {self.saved()}"
+        self.end("stopped", step, outcome)
         self.reporter.log(f"{outcome}\n\nThe same command resumes it.")
         raise Stopped
 
-    def finish(self, metrics: dict[str, float]) -> None:
-        """Ends training after its last step, and prints the files of the run and the next commands."""
-        last_step = self.order.last_step
-        self.saver.wait()
-        if self.saver.saved_step != last_step:  # a run without its last checkpoint is no success to a scheduler
-            self.reporter.log(f"error: the last step could not be saved, {self._saved()}; the same command resumes it")
-            raise SystemExit(FAILED)
-        checkpoint = self.saver.newest_url or ""
-        self.reporter.track(metrics, checkpoint)
-        self._end("finished", last_step, f"{FINISHED_WORD} at step {last_step}")
-        self.reporter.log(f"\n{self._summary(checkpoint)}")
-
-    def _saved(self) -> str:
+    def saved(self) -> str:
+        """Returns words for the newest checkpoint."""
         return f"saved {self.saver.newest_url}" if self.saver.newest_url else "nothing saved"
 
-    def _end(self, state: str, step: int, outcome: str) -> None:
+    def end(self, state: str, step: int, outcome: str) -> None:
+        """Closes the files of the run and records how it ended."""
         self.reporter.close()
         if self.context.is_rank0:
             with self.reporter.tolerate_failed_writes():
                 facts = json.loads(self.directory.read("run.json") or "{}")
                 self.directory.write_json("run.json", facts | {"state": state, "step": step})
             write_outcome(without_secrets(outcome))
-
-    def _summary(self, checkpoint: str) -> str:
-        url_of, out = self.directory.url_of, self.directory.url
-        rows = [
-            ["run directory", out],
-            ["checkpoint", checkpoint],
-            ["configuration", url_of("config.toml")],
-            ["metrics", url_of("metrics.jsonl")],
-            ["evaluations", url_of("evaluations.jsonl")],
-        ]
-        if self.config.report.tensorboard:
-            rows.append(["TensorBoard", url_of("tensorboard")])
-        return (
-            f"{tabulate(rows, tablefmt='plain')}\n\n"
-            f"Next:  torchx run tools.tensorboard --logdir {out}\n"
-            f"       torchx run dlrm.evaluate --config {url_of('config.toml')} --out {out}"
-        )

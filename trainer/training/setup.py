@@ -39,9 +39,11 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
     Raises:
         InputError: The configuration, the data or the run directory cannot be used.
     """
-    broadcast_from_rank0(
-        context, lambda: check_metrics(config.evaluate.metrics, config.checkpoint.keep.best, config.data.labels)
-    )
+    choosing = {
+        "checkpoint.keep.best": config.checkpoint.keep.best,
+        "train.stop_early.metric": config.train.stop_early.metric,
+    }
+    broadcast_from_rank0(context, lambda: check_metrics(config.evaluate.metrics, choosing, config.data.labels))
     directory = broadcast_from_rank0(context, lambda: RunDirectory(out))
     # A start can hang and be stopped, too, so both are watched for before the lock is taken.
     with (
@@ -148,7 +150,10 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
         model.initialize_optimizer_state(next(order.loader.batches(0, 1)).to(context.device))
 
     if claimed.start is None:
-        return finetune(config.finetune, config.data, model, initialize, context)
+        facts = finetune(config.finetune, config.data, model, initialize, context)
+        if model.averages:
+            model.averages.begin()
+        return facts
     initialize()  # before the restore: torch's optimizers have no state to fill before their first step
     started = time.monotonic()
     restore(claimed.start, model.tensors(), context)

@@ -1,5 +1,6 @@
 """Builds the sharded model: makes the plan, shards the tables, attaches the optimizers."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +13,16 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.data.batch import Batch
 from trainer.models.builder import build_model_with_loss
-from trainer.models.embeddings import embedding_collections, table_of_weight
+from trainer.models.embeddings import embedding_collections, table_of_weight, table_shapes
 from trainer.models.losses import ModelWithLoss
+from trainer.optim.averages import Averages
 from trainer.optim.dense_weights import freeze
 from trainer.optim.optimizers import Optimizers
+from trainer.optim.table_averages import check_kernels
 from trainer.optim.table_optimizers import check_table_optimizers, fuse
 from trainer.plan.allowed_types import check_types, with_allowed_types
 from trainer.plan.communication import check_comms, communication_volume
+from trainer.plan.memory import allocating
 from trainer.plan.plan_file import plan_to_json, replicated_tables
 from trainer.plan.planner import check_planner, make_plan
 from trainer.plan.report import render_plan
@@ -35,6 +39,7 @@ class ShardedModel:
         model: The model with its loss.
         optimizers: The optimizers of its tables and of its dense part.
         cut: Where backward stops before the tables, if it does.
+        averages: The averages of its weights; None without optimizer.ema.decay.
         plan: The placement of its tables.
         plan_json: The plan in the form of plan.json.
         plan_table: The plan as a table to print.
@@ -44,6 +49,7 @@ class ShardedModel:
     model: DistributedModelParallel
     optimizers: Optimizers
     cut: Cut
+    averages: Averages | None
     plan: ShardingPlan
     plan_json: dict[str, Any]
     plan_table: str
@@ -58,9 +64,19 @@ class ShardedModel:
         weights = {name: weight for name, weight in self.model.named_parameters() if table_of_weight(name) is None}
         return {f"model.{name}" for name, weight in weights.items() if not weight.requires_grad}
 
+    def evaluated(self) -> State:
+        """Returns what an evaluation needs under their names in checkpoints, as views."""
+        averages = self.averages.tensors() if self.averages and self.averages.evaluated else {}
+        return self.weights() | averages
+
     def tensors(self) -> State:
-        """Returns weights and optimizer state under their names in checkpoints, as views."""
-        return all_tensors(self.model, self.optimizers)
+        """Returns weights, optimizer state and averages under their names in checkpoints, as views."""
+        averages = self.averages.tensors() if self.averages else {}
+        return all_tensors(self.model, self.optimizers) | averages
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside the block the weights are their averages, if these are to be evaluated."""
+        return self.averages.swapped_in() if self.averages and self.averages.evaluated else nullcontext()
 
     def initialize_optimizer_state(self, batch: Batch) -> None:
         """Makes every optimizer allocate its state, by a step at learning rate zero, and zeroes that state.
@@ -123,11 +139,17 @@ def build_sharded_model(config: Config, context: DistributedContext, steps_per_e
     plan_json = plan_to_json(plan, context.world_size)
     plan_table = render_plan(plan, unsharded, context.world_size)
     communication_bytes = communication_volume(plan, unsharded, config.data, config.comms, context)
+    if config.optimizer.ema.tables:
+        check_kernels(plan)
+    shapes = table_shapes(unsharded)
     model = shard(unsharded, sharder, plan, context, config.train.seed)
+    with allocating(shapes, torch.float32.itemsize):  # the planner does not count averages
+        averages = Averages(model, config.optimizer.ema) if config.optimizer.ema.decay else None
     return ShardedModel(
         model=model,
         optimizers=Optimizers(model, replicated_tables(plan), config.optimizer, steps_per_epoch),
         cut=Cut(model),
+        averages=averages,
         plan=plan,
         plan_json=plan_json,
         plan_table=plan_table,

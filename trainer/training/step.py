@@ -18,7 +18,7 @@ from trainer.training.step_state import StepResult
 
 
 class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
-    """One optimizer step: set rates, forward, scale, backward, accumulate, check, clip, update.
+    """One optimizer step: set rates, forward, scale, backward, accumulate, check, clip, update, average.
 
     TorchRec's pipeline calls the methods below in their order, and overlaps them with the input distribution of the
     next batch. This class alone knows the parts of a step.
@@ -37,13 +37,10 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
     def __init__(self, session: Session) -> None:
         model, config, context = session.model, session.config, session.context
         super().__init__(model.model, model.optimizers.combined, context.device, custom_model_fwd=self._forward)
-        self._model_with_loss, self._optimizers, self._cut = model.model, model.optimizers, model.cut
-        self._micro_batches, self._optim, self._world_size = (
-            config.train.micro_batches,
-            config.optimizer,
-            context.world_size,
-        )
-        self._step_state = session.step_state
+        self._model_with_loss, self._optimizers = model.model, model.optimizers
+        self._cut, self._averages = model.cut, model.averages
+        self._micro_batches, self._optim = config.train.micro_batches, config.optimizer
+        self._world_size, self._step_state = context.world_size, session.step_state
         self._loss_scale = LossScale(config.train, self._step_state)
         self._overflow = OverflowCheck(session, self._loss_scale)
         self._step, self._loss = 0, torch.zeros(())
@@ -96,3 +93,5 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         self._cut.clamp(self._optim.sparse.max_gradient, self._world_size)
         self._cut.backward()
         self._optimizers.combined.step()
+        if self._averages:
+            self._averages.update()

@@ -1,0 +1,215 @@
+"""Averaged weights: those of a plain computation under every plan, evaluated, resumed and resharded."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from command import run_trainer, write_config
+from jobs import config, launch_rounds, saved_tensors, write_rows
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from trainer.config.root import Config
+from trainer.data.dataset import find_files
+from trainer.data.loader import Loader
+from trainer.data.order import Lanes
+from trainer.models.base import ModelInputs
+from trainer.models.dlrm import dlrm
+from trainer.models.embeddings import table_configs, table_of_weight
+from trainer.models.table_init import initialize_tables
+
+PLANS = ["table_wise", "row_wise", "column_wise", "table_row_wise", "grid_shard", "data_parallel"]
+REPLANNED = [
+    ("table_wise", "column_wise"),
+    ("column_wise", "data_parallel"),
+    ("data_parallel", "row_wise"),
+    ("row_wise", "grid_shard"),
+    ("grid_shard", "table_wise"),
+]
+DECAY = 0.8
+STEPS = 12
+
+
+def averaged(folder, kind, steps=STEPS, evaluate=4, **changes):
+    """Two features share a table, and a table has rows that no sample names."""
+    mode = {"planner__mode": "data_parallel"} if kind == "data_parallel" else {"planner__sharding_types": [kind]}
+    settings = config(
+        folder / "data",
+        **mode,
+        optimizer__ema={"decay": DECAY, "tables": True},
+        data__validation=[str(folder / "validation")],
+        evaluate__every_steps=evaluate,
+        checkpoint__every_steps=6,
+        train__steps=steps,
+        **changes,
+    )
+    settings["data"]["sparse"] |= {"s0": {"rows": 300}, "s1": {"rows": 102}, "s2": {"rows": 102, "table": "s1"}}
+    return settings
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Every plan on 1, 2 and 4 ranks; halves of it that are resumed under the same plan, and under others."""
+    folder = tmp_path_factory.mktemp("averages")
+    write_rows(folder / "data", [200, 10, 54])
+    write_rows(folder / "validation", [90], seed=1)
+    off = averaged(folder, "table_wise", optimizer__ema__decay=None, optimizer__ema__tables=False)
+    weights = averaged(folder, "table_wise", optimizer__ema__evaluate=False)
+    dense = averaged(folder, "table_wise", optimizer__ema__tables=False, evaluate=0)
+    rounds = [
+        (ranks, [{"config": averaged(folder, kind), "out": str(folder / f"{kind}-{ranks}")} for kind in PLANS])
+        for ranks in (1, 2, 4)
+    ]
+    rounds[1][1].extend(
+        {"config": settings, "out": str(folder / name)}
+        for name, settings in (("off", off), ("weights", weights), ("dense", dense))
+    )
+    rounds[2][1].extend({"config": averaged(folder, kind, 6), "out": str(folder / f"{kind}-half")} for kind in PLANS)
+    launch_rounds(rounds, folder)
+    for before, after in REPLANNED:
+        shutil.copytree(folder / f"{before}-half", folder / f"{before}-to-{after}")
+    resumed = [{"config": averaged(folder, kind), "out": str(folder / f"{kind}-half")} for kind in PLANS]
+    replanned = [
+        {"config": averaged(folder, after), "out": str(folder / f"{before}-to-{after}")} for before, after in REPLANNED
+    ]
+    launch_rounds([(4, resumed), (2, replanned)], folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(runs):
+    """The averages of a plain model in float64, of all rows in every step, and their log loss on validation data."""
+    settings = Config.model_validate(averaged(runs, "table_wise"))
+    torch.manual_seed(settings.train.seed)
+    tables = EmbeddingBagCollection(tables=table_configs(settings.data, settings.model))
+    torch.manual_seed(settings.train.seed)
+    model = dlrm(ModelInputs(tables, 2, list(settings.data.sparse), 1, torch.device("cpu"), settings.model))
+    initialize_tables(model, settings.train.seed)
+    model = model.double()
+    averages = {name: value.clone() for name, value in model.state_dict().items()}
+    for batch in batches(settings, "train", 8, 64):
+        for parameter in model.parameters():
+            parameter.grad = None
+        log_loss(model, batch).backward()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter -= (0.5 if table_of_weight(name) else 0.1) * parameter.grad
+                averages[name] = DECAY * averages[name] + (1 - DECAY) * parameter
+    model.load_state_dict(averages)
+    validation = next(batches(settings, "validation", 1, 90))
+    return averages, log_loss(model, validation).item()
+
+
+def batches(settings, split, lanes, size):
+    files = find_files(split, getattr(settings.data, split), settings.data)
+    shuffle = split == "train"
+    loader = Loader(files, settings.data, Lanes(files.rows, lanes, size), 0, 1, settings.train.seed, shuffle)
+    return loader.batches(0, STEPS if shuffle else 1)
+
+
+def log_loss(model, batch):
+    logits = model(batch.dense.double(), batch.sparse)
+    each = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.double(), reduction="none")[:, 0]
+    return (each * batch.weights).sum() / batch.weights.sum()
+
+
+def averages_in(tensors):
+    """The averages after the last step, by the formula of docs/training.md, and only if every row has one number."""
+    found = {}
+    for name, value in tensors.items():
+        if not name.startswith("ema."):
+            continue
+        found[name.removeprefix("ema.model.")] = value
+        if table_of_weight(name):
+            weight, touched = tensors["model." + name[4:]], tensors[f"ema_touched.{name.split('.')[-2]}.steps"]
+            touched = touched.view(-1, len(weight))
+            assert (touched == touched[0]).all()
+            left = DECAY ** (tensors["ema_steps"] - touched[0]).double()[:, None]
+            found[name.removeprefix("ema.model.")] = weight + (value - weight) * left
+    return found
+
+
+def evaluations(out):
+    return [json.loads(line) for line in (out / "evaluations.jsonl").read_text().splitlines()]
+
+
+def assert_is_reference(out, reference):
+    averages, loss = reference
+    found = averages_in(saved_tensors(out, STEPS))
+    assert found.keys() == averages.keys()
+    for name, value in averages.items():
+        np.testing.assert_allclose(found[name].double(), value, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert evaluations(out)[-1]["log_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("kind", PLANS)
+def test_averages_are_those_of_a_plain_computation(runs, reference, kind, ranks):
+    assert_is_reference(runs / f"{kind}-{ranks}", reference)
+
+
+def test_most_rows_are_not_touched_in_every_step(runs):
+    """So that the test above is one of rows that were idle for several steps, and for all of them."""
+    touched = saved_tensors(runs / "table_wise-2", STEPS)["ema_touched.s0.steps"]
+    assert set(touched.tolist()) > {0, STEPS, STEPS - 1, STEPS - 2}
+
+
+def test_averages_change_no_bit_of_the_training(runs):
+    without, averaged = saved_tensors(runs / "off", STEPS), saved_tensors(runs / "table_wise-2", STEPS)
+    assert without.keys() == {name for name in averaged if not name.startswith("ema")}
+    assert all(torch.equal(value, averaged[name]) for name, value in without.items())
+    assert (runs / "off/metrics.jsonl").exists()
+
+
+def test_the_trained_weights_are_evaluated_where_that_is_asked_for(runs):
+    assert evaluations(runs / "weights") == evaluations(runs / "off")
+    assert evaluations(runs / "weights") != evaluations(runs / "table_wise-2")
+
+
+def test_tables_need_not_be_averaged(runs, reference):
+    tensors = saved_tensors(runs / "dense", STEPS)
+    averaged = {name for name in tensors if name.startswith("ema")}
+    assert averaged == {f"ema.model.{name}" for name in reference[0] if not table_of_weight(name)}
+    all_averaged = saved_tensors(runs / "table_wise-2", STEPS)
+    assert all(torch.equal(tensors[name], all_averaged[name]) for name in averaged)
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_a_resumed_run_has_the_same_averages_bit_for_bit(runs, kind):
+    straight, resumed = saved_tensors(runs / f"{kind}-4", STEPS), saved_tensors(runs / f"{kind}-half", STEPS)
+    assert straight.keys() == resumed.keys()
+    for name, value in straight.items():
+        assert torch.equal(value, resumed[name]), name
+    lines, resumed_lines = evaluations(runs / f"{kind}-4"), evaluations(runs / f"{kind}-half")
+    assert [line for line in resumed_lines if line["step"] != 6] == lines
+
+
+@pytest.mark.parametrize(("before", "after"), REPLANNED)
+def test_another_plan_goes_on_with_the_averages(runs, reference, before, after):
+    assert_is_reference(runs / f"{before}-to-{after}", reference)
+
+
+def test_the_evaluate_command_evaluates_the_averages(runs):
+    out = runs / "grid_shard-2"
+    done = run_trainer("evaluate", out / "config.toml", "--out", out, "--split", "validation")
+    assert done.returncode == 0, done.stderr
+    written = json.loads((out / "evaluation-validation.json").read_text())
+    assert written["log_loss"] == pytest.approx(evaluations(out)[-1]["log_loss"], rel=1e-6)
+    flags = ["--optimizer.ema.evaluate", "False"]
+    assert run_trainer("evaluate", out / "config.toml", "--out", out, "--split", "validation", *flags).returncode == 0
+    trained = json.loads((out / "evaluation-validation.json").read_text())
+    assert trained["log_loss"] == pytest.approx(evaluations(runs / "weights")[-1]["log_loss"], rel=1e-5)
+
+
+def test_a_checkpoint_without_averages_is_not_resumed_with_them(runs, tmp_path):
+    shutil.copytree(runs / "off", tmp_path / "off")
+    file = write_config(tmp_path / "config.toml", averaged(runs, "table_wise", 20))
+    done = run_trainer("train", file, "--out", tmp_path / "off")
+    assert done.returncode == 2
+    assert "optimizer.ema.decay is None there and 0.8 here" in done.stderr
+    done = run_trainer("evaluate", file, "--out", tmp_path / "off", "--split", "validation")
+    assert done.returncode == 2
+    assert "lacks" in done.stderr
+    assert "'ema" in done.stderr

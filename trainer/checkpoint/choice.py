@@ -1,0 +1,93 @@
+"""Finds the checkpoint that a later command takes: the newest, the best, or that of a step."""
+
+import json
+import re
+import tomllib
+
+from trainer.checkpoint.retention import Evaluations, ranking, scores
+from trainer.checkpoint.store import Checkpoint, Checkpoints
+from trainer.core.errors import InputError
+from trainer.core.run_directory import RunDirectory
+from trainer.core.storage import named
+
+NEWEST = "newest"
+BEST = "best"
+
+
+def check_choice(key: str, choice: str) -> None:
+    """Refuses a word that names no checkpoint.
+
+    Raises:
+        InputError: The message names the key and what is allowed.
+    """
+    if choice not in (NEWEST, BEST) and not re.fullmatch(r"[1-9]\d*", choice):
+        raise InputError(f"{key} is '{choice}'; allowed: {NEWEST}, {BEST}, or the number of a step")
+
+
+def find_checkpoint(run: RunDirectory, run_key: str, choice: str, key: str) -> Checkpoint:
+    """Returns a checkpoint of a run that is committed and not damaged.
+
+    Args:
+        run: The run directory.
+        run_key: The flag or key that named it.
+        choice: newest, best by the run's own checkpoint.keep.best, or the number of a step.
+        key: The flag or key that gave the choice.
+
+    Raises:
+        InputError: There is no such checkpoint.
+    """
+    check_choice(key, choice)
+    checkpoints = Checkpoints(run)
+    with named(run_key, run.url):
+        if choice not in (NEWEST, BEST):
+            return checkpoint_of_step(checkpoints, int(choice), f"{key} is {choice}")
+        found = checkpoints.newest() if choice == NEWEST else _best(run, checkpoints, key)
+    if found is None:
+        lacks = f"evaluated checkpoint; choose another {key}" if choice == BEST else "committed checkpoint; train first"
+        raise InputError(f"{run_key} is '{run.url}', which holds no {lacks}")
+    return found
+
+
+def checkpoint_of_step(checkpoints: Checkpoints, step: int, given: str) -> Checkpoint:
+    """Returns the checkpoint of a step.
+
+    Args:
+        checkpoints: Those of the run.
+        step: The step.
+        given: What asked for it, `KEY is VALUE`.
+
+    Raises:
+        InputError: There is none, or it is damaged.
+    """
+    steps = checkpoints.steps()
+    known = ", ".join(str(other) for other in steps if other != step) or "none"
+    if step not in steps:
+        raise InputError(f"{given}, which is no committed checkpoint; that run has those of steps: {known}")
+    if damage := checkpoints.damage(step):
+        raise InputError(f"{given}, which is damaged: {damage}; that run has also those of steps: {known}")
+    return checkpoints.at(step)
+
+
+def best_checkpoint(checkpoints: Checkpoints, metric: str, evaluations: Evaluations) -> Checkpoint | None:
+    """Returns the best checkpoint that is not damaged; None if no checkpoint was evaluated.
+
+    Args:
+        checkpoints: Those of the run.
+        metric: The metric of data.validation to go by.
+        evaluations: The evaluations of the run.
+    """
+    return checkpoints.first_good(ranking(metric, scores(metric, checkpoints.steps(), evaluations)))
+
+
+def read_evaluations(run: RunDirectory) -> Evaluations:
+    """Returns the lines of a run's evaluations.jsonl."""
+    return [json.loads(line) for line in (run.read("evaluations.jsonl") or "").splitlines()]
+
+
+def _best(run: RunDirectory, checkpoints: Checkpoints, key: str) -> Checkpoint | None:
+    keep = tomllib.loads(run.read("config.toml") or "").get("checkpoint", {}).get("keep", {})
+    if "best" not in keep:
+        raise InputError(
+            f"{key} is 'best', but the run '{run.url}' has no checkpoint.keep.best, the metric to go by; name a step"
+        )
+    return best_checkpoint(checkpoints, keep["best"], read_evaluations(run))

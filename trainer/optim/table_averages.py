@@ -1,0 +1,204 @@
+"""Averages of embedding tables, which a step changes only in the rows that it looks up.
+
+The average of a row whose weight `w` has not changed for `k` steps is exactly `w + (e - w) * decay ** k`, where `e` is
+what it was before them. So a row needs `e` and the step that it was last looked up in, and no work until the next time.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.types import ShardingPlan
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from trainer.core.errors import InputError
+from trainer.models.embeddings import table_of_name, table_of_weight
+from trainer.optim.sharded_like import rowwise_like, sharded_like
+
+CACHING = (EmbeddingComputeKernel.FUSED_UVM_CACHING.value, EmbeddingComputeKernel.KEY_VALUE.value)
+
+
+def check_kernels(plan: ShardingPlan) -> None:
+    """Refuses averages of tables whose rows are partly in a cache, where they are not seen.
+
+    Raises:
+        InputError: The plan has such a table.
+    """
+    for tables in plan.plan.values():
+        for name, table in tables.items():  # pyrefly: ignore[missing-attribute]
+            if table.compute_kernel in CACHING:
+                raise InputError(
+                    f"optimizer.ema.tables is true, but table '{table_of_name(name)}' has the compute kernel "
+                    f"'{table.compute_kernel}', whose cache hides its rows; leave it out, or set "
+                    "planner.tables.NAME.compute_kernels to fused or fused_uvm"
+                )
+
+
+class TableAverages:
+    """The averages of all tables of which this rank holds shards.
+
+    Args:
+        model: The sharded model.
+        decay: Part of an average that stays in a step.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._steps = torch.zeros((), dtype=torch.int64)
+        self._weights = {name: value for name, value in model.state_dict().items() if table_of_weight(name)}
+        replicated = {_table(name) for name, value in self._weights.items() if not isinstance(value, ShardedTensor)}
+        self._shards: dict[str, dict[tuple[int, ...], _Shard]] = defaultdict(dict)
+        for kernel in _kernels(model):
+            shards = []
+            for table, weight in zip(kernel._config.embedding_tables, kernel.split_embedding_weights(), strict=True):
+                whole = table.name in replicated
+                shard = (_Replica if whole else _Shard)(weight.detach(), decay)
+                self._shards[table.name][(0, 0) if whole else tuple(table.local_metadata.shard_offsets)] = shard
+                shards.append(shard)
+            kernel.register_forward_pre_hook(self._noting([shards[t] for t in kernel._feature_table_map]))
+
+    def _noting(self, shards_by_feature: list["_Shard"]) -> Any:
+        def note(_: nn.Module, arguments: tuple[KeyedJaggedTensor]) -> None:
+            if torch.is_grad_enabled():  # not in evaluations
+                self._note(arguments[0], shards_by_feature)
+
+        return note
+
+    @torch.no_grad()
+    def _note(self, features: KeyedJaggedTensor, shards_by_feature: list["_Shard"]) -> None:
+        ids: dict[_Shard, list[Tensor]] = defaultdict(list)
+        parts = torch.split(features.values(), features.length_per_key())
+        for shard, part in zip(shards_by_feature, parts, strict=True):
+            ids[shard].append(part)
+        for shard, found in ids.items():
+            shard.note(torch.cat(found), int(self._steps))
+
+    def begin(self) -> None:
+        """Begins anew from the weights as they are."""
+        self._steps.zero_()
+        for shard in self._all():
+            shard.begin()
+
+    def update(self) -> None:
+        """Moves the averages of the rows that were looked up towards their weights."""
+        for shard in self._all():
+            shard.update(int(self._steps))
+        self._steps += 1
+
+    def tensors(self) -> dict[str, Any]:
+        """Returns the state by its names in checkpoints, as views.
+
+        `ema.NAME` is a row's average as it was when it was last touched, `ema_touched.TABLE.steps` the number of steps
+        averaged until then, `ema_steps` that of all.
+        """
+        found: dict[str, Any] = {"ema_steps": self._steps}
+        for name, weight in self._weights.items():
+            shards = self._shards[_table(name)]
+            averages = {offsets: shard.average for offsets, shard in shards.items()}
+            touched = {offsets: shard.touched for offsets, shard in shards.items()}
+            names = f"ema.{name}", f"ema_touched.{_table(name)}.steps"
+            if isinstance(weight, ShardedTensor):
+                both = sharded_like(weight, averages, torch.float32), rowwise_like(weight, touched, torch.int32)
+            else:
+                both = averages[0, 0], touched[0, 0]
+            found |= zip(names, both, strict=True)
+        return found
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Puts the averages in the place of the weights, which return at the end, bit for bit."""
+        with ExitStack() as stack:
+            for shard in self._all():
+                stack.enter_context(replaced(shard.weight, shard.now(int(self._steps))))
+            yield
+
+    def _all(self) -> Iterator["_Shard"]:
+        for shards in self._shards.values():
+            yield from shards.values()
+
+
+class _Shard:
+    """The average of a local shard.
+
+    Args:
+        weight: The shard as it is trained, `[R, D]`.
+        decay: Part of an average that stays in a step.
+
+    Attributes:
+        weight: As above.
+        average: The average of each row as it was when it was last touched, `[R, D]`.
+        touched: Steps averaged until each row was last touched, `[R]`.
+    """
+
+    def __init__(self, weight: Tensor, decay: float) -> None:
+        self.weight, self._decay = weight, decay
+        # In float32 whatever the table's precision: a step moves an average by less than float16 can hold.
+        self.average = weight.to(torch.float32, copy=True)
+        self.touched = torch.zeros(len(weight), dtype=torch.int32, device=weight.device)
+        self._noted: tuple[Tensor, Tensor] | None = None
+
+    def begin(self) -> None:
+        self.average.copy_(self.weight)
+        self.touched.zero_()
+
+    def note(self, ids: Tensor, steps: int) -> None:
+        """Keeps the rows that a step is about to change as they are before it."""
+        rows = ids.unique().long()
+        self._noted = rows, self.weight[rows]
+
+    def update(self, steps: int) -> None:
+        assert self._noted, "a step looks up every local shard"
+        rows, before = self._noted
+        average = self._idle(before, self.average[rows], steps - self.touched[rows])
+        self.average.index_copy_(0, rows, average.lerp_(self.weight[rows].float(), 1 - self._decay))
+        self.touched.index_fill_(0, rows, steps + 1)
+        self._noted = None
+
+    def now(self, steps: int) -> Tensor:
+        """Returns the average of every row, `[R, D]`."""
+        return self._idle(self.weight, self.average, steps - self.touched)
+
+    def _idle(self, weight: Tensor, average: Tensor, steps: Tensor) -> Tensor:
+        """Returns averages after steps in which the weights did not change; after none exactly what they were."""
+        # In float64: an error of the decay grows with the number of steps.
+        left = (self._decay ** steps.double()).float()
+        return torch.lerp(weight.float(), average, left[:, None])
+
+
+class _Replica(_Shard):
+    """The average of a table that every rank holds whole: any rank can change any row, so all rows move every step."""
+
+    def note(self, ids: Tensor, steps: int) -> None:
+        """Brings rows up to date that were restored from a sharded table."""
+        if (self.touched != steps).any():
+            self.average.copy_(self.now(steps))
+            self.touched.fill_(steps)
+
+    def update(self, steps: int) -> None:
+        self.average.lerp_(self.weight.float(), 1 - self._decay)
+        self.touched.fill_(steps + 1)
+
+
+def _kernels(model: nn.Module) -> list[Any]:
+    """Returns the modules that hold and look up the tables; TorchRec's lookups are no submodules."""
+    lookups = [lookup for module in model.modules() for lookup in getattr(module, "_lookups", [])]
+    return [kernel for lookup in lookups for kernel in getattr(lookup, "module", lookup)._emb_modules]
+
+
+def _table(name: str) -> str:
+    return name.split(".")[-2]
+
+
+@contextmanager
+def replaced(weight: Tensor, by: Tensor) -> Iterator[None]:
+    """Gives a weight other values inside the block."""
+    trained = weight.clone()
+    weight.copy_(by)
+    try:
+        yield
+    finally:
+        weight.copy_(trained)

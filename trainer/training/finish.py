@@ -1,0 +1,88 @@
+"""The end of a run, after its last step or early: the final evaluation, and what is said of the result."""
+
+from tabulate import tabulate
+from torch import nn
+
+from trainer.checkpoint.choice import best_checkpoint
+from trainer.checkpoint.restore import restore
+from trainer.checkpoint.store import Checkpoints
+from trainer.core.distributed import broadcast_from_rank0
+from trainer.core.outcome import FAILED, FINISHED_WORD
+from trainer.training.session import Session
+
+
+def finish(session: Session, step: int, model: nn.Module) -> None:
+    """Ends training: evaluates the result, and prints the files of the run and the next commands.
+
+    Args:
+        session: The run.
+        step: Steps done.
+        model: Its model, not attached to a training pipeline.
+
+    Raises:
+        Stopped: A signal requested a stop.
+        SystemExit: The last step could not be saved.
+    """
+    outcome = f"{FINISHED_WORD} at step {step}"
+    if reason := session.reason_to_stop(step):
+        outcome += f", before {session.order.last_step}: {reason}"
+        session.reporter.log(f"step {step:,}  training ends early: {reason}")
+        _save_unless_saved(session, step)
+    evaluated_step = _evaluate(session, step, model)
+    session.saver.wait()
+    if session.saver.saved_step != step:  # a run without its last checkpoint is no success to a scheduler
+        session.reporter.log(f"error: the last step could not be saved, {session.saved()}; the same command resumes it")
+        raise SystemExit(FAILED)
+    session.reporter.track(evaluated_step, Checkpoints(session.directory).url(evaluated_step))
+    session.end("finished", step, outcome)
+    session.reporter.log(f"\n{_summary(session, step, evaluated_step)}")
+
+
+def _save_unless_saved(session: Session, step: int) -> None:
+    session.saver.wait()
+    if session.saver.saved_step != step:
+        session.save(step)
+
+
+def _evaluate(session: Session, step: int, model: nn.Module) -> int:
+    """Makes the final evaluations, and returns the step whose weights were evaluated on data.test."""
+    if "validation" in session.evaluator.splits and not session.is_validated(step):
+        session.evaluate(step, model, "validation")
+    evaluated_step = _restore_best(session, step) if session.config.evaluate.final == "best" else step
+    if "test" in session.evaluator.splits:
+        session.evaluate(step, model, "test", of_step=evaluated_step)
+    return evaluated_step
+
+
+def _restore_best(session: Session, step: int) -> int:
+    """Fills the model from the best checkpoint and returns its step."""
+    session.saver.wait()  # the checkpoint of the last step may be the best
+    metric, checkpoints = session.config.checkpoint.keep.best or "", Checkpoints(session.directory)
+    best = broadcast_from_rank0(
+        session.context, lambda: best_checkpoint(checkpoints, metric, session.reporter.evaluations())
+    )
+    # If the last step could not be saved, a stop request would save what the model holds then, under its number.
+    if best is None or best.step == step or session.saver.saved_step != step:
+        return step
+    restore(best, session.model.evaluated(), session.context, partial=True)
+    return best.step
+
+
+def _summary(session: Session, step: int, evaluated_step: int) -> str:
+    url_of, out = session.directory.url_of, session.directory.url
+    checkpoints = Checkpoints(session.directory)
+    rows = [["run directory", out], ["checkpoint", checkpoints.url(step)]]
+    if evaluated_step != step:
+        rows.append(["best checkpoint", checkpoints.url(evaluated_step)])
+    rows += [
+        ["configuration", url_of("config.toml")],
+        ["metrics", url_of("metrics.jsonl")],
+        ["evaluations", url_of("evaluations.jsonl")],
+    ]
+    if session.config.report.tensorboard:
+        rows.append(["TensorBoard", url_of("tensorboard")])
+    return (
+        f"{tabulate(rows, tablefmt='plain')}\n\n"
+        f"Next:  torchx run tools.tensorboard --logdir {out}\n"
+        f"       torchx run dlrm.evaluate --config {url_of('config.toml')} --out {out}"
+    )

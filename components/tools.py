@@ -219,12 +219,12 @@ def bench(
     mounts: list[str] | None = None,
     metadata: dict[str, str] | None = None,
 ) -> AppDef:
-    """Measures how fast the trainer reads data and takes steps; with `checkpoint`, how fast it saves and restores.
+    """Measures reading and training; with `checkpoint`, saving and restoring; with `features`, what features cost.
 
     Example: torchx run -s local_cwd tools.bench checkpoint --out runs/bench
 
     Args:
-        args: `checkpoint`, and more arguments of `python -m trainer bench`.
+        args: `checkpoint` or `features`, and more arguments of `python -m trainer bench`.
         out: Directory to write the results to.
         h: Named resource of the node; replaces cpu, gpu and memMB.
         cpu: CPU cores of the node.

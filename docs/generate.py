@@ -164,7 +164,7 @@ def reading_order() -> str:
 def ready_made() -> str:
     """The configurations that come with the trainer, each by the first sentence of its comment."""
     rows = []
-    for file in sorted((ROOT / "trainer" / "configs").glob("*.toml")):
+    for file in sorted((ROOT / "trainer" / "config" / "presets").glob("*.toml")):
         comment = " ".join(line.lstrip("# ") for line in file.read_text().partition("\n#\n")[0].splitlines())
         rows.append([f"`{file.stem}`", comment])
     return table(["Name", "What it trains on"], rows)
@@ -270,8 +270,8 @@ def commands() -> str:
     from trainer.commands import COMMANDS
 
     rows = []
-    for name, command in COMMANDS.items():
-        usage, _, about = (command.__doc__ or "").partition(": ")
+    for name, (_, line) in COMMANDS.items():
+        usage, _, about = line.partition(": ")
         rows.append([f"`python -m trainer {name} {usage}`", about])
     return table(["Command", "What it does"], rows)
 

@@ -20,8 +20,8 @@ from torchx.specs.finder import get_component
 
 from docs.generate import READING_ORDER, render
 from trainer.__main__ import main as trainer
-from trainer.commands import read_command
-from trainer.config.root import Config, load_config, to_toml
+from trainer.commands import COMMANDS, read_command
+from trainer.config.root import READY_MADE, Config, load_config, to_toml
 
 ROOT = Path(__file__).parent.parent
 DOCS = [
@@ -114,6 +114,13 @@ def runs(workspace):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_generated_parts_are_current(page):
     assert page.read_text() == render(page.read_text()), "run `make docs`"
+
+
+def test_every_command_and_every_ready_made_configuration_is_documented():
+    commands = (ROOT / "docs" / "components.md").read_text()
+    assert [name for name in COMMANDS if f"\n| `python -m trainer {name} " not in commands] == []
+    presets = (ROOT / "docs" / "quickstart.md").read_text()
+    assert [file.stem for file in READY_MADE.glob("*.toml") if f"\n| `{file.stem}` | " not in presets] == []
 
 
 def test_options_of_a_scheduler_are_a_table():

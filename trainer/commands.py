@@ -24,13 +24,17 @@ COMMANDS = {
         "tools.checkpoints:checkpoints",
         "--out RUN_DIR: list a run's checkpoints, verify them, or convert one to a single file.",
     ),
+    "profile": (
+        "tools.profile:profile",
+        "--out RUN_DIR: profile a few steps of a running job: traces, and where the time of a step goes.",
+    ),
     "verify-resume": (
         "tools.verify_resume:verify_resume",
         "CONFIG: prove that an interrupted run resumes exactly, on the same and on another number of ranks.",
     ),
     "bench": (
         "tools.bench:bench",
-        "[checkpoint] --out DIR: measure the loader and the loop, or saving and restoring, against baselines.",
+        "[checkpoint|features] --out DIR: measure the loader and the loop, saves and restores, or what features cost.",
     ),
     "movielens": ("datasets.movielens:movielens", "--out DIR: make the MovieLens-100k data set."),
     "criteo": ("datasets.criteo:criteo", "--source FILES --out URL: convert Criteo's click logs to Parquet."),

@@ -7,7 +7,7 @@ import signal
 import pytest
 from command import write_config
 from jobs import config, write_rows
-from trainer_process import Training
+from trainer_process import Training, is_running
 
 
 @pytest.fixture
@@ -29,6 +29,21 @@ def test_stuck_ranks_print_their_stack(file, tmp_path):
     )
     assert output, job.output()[-3000:]
     assert 'loop.py", line' in job.output()
+
+
+def test_a_collective_that_a_rank_does_not_join_in_time_ends_the_job(file, tmp_path):
+    """Also in TorchRec's groups of a node, in which the ranks wait here."""
+    flags = ["--train.stuck-seconds", "2", "--train.collective-timeout-seconds", "8"]
+    flags += ["--planner.sharding-types", "table_row_wise"]
+    job = Training(file, tmp_path / "out", *flags).after_steps(5)
+    first, second = job.workers()
+    os.kill(second, signal.SIGSTOP)
+    job.wait_until(lambda: not is_running(first), seconds=120)
+    os.kill(second, signal.SIGKILL)
+    output = job.end()
+    assert job.code == 1
+    assert "rank 0 has been stuck" in output
+    assert "Timed out waiting 8000ms" in output
 
 
 def test_only_the_first_error_is_reported(tmp_path):

@@ -1,19 +1,25 @@
 """The benchmark from end to end, on little data; the rates are not judged here."""
 
 import contextlib
+import functools
 import json
+import operator
 import re
 import subprocess
 import sys
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from docs.costs import render
 from trainer.core.distributed import process_group
 from trainer.tools.bench import bench
 from trainer.tools.bench.comparison import Comparison, render_comparisons
+from trainer.tools.bench.features import BASELINE, FEATURES, changed
 from trainer.tools.bench.loops import compare_loops
 from trainer.tools.bench.setting import MEMORY_BATCHES, WARM_STEPS, make_config, make_data
 from trainer.training.setup import open_session
@@ -34,6 +40,7 @@ FLAGS = ["--rows", "3000", "--global-batch-size", "64", "--steps", "3", "--repea
                 ("training from memory", "a loop written by hand"): 0.98,
             },
         ),
+        ("features", {(name, BASELINE): None for name in FEATURES}),
         (
             "checkpoint",
             {
@@ -105,6 +112,33 @@ def test_the_hand_written_loop_trains_on_the_same_batches(session):
 def assert_same(ours, theirs):
     assert ours.dtype == theirs.dtype
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_feature_is_on_where_it_is_measured_and_is_in_the_table(tmp_path, name):
+    config, changes = make_config(str(tmp_path), 64), FEATURES[name]
+    after = changed(config, changes).model_dump()
+    for path, value in changes.items():
+        assert functools.reduce(operator.getitem, path.split("."), after) == value
+        assert functools.reduce(operator.getitem, path.split("."), config.model_dump()) != value
+
+
+def test_the_documented_costs_are_of_all_features():
+    page = (Path(__file__).parents[2] / "docs/training.md").read_text()
+    table = page[page.index("<!-- measured: costs -->") :]
+    assert re.findall(r"^\| ([^|]+?) \| .* \| [\d.]+ \| [\d.]+ to [\d.]+ \|$", table, re.MULTILINE) == [*FEATURES]
+
+
+def test_costs_are_ratios_of_times():
+    bf16 = Comparison("bf16", BASELINE, "samples/s", None, [2.0, 4.0, 5.0], [4.0, 4.0, 4.0])
+    measured = {
+        "comparisons": [asdict(bf16) | {"ratio": bf16.ratio}],
+        "settings": SETTINGS,
+        "machine": {"cores": 2, "processor": "any"},
+        "world_size": 1,
+        "versions": {"torch": "2.13.0"},
+    }
+    assert '| bf16 | `train.precision = "bf16"` | 1.00 | 0.80 to 2.00 |' in render(measured)
 
 
 def test_ratio_is_that_of_the_repeats():

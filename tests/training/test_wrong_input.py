@@ -35,7 +35,7 @@ class Case:
 CASES = [
     Case(
         "unknown key",
-        ["'train.flavour'", "known: epochs, loss_scale, micro_batches, nonfinite"],
+        ["'train.flavour'", "known: collective_timeout_seconds, epochs, loss_scale, micro_batches, nonfinite"],
         {"train__flavour": 1},
     ),
     Case("unknown flag", ["unknown flag --train.flavour"], flags=["--train.flavour", "1"]),
@@ -200,6 +200,43 @@ CASES = [
         "choice of no checkpoint",
         ["finetune.take is set", "finetune.checkpoint is not"],
         {"finetune__take": "best"},
+    ),
+    Case(
+        "stack after the end",
+        ["train.stuck_seconds is 700", "train.collective_timeout_seconds is 600", "must be below it"],
+        {"train__stuck_seconds": 700.0},
+    ),
+    Case(
+        "preflight after the end",
+        ["train.preflight_seconds is 60", "train.collective_timeout_seconds is 50", "raise the timeout"],
+        flags=[
+            "--train.stuck-seconds",
+            "9",
+            "--train.preflight-seconds",
+            "60",
+            "--train.collective-timeout-seconds",
+            "50",
+        ],
+    ),
+    Case(
+        "histograms nowhere",
+        ["report.histograms_every_steps is 5", "report.tensorboard is false"],
+        {"report__histograms_every_steps": 5},
+    ),
+    Case(
+        "profile without warm-up",
+        ["report.profile.first_step is 1", "greater than or equal to 2"],
+        {"report__profile": {"first_step": 1}},
+    ),
+    Case(
+        "profile of a rank that is not there",
+        ["report.profile.ranks has 1", "the ranks of this job are 0 to 0"],
+        {"report__profile": {"first_step": 5, "ranks": [0, 1]}},
+    ),
+    Case(
+        "memory of a GPU without one",
+        ["report.profile.memory is true", "runs on cpu"],
+        {"report__profile": {"memory": True}},
     ),
     Case(
         "unwritable run directory",

@@ -78,7 +78,7 @@ class Saver:
         self._checkpoints, self._config, self._context = checkpoints, config, context
         self._log, self._evaluations, self._check_lock = log, evaluations, check_lock
         self.saved_step, self.save_seconds = saved_step, 0.0
-        self._staging, self._group = StagingBuffers(), background_group()
+        self._staging, self._group = StagingBuffers(), background_group(context)
         # A thread: DCP's saver in a process takes 3 seconds to start, and hangs if the main module cannot be imported.
         self._background = ThreadPoolExecutor(1, "save")
         self._pending: Future[int | None] | None = None

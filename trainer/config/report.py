@@ -1,11 +1,27 @@
 """Configuration of reports."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
 import pydantic
 
 from trainer.config.may_change import MayChange
 from trainer.config.section import Section
+from trainer.core.errors import InputError
+
+
+class ProfileConfig(Section):
+    """Steps that torch.profiler records: traces, and a table of where the time of a step goes."""
+
+    first_step: Annotated[int | None, MayChange] = pydantic.Field(default=None, ge=2)
+    """First step to record; the one before it warms the profiler up. Unset: none but those that are requested."""
+    steps: Annotated[pydantic.PositiveInt, MayChange] = 5
+    """Steps to record."""
+    ranks: Annotated[list[pydantic.NonNegativeInt], MayChange] = [0]
+    """Ranks that write a trace; the table is about all ranks."""
+    stacks: Annotated[bool, MayChange] = False
+    """Record Python's stacks as well, which stalls training for some 20 s when the trace is written."""
+    memory: Annotated[bool, MayChange] = False
+    """Record allocations as well, with a snapshot of the GPU's memory for pytorch.org/memory_viz; not on a CPU."""
 
 
 class ReportConfig(Section):
@@ -15,3 +31,15 @@ class ReportConfig(Section):
     """Steps between two console lines and two lines of metrics.jsonl."""
     tensorboard: Annotated[bool, MayChange] = True
     """Write TensorBoard files to RUN_DIR/tensorboard."""
+    histograms_every_steps: Annotated[pydantic.NonNegativeInt, MayChange] = 0
+    """Write histograms of all weights and embeddings to TensorBoard every so many steps. 0: none."""
+    profile: ProfileConfig = ProfileConfig()
+
+    @pydantic.model_validator(mode="after")
+    def _histograms_are_written(self) -> Self:
+        if self.histograms_every_steps and not self.tensorboard:
+            raise InputError(
+                f"report.histograms_every_steps is {self.histograms_every_steps}, but report.tensorboard is false, and "
+                "histograms are written to TensorBoard only; set it to true, or leave histograms_every_steps out"
+            )
+        return self

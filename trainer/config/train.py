@@ -8,7 +8,7 @@ from trainer.config.may_change import MayChange
 from trainer.config.section import Section
 from trainer.config.stop_early import StopEarlyConfig
 from trainer.core.errors import InputError
-from trainer.core.timeouts import COLLECTIVE_TIMEOUT
+from trainer.core.timeouts import COLLECTIVE_SECONDS
 
 FP16_LOSS_SCALE = 2.0**16  # torch.amp.GradScaler's first scale
 
@@ -45,14 +45,11 @@ class TrainConfig(Section):
     """Slices of a local batch, computed one after the other to need less memory; the step is the same."""
     nonfinite: Annotated[Literal["ignore", "error", "skip"], MayChange] = "ignore"
     """If the loss or a gradient is not finite: ignore does not look, error ends the job, skip leaves the step out."""
-    # Below the timeout of collectives, which ends the job before a later report.
-    stuck_seconds: Annotated[float, MayChange] = pydantic.Field(
-        default=300.0, gt=0, lt=COLLECTIVE_TIMEOUT.total_seconds()
-    )
-    """After this time without progress every rank prints its stack; after 600 s the job ends."""
-    preflight_seconds: Annotated[float, MayChange] = pydantic.Field(
-        default=0.0, ge=0, lt=COLLECTIVE_TIMEOUT.total_seconds()
-    )
+    collective_timeout_seconds: Annotated[pydantic.PositiveFloat, MayChange] = COLLECTIVE_SECONDS
+    """A collective that some rank does not join in this time ends the job."""
+    stuck_seconds: Annotated[pydantic.PositiveFloat, MayChange] = 300.0
+    """After this time without progress every rank prints its stack; below train.collective_timeout_seconds."""
+    preflight_seconds: Annotated[pydantic.NonNegativeFloat, MayChange] = 0.0
     """Let all ranks exchange data before training, which names slow and dead hosts, in at most this time. 0: off."""
     stop_early: StopEarlyConfig = StopEarlyConfig()
 
@@ -74,6 +71,17 @@ class TrainConfig(Section):
                 f"train.loss_scale.{min(given)} is set, but the loss is not scaled: train.precision is "
                 f"'{self.precision}' and train.loss_scale.initial unset; use fp16, set the latter or leave it out"
             )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _reports_come_before_the_timeout(self) -> Self:
+        for key in ("stuck_seconds", "preflight_seconds"):
+            if (seconds := getattr(self, key)) >= self.collective_timeout_seconds:
+                raise InputError(
+                    f"train.{key} is {seconds:g} and train.collective_timeout_seconds is "
+                    f"{self.collective_timeout_seconds:g}, which would end the job first; {key} must be below it: "
+                    "lower it or raise the timeout"
+                )
         return self
 
 

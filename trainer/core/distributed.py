@@ -9,15 +9,17 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from trainer.core.errors import REPORTED_ERRORS, report_error
-from trainer.core.timeouts import COLLECTIVE_TIMEOUT, FIRST_ERROR_SECONDS
+from trainer.core.timeouts import COLLECTIVE_SECONDS, FIRST_ERROR_SECONDS
 
 T = TypeVar("T")
 # Messages of Gloo and NCCL when the process at the other end is gone: they raise a plain RuntimeError for it.
@@ -36,6 +38,7 @@ class DistributedContext:
         local_rank: This rank among those of its node.
         local_world_size: Ranks on this node.
         device: The device that this rank computes on.
+        collective_timeout: A collective that some rank does not join in this time ends the job.
     """
 
     rank: int
@@ -43,6 +46,7 @@ class DistributedContext:
     local_rank: int
     local_world_size: int
     device: torch.device
+    collective_timeout: timedelta = timedelta(seconds=COLLECTIVE_SECONDS)
 
     @property
     def is_rank0(self) -> bool:
@@ -61,9 +65,13 @@ def current_context() -> DistributedContext:
 
 
 @contextmanager
-def process_group() -> Iterator[DistributedContext]:
-    """Joins the job's process group, NCCL with a GPU and Gloo without, and leaves it at the end."""
-    context = current_context()
+def process_group(collective_seconds: float = COLLECTIVE_SECONDS) -> Iterator[DistributedContext]:
+    """Joins the job's process group, NCCL with a GPU and Gloo without, and leaves it at the end.
+
+    Args:
+        collective_seconds: A collective that some rank does not join in this time ends the job.
+    """
+    context = replace(current_context(), collective_timeout=timedelta(seconds=collective_seconds))
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)  # object collectives of NCCL use the current device
     cores = len(os.sched_getaffinity(0))
@@ -73,7 +81,8 @@ def process_group() -> Iterator[DistributedContext]:
     alone: dict[str, Any] = (
         {} if dist.is_torchelastic_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     )
-    dist.init_process_group(dist.get_default_backend_for_device(context.device), timeout=COLLECTIVE_TIMEOUT, **alone)
+    backend = dist.get_default_backend_for_device(context.device)
+    dist.init_process_group(backend, timeout=context.collective_timeout, **alone)
     try:
         yield context
     except BaseException as error:
@@ -143,15 +152,24 @@ def gather_to_all(value: T, context: DistributedContext, group: dist.ProcessGrou
     return values
 
 
-def background_group() -> dist.ProcessGroup:
+def background_group(context: DistributedContext) -> dist.ProcessGroup:
     """Returns a group of all ranks on the CPU, for collectives beside those of training.
 
     Collectives of one group have to start in the same order on every rank, which threads cannot guarantee; and NCCL
     would put those of a save into the GPU's queue, behind the steps.
     """
-    group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+    group = dist.new_group(backend="gloo", timeout=context.collective_timeout)
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+def limit_collectives(context: DistributedContext) -> None:
+    """Sets the timeout of all groups to that of the job; TorchRec makes its own, within and across nodes, without one.
+
+    Gloo would wait in those for half an hour.
+    """
+    for group in distributed_c10d._world.pg_map:
+        distributed_c10d._set_pg_timeout(context.collective_timeout, group)
 
 
 def rank0_host() -> str:

@@ -18,6 +18,7 @@ def quiet_libraries() -> None:
     logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper())
     if "LOGLEVEL" not in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above all levels: it reports every start of a profile as worse
         for name in LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
         logging.getLogger().addFilter(_is_shown)  # TorchRec and FBGEMM also log to the root logger

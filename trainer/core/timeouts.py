@@ -1,7 +1,5 @@
 """Time limits for waiting on other ranks; free of torch, as the configuration is checked against them."""
 
-from datetime import timedelta
-
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # a collective that some rank does not join in time ends the job
+COLLECTIVE_SECONDS = 600.0  # the default of train.collective_timeout_seconds
 FIRST_ERROR_SECONDS = 5  # for torchrun to find the failed rank before those that lost it leave
 ANSWER_SECONDS = 5.0  # for a live rank to see on a busy machine that it is asked whether it lives

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -53,6 +54,11 @@ class Optimizers:
     def rates(self, step: int) -> dict[str, float]:
         """Returns the learning rates of a step, by the key of what they are for; the first step is 1."""
         return {key: rate.at(step, self._steps_per_epoch) for key, rate in self._rates.items()}
+
+    def gradient_norm(self) -> float:
+        """Returns the norm of the dense weights' gradients after a step, that of the global batch on every rank."""
+        gradients = [weight.grad for weight in self.dense_parameters if weight.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients).item()
 
     def set_rates(self, step: int, skipped: int = 0) -> None:
         """Sets the learning rates of a step, before its `zero_grad`.

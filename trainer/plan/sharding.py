@@ -8,7 +8,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingP
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from trainer.config.plan import SHARDING_TYPES, CommsConfig
-from trainer.core.distributed import DistributedContext
+from trainer.core.distributed import DistributedContext, limit_collectives
 from trainer.models.embeddings import table_of_weight, table_shapes, value_bytes
 from trainer.models.table_init import initialize_tables
 from trainer.plan.communication import codecs
@@ -78,5 +78,6 @@ def shard(
                 static_graph=False, find_unused_parameters=True, params_to_ignore=frozen
             ),
         )
+        limit_collectives(context)
         initialize_tables(sharded, seed)
     return sharded

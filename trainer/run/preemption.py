@@ -27,8 +27,9 @@ class Request(IntEnum):
     """An action between two steps; the greatest that any rank requests is taken on all."""
 
     CONTINUE = 0
-    SAVE = 1
-    STOP = 2
+    PROFILE = 1
+    SAVE = 2
+    STOP = 3
 
 
 class Stopped(SystemExit):
@@ -39,7 +40,7 @@ class Stopped(SystemExit):
 
 
 class StopRequests:
-    """Requests of this rank to stop or to save, shared with all ranks.
+    """Requests of this rank to stop, to save or to profile, shared with all ranks.
 
     A rank that stops alone leaves the others in a collective, so all stop after the same step.
 
@@ -49,7 +50,7 @@ class StopRequests:
 
     def __init__(self, context: DistributedContext) -> None:
         self._context = context
-        self._group = background_group()
+        self._group = background_group(context)
         self._requested_at: float | None = None
         self._pending: tuple[torch.Tensor, dist.Work] | None = None
         self._reduced = Request.CONTINUE
@@ -59,20 +60,26 @@ class StopRequests:
         """Time since a signal requested a stop of this rank; 0 without one."""
         return 0.0 if self._requested_at is None else time.monotonic() - self._requested_at
 
-    def all_reduce(self, save: bool = False) -> Request:
+    def all_reduce(self, save: bool = False, profile: bool = False) -> Request:
         """Returns the greatest request of any rank at the time of the last call, the same on every rank.
 
         Every rank has to call it equally often. The all-reduce runs between two calls, so that no step waits for it.
 
         Args:
             save: Whether this rank requests a save.
+            profile: Whether this rank requests a profile; again at every call, as greater requests go first.
         """
         if self._reduced is not Request.STOP:
             self._reduced = self._finish_all_reduce()
-            local = Request.STOP if self._requested_at is not None else Request.SAVE if save else Request.CONTINUE
+            local = self._local(save, profile)
             # A save that begins now fulfils this rank's request, too; passed on, it would lead to a second one.
             self._start_all_reduce(local if local is not self._reduced else Request.CONTINUE)
         return self._reduced
+
+    def _local(self, save: bool, profile: bool) -> Request:
+        if self._requested_at is not None:
+            return Request.STOP
+        return Request.SAVE if save else Request.PROFILE if profile else Request.CONTINUE
 
     def _finish_all_reduce(self) -> Request:
         if not self._pending:

@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from trainer.core.distributed import DistributedContext, rank0_host
 from trainer.core.errors import LostRankError, report_error
 from trainer.core.outcome import DONE, FAILED
-from trainer.core.timeouts import ANSWER_SECONDS, COLLECTIVE_TIMEOUT
+from trainer.core.timeouts import ANSWER_SECONDS
 from trainer.run.exchange import all_reduce_speed, pair_speed
 from trainer.run.host_report import diagnose, report
 from trainer.run.notes import RANK0, Notes
@@ -112,7 +112,7 @@ def _exchange(context: DistributedContext, notes: Notes) -> None:
         torch.cuda.set_device(context.device)  # each thread has a device of its own
     try:
         # A group of its own, as NCCL's communicators take memory until their group is destroyed.
-        group = dist.new_group(timeout=COLLECTIVE_TIMEOUT)
+        group = dist.new_group(timeout=context.collective_timeout)
         assert isinstance(group, dist.ProcessGroup)
         hosts = notes.read("hosts", RANK0)[0]
         pair = pair_speed(context, hosts, group, lambda partner: notes.write("partner", partner))

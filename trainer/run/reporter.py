@@ -4,7 +4,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from trainer.core.distributed import DistributedContext, sum_over_ranks
 from trainer.core.run_directory import JsonLines, RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import os_errors
+from trainer.run.histograms import Histogram
 
 T = TypeVar("T")
 # Losses of samples that weigh something are not exactly 0, so this needs no sum of weights over the ranks.
@@ -127,8 +128,12 @@ class Reporter:
         self._samples += samples
         if self._context.is_rank0:
             self._bar.update()
-        if step % self._config.interval_steps == 0 or step == self._last_step:
+        if self.due(step):
             self._report_interval(step, epoch, stalled_seconds, counts or {})
+
+    def due(self, step: int) -> bool:
+        """Returns whether a report interval ends with a step."""
+        return step % self._config.interval_steps == 0 or step == self._last_step
 
     def _report_interval(self, step: int, epoch: int, stalled_seconds: float, counts: dict[str, float]) -> None:
         total = self.state()
@@ -169,6 +174,31 @@ class Reporter:
             f"step {record['step_seconds_p50'] * 1e3:,.1f} ms (p99 {record['step_seconds_p99'] * 1e3:,.1f})  "
             f"{record['memory_gib']:.2f} GiB  {_extras(record)}ETA {tqdm.format_interval(round(eta))}"
         )
+
+    def scalars(self, step: int, make: Callable[[], dict[str, float]]) -> None:
+        """Adds scalars to TensorBoard; they are made only where it is written, on rank 0."""
+        if self._context.is_rank0 and self._board:
+            with self.tolerate_failed_writes():
+                for name, value in make().items():
+                    self._board.add_scalar(name, value, step)
+
+    def histograms(self, step: int, histograms: list[Histogram]) -> None:
+        """Adds histograms to TensorBoard; their time counts for no step."""
+        if self._context.is_rank0 and self._board:
+            with self.tolerate_failed_writes():
+                for one in histograms:
+                    self._board.add_histogram_raw(
+                        one.name,
+                        one.edges[0].item(),
+                        one.edges[-1].item(),
+                        one.counts.sum().item(),
+                        one.sum,
+                        one.sum_of_squares,
+                        one.edges[1:].tolist(),
+                        one.counts.tolist(),
+                        step,
+                    )
+        self.resume_clock()
 
     def evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
         """Records an evaluation, in place of an earlier one of this step; its time counts for no step."""

@@ -19,7 +19,7 @@ class Watchdog:
 
     Args:
         context: This process among the ranks.
-        stuck_seconds: Time without progress. Less than the timeout of collectives, which ends the job.
+        stuck_seconds: Time without progress. Less than `train.collective_timeout_seconds`, which ends the job.
     """
 
     def __init__(self, context: DistributedContext, stuck_seconds: float) -> None:

@@ -95,7 +95,7 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
     Raises:
         InputError: There is no such checkpoint, it is another model's, or the data cannot be used.
     """
-    with process_group() as context:
+    with process_group(config.train.collective_timeout_seconds) as context:
         run = RunDirectory(out)
         evaluator = Evaluator(config, context)
         if split not in evaluator.splits:

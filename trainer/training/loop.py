@@ -24,7 +24,7 @@ def train(config: Config, out: str, resume: Resume = "auto") -> None:
         Stopped: A signal requested a stop.
     """
     check_training(config)
-    with process_group() as context:
+    with process_group(config.train.collective_timeout_seconds) as context:
         if config.train.preflight_seconds:
             preflight(context, config.train.preflight_seconds)
         _train(config, out, resume, context)
@@ -46,7 +46,7 @@ def run(session: Session) -> None:
     for step in session.steps():
         result = training_step.take(step, session.batches)
         session.record(step, result)
-        request = session.stop_requests.all_reduce(save=session.saver.overdue())
+        request = session.requested(step)
         if session.saver.due(step) or step == last or request is Request.SAVE:
             session.save(step)
         if session.evaluator.due(step) and step < last:

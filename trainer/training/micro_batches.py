@@ -13,6 +13,7 @@ from trainer.core.errors import InputError
 from trainer.data.batch import Batch
 from trainer.data.order import Lanes, divides
 from trainer.models.losses import LossAndOutputs
+from trainer.run.recording import part
 from trainer.training.cut import Cut
 from trainer.training.loss_scale import LossScale
 
@@ -47,9 +48,10 @@ def forward_in_parts(
     outputs = []
     # DistributedDataParallel averages over ranks at the last part; without dense parameters it is not there.
     with getattr(model._dmp_wrapped_module, "no_sync", nullcontext)():
-        for part in others:
-            loss, output = model(part)
-            loss_scale.scale(loss).backward()
+        for micro_batch in others:
+            loss, output = model(micro_batch)
+            with part("backward"):
+                loss_scale.scale(loss).backward()
             outputs.append(output)
     loss, output = model(last)
     losses, *rest = zip(*outputs, output, strict=True)

@@ -19,7 +19,10 @@ from trainer.data.batch import Batch
 from trainer.data.dataset import FileSet
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
+from trainer.run.histograms import Histograms
 from trainer.run.preemption import Request, Stopped, StopRequests
+from trainer.run.profiler import Profiler
+from trainer.run.recording import part
 from trainer.run.reporter import Reporter, StallTimer
 from trainer.run.watchdog import Watchdog
 from trainer.training.evaluate import Evaluator
@@ -77,6 +80,8 @@ class Session:
         evaluator: Evaluates the model.
         saver: Saves checkpoints.
         reporter: Writes metrics.
+        histograms: Writes histograms of the weights.
+        profiler: Profiles steps.
         batches: The batches to train on, in order.
         stop_requests: Signals that request a stop.
         watchdog: Reports a rank that is stuck.
@@ -89,6 +94,8 @@ class Session:
     evaluator: Evaluator
     saver: Saver
     reporter: Reporter
+    histograms: Histograms
+    profiler: Profiler
     batches: StallTimer[Batch]
     stop_requests: StopRequests
     watchdog: Watchdog
@@ -110,13 +117,34 @@ class Session:
         return self.claimed.directory
 
     def record(self, step: int, result: StepResult) -> None:
-        """Records a step's loss, samples and time."""
+        """Records a step's loss, samples and time, and what else is to be recorded of it."""
         self.watchdog.note(f"the work after step {step}")
         epoch, epoch_step = divmod(step - 1, self.order.lanes.steps)
         samples = self.order.lanes.samples_in_step(epoch_step)
         if result.skipped:
             self.reporter.log(f"step {step:,} is skipped: its loss or a gradient is not finite")
-        self.reporter.step(step, epoch, result.means, samples, self.batches.stalled_seconds, self._counts())
+        with part("report"):
+            self.reporter.step(step, epoch, result.means, samples, self.batches.stalled_seconds, self._counts())
+            if self.reporter.due(step):
+                self.reporter.scalars(step, lambda: self._scalars(step, result))
+            if self.histograms.due(step):
+                self.reporter.histograms(step, self.histograms.compute(self.model.weights()))
+        if self.profiler.after(step):
+            self.reporter.resume_clock()
+
+    def _scalars(self, step: int, result: StepResult) -> dict[str, float]:
+        """Returns the rates of a step, and the norm of its gradients where clipping does not report that already."""
+        optimizers = self.model.optimizers
+        norm = {"train/gradient_norm": optimizers.gradient_norm()} if result.gradient_norm is None else {}
+        return {f"rate/{key}": rate for key, rate in optimizers.rates(step).items()} | norm
+
+    def requested(self, step: int) -> Request:
+        """Returns the greatest request of any rank after a step, the same on all ranks; begins a requested profile."""
+        with part("requests"):
+            request = self.stop_requests.all_reduce(self.saver.overdue(), self.profiler.requested)
+        if request is Request.PROFILE:
+            self.profiler.begin_requested(step)
+        return request
 
     def _counts(self) -> dict[str, float]:
         skipped = {"skipped_steps": self.step_state.skipped} if self.step_state.skipped else {}
@@ -148,7 +176,7 @@ class Session:
         Raises:
             Stopped: A signal requested a stop.
         """
-        with self.model.averaged():
+        with self.model.averaged(), part("evaluation"):
             metrics = self.evaluator.evaluate(model, split, partial(self._stop_requested, step, split))
         if metrics is None:
             self.stop(step)
@@ -184,7 +212,8 @@ class Session:
         }
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}
         self.reporter.flush()  # storage without append gets the lines up to here, which a resume does not write again
-        self.saver.save(step, self.model.tensors(), train_state, texts)
+        with part("save"):
+            self.saver.save(step, self.model.tensors(), train_state, texts)
         self.reporter.resume_clock()
 
     def stop(self, step: int) -> NoReturn:
@@ -200,6 +229,7 @@ class Session:
             self.save(step)
             self.saver.wait()
         outcome = f"{STOPPED_WORD} at step {step}, {self.saved()}"
+        self.profiler.stop(step)
         self.end("stopped", step, outcome)
         self.reporter.log(f"{outcome}\n\nThe same command resumes it.")
         raise Stopped

@@ -18,8 +18,11 @@ from trainer.data.dataset import FileSet, find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes, check_lanes, default_lanes
 from trainer.metrics.registry import check_metrics
+from trainer.run.histograms import Histograms
 from trainer.run.lock import RunLock, locked
 from trainer.run.preemption import stop_on_signals
+from trainer.run.profile_requests import ProfileRequests, profile_requests
+from trainer.run.profiler import Profiler, check_profile
 from trainer.run.reporter import Reporter, StallTimer
 from trainer.run.watchdog import watched
 from trainer.training.announce import announce
@@ -44,12 +47,14 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         "train.stop_early.metric": config.train.stop_early.metric,
     }
     broadcast_from_rank0(context, lambda: check_metrics(config.evaluate.metrics, choosing, config.data.labels))
+    broadcast_from_rank0(context, lambda: check_profile(config.report.profile, context))
     directory = broadcast_from_rank0(context, lambda: RunDirectory(out))
     # A start can hang and be stopped, too, so both are watched for before the lock is taken.
     with (
         watched(context, config.train.stuck_seconds) as watchdog,
         stop_on_signals(context) as stop_requests,
         locked(directory, context) as lock,
+        profile_requests(directory, context) as requests,
     ):
         claimed = claim_run(config, directory, resume, context)
         # Wrong data is refused within seconds, before the model is built, which takes longest.
@@ -66,6 +71,8 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
             evaluator=evaluator,
             saver=saver,
             reporter=reporter,
+            histograms=Histograms(config.report.histograms_every_steps, context),
+            profiler=_open_profiler(claimed, order, requests, reporter),
             batches=StallTimer(order.loader.batches(order.first_step, order.last_step)),
             stop_requests=stop_requests,
             watchdog=watchdog,
@@ -168,6 +175,18 @@ def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
     running = claimed.start.train_state["running"] if claimed.start else None
     return Reporter(
         claimed.directory, claimed.config.report, claimed.context, order.last_step, order.first_step, running
+    )
+
+
+def _open_profiler(claimed: ClaimedRun, order: EpochOrder, requests: ProfileRequests, reporter: Reporter) -> Profiler:
+    return Profiler(
+        claimed.directory,
+        claimed.config.report.profile,
+        requests,
+        claimed.context,
+        order.first_step,
+        order.last_step,
+        reporter.log,
     )
 
 

@@ -10,6 +10,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from trainer.data.batch import Batch
 from trainer.models.losses import LossAndOutputs
 from trainer.optim.clipping import clip
+from trainer.run.recording import part
 from trainer.training.loss_scale import LossScale
 from trainer.training.micro_batches import forward_in_parts
 from trainer.training.overflow import OverflowCheck
@@ -58,7 +59,8 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
             InputError: The loss or a gradient is not finite, and the configuration makes that an error.
         """
         # Before `progress`, which begins with zero_grad: fused kernels get their rates there.
-        self._optimizers.set_rates(step, self._step_state.skipped)
+        with part("rates"):
+            self._optimizers.set_rates(step, self._step_state.skipped)
         self._step = step
         loss, *_ = self.progress(batches)
         return StepResult(loss, self.skipped, self.gradient_norm)
@@ -76,22 +78,25 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
 
     def _backward(self, losses: Tensor) -> None:
         """Computes gradients; without a cut the tables are updated inside, by their fused optimizers."""
-        self._loss_scale.scale(losses).backward()
+        with part("backward"):
+            self._loss_scale.scale(losses).backward()
 
     def _optimizer_step(self) -> None:
         """Updates tables and dense part, or neither."""
-        self.skipped, self.gradient_norm = not self._overflow.passes(self._loss), None
-        if self.skipped:
-            batch = self.batches[0]
-            assert batch is not None
-            self._overflow.skip(self._step, batch)
-        else:
-            self._update()
+        with part("optimizer"):
+            self.skipped, self.gradient_norm = not self._overflow.passes(self._loss), None
+            if self.skipped:
+                batch = self.batches[0]
+                assert batch is not None
+                self._overflow.skip(self._step, batch)
+            else:
+                self._update()
 
     def _update(self) -> None:
         self.gradient_norm = clip(self._optimizers.dense_parameters, self._optim.dense)
         self._cut.clamp(self._optim.sparse.max_gradient, self._world_size)
-        self._cut.backward()
+        with part("table update"):
+            self._cut.backward()
         self._optimizers.combined.step()
         if self._averages:
             self._averages.update()

@@ -2,6 +2,7 @@
 
     python -m trainer bench --out runs/bench
     python -m trainer bench checkpoint --out runs/bench
+    python -m trainer bench features --out runs/bench
 
 What is compared runs by turns in one process, several times, so that a busy machine slows down both. A ratio is the
 median of the repeats' ratios.
@@ -19,6 +20,7 @@ from trainer.core.secrets import without_secrets
 from trainer.run.provenance import describe_run
 from trainer.tools.bench.checkpoint import compare_checkpoints, render_restores, time_restores
 from trainer.tools.bench.comparison import Comparison, describe_machine, render_comparisons
+from trainer.tools.bench.features import compare_features
 from trainer.tools.bench.loops import compare_loops
 from trainer.tools.bench.readers import compare_readers
 from trainer.tools.bench.setting import make_config, make_data, scratch_run
@@ -27,7 +29,7 @@ from trainer.training.setup import open_session
 
 
 def bench(
-    what: Literal["training", "checkpoint"] = "training",
+    what: Literal["training", "checkpoint", "features"] = "training",
     /,
     out: str = "runs/bench",
     rows: int = 2_000_000,
@@ -35,7 +37,7 @@ def bench(
     steps: int = 40,
     repeats: int = 5,
 ) -> None:
-    """Measures the loader and the training loop, or saving and restoring, and prints tables.
+    """Measures the loader and the training loop, saving and restoring, or training features, and prints tables.
 
     training: the loader beside plain pyarrow and beside a reader that makes Python objects, on one core and by the
     processor time that they take; training from Parquet beside training on batches in memory; that beside a loop
@@ -44,6 +46,8 @@ def bench(
     checkpoint: steps during saves beside steps without, with a core to spare and without; saving and restoring beside
     plain writing and reading of the same bytes through the same file system; how long jobs of 1, 2 and 4 ranks take to
     restore (not under torchrun).
+
+    features: training with each feature that is off by default, beside training without it, both from memory.
 
     Under torchrun all but the loader's run on all ranks. Writes `OUT/bench-WHAT.json` with every repeat.
 
@@ -66,9 +70,9 @@ def bench(
     with process_group() as context, scratch_run(run, context) as scratch:
         with contextlib.redirect_stdout(io.StringIO()):
             broadcast_from_rank0(context, lambda: make_data(out, rows))
+            compare = {"training": _compare_training, "checkpoint": compare_checkpoints, "features": compare_features}
             with open_session(config, scratch.url, "never", context) as session:
-                compare = compare_checkpoints if what == "checkpoint" else _compare_training
-                comparisons = compare(session, steps, repeats)
+                comparisons = compare[what](session, steps, repeats)
         restores = time_restores(config, scratch, repeats) if what == "checkpoint" and context.world_size == 1 else []
         if context.is_rank0:
             print("\n\n".join([render_comparisons(comparisons), *([render_restores(restores)] if restores else [])]))

@@ -43,7 +43,7 @@ def compare_loops(session: Session, steps: int, repeats: int) -> list[Comparison
     parquet, memory, by_hand = alternate(
         repeats,
         lambda: _train_from_parquet(session, steps),
-        lambda: _train(session, itertools.cycle(batches), steps),
+        lambda: train(session, itertools.cycle(batches), steps),
         lambda: _train_by_hand(session, model, optimizer, itertools.cycle(converted), steps),
     )
     return [
@@ -56,10 +56,10 @@ def _train_from_parquet(session: Session, steps: int) -> float:
     # Endless, for a loader that nears its end makes no more batches ahead, which leaves the processor to the model.
     # Closed, so that the loader's threads end before anything else is measured.
     with contextlib.closing(session.order.loader.batches(0, sys.maxsize)) as batches:  # pyrefly: ignore[bad-specialization]
-        return _train(session, batches, steps)
+        return train(session, batches, steps)
 
 
-def _train(session: Session, batches: Iterator[Batch], steps: int) -> float:
+def train(session: Session, batches: Iterator[Batch], steps: int) -> float:
     """Returns samples per second of the loop in `trainer.training.loop`, in which no save and no evaluation is due."""
     session = replace(session, batches=StallTimer(batches))
     training_step = TrainingStep(session)
@@ -67,7 +67,7 @@ def _train(session: Session, batches: Iterator[Batch], steps: int) -> float:
     def take(step: int) -> bool:
         result = training_step.take(step, session.batches)
         session.record(step, result)
-        if session.stop_requests.all_reduce(save=session.saver.overdue()) is Request.STOP:
+        if session.requested(step) is Request.STOP:
             raise Stopped
         return session.saver.due(step) or session.evaluator.due(step)
 

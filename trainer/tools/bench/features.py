@@ -13,7 +13,16 @@ from trainer.training.setup import open_session
 BASELINE = "training without it"
 FEATURES: dict[str, dict[str, Any]] = {
     "nothing": {},  # how far from 1 noise alone comes
+    "the cut: overflows skipped": {"train.nonfinite": "skip"},
+    "4 micro-batches": {"train.micro_batches": 4},
     "bf16": {"train.precision": "bf16"},
+    "fp16": {"train.precision": "fp16"},
+    "clipped norm": {"optimizer.dense.max_norm": 1.0},
+    "clamped gradients of embeddings": {"optimizer.sparse.max_gradient": 1.0},
+    "tables by adam": {"optimizer.sparse.name": "adam"},
+    "tables by lamb": {"optimizer.sparse.name": "lamb"},
+    "averaged dense weights": {"optimizer.ema.decay": 0.999},
+    "averaged tables, too": {"optimizer.ema.decay": 0.999, "optimizer.ema.tables": True},
     "gradient norm, rates and metrics at every step": {"report.interval_steps": 1},
     "histograms every 10 steps": {"report.histograms_every_steps": 10},
     "a profile of 5 steps": {"report.profile.first_step": WARM_STEPS + 1},

@@ -105,7 +105,7 @@ BY_TABLE = {
     "wide": ({"learning_rate": 0.05}, {"name": "adam", "learning_rate": 0.05, **MOMENTS}),
     "mean": ({"frozen": True}, {"name": "sgd", "learning_rate": 0.0}),
     "narrow": ({"name": "rowwise_adagrad", "eps": 1e-2}, {"name": "rowwise_adagrad", "eps": 1e-2}),
-    "few": ({"schedule": {"warmup_steps": 25}}, {"name": "adam", "warmup": 25, **MOMENTS}),
+    "few": ({"schedule": {"warmup_steps": 25, "decay": "constant"}}, {"name": "adam", "warmup": 25, **MOMENTS}),
     "shared": ({"weight_decay": 0.2}, {"name": "adam", "weight_decay": 0.2, **MOMENTS}),
 }
 

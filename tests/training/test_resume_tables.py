@@ -16,7 +16,7 @@ CASES = {
 }
 BY_TABLE = {
     "s0": {"frozen": True},
-    "s1": {"learning_rate": 0.005, "schedule": {"warmup_steps": 8}},
+    "s1": {"learning_rate": 0.005, "schedule": {"warmup_steps": 8, "decay": "constant"}},
     "s2": {"name": "adagrad", "learning_rate": 0.1},
 }
 

@@ -88,6 +88,12 @@ class Job:
         words = [(process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
         return [process for process, line in words if self.name in line and line[1:3] == ["-u", "-m"]]
 
+    def a_rank_and_its_node(self) -> tuple[psutil.Process, str]:
+        while True:
+            rank = self.a_rank()
+            with suppress(psutil.Error):  # it may end while it is looked at
+                return rank, rank.environ()["SLURMD_NODENAME"]
+
     def a_rank(self) -> psutil.Process:
         while not (found := self.ranks()):
             time.sleep(0.1)
@@ -119,7 +125,7 @@ def preempted(job: Job) -> None:
 
 
 def node_lost(job: Job) -> None:
-    node = job.a_rank().environ()["SLURMD_NODENAME"]
+    _, node = job.a_rank_and_its_node()
     with job.campaign.whole_cluster:
         job.shell.cluster.cut_power(node)
         time.sleep(5 * job.random.random())
@@ -156,10 +162,12 @@ def time_limit(job: Job) -> None:
 
 def bad_node(job: Job) -> None:
     """Ranks fail on a node from now on, until Slurm leaves it out."""
-    rank, file = job.a_rank(), job.shell.folder / f"bad-nodes-{job.name}"
+    file = job.shell.folder / f"bad-nodes-{job.name}"
     with job.campaign.whole_cluster:
-        file.write_text(rank.environ()["SLURMD_NODENAME"])
-        rank.kill()
+        rank, node = job.a_rank_and_its_node()
+        file.write_text(node)
+        with suppress(psutil.NoSuchProcess):
+            rank.kill()
         deadline = time.monotonic() + 300
         while "excluding" not in job.shell.batch_log(job.handle):
             assert time.monotonic() < deadline, job.story()

@@ -18,7 +18,7 @@ from torchx.cli.main import main as torchx
 from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import get_component
 
-from docs.generate import READING_ORDER, render
+from docs.generate import PART, READING_ORDER, render
 from trainer.__main__ import main as trainer
 from trainer.commands import COMMANDS, read_command
 from trainer.config.root import READY_MADE, Config, load_config, to_toml
@@ -223,7 +223,9 @@ def source_files(*suffixes: str) -> list[Path]:
 
 
 def test_files_are_short():
-    lengths = {path: len(path.read_text().splitlines()) for path in source_files(".py", ".toml", ".md")}
+    # Tables that come from the code are as long as the code has options.
+    texts = {path: PART.sub("", path.read_text()) for path in source_files(".py", ".toml", ".md")}
+    lengths = {path: len(text.splitlines()) for path, text in texts.items()}
     assert {str(path): length for path, length in lengths.items() if length > 500} == {}
 
 

@@ -62,8 +62,8 @@ CASES = {
         },
     ),
     "unknown decay of a table": (
-        ["optimizer.tables.s1.schedule.decay is 'cosine'", "constant, linear"],
-        {"optimizer__tables": {"s1": {"schedule": {"decay": "cosine"}}}},
+        ["optimizer.tables.s1.schedule.decay is 'zigzag'", "constant, "],
+        {"optimizer__tables": {"s1": {"schedule": {"decay": "zigzag"}}}},
     ),
     "rounding without half precision": (
         ["optimizer.sparse.stochastic_rounding is true", "model.table_precision is 'fp32'"],

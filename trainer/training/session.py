@@ -9,16 +9,12 @@ from typing import Any, NoReturn
 from torch import nn
 
 from trainer.checkpoint.saver import Saver
-from trainer.checkpoint.store import Checkpoint
 from trainer.config.root import Config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.outcome import STOPPED_WORD, write_outcome
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.batch import Batch
-from trainer.data.dataset import FileSet
-from trainer.data.loader import Loader
-from trainer.data.order import Lanes
 from trainer.run.histograms import Histograms
 from trainer.run.preemption import Request, Stopped, StopRequests
 from trainer.run.profiler import Profiler
@@ -26,47 +22,10 @@ from trainer.run.recording import part
 from trainer.run.reporter import Reporter, StallTimer
 from trainer.run.watchdog import Watchdog
 from trainer.training.evaluate import Evaluator
+from trainer.training.phases import ClaimedRun, EpochOrder
 from trainer.training.sharded_model import ShardedModel
 from trainer.training.step_state import StepResult, StepState
 from trainer.training.stop_early import reason_to_stop
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClaimedRun:
-    """A run directory that this job alone writes to.
-
-    Attributes:
-        config: The configuration.
-        context: This process among the ranks.
-        directory: The run directory.
-        start: The checkpoint to resume from; None for a start from scratch.
-        verify_seconds: Time that finding and verifying it took.
-    """
-
-    config: Config
-    context: DistributedContext
-    directory: RunDirectory
-    start: Checkpoint | None
-    verify_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochOrder:
-    """The order in which a run trains on its samples.
-
-    Attributes:
-        files: The training data.
-        lanes: The samples of every step.
-        loader: This rank's batches.
-        first_step: Steps done before.
-        last_step: The step that training ends with.
-    """
-
-    files: FileSet
-    lanes: Lanes
-    loader: Loader
-    first_step: int
-    last_step: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from trainer.checkpoint.restore import restore
-from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.store import Checkpoint, Checkpoints
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
@@ -19,19 +18,21 @@ from trainer.data.loader import Loader
 from trainer.data.order import Lanes, check_lanes, default_lanes
 from trainer.metrics.registry import check_metrics
 from trainer.run.histograms import Histograms
-from trainer.run.lock import RunLock, locked
+from trainer.run.lock import locked
 from trainer.run.preemption import stop_on_signals
-from trainer.run.profile_requests import ProfileRequests, profile_requests
-from trainer.run.profiler import Profiler, check_profile
-from trainer.run.reporter import Reporter, StallTimer
+from trainer.run.profile_requests import profile_requests
+from trainer.run.profiler import check_profile
+from trainer.run.reporter import StallTimer
 from trainer.run.watchdog import watched
 from trainer.training.announce import announce
 from trainer.training.evaluate import Evaluator
 from trainer.training.finetune import finetune
 from trainer.training.loss_scale import start_state
 from trainer.training.micro_batches import check_micro_batches
+from trainer.training.phases import ClaimedRun, EpochOrder
+from trainer.training.recorders import open_profiler, open_reporter, open_saver
 from trainer.training.resume import Resume, check_start, find_start, open_run
-from trainer.training.session import ClaimedRun, EpochOrder, Session
+from trainer.training.session import Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
 
 
@@ -62,8 +63,8 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         evaluator = Evaluator(config, context)
         model = build_sharded_model(config, context, order.lanes.steps)
         origin = restore_or_finetune(claimed, model, order)
-        reporter = _open_reporter(claimed, order)
-        saver = _open_saver(claimed, order, lock, reporter)
+        reporter = open_reporter(claimed, order)
+        saver = open_saver(claimed, order, lock, reporter)
         session = Session(
             claimed=claimed,
             order=order,
@@ -72,7 +73,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
             saver=saver,
             reporter=reporter,
             histograms=Histograms(config.report.histograms_every_steps, context),
-            profiler=_open_profiler(claimed, order, requests, reporter),
+            profiler=open_profiler(claimed, order, requests, reporter),
             batches=StallTimer(order.loader.batches(order.first_step, order.last_step)),
             stop_requests=stop_requests,
             watchdog=watchdog,
@@ -169,37 +170,6 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
     earlier = broadcast_from_rank0(context, lambda: json.loads(claimed.directory.read("run.json") or "{}"))
     finetuned = {"finetune": earlier["finetune"]} if "finetune" in earlier else {}
     return {"restore_seconds": round(seconds, 3), **finetuned}
-
-
-def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
-    running = claimed.start.train_state["running"] if claimed.start else None
-    return Reporter(
-        claimed.directory, claimed.config.report, claimed.context, order.last_step, order.first_step, running
-    )
-
-
-def _open_profiler(claimed: ClaimedRun, order: EpochOrder, requests: ProfileRequests, reporter: Reporter) -> Profiler:
-    return Profiler(
-        claimed.directory,
-        claimed.config.report.profile,
-        requests,
-        claimed.context,
-        order.first_step,
-        order.last_step,
-        reporter.log,
-    )
-
-
-def _open_saver(claimed: ClaimedRun, order: EpochOrder, lock: RunLock, reporter: Reporter) -> Saver:
-    return Saver(
-        Checkpoints(claimed.directory),
-        claimed.config.checkpoint,
-        claimed.context,
-        order.first_step,
-        reporter.log,
-        reporter.evaluations,
-        lock.check,
-    )
 
 
 def _remove_leftovers(checkpoints: Checkpoints) -> None:

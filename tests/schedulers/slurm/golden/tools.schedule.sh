@@ -1,0 +1,30 @@
+#!/bin/bash
+#SBATCH --job-name=schedule
+#SBATCH --chdir=/here
+#SBATCH --output=/here/slurm-jobs/NAME-ID/slurm-%j.log
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=1
+#SBATCH --mem=2048
+#SBATCH --signal=B:USR1@120
+#SBATCH --open-mode=append
+#SBATCH --requeue
+# `sbatch /here/slurm-jobs/NAME-ID/torchx-job.sh` runs the job again.
+
+job_dir=/here/slurm-jobs/NAME-ID
+log=$job_dir/slurm-$SLURM_JOB_ID.log
+role=schedule
+max_retries=0
+max_free_restarts=20
+open_mode=append
+srun_args=(--cpus-per-task=1)
+
+setup() {
+    :
+}
+
+replica() {
+    exec python -m trainer schedule c.toml --out s3://b/rates.svg --steps-per-epoch 10
+}
+

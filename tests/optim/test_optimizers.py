@@ -4,10 +4,10 @@ import pytest
 import torch
 from jobs import config
 
-from trainer.checkpoint.state_dict import local_shards_of
 from trainer.config.root import Config
 from trainer.core.distributed import process_group
 from trainer.core.errors import InputError
+from trainer.core.local_shards import local_shards_of
 from trainer.data.dataset import find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from trainer.checkpoint.state_dict import placed_shards
+from trainer.core.local_shards import placed_shards
 
 
 @dataclass(frozen=True)

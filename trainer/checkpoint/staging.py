@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torch.distributed.remote_device import _remote_device
 
-from trainer.checkpoint.state_dict import State, local_shards_of
+from trainer.checkpoint.state_dict import State
+from trainer.core.local_shards import local_shards_of
 
 
 # DCP's async_save stages, too, but it gives the copy away: a save that fails could only be retried with weights that

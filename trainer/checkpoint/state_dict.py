@@ -9,8 +9,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from trainer.models.embeddings import table_of_name, table_of_weight
@@ -66,15 +64,3 @@ def is_table(name: str) -> bool:
 def table_of(name: str) -> str:
     """Returns the table that a weight `model....TABLE.weight` or a state `table.TABLE.SLOT` belongs to."""
     return table_of_name(name.split(".")[-2])
-
-
-def local_shards_of(value: Tensor) -> list[Tensor]:
-    """Returns the local shards of a tensor; a whole tensor is one."""
-    return [tensor for tensor, _ in placed_shards(value)]
-
-
-def placed_shards(value: Tensor) -> list[tuple[Tensor, list[int]]]:
-    """Returns the local shards of a tensor, each with its offsets in the whole; a whole tensor is one."""
-    if isinstance(value, ShardedTensor):
-        return [(shard.tensor, shard.metadata.shard_offsets) for shard in value.local_shards()]
-    return [(value, [0] * value.dim())]

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, cast
 
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import KeyedOptimizer, KeyedOptimizerWrapper
 
 from trainer.config.optim import OptimizerConfig
+from trainer.core.local_shards import local_shards_of
 from trainer.models.embeddings import table_of_weight
 from trainer.optim.rates import table_key
 from trainer.optim.table_kernels import table_kernels
@@ -69,7 +69,7 @@ class ShardedTableOptimizers:
             start = self._config.of_table(table_of_weight(name) or ALL).initial_accumulator
             for slot, value in slots.items():
                 if start and slot.rpartition(".")[2] in ACCUMULATORS:
-                    for local_shard in _local_shards(value):
+                    for local_shard in local_shards_of(value):
                         local_shard.fill_(start)
 
     def forget_cached_rows(self) -> None:
@@ -103,7 +103,3 @@ def _groups(optimizer: KeyedOptimizer) -> Iterator[tuple[str, MutableMapping[str
     for group in optimizer.param_groups:
         if group["params"]:
             yield tables[id(group["params"][0])], cast(MutableMapping[str, Any], group)
-
-
-def _local_shards(value: Tensor) -> list[Tensor]:
-    return [shard.tensor for shard in value.local_shards()] if isinstance(value, ShardedTensor) else [value]

@@ -19,6 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_of_name, table_of_weight
 from trainer.optim.sharded_like import rowwise_like, sharded_like
+from trainer.optim.table_kernels import lookup_modules
 
 CACHING = (EmbeddingComputeKernel.FUSED_UVM_CACHING.value, EmbeddingComputeKernel.KEY_VALUE.value)
 
@@ -52,7 +53,7 @@ class TableAverages:
         self._weights = {name: value for name, value in model.state_dict().items() if table_of_weight(name)}
         replicated = {_table(name) for name, value in self._weights.items() if not isinstance(value, ShardedTensor)}
         self._shards: dict[str, dict[tuple[int, ...], _Shard]] = defaultdict(dict)
-        for kernel in _kernels(model):
+        for kernel in lookup_modules(model):
             shards = []
             for table, weight in zip(kernel._config.embedding_tables, kernel.split_embedding_weights(), strict=True):
                 whole = table.name in replicated
@@ -181,12 +182,6 @@ class _Replica(_Shard):
     def update(self, steps: int) -> None:
         self.average.lerp_(self.weight.float(), 1 - self._decay)
         self.touched.fill_(steps + 1)
-
-
-def _kernels(model: nn.Module) -> list[Any]:
-    """Returns the modules that hold and look up the tables; TorchRec's lookups are no submodules."""
-    lookups = [lookup for module in model.modules() for lookup in getattr(module, "_lookups", [])]
-    return [kernel for lookup in lookups for kernel in getattr(lookup, "module", lookup)._emb_modules]
 
 
 def _table(name: str) -> str:

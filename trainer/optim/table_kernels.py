@@ -179,12 +179,17 @@ def _is_native(optimizer: OptimType, options: dict[str, Any]) -> bool:
     return optimizer not in PLAIN
 
 
-def table_kernels(model: nn.Module) -> list[TableKernel]:
-    """Returns the kernels of this rank's shards in a sharded model."""
-    # Lookups are no submodules; a replicated one is wrapped by DDP, and has another kernel.
+def lookup_modules(model: nn.Module) -> list[Any]:
+    """Returns TorchRec's modules that look up this rank's shards and replicated tables in a sharded model."""
+    # They are no submodules; DDP wraps those of replicated tables.
     lookups = [lookup for module in model.modules() for lookup in getattr(module, "_lookups", [])]
-    kernels = [kernel for lookup in lookups for kernel in getattr(lookup, "module", lookup)._emb_modules]
-    return [kernel.emb_module for kernel in kernels if isinstance(kernel.emb_module, TableKernel)]
+    return [found for lookup in lookups for found in getattr(lookup, "module", lookup)._emb_modules]
+
+
+def table_kernels(model: nn.Module) -> list[TableKernel]:
+    """Returns the kernels of this rank's shards in a sharded model; replicated tables have another."""
+    kernels = [found.emb_module for found in lookup_modules(model)]
+    return [kernel for kernel in kernels if isinstance(kernel, TableKernel)]
 
 
 # TorchRec has no option for it.

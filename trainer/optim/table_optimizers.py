@@ -120,6 +120,6 @@ def fused_options(settings: SparseOptimizerConfig) -> dict[str, Any]:
 def replicated_optimizer(settings: SparseOptimizerConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     """Returns the optimizer of replicated tables."""
     optimizer = TABLE_OPTIMIZERS[settings.name].replicated
-    assert optimizer is not None, "check_replicated refuses it"
+    assert optimizer is not None, "check_types refuses it"
     options: dict[str, Any] = {"eps": settings.eps} if "eps" in OPTIONS[settings.name] else {}
     return optimizer(parameters, lr=settings.learning_rate, **options)  # pyrefly: ignore[unexpected-keyword]

@@ -8,9 +8,10 @@ import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan
 
-from trainer.checkpoint.state_dict import State, all_tensors, local_shards_of, model_tensors, optimizer_tensors
+from trainer.checkpoint.state_dict import State, all_tensors, model_tensors, optimizer_tensors
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
+from trainer.core.local_shards import local_shards_of
 from trainer.data.batch import Batch
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import embedding_collections, table_of_weight, table_shapes

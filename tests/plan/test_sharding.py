@@ -4,17 +4,13 @@ import numpy as np
 import pytest
 import torch
 from jobs import config, launch, launch_rounds, losses, saved_tensors, write_rows
+from plain_model import plain_model
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
-from trainer.models.base import ModelInputs
-from trainer.models.dlrm import dlrm
-from trainer.models.embeddings import table_configs
-from trainer.models.table_init import initialize_tables
 
 PLANS = [
     "table_wise",
@@ -114,12 +110,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
 def reference(data, kind, name):
     """The same training in one process, float64, plain autograd, nothing of the sharded path in it."""
     settings = Config.model_validate(optimized_by(data, kind, name))
-    torch.manual_seed(settings.train.seed)
-    tables = EmbeddingBagCollection(tables=table_configs(settings.data, settings.model))
-    torch.manual_seed(settings.train.seed)
-    model = dlrm(ModelInputs(tables, 2, list(settings.data.sparse), 1, torch.device("cpu"), settings.model))
-    initialize_tables(model, settings.train.seed)
-    model = model.double()
+    model = plain_model(settings).double()
     sparse, dense = [], []
     for parameter_name, parameter in model.named_parameters():
         (sparse if "embedding_bags" in parameter_name else dense).append(parameter)

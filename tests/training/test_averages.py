@@ -8,17 +8,14 @@ import pytest
 import torch
 from command import run_trainer, write_config
 from jobs import config, launch_rounds, saved_tensors, write_rows
+from plain_model import plain_model
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
-from trainer.models.base import ModelInputs
-from trainer.models.dlrm import dlrm
-from trainer.models.embeddings import table_configs, table_of_weight
-from trainer.models.table_init import initialize_tables
+from trainer.models.embeddings import table_of_weight
 
 PLANS = ["table_wise", "row_wise", "column_wise", "table_row_wise", "grid_shard", "data_parallel"]
 REPLANNED = [
@@ -82,12 +79,7 @@ def runs(tmp_path_factory):
 def reference(runs):
     """The averages of a plain model in float64, of all rows in every step, and their log loss on validation data."""
     settings = Config.model_validate(averaged(runs, "table_wise"))
-    torch.manual_seed(settings.train.seed)
-    tables = EmbeddingBagCollection(tables=table_configs(settings.data, settings.model))
-    torch.manual_seed(settings.train.seed)
-    model = dlrm(ModelInputs(tables, 2, list(settings.data.sparse), 1, torch.device("cpu"), settings.model))
-    initialize_tables(model, settings.train.seed)
-    model = model.double()
+    model = plain_model(settings).double()
     averages = {name: value.clone() for name, value in model.state_dict().items()}
     for batch in batches(settings, "train", 8, 64):
         for parameter in model.parameters():

@@ -6,17 +6,14 @@ import numpy as np
 import pytest
 import torch
 from jobs import config, launch_rounds, saved_tensors, write_rows
+from plain_model import plain_model
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
-from trainer.models.base import ModelInputs
-from trainer.models.dlrm import dlrm
-from trainer.models.embeddings import table_configs
-from trainer.models.table_init import initialize_tables
+from trainer.models.embeddings import embedding_collections
 
 STEPS = 10
 PLANS = {1: ["table_wise"], 2: ["row_wise"], 4: ["column_wise"]}
@@ -77,12 +74,8 @@ def clamp_gradient_of_pooled(limit):
 def reference(tree):
     """Returns the weights and the gradient norms of plain autograd, with torch's own clipping."""
     settings = Config.model_validate(tree)
-    torch.manual_seed(settings.train.seed)
-    tables = EmbeddingBagCollection(tables=table_configs(settings.data, settings.model))
-    torch.manual_seed(settings.train.seed)
-    model = dlrm(ModelInputs(tables, 2, list(settings.data.sparse), 1, torch.device("cpu"), settings.model))
-    initialize_tables(model, settings.train.seed)
-    model = model.double()
+    model = plain_model(settings).double()
+    (tables,) = embedding_collections(model)
     limits = settings.optimizer.dense
     if settings.optimizer.sparse.max_gradient:
         tables.register_forward_hook(clamp_gradient_of_pooled(settings.optimizer.sparse.max_gradient))

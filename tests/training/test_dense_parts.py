@@ -6,17 +6,13 @@ import numpy as np
 import pytest
 import torch
 from jobs import config, launch_rounds, losses, saved_tensors, write_rows
+from plain_model import plain_model
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
-from trainer.models.base import ModelInputs
-from trainer.models.dlrm import dlrm
-from trainer.models.embeddings import table_configs
-from trainer.models.table_init import initialize_tables
 
 RANKS = (1, 2, 4)
 STEPS, EPOCH, STOP = 12, 4, 5
@@ -115,19 +111,9 @@ def folder(names, tmp_path_factory):
     return folder
 
 
-def initial(settings):
-    """The model before training, float64, unsharded."""
-    torch.manual_seed(settings.train.seed)
-    tables = EmbeddingBagCollection(tables=table_configs(settings.data, settings.model))
-    torch.manual_seed(settings.train.seed)
-    model = dlrm(ModelInputs(tables, 2, list(settings.data.sparse), 1, torch.device("cpu"), settings.model))
-    initialize_tables(model, settings.train.seed)
-    return model
-
-
 def trained(settings, rate, weight_decay, momentum):
     """The weights after the same training in one process: float64, plain autograd, and SGD written out."""
-    model = initial(settings).double()
+    model = plain_model(settings).double()
     files = find_files("train", settings.data.train, settings.data)
     loader = Loader(files, settings.data, Lanes(files.rows, 8, 64), 0, 1, settings.train.seed, True)
     buffers = {name: 0.0 for name, _ in model.named_parameters()}
@@ -179,7 +165,7 @@ def test_parts_train_as_in_plain_autograd(folder, expected, ranks):
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", ["parts", "frozen"])
 def test_frozen_weights_stay_bit_for_bit_and_have_no_state(folder, name, ranks):
-    before = initial(Config.model_validate(parted(folder / "data"))).state_dict()
+    before = plain_model(Config.model_validate(parted(folder / "data"))).state_dict()
     after = weights_of(folder / f"{name}-{ranks}")
     still = {weight for weight in before if torch.equal(after[weight], before[weight])}
     layers = {weight for weight in before if not is_table(weight)}

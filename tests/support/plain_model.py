@@ -1,0 +1,21 @@
+"""The model before training, unsharded and in one process, for references that tests compute themselves."""
+
+import torch
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from trainer.config.root import Config
+from trainer.models.base import ModelInputs
+from trainer.models.dlrm import dlrm
+from trainer.models.embeddings import table_configs
+from trainer.models.table_init import initialize_tables
+
+
+def plain_model(settings: Config) -> nn.Module:
+    """Returns the DLRM of a configuration of two dense features and one label, with its initial weights."""
+    torch.manual_seed(settings.train.seed)
+    tables = EmbeddingBagCollection(tables=table_configs(settings.data, settings.model))
+    torch.manual_seed(settings.train.seed)
+    model = dlrm(ModelInputs(tables, 2, list(settings.data.sparse), 1, torch.device("cpu"), settings.model))
+    initialize_tables(model, settings.train.seed)
+    return model

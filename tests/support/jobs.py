@@ -18,13 +18,15 @@ import pyarrow.parquet as pq
 LABELS = ["label"]
 
 
-def write_rows(folder: Path, sizes: list[int], seed: int = 0, row_group_size: int = 64) -> Path:
+def write_rows(
+    folder: Path, sizes: list[int], seed: int = 0, row_group_size: int = 64, sparse_features: int = 6
+) -> Path:
     """Writes one Parquet file for each size: dense `d0`, `d1`; sparse `s0` .. `s5` of 100 + i rows; `label`."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     start = 0
     for number, size in enumerate(sizes):
-        sparse = {f"s{i}": random.integers(0, 100 + i, size).astype(np.int32) for i in range(6)}
+        sparse = {f"s{i}": random.integers(0, 100 + i, size).astype(np.int32) for i in range(sparse_features)}
         dense = {f"d{i}": random.standard_normal(size).astype(np.float32) for i in range(2)}
         logit = dense["d0"] - 0.5 * dense["d1"] + 0.02 * (sparse["s0"] - 50)
         label = (random.random(size) < 1 / (1 + np.exp(-logit))).astype(np.float32)

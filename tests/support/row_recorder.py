@@ -1,8 +1,9 @@
 """A model that writes down which rows it is trained on, and what a test reads there.
 
 `model.name = "row_recorder:build"`, with the dense feature `row_id` as the last one and the run directory's path in
-`RECORDED_RUN`. All ranks write to one file, `RECORDED_RUN-rows`: a line `start STEP` when a job is about to resume from
-a checkpoint (0: from scratch), and a line `STEP ROW ROW ...` when a rank begins a step.
+`RECORDED_RUN`, and `model.arguments.micro_batches` as in `train`. All ranks write to one file, `RECORDED_RUN-rows`: a
+line `start STEP` when a job is about to resume from a checkpoint (0: from scratch), and a line `STEP ROW ROW ...` when
+a rank begins a micro-batch of a step.
 """
 
 import os
@@ -21,10 +22,11 @@ STEP_SECONDS = 0.04  # of training and evaluation alike: long enough for a test 
 class Recorder:
     """Writes a line for each batch that a model in training is given, and takes the ids of its rows out."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, micro_batches: int) -> None:
         folders = [file.parent.name for file in run.glob("checkpoints/*/manifest.json")]
         self._first = max((int(name.removeprefix("step-")) for name in folders), default=0)
-        self._step = self._first - bool(self._first)  # a restore begins with a rehearsal, which trains nothing
+        self._micro_batches = micro_batches
+        self._begun = -bool(self._first)  # a restore begins with a rehearsal of one part, which trains nothing
         self._file = Path(f"{run}-rows")
         if os.environ.get("RANK", "0") == "0":
             self._write(f"start {self._first}")
@@ -34,9 +36,10 @@ class Recorder:
         if isinstance(dense, fx.Proxy):
             return None
         if module.training:
-            if self._step >= self._first:
-                self._write(f"{self._step + 1} " + " ".join(str(int(row)) for row in dense[:, -1]))
-            self._step += 1
+            if self._begun >= 0:
+                step = self._first + self._begun // self._micro_batches + 1
+                self._write(f"{step} " + " ".join(str(int(row)) for row in dense[:, -1]))
+            self._begun += 1
         time.sleep(STEP_SECONDS)
         dense = dense.clone()
         dense[:, -1] = 0
@@ -50,7 +53,8 @@ class Recorder:
 def build(inputs: ModelInputs) -> nn.Module:
     """Returns a DLRM that is recorded."""
     model = dlrm(inputs)
-    model.dense_arch.register_forward_pre_hook(Recorder(Path(os.environ["RECORDED_RUN"])))
+    micro_batches = inputs.config.arguments.get("micro_batches", 1)
+    model.dense_arch.register_forward_pre_hook(Recorder(Path(os.environ["RECORDED_RUN"]), micro_batches))
     return model
 
 

@@ -1,7 +1,7 @@
 """Fault injection: jobs that are interrupted again and again, at random moments, end as if undisturbed.
 
 By default each moment comes once under torchrun and once without, each time with another fault; `--all` takes every
-pair.
+pair. There is a table for each table optimizer, and torchrun's jobs train in micro-batches.
 """
 
 import json
@@ -25,6 +25,17 @@ from trainer_process import Training, committed, is_running
 
 ROWS, BATCH, STEPS = 1280, 64, 200  # 20 steps an epoch
 SAVE_EVERY, EVALUATE_EVERY = 4, 10
+MICRO_BATCHES = {2: 2, 0: 1}  # by ranks
+TABLE_OPTIMIZERS = {
+    "s0": {"name": "sgd", "learning_rate": 0.5},
+    "s1": {"name": "adagrad", "initial_accumulator": 0.1},
+    "s2": {"name": "rowwise_adagrad", "weight_decay": 0.01, "weight_decay_mode": "l2"},
+    "s3": {"name": "adam", "learning_rate": 0.01, "weight_decay": 0.01},
+    "s4": {"name": "lamb", "learning_rate": 0.01},
+    "s5": {"name": "lars_sgd", "learning_rate": 1.0},
+    "s6": {"name": "partial_rowwise_adam", "learning_rate": 0.01},
+    "s7": {"name": "partial_rowwise_lamb", "learning_rate": 0.01},
+}
 PATIENCE = 12  # steps that a moment may take to come; so many for every fault are fewer than STEPS
 POLL_SECONDS = 0.005
 
@@ -141,6 +152,10 @@ def is_training(run: FaultyRun) -> bool:
     return run.log.step > run.log.first
 
 
+def is_between_micro_batches(run: FaultyRun) -> bool:
+    return is_training(run) and len(run.log.rows[run.log.step]) < BATCH
+
+
 def is_saving(run: FaultyRun) -> bool:
     folders = (run.out / "checkpoints").glob("step-*")
     return is_training(run) and any(not (folder / "manifest.json").exists() for folder in folders)
@@ -192,17 +207,18 @@ MOMENTS = [
     Moment(is_saving, 0.1),
     Moment(is_evaluating, 0.2),
 ]
+IN_A_STEP = Moment(is_between_micro_batches)
 Injection = Callable[[Training, int], None]
 Fault = tuple[Moment, Injection]
 UNDER_TORCHRUN = [kill_a_worker, stop_a_worker, kill_the_agent, stop_the_agent, kill_the_job]
 ALONE = [kill_a_worker, stop_a_worker, warn_a_worker]
 
 
-def faults_of(injections: list[Injection], seed: int, at_each_moment: int) -> list[Fault]:
+def faults_of(moments: list[Moment], injections: list[Injection], seed: int, at_each_moment: int) -> list[Fault]:
     """Returns so many injections at every moment, taken in turn, in random order."""
     faults = [
         (moment, injections[(first + n) % len(injections)])
-        for first, moment in enumerate(MOMENTS)
+        for first, moment in enumerate(moments)
         for n in range(at_each_moment)
     ]
     random.Random(seed).shuffle(faults)
@@ -213,20 +229,26 @@ def faults_of(injections: list[Injection], seed: int, at_each_moment: int) -> li
 def start(tmp_path_factory):
     """Starts a job with evaluations, on slow storage."""
     folder = tmp_path_factory.mktemp("chaos")
-    rows = write_rows(folder / "data", [700, 580])
-    validation = write_rows(folder / "validation", [200], seed=1)
-    tree = config(rows, train__steps=STEPS, data__validation=[str(validation)])
+    tables = len(TABLE_OPTIMIZERS)
+    rows = write_rows(folder / "data", [700, 580], sparse_features=tables)
+    validation = write_rows(folder / "validation", [200], seed=1, sparse_features=tables)
+    tree = config(rows, train__steps=STEPS, data__validation=[str(validation)], optimizer__tables=TABLE_OPTIMIZERS)
     tree["data"]["dense"]["row_id"] = {}
+    tree["data"]["sparse"] = {name: {"rows": 110} for name in TABLE_OPTIMIZERS}
     tree["evaluate"] = {"every_steps": EVALUATE_EVERY}
     tree["checkpoint"] = {"every_steps": SAVE_EVERY}
     tree["optimizer"]["sparse"] = {"name": "rowwise_adagrad", "learning_rate": 0.05}
     tree["optimizer"]["dense"] = {"name": "adamw", "learning_rate": 0.01}
     tree["model"]["name"] = "row_recorder:build"
-    file = write_config(folder / "config.toml", tree)
+    files = {}
+    for ranks, parts in MICRO_BATCHES.items():
+        tree["train"]["micro_batches"] = parts
+        tree["model"]["arguments"] = {"micro_batches": parts}
+        files[ranks] = write_config(folder / f"config-{ranks}.toml", tree)
 
     def start(out: Path, ranks: int) -> Training:
         return Training(
-            file,
+            files[ranks],
             f"slow://{out}",
             ranks=ranks,
             restarts=100,
@@ -242,8 +264,10 @@ def start(tmp_path_factory):
 def faults(request):
     """The faults to inject into each run, by its name and its number of ranks; the baselines have none."""
     whole = request.config.getoption("all")
-    under_torchrun = faults_of(UNDER_TORCHRUN, seed=1, at_each_moment=len(UNDER_TORCHRUN) if whole else 1)
-    alone = faults_of(ALONE, seed=2, at_each_moment=len(ALONE) if whole else 1)
+    under_torchrun = faults_of(
+        [*MOMENTS, IN_A_STEP], UNDER_TORCHRUN, seed=1, at_each_moment=len(UNDER_TORCHRUN) if whole else 1
+    )
+    alone = faults_of(MOMENTS, ALONE, seed=2, at_each_moment=len(ALONE) if whole else 1)
     half = (len(under_torchrun) + 1) // 2
     return {
         ("baseline", 2): [],
@@ -276,7 +300,7 @@ def test_most_faults_came_at_their_moments(runs, faults):
     assert sum(runs[key].interruptions for key in INTERRUPTED) >= planned.total() * 7 // 8
     met = sum((runs[key].met for key in INTERRUPTED), Counter())
     assert met[AT_THE_END]
-    for moment in MOMENTS:
+    for moment in (*MOMENTS, IN_A_STEP):
         assert met[moment] >= planned[moment] // 2, (moment, met)
 
 

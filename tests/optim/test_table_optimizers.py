@@ -32,10 +32,10 @@ SLOTS = {
 """Dimensions of each slot of the optimizers' state."""
 
 
-def kernel(name, device, location, compute_device, precision=SparseType.FP32, **options):
+def kernel(name, device, location, compute_device, precision=SparseType.FP32, rows=10, **options):
     settings = SparseOptimizerConfig.model_validate({"name": name, **options})
     return TableKernel(
-        [(10, 8, location, compute_device)],
+        [(rows, 8, location, compute_device)],
         optimizer=optimizer_type_to_emb_opt_type(TABLE_OPTIMIZERS[name].fused),
         device=torch.device(device),
         weights_precision=precision,
@@ -98,6 +98,14 @@ def test_zero_gradients_and_zero_rows_give_no_nan(name, weights_of):
     look_up(built, torch.ones(2, 8))
     assert weights.isfinite().all()
     assert (weights[[3, 5, 7]] < weights_of).all()
+
+
+@pytest.mark.parametrize("name", TABLE_OPTIMIZERS)
+def test_a_rank_without_rows_gives_zeros(name):
+    """A rank has none of a table that has fewer rows than there are ranks."""
+    pooled = kernel(name, *CPU, rows=0)(indices=torch.empty(0, dtype=torch.int64), offsets=torch.tensor([0, 0, 0]))
+    assert torch.equal(pooled, torch.zeros(2, 8))
+    pooled.sum().backward()
 
 
 @pytest.mark.parametrize("name", ["adam", "lamb", "partial_rowwise_adam", "partial_rowwise_lamb"])

@@ -72,12 +72,16 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         plain = PLAIN[optimizer] if on_cpu and not _is_native(optimizer, options) else None
         # SGD has no state that FBGEMM would allocate.
         super().__init__(embedding_specs, optimizer=OptimType.EXACT_SGD if plain else optimizer, **options)
-        self._plain = plain
+        self._plain, self._is_empty = plain, on_cpu and not any(rows for rows, *_ in embedding_specs)
         self.counts_steps = optimizer in COUNTING
         self._states = [plain.initial_state(spec[:2]) for spec in embedding_specs] if plain else []
 
     def forward(self, indices: Tensor, offsets: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Returns pooled embeddings, `[B, columns of all features]`."""
+        if self._is_empty:  # which FBGEMM takes for tables on a GPU; all ids are those of other ranks' rows
+            bags = (len(offsets) - 1) // len(self.feature_table_map)
+            none = torch.zeros(bags, sum(self.dims[table] for table in self.feature_table_map))
+            return _UpdatedInBackward.apply(self.placeholder_autograd_tensor, none, lambda gradient: None)
         if self._plain is None:
             return super().forward(indices, offsets, *args, **kwargs)
         with torch.no_grad():

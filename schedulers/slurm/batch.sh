@@ -31,10 +31,9 @@ note "running on $nodes"
 
 # USR1 comes before the time limit, before some preemptions, or by `scancel --signal=USR1 --batch`; srun passes it to
 # every rank. TERM comes when Slurm ends the job; the ranks get theirs from Slurm.
-step=
-warned=
 ended_by_slurm=
 trap 'report "stop requested"; warned=yes; ${step:+kill -USR1 "$step"}' USR1
+[[ $warned ]] && again "stop requested before anything started"
 trap 'ended_by_slurm=yes' TERM
 
 # Runs one replica. The first notes which of them is on which node, for `torchx status`; each notes its exit code below
@@ -54,6 +53,7 @@ srun --kill-on-bad-exit=0 --wait="$wait_seconds" --distribution=block --open-mod
     --output="${record//%/%%}/$role-%t.out" --error="${record//%/%%}/$role-%t.err" "${srun_args[@]}" \
     bash -c "$(declare -f run_replica replica); run_replica \"\$1\"" bash "$record" &
 step=$!
+[[ $warned ]] && kill -USR1 "$step"
 while wait "$step"; kill -0 "$step" 2> /dev/null; do :; done
 wait "$step"
 code=$?

@@ -104,6 +104,8 @@ def _script(name: str, role: Role, opts: SlurmOpts, job_dir: Path, work_dir: Pat
         *(f"#SBATCH {option}" for option in options),
         f"# `sbatch {job_dir / SCRIPT}` runs the job again.",
         "",
+        "warned= step=",
+        "trap warned=yes USR1  # before anything that takes time: by itself the signal would end the job as failed",
         f"job_dir={shlex.quote(str(job_dir))}",
         "log=$job_dir/slurm-$SLURM_JOB_ID.log",
         f"role={shlex.quote(role.name)}",

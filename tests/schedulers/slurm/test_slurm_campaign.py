@@ -152,8 +152,9 @@ def time_limit(job: Job) -> None:
     minutes = re.match(
         r"(?:(\d+):)?(\d+):", job.shell.cluster.run("squeue", "-h", "-j", number(job.handle), "-o", "%M")
     )
-    job.scontrol("update", f"JobId={number(job.handle)}", f"TimeLimit={int(minutes[2]) + 1 if minutes else 1}")
-    deadline = time.monotonic() + 120
+    # Limits are in minutes, and the warning comes one before: at the next full one there would be none.
+    job.scontrol("update", f"JobId={number(job.handle)}", f"TimeLimit={int(minutes[2]) + 2 if minutes else 2}")
+    deadline = time.monotonic() + 180
     while job.shell.batch_log(job.handle).count("stop requested") == requests:
         assert time.monotonic() < deadline, job.story()
         time.sleep(0.5)
@@ -181,6 +182,7 @@ def cancelled(job: Job) -> None:
     job.shell.torchx("cancel", job.handle)
     status = job.shell.wait(job.handle)
     assert status["state"] == "CANCELLED", job.story()
+    job.seen = committed(job.out)[-1]  # the next fault is for a job that has begun
     job.handle = job.campaign.submit(job.name, job.retries)
 
 

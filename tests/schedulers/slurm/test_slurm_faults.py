@@ -108,6 +108,15 @@ def test_a_warning_before_anything_was_saved_uses_up_no_retry(shell):
     assert ended(shell, handle)[:2] == ("SUCCEEDED", 1), shell.batch_log(handle)
 
 
+def test_a_warning_during_setup_uses_up_no_retry(shell):
+    handle = shell.shell_job("true", cfg="setup=echo preparing;sleep 3")
+    while "preparing" not in shell.batch_log(handle):
+        pass
+    shell.cluster.run("scancel", "--signal=USR1", "--batch", number(handle))
+    assert ended(shell, handle)[:2] == ("SUCCEEDED", 1), shell.batch_log(handle)
+    assert "requeued: stop requested before anything started" in shell.batch_log(handle)
+
+
 def test_restarts_that_gain_no_step_are_bounded(shell):
     idle = 'echo "stopped at step 3, saved /out/checkpoints/step-000000003" > "$TORCHX_OUTCOME_FILE"; exit 1'
     gains = """

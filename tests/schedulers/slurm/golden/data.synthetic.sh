@@ -12,6 +12,8 @@
 #SBATCH --requeue
 # `sbatch /here/slurm-jobs/NAME-ID/torchx-job.sh` runs the job again.
 
+warned= step=
+trap warned=yes USR1  # before anything that takes time: by itself the signal would end the job as failed
 job_dir=/here/slurm-jobs/NAME-ID
 log=$job_dir/slurm-$SLURM_JOB_ID.log
 role=synthetic

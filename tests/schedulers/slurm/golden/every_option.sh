@@ -30,6 +30,8 @@
 #SBATCH --switches 1
 # `sbatch /here/job/torchx-job.sh` runs the job again.
 
+warned= step=
+trap warned=yes USR1  # before anything that takes time: by itself the signal would end the job as failed
 job_dir=/here/job
 log=$job_dir/slurm-$SLURM_JOB_ID.log
 role=trainer

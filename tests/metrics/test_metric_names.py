@@ -6,6 +6,7 @@ import pytest
 
 from trainer.checkpoint.retention import expired
 from trainer.config.checkpoint import Retention
+from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.metrics.registry import check_metrics
 
@@ -16,6 +17,12 @@ OWN = "own_metric:MyLoss"
 def own_metric(tmp_path, monkeypatch):
     (tmp_path / "own_metric.py").write_text("class MyLoss:\n    higher_is_better = False\n")
     monkeypatch.syspath_prepend(tmp_path)
+
+
+def evaluated(names, best, labels):
+    keep = {"best": best} if best else {}
+    tree = {"data": {"labels": labels}, "evaluate": {"metrics": names}, "checkpoint": {"keep": keep}}
+    return Config.model_validate(tree)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +41,7 @@ def own_metric(tmp_path, monkeypatch):
 )
 def test_what_no_evaluation_computes_is_refused(names, best, labels, message):
     with pytest.raises(InputError, match=re.escape(message)):
-        check_metrics(names, {"checkpoint.keep.best": best}, labels)
+        check_metrics(evaluated(names, best, labels))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +54,7 @@ def test_what_no_evaluation_computes_is_refused(names, best, labels, message):
     ],
 )
 def test_what_evaluations_compute_is_allowed(names, best, labels):
-    check_metrics(names, {"checkpoint.keep.best": best}, labels)
+    check_metrics(evaluated(names, best, labels))
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from evaluated import metrics_of, outputs
 
 from trainer.core.distributed import process_group
 from trainer.core.errors import InputError
-from trainer.metrics.base import Metrics
-
-CPU = torch.device("cpu")
 
 
 def computed(names, labels, logits, targets, weights):
-    metrics = Metrics(names, labels, CPU)
-    metrics.update(*(torch.tensor(values, dtype=torch.float32) for values in (logits, targets, weights)))
+    metrics = metrics_of(names, labels)
+    logits, targets, weights = (torch.tensor(values, dtype=torch.float32) for values in (logits, targets, weights))
+    predictions = dict(zip(labels, logits.unbind(1), strict=True))
+    metrics.update(outputs(predictions, targets, weights))
     with process_group() as context:
         return metrics.compute(context)
 
@@ -38,4 +38,4 @@ def test_a_custom_metric_is_called_by_its_class():
 
 def test_an_unknown_metric_is_the_users_mistake():
     with pytest.raises(InputError, match=r"^evaluate.metrics is 'acu'; did you mean 'auc'\?"):
-        Metrics(["log_loss", "acu"], ["label"], CPU)
+        metrics_of(["log_loss", "acu"], ["label"])

@@ -199,7 +199,7 @@ def initial_model(found: Config) -> Sum:
     torch.manual_seed(found.train.seed)
     tables = EmbeddingBagCollection(tables=table_configs(found.data, found.model))
     torch.manual_seed(found.train.seed)
-    model = Sum(ModelInputs(tables, 0, list(found.data.sparse), 1, torch.device("cpu"), found.model))
+    model = Sum(ModelInputs(tables, 0, list(found.data.sparse), ["label"], torch.device("cpu"), found.model))
     initialize_tables(model, found.train.seed)
     return model.double()
 

@@ -16,6 +16,6 @@ def plain_model(settings: Config) -> nn.Module:
     torch.manual_seed(settings.train.seed)
     tables = EmbeddingBagCollection(tables=table_configs(settings.data, settings.model))
     torch.manual_seed(settings.train.seed)
-    model = dlrm(ModelInputs(tables, 2, list(settings.data.sparse), 1, torch.device("cpu"), settings.model))
+    model = dlrm(ModelInputs(tables, 2, list(settings.data.sparse), ["label"], torch.device("cpu"), settings.model))
     initialize_tables(model, settings.train.seed)
     return model

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from command import run_trainer
+from evaluated import metrics_of, outputs
 from jobs import config, launch_rounds, saved_tensors, write_rows
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -15,7 +16,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from trainer.config.root import Config
 from trainer.config.train import EvaluateConfig
 from trainer.core.distributed import process_group
-from trainer.metrics.base import Metrics
 from trainer.models.base import ModelInputs
 from trainer.models.dlrm import dlrm
 from trainer.models.embeddings import table_configs
@@ -58,7 +58,7 @@ def predictions(folder):
     """Unsharded, in float64, from the files themselves."""
     settings = Config.model_validate(config(folder / "data"))
     tables = EmbeddingBagCollection(tables=table_configs(settings.data, settings.model))
-    model = dlrm(ModelInputs(tables, 2, list(settings.data.sparse), 1, torch.device("cpu"), settings.model))
+    model = dlrm(ModelInputs(tables, 2, list(settings.data.sparse), ["label"], torch.device("cpu"), settings.model))
     tensors = saved_tensors(folder / "2", 12)
     model.load_state_dict({n.removeprefix("model.model."): v for n, v in tensors.items() if n.startswith("model.")})
     rows = pq.read_table(folder / "test")
@@ -100,9 +100,10 @@ def test_weights_several_labels_and_many_batches():
     logits = random.normal(size=(1000, 2)) * 3
     labels = (random.random((1000, 2)) < 1 / (1 + np.exp(-logits))).astype(float)
     weights = random.integers(0, 4, 1000).astype(float)
-    metrics = Metrics(EvaluateConfig().metrics, ["click", "buy"], torch.device("cpu"))
+    metrics = metrics_of(EvaluateConfig().metrics, ["click", "buy"])
     for part in np.array_split(np.arange(1000), 7):
-        metrics.update(*(torch.tensor(values[part]) for values in (logits, labels, weights)))
+        few, *rest = (torch.tensor(values[part]) for values in (logits, labels, weights))
+        metrics.update(outputs({"click": few[:, 0], "buy": few[:, 1]}, *rest))
     with process_group() as context:
         result = metrics.compute(context)
     assert result["samples"] == (weights > 0).sum()
@@ -113,8 +114,8 @@ def test_weights_several_labels_and_many_batches():
 
 
 def test_one_class_has_no_auc():
-    metrics = Metrics(EvaluateConfig().metrics, ["label"], torch.device("cpu"))
-    metrics.update(torch.zeros(3, 1), torch.ones(3, 1), torch.ones(3))
+    metrics = metrics_of(EvaluateConfig().metrics, ["label"])
+    metrics.update(outputs({"label": torch.zeros(3)}, torch.ones(3, 1), torch.ones(3)))
     with process_group() as context:
         result = metrics.compute(context)
     assert math.isnan(result["auc"])

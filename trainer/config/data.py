@@ -55,7 +55,11 @@ class DataConfig(Section):
     sparse: dict[str, SparseFeature] = {}
     """Sparse features by column name."""
     labels: list[str] = ["label"]
-    """Label columns, values in [0, 1]; the model has one output for each."""
+    """Label columns, values in [0, 1] but for numeric_labels; without [tasks] the model has one output for each."""
+    numeric_labels: list[str] = []
+    """Those of labels that may have any finite value, such as a duration or the number of a class."""
+    groups: list[str] = []
+    """Columns of integers or strings by which losses and metrics group samples, such as users; no model sees them."""
     weight: str | None = None
     """Column with the weight of each sample. Unset: every sample weighs 1."""
     global_batch_size: pydantic.PositiveInt = 8192
@@ -95,6 +99,8 @@ class DataConfig(Section):
     def _check_labels(self) -> None:
         if not self.labels:
             raise InputError("data.labels is empty; name at least one column")
+        if unknown := [name for name in self.numeric_labels if name not in self.labels]:
+            raise InputError(f"data.numeric_labels names '{unknown[0]}', which data.labels does not; name it in both")
         others = {name: f"data.{kind}.{name}" for kind in ("dense", "sparse") for name in getattr(self, kind)}
         if self.weight:
             others[self.weight] = f"data.weight = '{self.weight}'"
@@ -119,4 +125,4 @@ class DataConfig(Section):
     def columns(self) -> list[str]:
         """The columns that training reads."""
         weight = [self.weight] if self.weight else []
-        return [*self.dense, *self.sparse, *self.labels, *weight]
+        return list(dict.fromkeys([*self.dense, *self.sparse, *self.labels, *weight, *self.groups]))

@@ -16,6 +16,7 @@ from trainer.config.plan import CommsConfig, PlannerConfig, TablePlan
 from trainer.config.report import ReportConfig
 from trainer.config.section import Section, Tree, validate
 from trainer.config.table_optim import TableOptimizerConfig
+from trainer.config.tasks import TaskConfig
 from trainer.config.train import EvaluateConfig, FinetuneConfig, TrainConfig
 from trainer.core.errors import InputError, StorageError, StorageNotFoundError
 from trainer.core.storage import read_text
@@ -28,6 +29,7 @@ class Config(Section):
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
+    tasks: dict[str, TaskConfig] = {}
     optimizer: OptimizerConfig = OptimizerConfig()
     comms: CommsConfig = CommsConfig()
     planner: PlannerConfig = PlannerConfig()
@@ -44,6 +46,28 @@ class Config(Section):
                 f"train.steps is {self.train.steps} and train.epochs is {self.train.epochs}; set one of them"
             )
         return self
+
+    @pydantic.model_validator(mode="after")
+    def _tasks(self) -> Self:
+        if self.tasks and self.model.loss != "binary":
+            raise InputError(f"model.loss is '{self.model.loss}', but [tasks] set losses of their own; leave it out")
+        for name, task in self.named_tasks().items():
+            columns = {f"tasks.{name}.label": task.label, f"tasks.{name}.group": task.group}
+            columns[f"tasks.{name}.where.column"] = task.where.column
+            for key, column in columns.items():
+                kind = "groups" if key.endswith("group") else "labels"
+                known = getattr(self.data, kind)
+                if column is not None and column not in known:
+                    raise InputError(f"{key} is '{column}', which data.{kind} does not name; it has: {known}")
+        return self
+
+    def named_tasks(self) -> dict[str, TaskConfig]:
+        """Returns the tasks, label and prediction set: those of the configuration, or one for each label."""
+        tasks = self.tasks or {label: TaskConfig(loss=self.model.loss) for label in self.data.labels}
+        return {
+            name: task.model_copy(update={"label": task.label or name, "prediction": task.prediction or name})
+            for name, task in tasks.items()
+        }
 
 
 def check_training(config: Config) -> None:
@@ -114,6 +138,7 @@ def example_config() -> Config:
     """Returns the defaults, with one feature of each kind called NAME, for help texts and documentation."""
     return Config(
         data=DataConfig(dense={"NAME": DenseFeature()}, sparse={"NAME": SparseFeature(rows=1)}),
+        tasks={"NAME": TaskConfig(label="label")},
         optimizer=OptimizerConfig(
             tables={"NAME": TableOptimizerConfig()},
             dense=DenseOptimizerConfig(parts={"NAME": DensePart(weights=["*.bias"])}),

@@ -18,15 +18,16 @@ from trainer.data.rows import NO_ID, Rows
 
 @dataclass
 class Batch(Pipelineable):
-    """The local batch of one step: `B` samples, `D` dense features, `F` sparse features, `T` labels.
+    """The local batch of one step: `B` samples, `D` dense features, `F` sparse features, `L` labels, `G` groups.
 
     Attributes:
         dense: Dense features, `[B, D]` float32.
         sparse: Ids; its keys are the sparse features in the order of the configuration.
-        labels: Labels, `[B, T]` float32.
+        labels: Labels, `[B, L]` float32.
         weights: Weight of each sample, `[B]` float32; 0 for padding.
         scale: Factor of the sum of these samples' weighted losses that makes its mean over the ranks the mean over the
             real samples of the global batch; a scalar.
+        groups: The groups that each sample is in, `[B, G]` int64.
     """
 
     dense: Tensor
@@ -34,6 +35,7 @@ class Batch(Pipelineable):
     labels: Tensor
     weights: Tensor
     scale: Tensor
+    groups: Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """Returns the batch on another device."""
@@ -88,6 +90,7 @@ def to_batch(rows: Rows, config: DataConfig, scale: float) -> Batch:
         labels=_by_row(rows.numbers[split:-1]),
         weights=torch.from_numpy(rows.numbers[-1].copy()),  # a view would keep the memory of the whole block in use
         scale=torch.tensor(scale, dtype=torch.float32),
+        groups=_by_row(rows.groups),
     )
 
 

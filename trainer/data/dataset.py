@@ -177,6 +177,10 @@ def _check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
         dtype = schema.field(name).type
         if not (pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_boolean(dtype)):
             raise InputError(f"{file}: column '{name}' is of type {dtype}; it must be a number")
+    for name in config.groups:
+        dtype = schema.field(name).type
+        if not (pa.types.is_integer(dtype) or is_string(dtype)):
+            raise InputError(f"{file}: column '{name}' is of type {dtype}; a group must be an integer or a string")
     for name, feature in config.sparse.items():
         _check_ids(file, name, schema.field(name).type, feature.ids == "hash")
 

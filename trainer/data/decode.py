@@ -72,13 +72,15 @@ def decode(
         _stack(chunks, _numbers(config), np.float32, order),
         _stack(chunks, [partial(_ids, name, config.sparse[name]) for name in single], np.int32, order),
         bags if order is None else {name: bag.take(order) for name, bag in bags.items()},
+        _stack(chunks, [partial(_group, name) for name in config.groups], np.int64, order),
     )
 
 
 def _numbers(config: DataConfig) -> list[Decoder]:
     """Returns the decoders of dense features, labels and the weight, to `[R]` float32 each."""
     dense = [partial(_dense, name, feature) for name, feature in config.dense.items()]
-    return [*dense, *(partial(_label, name) for name in config.labels), partial(_weight, config.weight)]
+    labels = [partial(_number if name in config.numeric_labels else _label, name) for name in config.labels]
+    return [*dense, *labels, partial(_weight, config.weight)]
 
 
 def _stack(chunks: Sequence[Chunk], decoders: list[Decoder], dtype: type, order: np.ndarray | None) -> np.ndarray:
@@ -115,24 +117,41 @@ def _dense(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
 
 
 def _label(name: str, chunk: Chunk) -> np.ndarray:
-    values = _without_nulls(name, chunk, "a label")
-    return _checked(chunk, name, values, (values >= 0) & (values <= 1), "is not a label; labels are in [0, 1]")
+    values = _numbers_without_null(name, chunk, "a label")
+    why = "is not a label; labels are in [0, 1] unless data.numeric_labels names them"
+    return _checked(chunk, name, values, (values >= 0) & (values <= 1), why)
+
+
+def _number(name: str, chunk: Chunk) -> np.ndarray:
+    values = _numbers_without_null(name, chunk, "a label")
+    return _checked(chunk, name, values, np.isfinite(values), "is not a label; labels are finite")
 
 
 def _weight(name: str | None, chunk: Chunk) -> np.ndarray:
     if name is None:
         return np.ones(len(chunk.rows), np.float32)
-    values = _without_nulls(name, chunk, "a weight")
+    values = _numbers_without_null(name, chunk, "a weight")
     good = np.isfinite(values) & (values >= 0)
     return _checked(chunk, name, values, good, "is not a weight; weights are finite and at least 0")
 
 
-def _without_nulls(name: str, chunk: Chunk, what: str) -> np.ndarray:
+def _numbers_without_null(name: str, chunk: Chunk, what: str) -> np.ndarray:
+    array = _without_null(name, chunk, what)
+    return pc.cast(array, pa.float32(), safe=False).to_numpy(zero_copy_only=False)
+
+
+def _without_null(name: str, chunk: Chunk, what: str) -> pa.Array:
     array = chunk.array(name)
     if array.null_count:
         row = array.is_null().index(True).as_py()
         chunk.refuse(f"column '{name}': null is not allowed for {what}; fill it or leave the row out", row)
-    return pc.cast(array, pa.float32(), safe=False).to_numpy(zero_copy_only=False)
+    return array
+
+
+def _group(name: str, chunk: Chunk) -> np.ndarray:
+    """Returns the group of each row, `[R]` int64, a string's by its hash."""
+    array = _without_null(name, chunk, "a group")
+    return _hash_text(array) if is_string(array.type) else array.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:

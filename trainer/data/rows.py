@@ -24,11 +24,13 @@ class Rows:
         numbers: Dense features, labels and, last, the weight, `[C, R]` float32.
         ids: Features with at most one id per row, `[S, R]` int32, NO_ID where there is none.
         bags: Features with a list of ids per row, by name, each `[R]` lists of int32.
+        groups: Columns that rows are grouped by, `[G, R]` int64.
     """
 
     numbers: np.ndarray
     ids: np.ndarray
     bags: dict[str, pa.LargeListArray]
+    groups: np.ndarray
 
     def __len__(self) -> int:
         return self.numbers.shape[1]
@@ -36,7 +38,7 @@ class Rows:
     def slice(self, start: int, stop: int) -> "Rows":
         """Returns the rows in `[start, stop)` without copying."""
         bags = {name: bag.slice(start, stop - start) for name, bag in self.bags.items()}
-        return Rows(self.numbers[:, start:stop], self.ids[:, start:stop], bags)
+        return Rows(self.numbers[:, start:stop], self.ids[:, start:stop], bags, self.groups[:, start:stop])
 
     @staticmethod
     def padding(rows: int, config: DataConfig, lists: Collection[str]) -> "Rows":
@@ -46,6 +48,7 @@ class Rows:
             np.zeros((numbers, rows), np.float32),
             np.full((len(config.sparse) - len(lists), rows), NO_ID, np.int32),
             {name: pa.array([[]] * rows, pa.large_list(pa.int32())) for name in lists},
+            np.zeros((len(config.groups), rows), np.int64),
         )
 
     @staticmethod
@@ -57,6 +60,7 @@ class Rows:
             _join([part.numbers for part in parts]),
             _join([part.ids for part in parts]),
             {name: pa.concat_arrays([part.bags[name] for part in parts]) for name in parts[0].bags},
+            _join([part.groups for part in parts]),
         )
 
 

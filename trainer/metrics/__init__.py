@@ -1,4 +1,4 @@
 """Evaluation metrics, found by name.
 
-Uses config and core.
+Uses models, config and core.
 """

@@ -5,9 +5,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, sum_over_ranks
 from trainer.core.registry import find_by_name
-from trainer.metrics.registry import METRICS, result_name
+from trainer.metrics.registry import METRICS, metrics_of, result_name
+from trainer.models.base import Outputs
 
 
 # torchmetrics 1.0, which TorchRec pins, either gathers all predictions or bins them coarsely: with 200 bins its AUC was
@@ -40,42 +42,41 @@ class Metric:
 
 
 class Metrics:
-    """Metrics of `T` labels over all ranks, in memory that does not grow with the samples.
+    """Metrics of all tasks over all ranks, in memory that does not grow with the samples.
 
     Args:
-        names: Names of built-in metrics, or `package.module:Class` for the user's own.
-        labels: Names of the labels.
+        config: The configuration, for its tasks.
         device: Device of the predictions.
 
     Raises:
         InputError: There is no such metric.
     """
 
-    def __init__(self, names: list[str], labels: list[str], device: torch.device) -> None:
-        kinds = {result_name(name): find_by_name("evaluate.metrics", name, METRICS) for name in names}
-        self._metrics = [{name: kind(device) for name, kind in kinds.items()} for _ in labels]
-        self._suffixes = [f"/{label}" if len(labels) > 1 else "" for label in labels]
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self._tasks, self._labels = config.named_tasks(), config.data.labels
+        self._metrics = {task: _metrics(task, config, device) for task in self._tasks}
         self._samples = torch.zeros(1, dtype=torch.float64, device=device)
 
-    def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """Adds samples.
-
-        Args:
-            logits: `[B, T]`.
-            labels: `[B, T]`, in [0, 1].
-            weights: `[B]`; a sample of weight 0 changes nothing.
-        """
-        logits, labels, weights = logits.double(), labels.double(), weights.double()
-        for t, metrics in enumerate(self._metrics):
-            for metric in metrics.values():
-                metric.update(logits[:, t], labels[:, t], weights)
+    def update(self, outputs: Outputs) -> None:
+        """Adds samples; those of weight 0 change nothing."""
+        labels, weights = outputs.labels.double(), outputs.weights.double()
+        for name, task in self._tasks.items():
+            prediction = outputs.predictions[str(task.prediction)].double()
+            for metric in self._metrics[name].values():
+                metric.update(prediction, labels[:, self._labels.index(str(task.label))], weights)
         self._samples += (weights > 0).sum()
 
     def compute(self, context: DistributedContext) -> dict[str, float]:
-        """Returns the metrics over all ranks' samples; with several labels, each name is followed by `/LABEL`."""
+        """Returns the metrics over all ranks' samples; with several tasks, each name is followed by `/TASK`."""
         found: dict[str, float] = {}
-        for suffix, metrics in zip(self._suffixes, self._metrics, strict=True):
+        for task, metrics in self._metrics.items():
+            suffix = f"/{task}" if len(self._metrics) > 1 else ""
             for name, metric in metrics.items():
                 values = metric.compute(sum_over_ranks(metric.state, context))
                 found |= {f"{name}{part}{suffix}": value for part, value in values.items()}
         return found | {"samples": sum_over_ranks(self._samples, context).item()}
+
+
+def _metrics(task: str, config: Config, device: torch.device) -> dict[str, Metric]:
+    key, names = metrics_of(task, config)
+    return {result_name(name): find_by_name(key, name, METRICS)(device) for name in names}

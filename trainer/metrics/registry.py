@@ -5,6 +5,7 @@ Free of torch, as checkpoints are listed without it: classes are imported when t
 
 import re
 
+from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.core.registry import find_by_name
 
@@ -29,7 +30,7 @@ def higher_is_better(metric: str) -> bool | None:
     """Returns whether a higher value of a metric is better, False if a lower one is, None if neither.
 
     Args:
-        metric: A name, followed by `/LABEL` where there are several labels.
+        metric: A name, followed by `/TASK` where there are several tasks.
 
     Raises:
         InputError: There is no such metric.
@@ -46,25 +47,34 @@ def result_name(metric: str) -> str:
     Args:
         metric: As for `higher_is_better`.
     """
-    name, slash, label = metric.rpartition(":")[2].partition("/")
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() + slash + label
+    name, slash, task = metric.rpartition(":")[2].partition("/")
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() + slash + task
 
 
-def check_metrics(names: list[str], watched: dict[str, str | None], labels: list[str]) -> None:
+def metrics_of(task: str, config: Config) -> tuple[str, list[str]]:
+    """Returns the key that names a task's metrics, and the metrics."""
+    own = config.tasks[task].metrics if config.tasks else None
+    return ("evaluate.metrics", config.evaluate.metrics) if own is None else (f"tasks.{task}.metrics", own)
+
+
+def check_metrics(config: Config) -> None:
     """Refuses what the first evaluation, or the first choice of a best one, could not find.
 
-    Args:
-        names: Those of evaluate.metrics.
-        watched: Those that choose the best evaluation, by the keys that name them.
-        labels: Names of the labels.
-
     Raises:
-        InputError: There is no such metric, or a watched one is none that evaluations compute and that has a direction.
+        InputError: There is no such metric, or one that chooses the best evaluation is none that evaluations compute
+            and that has a direction.
     """
-    for name in names:
-        find_by_name("evaluate.metrics", name, METRICS)
-    suffixes = [f"/{label}" for label in labels] if len(labels) > 1 else [""]
-    allowed = [f"{name}{suffix}" for name in names if higher_is_better(name) is not None for suffix in suffixes]
+    tasks, allowed = config.named_tasks(), []
+    for task in tasks:
+        key, names = metrics_of(task, config)
+        for name in names:
+            find_by_name(key, name, METRICS)
+        suffix = f"/{task}" if len(tasks) > 1 else ""
+        allowed += [f"{name}{suffix}" for name in names if higher_is_better(name) is not None]
+    watched = {
+        "checkpoint.keep.best": config.checkpoint.keep.best,
+        "train.stop_early.metric": config.train.stop_early.metric,
+    }
     for key, metric in watched.items():
         if metric and metric not in allowed:
             known = ", ".join(allowed) or "none of evaluate.metrics, which lacks auc"

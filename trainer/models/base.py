@@ -1,10 +1,11 @@
 """The model protocol: the inputs and the result of a model builder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from trainer.config.model import ModelConfig
@@ -18,7 +19,7 @@ class ModelInputs:
         tables: The embedding tables, on the meta device; the model must use this very module.
         dense_features: Dense features, `D`.
         sparse_features: Names of the sparse features, the keys of the `KeyedJaggedTensor`.
-        labels: Outputs to give, `T`.
+        predictions: Names of the predictions to give, `T`.
         device: Device of the dense parameters.
         config: The model's section of the configuration.
     """
@@ -26,13 +27,42 @@ class ModelInputs:
     tables: EmbeddingBagCollection
     dense_features: int
     sparse_features: list[str]
-    labels: int
+    predictions: Sequence[str]
     device: torch.device
     config: ModelConfig
 
+    @property
+    def labels(self) -> int:
+        """Number of the predictions, `T`."""
+        return len(self.predictions)
+
+
+Predictions = dict[str, Tensor]
+"""A model's predictions by name, `[B]` or `[B, ...]` float32 each."""
+
+
+class Outputs(NamedTuple):
+    """The outputs of a model with its loss for a local batch, detached.
+
+    Attributes:
+        loss: The loss, a scalar whose mean over the ranks is the loss of the global batch.
+        predictions: The predictions.
+        labels: Labels, `[B, L]`.
+        weights: Weights of the samples, `[B]`.
+        groups: Groups of the samples, `[B, G]`.
+    """
+
+    loss: Tensor
+    predictions: Predictions
+    labels: Tensor
+    weights: Tensor
+    groups: Tensor
+
 
 ModelBuilder = Callable[[ModelInputs], nn.Module]
-"""Builds a module whose `forward(dense [B, D], sparse: KeyedJaggedTensor)` returns logits `[B, T]`.
+"""Builds a module whose `forward(dense [B, D], sparse: KeyedJaggedTensor)` returns its predictions.
+
+These are a dictionary by name, or a tensor `[B, T]` with a column for each of `ModelInputs.predictions`, in order.
 
 The module must be traceable by torch.fx down to the tables, as TorchRec's pipeline moves their input distribution out
 of it: no branch on the values of its inputs.

@@ -6,18 +6,19 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from trainer.config.data import DataConfig
 from trainer.config.model import ModelConfig
+from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.core.registry import find_by_name
 from trainer.models.base import ModelBuilder, ModelInputs
 from trainer.models.dlrm import dlrm, dlrm_dcn
 from trainer.models.embeddings import table_configs
-from trainer.models.losses import LOSSES, ModelWithLoss
+from trainer.models.tasks import ModelWithLoss, TaskLosses
 
 MODELS: dict[str, ModelBuilder] = {"dlrm": dlrm, "dlrm_dcn": dlrm_dcn}
 
 
-def build_model(data: DataConfig, model: ModelConfig, device: torch.device) -> nn.Module:
-    """Builds the model with its tables on the meta device.
+def build_model(data: DataConfig, model: ModelConfig, predictions: list[str], device: torch.device) -> nn.Module:
+    """Builds the model, which gives `predictions`, with its tables on the meta device.
 
     Raises:
         InputError: The model's name is unknown, or the model cannot be built from these features.
@@ -28,16 +29,16 @@ def build_model(data: DataConfig, model: ModelConfig, device: torch.device) -> n
     # One collection, as TorchRec fuses the lookups and the exchanges of its tables. On the meta device, as all tables
     # together may not fit one host.
     tables = EmbeddingBagCollection(tables=table_configs(data, model), device=torch.device("meta"))
-    return builder(ModelInputs(tables, len(data.dense), list(data.sparse), len(data.labels), device, model))
+    return builder(ModelInputs(tables, len(data.dense), list(data.sparse), predictions, device, model))
 
 
-def build_model_with_loss(
-    data: DataConfig, config: ModelConfig, device: torch.device, autocast: torch.dtype | None
-) -> ModelWithLoss:
+def build_model_with_loss(config: Config, device: torch.device, autocast: torch.dtype | None) -> ModelWithLoss:
     """Builds the model and its loss; `autocast` is the precision that the model computes in, None for float32.
 
     Raises:
         InputError: The model or the loss is unknown, or the model cannot be built from these features.
     """
-    loss = find_by_name("model.loss", config.loss, LOSSES)
-    return ModelWithLoss(build_model(data, config, device), loss, device.type, autocast)
+    tasks = config.named_tasks()
+    predictions = list(dict.fromkeys(str(task.prediction) for task in tasks.values()))
+    model = build_model(config.data, config.model, predictions, device)
+    return ModelWithLoss(model, TaskLosses(tasks, config.data.labels), device.type, autocast)

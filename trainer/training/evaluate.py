@@ -72,13 +72,13 @@ class Evaluator:
         # batch is padded with samples of weight 0, as row-wise sharding fails on batches of unequal size.
         lanes = Lanes(files.rows, context.world_size, self._batch_size)
         loader = Loader(files, self._config.data, lanes, context.rank, context.world_size, seed=0, shuffle=False)
-        metrics = Metrics(self._config.evaluate.metrics, self._config.data.labels, context.device)
+        metrics = Metrics(self._config, context.device)
         model.eval()
         for batch in loader.batches(0, loader.steps_per_epoch):
             if give_up():
                 return None
-            _, (_, logits, labels, weights) = model(batch.to(context.device))
-            metrics.update(logits, labels, weights)
+            _, outputs = model(batch.to(context.device))
+            metrics.update(outputs)
         model.train()
         return metrics.compute(context)
 

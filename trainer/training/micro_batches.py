@@ -7,12 +7,13 @@ would be other steps of any optimizer but SGD, which is what TorchRec's Gradient
 from contextlib import nullcontext
 
 import torch
+from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch
 from trainer.data.order import Lanes, divides
-from trainer.models.losses import LossAndOutputs
+from trainer.models.base import Outputs
 from trainer.run.recording import part
 from trainer.training.cut import Cut
 from trainer.training.loss_scale import LossScale
@@ -37,7 +38,7 @@ def check_micro_batches(micro_batches: int, lanes: Lanes, world_size: int) -> No
 
 def forward_in_parts(
     model: DistributedModelParallel, cut: Cut, parts: list[Batch], loss_scale: LossScale
-) -> LossAndOutputs:
+) -> tuple[Tensor, Outputs]:
     """Computes a batch part by part, and the gradients of all parts but the last.
 
     Returns:
@@ -54,6 +55,10 @@ def forward_in_parts(
                 loss_scale.scale(loss).backward()
             outputs.append(output)
     loss, output = model(last)
-    losses, *rest = zip(*outputs, output, strict=True)
-    logits, labels, weights = (torch.cat(tensors) for tensors in rest)
-    return loss, (torch.stack(losses).sum(), logits, labels, weights)
+    return loss, _joined([*outputs, output])
+
+
+def _joined(parts: list[Outputs]) -> Outputs:
+    losses, predictions, *rest = zip(*parts, strict=True)
+    whole = {name: torch.cat([part[name] for part in predictions]) for name in predictions[0]}
+    return Outputs(torch.stack(losses).sum(), whole, *(torch.cat(tensors) for tensors in rest))

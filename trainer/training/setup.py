@@ -43,11 +43,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
     Raises:
         InputError: The configuration, the data or the run directory cannot be used.
     """
-    choosing = {
-        "checkpoint.keep.best": config.checkpoint.keep.best,
-        "train.stop_early.metric": config.train.stop_early.metric,
-    }
-    broadcast_from_rank0(context, lambda: check_metrics(config.evaluate.metrics, choosing, config.data.labels))
+    broadcast_from_rank0(context, lambda: check_metrics(config))
     broadcast_from_rank0(context, lambda: check_profile(config.report.profile, context))
     directory = broadcast_from_rank0(context, lambda: RunDirectory(out))
     # A start can hang and be stopped, too, so both are watched for before the lock is taken.

@@ -15,7 +15,7 @@ from trainer.core.local_shards import local_shards_of
 from trainer.data.batch import Batch
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import embedding_collections, table_of_weight, table_shapes
-from trainer.models.losses import ModelWithLoss
+from trainer.models.tasks import ModelWithLoss
 from trainer.optim.averages import Averages
 from trainer.optim.dense_weights import freeze
 from trainer.optim.optimizers import Optimizers
@@ -112,7 +112,7 @@ def build_unsharded_model(config: Config, device: torch.device) -> ModelWithLoss
     check_table_optimizers(config, device.type)
     check_planner(config.data, config.planner)
     torch.manual_seed(config.train.seed)  # for the dense part; tables are initialized when they are sharded
-    model = build_model_with_loss(config.data, config.model, device, AUTOCAST[config.train.precision])
+    model = build_model_with_loss(config, device, AUTOCAST[config.train.precision])
     freeze(model, config.optimizer.dense.frozen)
     for tables in embedding_collections(model):
         fuse(tables, config.optimizer)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from trainer.data.batch import Batch
-from trainer.models.losses import LossAndOutputs
+from trainer.models.base import Outputs
 from trainer.optim.clipping import clip
 from trainer.run.recording import part
 from trainer.training.loss_scale import LossScale
@@ -65,7 +65,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         loss, *_ = self.progress(batches)
         return StepResult(loss, self.skipped, self.gradient_norm)
 
-    def _forward(self, batch: Batch) -> LossAndOutputs:
+    def _forward(self, batch: Batch) -> tuple[Tensor, Outputs]:
         """Computes the loss and, of all micro-batches but the last, the gradients."""
         self._overflow.before_forward()
         if self._micro_batches == 1:
@@ -73,7 +73,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         else:
             parts = batch.split(self._micro_batches)
             loss, outputs = forward_in_parts(self._model_with_loss, self._cut, parts, self._loss_scale)
-        self._loss, *_ = outputs
+        self._loss = outputs.loss
         return loss, outputs
 
     def _backward(self, losses: Tensor) -> None:

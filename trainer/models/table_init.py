@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
+from trainer.core.splitmix import splitmix64
 from trainer.models.embeddings import table_of_weight
 
 
@@ -40,17 +41,5 @@ def _fill(
 def _uniform(counter: Tensor, key: int) -> Tensor:
     """Returns numbers in [0, 1) for counters, by two rounds of splitmix64 (Steele et al., OOPSLA 2014)."""
     key = key - (1 << 64) if key >= 1 << 63 else key
-    bits = _splitmix64(_splitmix64(counter) ^ key)
+    bits = splitmix64(splitmix64(counter) ^ key)
     return ((bits >> 40) & 0xFFFFFF).float() / (1 << 24)  # as many bits as a float32 holds exactly
-
-
-def _splitmix64(x: Tensor) -> Tensor:
-    x = x - 7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number, as are the factors below
-    x = (x ^ _shift(x, 30)) * -4658895280553007687
-    x = (x ^ _shift(x, 27)) * -7723592293110705685
-    return x ^ _shift(x, 31)
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Shifts right and fills with zeros; torch's shift repeats the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,16 +1,22 @@
-"""Metrics of binary labels, each alone, against plain NumPy in float64."""
+"""Metrics of binary labels against plain NumPy in float64."""
 
 import math
 
 import numpy as np
 import pytest
-import torch
+from evaluated import computed
 
-from trainer.core.registry import find_by_name
-from trainer.metrics.binary import LOGIT_LIMIT, Auc, Calibration, LabelRate, LogLoss, NormalizedEntropy
-from trainer.metrics.registry import HIGHER_IS_BETTER, METRICS, higher_is_better
+from trainer.metrics.histogram import LOGIT_LIMIT
 
-CPU = torch.device("cpu")
+NAMES = ["auc", "auprc", "normalized_entropy", "log_loss", "calibration", "label_rate", "ece"]
+NAMES += [f"{name}@{threshold}" for name in ("accuracy", "precision", "recall") for threshold in (0.5, 0.3)]
+
+
+def columns(predictions, labels, weights=None):
+    """Returns samples, which weigh 1 unless it is told otherwise."""
+    predictions, labels = np.asarray(predictions, float), np.asarray(labels, float)
+    weights = np.ones(len(labels)) if weights is None else weights
+    return {"predictions": predictions, "labels": labels, "weights": weights}
 
 
 @pytest.fixture(scope="module")
@@ -22,17 +28,9 @@ def samples():
     return logits, labels, random.integers(0, 4, 2000).astype(float)
 
 
-def streamed(kind, samples, parts=7):
-    """Returns a metric that was given the samples in parts of unequal size."""
-    metric = kind(CPU)
-    for part in np.array_split(np.arange(len(samples[0])), parts):
-        metric.update(*(torch.tensor(values[part], dtype=torch.float64) for values in samples))
-    return metric
-
-
-def computed(kind, samples):
-    metric = streamed(kind, samples)
-    return metric.compute(metric.state)
+@pytest.fixture(scope="module")
+def found(samples):
+    return computed(NAMES, columns(*samples))
 
 
 def mean_loss(logits, labels, weights):
@@ -40,24 +38,24 @@ def mean_loss(logits, labels, weights):
     return np.average(-(labels * np.log(p) + (1 - labels) * np.log(1 - p)), weights=weights)
 
 
-def test_log_loss(samples):
-    assert computed(LogLoss, samples) == {"": pytest.approx(mean_loss(*samples), rel=1e-12)}
+def test_log_loss(samples, found):
+    assert found["log_loss"] == pytest.approx(mean_loss(*samples), rel=1e-12)
 
 
-def test_normalized_entropy(samples):
+def test_normalized_entropy(samples, found):
     rate = np.average(samples[1], weights=samples[2])
     entropy = -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
-    assert computed(NormalizedEntropy, samples) == {"": pytest.approx(mean_loss(*samples) / entropy, rel=1e-12)}
+    assert found["normalized_entropy"] == pytest.approx(mean_loss(*samples) / entropy, rel=1e-12)
 
 
-def test_calibration(samples):
+def test_calibration(samples, found):
     logits, labels, weights = samples
     expected = (weights / (1 + np.exp(-logits))).sum() / (weights * labels).sum()
-    assert computed(Calibration, samples) == {"": pytest.approx(expected, rel=1e-12)}
+    assert found["calibration"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_label_rate(samples):
-    assert computed(LabelRate, samples) == {"": pytest.approx(np.average(samples[1], weights=samples[2]), rel=1e-12)}
+def test_label_rate(samples, found):
+    assert found["label_rate"] == pytest.approx(np.average(samples[1], weights=samples[2]), rel=1e-12)
 
 
 def exact_auc(logits, labels, weights):
@@ -66,46 +64,82 @@ def exact_auc(logits, labels, weights):
     return (above * pairs).sum() / pairs.sum()
 
 
-def test_auc_is_as_exact_as_it_reports(samples):
-    found = computed(Auc, samples)
-    assert 0 < found["_error"] < 2e-3
-    assert found[""] == pytest.approx(exact_auc(*samples), abs=found["_error"])
+def test_auc_is_as_exact_as_it_reports(samples, found):
+    assert 0 < found["auc_error"] < 2e-3
+    assert found["auc"] == pytest.approx(exact_auc(*samples), abs=found["auc_error"])
 
 
 def test_auc_counts_ties_half():
-    assert computed(Auc, (np.zeros(8), np.arange(8) % 2.0, np.ones(8))) == {"": 0.5, "_error": 0.5}
+    assert computed(["auc"], columns(np.zeros(8), np.arange(8) % 2)) == {"auc": 0.5, "auc_error": 0.5}
 
 
 def test_auc_of_logits_beyond_its_bins():
-    limit = LOGIT_LIMIT
-    logits, labels = np.array([-9 * limit, -limit, limit, 9 * limit]), np.array([0.0, 0.0, 1.0, 1.0])
-    assert computed(Auc, (logits, labels, np.ones(4))) == {"": 1.0, "_error": 0.0}
+    found = computed(["auc"], columns(np.array([-9, -1, 1, 9]) * LOGIT_LIMIT, [0, 0, 1, 1]))
+    assert found == {"auc": 1.0, "auc_error": 0.0}
 
 
-@pytest.mark.parametrize("name", METRICS)
-def test_states_of_ranks_add_up(samples, name):
-    kind = find_by_name("evaluate.metrics", name, METRICS)
-    ranks = [streamed(kind, [values[part] for values in samples]) for part in (slice(0, 500), slice(500, None))]
-    assert ranks[0].state.dtype == torch.float64
-    assert ranks[0].compute(ranks[0].state + ranks[1].state) == pytest.approx(computed(kind, samples), rel=1e-12)
+def test_auprc_is_the_mean_precision_at_the_positives(samples, found):
+    logits, labels, weights = samples
+    at_or_above = logits[None, :] >= logits[:, None]
+    precisions = (at_or_above * (weights * labels)).sum(1) / np.maximum((at_or_above * weights).sum(1), 1e-300)
+    assert found["auprc"] == pytest.approx(np.average(precisions, weights=weights * labels), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", METRICS)
-def test_samples_of_weight_zero_change_nothing(samples, name):
-    kind = find_by_name("evaluate.metrics", name, METRICS)
-    logits, labels, _ = samples
-    metric = streamed(kind, (logits, labels, np.zeros(len(logits))))
-    assert not metric.state.any()
-    assert all(math.isnan(value) for value in metric.compute(metric.state).values())
+def test_auprc_of_a_few():
+    """The positives are first, third and fifth."""
+    found = computed(["auprc"], columns([5, 4, 3, 2, 1], [1, 0, 1, 0, 1]))
+    assert found == {"auprc": pytest.approx((1 + 2 / 3 + 3 / 5) / 3, rel=1e-12)}
 
 
-@pytest.mark.parametrize("name", METRICS)
-def test_the_registry_knows_the_direction_of_each_class(name):
-    assert find_by_name("evaluate.metrics", name, METRICS).higher_is_better is HIGHER_IS_BETTER[name]
-    assert higher_is_better(f"{name}/click") is HIGHER_IS_BETTER[name]
+def test_ece(samples, found):
+    logits, labels, weights = samples
+    p, total = 1 / (1 + np.exp(-logits)), 0.0
+    for low in range(15):
+        inside = (p * 15 >= low) & (p * 15 < low + 1)
+        if weights[inside].sum():
+            means = [np.average(values[inside], weights=weights[inside]) for values in (p, labels)]
+            total += weights[inside].sum() * abs(means[0] - means[1])
+    assert found["ece"] == pytest.approx(total / weights.sum(), rel=1e-12)
 
 
-@pytest.mark.parametrize(("kind", "value"), [(Auc, math.nan), (NormalizedEntropy, math.nan), (LabelRate, 1.0)])
-def test_one_class_alone(kind, value):
-    found = computed(kind, (np.zeros(3), np.ones(3), np.ones(3)))
-    assert found[""] == pytest.approx(value, nan_ok=True)
+@pytest.mark.parametrize("threshold", [0.5, 0.3])
+def test_thresholds(samples, found, threshold):
+    logits, labels, weights = samples
+    high = 1 / (1 + np.exp(-logits)) >= threshold
+    both = (weights * labels * high).sum()
+    expected = {
+        "accuracy": (weights * (labels == high)).sum() / weights.sum(),
+        "precision": both / (weights * high).sum(),
+        "recall": both / (weights * labels).sum(),
+    }
+    for name, value in expected.items():
+        assert found[f"{name}@{threshold}"] == pytest.approx(value, rel=1e-12), name
+
+
+def test_log_probabilities_are_judged_as_the_logits_of_the_same_probabilities(samples):
+    logits, labels, weights = samples
+    same = computed(NAMES, columns(-np.log1p(np.exp(-logits)), labels, weights), output="log_probability")
+    logits = computed(NAMES, columns(logits, labels, weights))
+    for name, value in logits.items():
+        assert same[name] == pytest.approx(value, rel=1e-9 if "auc" not in name else 1e-4), name
+
+
+def test_certain_log_probabilities_have_a_finite_loss():
+    """Float32 has no probability between these and 0 or 1, where the loss would be infinite or not defined."""
+    settings = {"output": "log_probability"}
+    assert computed(["log_loss"], columns([0.0, -np.inf], [1, 0]), **settings) == {"log_loss": pytest.approx(0)}
+    assert computed(["log_loss"], columns([0.0], [0]), **settings)["log_loss"] == pytest.approx(87.3, abs=0.1)
+
+
+def test_samples_of_weight_zero_change_nothing(samples):
+    logits, labels, weights = samples
+    some = weights > 0
+    without = computed(NAMES, columns(logits[some], labels[some], weights[some]))
+    assert computed(NAMES, columns(*samples)) == pytest.approx(without, rel=1e-14)
+    assert all(math.isnan(value) for value in computed(NAMES, columns(logits, labels, np.zeros(2000))).values())
+
+
+def test_one_class_alone():
+    found = computed(NAMES, columns(np.zeros(3), np.ones(3)))
+    assert {name for name, value in found.items() if math.isnan(value)} == {"auc", "auc_error", "normalized_entropy"}
+    assert found["label_rate"] == found["auprc"] == found["precision@0.5"] == 1

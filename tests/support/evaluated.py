@@ -1,21 +1,93 @@
-"""Metrics of given predictions, without a model."""
+"""Metrics of given predictions, without a model.
 
+`python tests/support/evaluated.py JOB.json OUT.json` computes metrics on several numbers of ranks. JOB.json has a list
+of `tasks`, each with names of metrics and settings, and columns of samples; OUT.json gets the metrics of each task by
+number of ranks.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.config.root import Config
-from trainer.metrics.base import Metrics
+from trainer.core.distributed import process_group
+from trainer.metrics.evaluation import Metrics
 from trainer.models.base import Outputs
+
+CPU = torch.device("cpu")
+Columns = dict[str, np.ndarray]
+"""Samples: `predictions` `[N]` or `[N, C]`, `labels`, `weights` and `groups` `[N]`."""
 
 
 def metrics_of(names: list[str], labels: list[str]) -> Metrics:
     """Returns the metrics of a task for each label."""
-    return Metrics(
-        Config.model_validate({"data": {"labels": labels}, "evaluate": {"metrics": names}}), torch.device("cpu")
-    )
+    return Metrics(Config.model_validate({"data": {"labels": labels}, "evaluate": {"metrics": names}}), CPU)
 
 
 def outputs(predictions: dict[str, Tensor], labels: Tensor, weights: Tensor, groups: Tensor | None = None) -> Outputs:
     """Returns the outputs of a model; labels are `[B, L]`, groups `[B, G]` or none."""
     none = torch.zeros(len(weights), 0, dtype=torch.int64)
     return Outputs(torch.zeros(()), predictions, labels, weights, none if groups is None else groups)
+
+
+def metrics_of_task(names: list[str] | None, evaluate: dict[str, Any] | None = None, **task: Any) -> Metrics:
+    """Returns the metrics of one task, whose label is `label` and whose groups are `user`."""
+    task = {"group": "user", **task} | ({} if names is None else {"metrics": names})
+    data = {"labels": ["label"], "groups": ["user"]}
+    return Metrics(Config.model_validate({"data": data, "tasks": {"label": task}, "evaluate": evaluate or {}}), CPU)
+
+
+def add(metrics: Metrics, columns: Columns, parts: int = 7) -> Metrics:
+    """Adds samples in parts of unequal size, after samples of padding."""
+    count = len(columns["labels"])
+    padding = {
+        "predictions": np.ones((3, *columns["predictions"].shape[1:])),
+        "labels": np.ones(3),
+        "weights": np.zeros(3),
+    }
+    for part in [None, *np.array_split(np.arange(count), parts)]:
+        rows = {name: values[part] for name, values in columns.items()} if part is not None else padding
+        groups = torch.tensor(rows["groups"]) if "groups" in rows else torch.zeros(len(rows["labels"])).long()
+        predictions, labels, weights = (torch.tensor(rows[name]) for name in ("predictions", "labels", "weights"))
+        metrics.update(outputs({"label": predictions}, labels[:, None], weights, groups[:, None]))
+    return metrics
+
+
+def computed(names: list[str] | None, columns: Columns, **settings: Any) -> dict[str, float]:
+    """Returns the metrics of one task by name, on one rank."""
+    metrics = add(metrics_of_task(names, **settings), columns)
+    with process_group() as context:
+        return {name: value for name, value in metrics.compute(context).items() if name != "samples"}
+
+
+def on_ranks(ranks: int, job: str, out: str) -> None:
+    """Computes the metrics of a job on several ranks, each with other samples in another order, the last with most."""
+    from ranks import run_on_ranks
+
+    run_on_ranks(ranks, _rank, job, out)
+
+
+def _rank(job: str, out: str) -> None:
+    with process_group() as context:
+        order = np.random.default_rng(context.world_size)
+        found = []
+        for task in json.loads(Path(job).read_text()):
+            columns = {name: np.array(values) for name, values in task["columns"].items()}
+            shuffled = order.permutation(len(columns["labels"]))
+            bounds = [len(shuffled) * (rank // 2) // context.world_size for rank in range(context.world_size)]
+            mine = shuffled[slice(*[*bounds, len(shuffled)][context.rank : context.rank + 2])]
+            metrics = metrics_of_task(task["names"], **task["settings"])
+            add(metrics, {name: values[mine] for name, values in columns.items()}, parts=3)
+            found.append(metrics.compute(context))
+        if context.is_rank0:
+            Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    for ranks in (1, 2, 4):
+        on_ranks(ranks, sys.argv[1], f"{sys.argv[2]}.{ranks}")

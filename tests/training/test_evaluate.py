@@ -14,8 +14,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.config.root import Config
-from trainer.config.train import EvaluateConfig
 from trainer.core.distributed import process_group
+from trainer.metrics.registry import DEFAULTS
 from trainer.models.base import ModelInputs
 from trainer.models.dlrm import dlrm
 from trainer.models.embeddings import table_configs
@@ -29,7 +29,8 @@ def runs(tmp_path_factory):
     test = write_rows(folder / "test", [3, 0, 170, 38], seed=1)
     splits = {"validation": [str(test / "part-02.parquet")], "test": [str(test)]}
     settings = config(data, train__steps=12, evaluate={"every_steps": 5, "global_batch_size": 64})
-    settings["data"] |= splits
+    settings["data"] |= splits | {"groups": ["s0"]}
+    settings["tasks"] = {"label": {"group": "s0", "metrics": [*DEFAULTS["probability"], "gauc", "recall@1"]}}
     launch_rounds([(ranks, [{"config": settings, "out": str(folder / str(ranks))}]) for ranks in (1, 2, 4)], folder)
     return folder
 
@@ -69,7 +70,8 @@ def predictions(folder):
     )
     dense = torch.stack([columns["d0"], columns["d1"]], dim=1).double()
     with torch.no_grad():
-        return model.double()(dense, sparse)[:, 0].numpy(), columns["label"].double().numpy()
+        logits = model.double()(dense, sparse)[:, 0].numpy()
+    return logits, columns["label"].double().numpy(), columns["s0"].numpy()
 
 
 def exact_metrics(logits, labels, weights):
@@ -88,11 +90,26 @@ def exact_metrics(logits, labels, weights):
 
 
 def test_metrics_are_those_of_plain_numpy(runs):
-    logits, labels = predictions(runs)
+    logits, labels, _ = predictions(runs)
     reported = evaluations(runs / "2")[-1]
     assert reported["samples"] == 211 == len(labels)
     for name, value in exact_metrics(logits, labels, np.ones(211)).items():
         assert reported[name] == pytest.approx(value, abs=reported["auc_error"] + 1e-4 if name == "auc" else 1e-5), name
+
+
+def test_metrics_within_groups_are_those_of_plain_numpy(runs):
+    logits, labels, groups = predictions(runs)
+    aucs, recalls = [], []
+    for group in set(groups):
+        few, relevant = logits[groups == group], labels[groups == group]
+        if 0 < relevant.sum() < len(few):
+            aucs.append(exact_metrics(few, relevant, np.ones(len(few)))["auc"])
+        if relevant.any():
+            recalls.append(relevant[few.argmax()] / relevant.sum())
+    reported = evaluations(runs / "2")[-1]
+    assert len(aucs) > 20
+    assert reported["gauc"] == pytest.approx(np.mean(aucs), rel=1e-9)
+    assert reported["recall@1"] == pytest.approx(np.mean(recalls), rel=1e-9)
 
 
 def test_weights_several_labels_and_many_batches():
@@ -100,7 +117,7 @@ def test_weights_several_labels_and_many_batches():
     logits = random.normal(size=(1000, 2)) * 3
     labels = (random.random((1000, 2)) < 1 / (1 + np.exp(-logits))).astype(float)
     weights = random.integers(0, 4, 1000).astype(float)
-    metrics = metrics_of(EvaluateConfig().metrics, ["click", "buy"])
+    metrics = metrics_of(DEFAULTS["probability"], ["click", "buy"])
     for part in np.array_split(np.arange(1000), 7):
         few, *rest = (torch.tensor(values[part]) for values in (logits, labels, weights))
         metrics.update(outputs({"click": few[:, 0], "buy": few[:, 1]}, *rest))
@@ -114,7 +131,7 @@ def test_weights_several_labels_and_many_batches():
 
 
 def test_one_class_has_no_auc():
-    metrics = metrics_of(EvaluateConfig().metrics, ["label"])
+    metrics = metrics_of(DEFAULTS["probability"], ["label"])
     metrics.update(outputs({"label": torch.zeros(3)}, torch.ones(3, 1), torch.ones(3)))
     with process_group() as context:
         result = metrics.compute(context)

@@ -148,6 +148,38 @@ CASES = [
         {"optimizer__dense__frozen": ["*.bias"], "optimizer__dense__parts": {"low": {"weights": ["*.bias"]}}},
     ),
     Case("unknown metric", ["evaluate.metrics is 'auk'", "'auc'"], {"evaluate__metrics": ["auk"]}),
+    Case("no number in a metric", ["evaluate.metrics has 'ndcg@x'", "ndcg@10"], {"evaluate__metrics": ["ndcg@x"]}),
+    Case("no rank of a metric", ["'recall@0'", "a whole number above 0"], {"evaluate__metrics": ["recall@0"]}),
+    Case("no threshold of a metric", ["'precision@2'", "between 0 and 1"], {"evaluate__metrics": ["precision@2"]}),
+    Case(
+        "metric of groups without one",
+        ["evaluate.metrics has 'gauc'", "tasks.label.group is not set", "data.groups"],
+        {"evaluate__metrics": ["gauc"]},
+    ),
+    Case(
+        "metric of another kind of prediction",
+        ["tasks.label.metrics has 'auc'", "tasks.label gives a value", "mae, mse, rmse"],
+        {"tasks": {"label": {"output": "value", "metrics": ["auc"]}}},
+    ),
+    Case(
+        "metric of binary labels",
+        ["tasks.label.metrics has 'gauc'", "labels in [0, 1]", "data.numeric_labels has 'label'"],
+        {
+            "tasks": {"label": {"output": "value", "metrics": ["gauc"], "group": "row_id"}},
+            "data__groups": ["row_id"],
+            "data__numeric_labels": ["label"],
+        },
+    ),
+    Case(
+        "sample of no groups",
+        ["evaluate.group_sample is 0.5", "no task has a metric within groups"],
+        {"evaluate__group_sample": 0.5},
+    ),
+    Case(
+        "more than all groups",
+        ["--evaluate.group_sample is 1.5", "less than or equal to 1"],
+        flags=["--evaluate.group-sample=1.5"],
+    ),
     Case(
         "best without evaluations",
         ["checkpoint.keep.best is 'auc'", "data.validation is empty"],

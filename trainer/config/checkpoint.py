@@ -14,7 +14,7 @@ class Retention(Section):
     newest: Annotated[pydantic.PositiveInt, MayChange] = 3
     """Keep this many of the newest; with 1 there is no other to resume from if its files are damaged."""
     best: Annotated[str | None, MayChange] = None
-    """Keep the best by this metric of data.validation: auc, normalized_entropy or log_loss, /LABEL if several."""
+    """Keep the best by this metric of data.validation, such as auc, followed by /TASK if several."""
     every_steps: Annotated[pydantic.NonNegativeInt, MayChange] = 0
     """Keep those of every so many steps forever. 0: none for that reason."""
 

@@ -14,7 +14,7 @@ class StopEarlyConfig(Section):
 
     # All keys may change on resume: they decide when training ends, and no loss until then.
     metric: Annotated[str | None, MayChange] = None
-    """Metric of evaluate.metrics to watch, followed by /LABEL if several. Unset: train to the last step."""
+    """Metric of the evaluations to watch, followed by /TASK if several. Unset: train to the last step."""
     patience: Annotated[pydantic.PositiveInt, MayChange] = 3
     """Stop after so many evaluations in a row that are no better than the best one before."""
     min_change: Annotated[pydantic.NonNegativeFloat, MayChange] = 0.0

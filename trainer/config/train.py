@@ -92,8 +92,10 @@ class EvaluateConfig(Section):
     """Evaluate on data.validation every so many steps. 0: only at the end."""
     global_batch_size: Annotated[pydantic.PositiveInt | None, MayChange] = None
     """Samples per evaluation step, over all ranks. Unset: data.global_batch_size."""
-    metrics: Annotated[list[str], MayChange] = ["auc", "normalized_entropy", "log_loss", "calibration", "label_rate"]
-    """Metrics to compute; package.module:Class for one of your own (see docs/configuration.md)."""
+    metrics: Annotated[list[str] | None, MayChange] = None
+    """Metrics of all tasks without their own (see docs/models.md). Unset: for each task what suits its output."""
+    group_sample: Annotated[float, MayChange, pydantic.Field(gt=0, le=1)] = 1.0
+    """Fraction of the groups, chosen by hash, that metrics within groups are computed of, which bounds their memory."""
     final: Annotated[Literal["last", "best"], MayChange] = "last"
     """Evaluate on data.test the last step's weights, or those of the best checkpoint by checkpoint.keep.best."""
 

@@ -1,4 +1,4 @@
-"""Metrics of binary labels, weighted, summed in float64."""
+"""Metrics of binary labels that are ratios of sums, weighted, in float64."""
 
 import math
 
@@ -6,91 +6,47 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from trainer.metrics.base import Metric
+from trainer.metrics.base import Sums
+from trainer.metrics.ratio import ratio
 
-BINS = 1 << 16  # 1 MiB for a label; exact to 1e-7 where it was measured
-LOGIT_LIMIT = 16.0  # logits beyond it share the outermost bins; sigmoid(-16) is 1.1e-7
+RELIABILITY_BINS = 15  # as in Guo et al.
 
 
-class Auc(Metric):
-    """Area under the ROC curve, from a histogram over the logits.
-
-    Two samples in one bin, 0.0005 wide, count as a tie; `auc_error` is the most by which that can move the AUC.
-    """
-
-    higher_is_better = True
+class BinarySums(Sums):
+    """Sums of weights, labels, losses (binary cross-entropy) and predicted probabilities, `[4]`."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(device, (2, BINS))
+        super().__init__(device, (4,))
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """Adds samples to the histograms of negatives and positives."""
-        bins = ((logits.clamp(-LOGIT_LIMIT, LOGIT_LIMIT) / LOGIT_LIMIT + 1) * (BINS / 2)).long().clamp(max=BINS - 1)
-        for side, share in enumerate((1 - labels, labels)):
-            self.state[side] += torch.bincount(bins, weights=weights * share, minlength=BINS)
-
-    def compute(self, state: Tensor) -> dict[str, float]:
-        """Returns the AUC and its error."""
-        negative, positive = state
-        below = negative.cumsum(0) - negative
-        pairs = (positive.sum() * negative.sum()).item()
-        ties = (positive * negative).sum().item() / 2
-        return {"": _ratio((positive * below).sum().item() + ties, pairs), "_error": _ratio(ties, pairs)}
-
-
-class Ratio(Metric):
-    """One sum over another, which are its state."""
-
-    def compute(self, state: Tensor) -> dict[str, float]:
-        """Returns the ratio."""
-        part, whole = state.tolist()
-        return {"": _ratio(part, whole)}
-
-
-class LogLoss(Ratio):
-    """Mean binary cross-entropy."""
-
-    higher_is_better = False
-
-    def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """Adds to the sums of losses and of weights."""
+        """Adds to the sums."""
         losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")
-        self.state += torch.stack([(weights * losses).sum(), weights.sum()])
+        sums = weights.sum(), (weights * labels).sum(), (weights * losses).sum(), (weights * logits.sigmoid()).sum()
+        self.state += torch.stack(sums)
 
 
-class NormalizedEntropy(Metric):
-    """Log loss over that of always predicting the label rate (He et al., ADKDD 2014)."""
-
-    higher_is_better = False
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device, (3,))
-
-    def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """Adds to the sums of weights, labels and losses."""
-        losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")
-        self.state += torch.stack([weights.sum(), (weights * labels).sum(), (weights * losses).sum()])
-
-    def compute(self, state: Tensor) -> dict[str, float]:
-        """Returns the ratio."""
-        weight, positive, loss = state.tolist()
-        return {"": _ratio(_ratio(loss, weight), _entropy(_ratio(positive, weight)))}
+def log_loss(sums: Tensor) -> dict[str, float]:
+    """Returns the mean binary cross-entropy."""
+    weight, _, loss, _ = sums.tolist()
+    return ratio(loss, weight)
 
 
-class Calibration(Ratio):
-    """Sum of the predictions over the sum of the labels; 1 is best."""
-
-    def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """Adds to the sums of predictions and of labels."""
-        self.state += torch.stack([(weights * logits.sigmoid()).sum(), (weights * labels).sum()])
+def normalized_entropy(sums: Tensor) -> dict[str, float]:
+    """Returns the log loss over that of always predicting the label rate (He et al., ADKDD 2014)."""
+    weight, positive, loss, _ = sums.tolist()
+    return ratio(ratio(loss, weight)[""], _entropy(ratio(positive, weight)[""]))
 
 
-class LabelRate(Ratio):
-    """Mean label."""
+def calibration(sums: Tensor) -> dict[str, float]:
+    """Returns the sum of the predictions over the sum of the labels; 1 is best."""
+    _, positive, _, predicted = sums.tolist()
+    return ratio(predicted, positive)
 
-    def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """Adds to the sums of labels and of weights."""
-        self.state += torch.stack([(weights * labels).sum(), weights.sum()])
+
+def label_rate(sums: Tensor) -> dict[str, float]:
+    """Returns the mean label."""
+    weight, positive, _, _ = sums.tolist()
+    return ratio(positive, weight)
 
 
 def _entropy(rate: float) -> float:
@@ -99,5 +55,23 @@ def _entropy(rate: float) -> float:
     return -rate * math.log(rate) - (1 - rate) * math.log1p(-rate)
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else math.nan
+class ReliabilityBins(Sums):
+    """Sums of prediction minus label, and of weights, in equal bins of the predicted probability, `[2, 15]`."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device, (2, RELIABILITY_BINS))
+
+    def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
+        """Adds samples to their bins."""
+        predicted = logits.sigmoid()
+        bins = (predicted * RELIABILITY_BINS).long().clamp(max=RELIABILITY_BINS - 1)
+        for row, values in enumerate((weights * (predicted - labels), weights)):
+            self.state[row] += torch.bincount(bins, weights=values, minlength=RELIABILITY_BINS)
+
+
+def ece(bins: Tensor) -> dict[str, float]:
+    """Returns the expected calibration error (Guo et al., ICML 2017).
+
+    This is the mean over the bins, by weight, of the distance between mean prediction and mean label.
+    """
+    return ratio(bins[0].abs().sum().item(), bins[1].sum().item())

@@ -1,29 +1,140 @@
-"""Metrics by name, and the direction in which each is better.
+"""Metrics by name: what each takes, and the direction in which it is better.
 
-Free of torch, as checkpoints are listed without it: classes are imported when they are used.
+Free of torch, as checkpoints are listed without it: code is imported when it is used.
 """
 
 import re
+from typing import Any, Literal, NamedTuple
 
 from trainer.config.root import Config
+from trainer.config.tasks import TaskConfig
 from trainer.core.errors import InputError
 from trainer.core.registry import find_by_name
 
+Kind = Literal["probability", "value", "classes", "vectors"]
+"""What a prediction is: a probability (as its logit or logarithm), a value, a score for each class, or vectors."""
+
+
+class BuiltIn(NamedTuple):
+    """A built-in metric.
+
+    Attributes:
+        accumulator: Class of what it is computed from, `package.module:Class`, which metrics of a task share.
+        function: Computes it, `package.module:function`, from the accumulator's total and the number in its name.
+        takes: The kinds of prediction that it takes.
+        higher_is_better: The direction that is better; None if neither is.
+        binary: Whether its labels must be in [0, 1].
+        grouped: Whether it ranks the samples of a group.
+    """
+
+    accumulator: str
+    function: str
+    takes: tuple[Kind, ...]
+    higher_is_better: bool | None
+    binary: bool = False
+    grouped: bool = False
+
+
+def _of_histogram(function: str) -> BuiltIn:
+    module = "trainer.metrics.histogram"
+    return BuiltIn(f"{module}:LogitHistogram", f"{module}:{function}", ("probability",), True, binary=True)
+
+
+def _of_probabilities(function: str, higher_is_better: bool | None, accumulator: str = "BinarySums") -> BuiltIn:
+    module = "trainer.metrics.binary"
+    path = f"{module}:{accumulator}"
+    return BuiltIn(path, f"{module}:{function}", ("probability",), higher_is_better, binary=True)
+
+
+def _of_values(function: str, higher_is_better: bool) -> BuiltIn:
+    return BuiltIn("trainer.metrics.values:Errors", f"trainer.metrics.values:{function}", ("value",), higher_is_better)
+
+
+def _of_classes(function: str, higher_is_better: bool) -> BuiltIn:
+    module = "trainer.metrics.classes"
+    return BuiltIn(f"{module}:ClassSums", f"{module}:{function}", ("classes",), higher_is_better)
+
+
+def _of_groups(function: str, binary: bool = False) -> BuiltIn:
+    path = f"trainer.metrics.ranking:{function}"
+    kinds: tuple[Kind, ...] = ("probability", "value")
+    return BuiltIn("trainer.metrics.groups:GroupedSamples", path, kinds, True, binary, grouped=True)
+
+
 METRICS = {
-    "auc": "trainer.metrics.binary:Auc",
-    "normalized_entropy": "trainer.metrics.binary:NormalizedEntropy",
-    "log_loss": "trainer.metrics.binary:LogLoss",
-    "calibration": "trainer.metrics.binary:Calibration",
-    "label_rate": "trainer.metrics.binary:LabelRate",
+    "auc": _of_histogram("auc"),
+    "auprc": _of_histogram("auprc"),
+    "accuracy@threshold": _of_histogram("accuracy"),
+    "precision@threshold": _of_histogram("precision"),
+    "recall@threshold": _of_histogram("recall"),
+    "normalized_entropy": _of_probabilities("normalized_entropy", False),
+    "log_loss": _of_probabilities("log_loss", False),
+    "calibration": _of_probabilities("calibration", None),  # the best is 1
+    "label_rate": _of_probabilities("label_rate", None),
+    "ece": _of_probabilities("ece", False, "ReliabilityBins"),
+    "mae": _of_values("mae", False),
+    "mse": _of_values("mse", False),
+    "rmse": _of_values("rmse", False),
+    "r2": _of_values("r2", True),
+    "accuracy": _of_classes("accuracy", True),
+    "cross_entropy": _of_classes("cross_entropy", False),
+    "gauc": _of_groups("gauc", binary=True),
+    "gauc_by_samples": _of_groups("gauc_by_samples", binary=True),
+    "ndcg@k": _of_groups("ndcg"),
+    "mrr": _of_groups("mrr"),
+    "recall@k": _of_groups("recall"),
+    "hit_rate@k": _of_groups("hit_rate"),
 }
-# The same as the classes' own attribute, which cannot be read without torch.
-HIGHER_IS_BETTER: dict[str, bool | None] = {
-    "auc": True,
-    "normalized_entropy": False,
-    "log_loss": False,
-    "calibration": None,  # the best is 1
-    "label_rate": None,
+DEFAULTS: dict[Kind, list[str]] = {
+    "probability": ["auc", "normalized_entropy", "log_loss", "calibration", "label_rate"],
+    "value": ["mae", "rmse"],
+    "classes": ["accuracy", "cross_entropy"],
+    "vectors": [],
 }
+NUMBERS = {
+    "threshold": (r"0?\.\d*[1-9]\d*", float, "a number between 0 and 1, such as {}@0.5"),
+    "k": (r"[1-9]\d*", int, "a whole number above 0, such as {}@10"),
+}
+"""The numbers in names of metrics: how each is written, its type, and words for it."""
+
+
+def prediction_kind(task: TaskConfig) -> Kind:
+    """Returns what a task's prediction is."""
+    if task.loss == "softmax":
+        return "classes"
+    return task.output if task.output in ("value", "vectors") else "probability"
+
+
+def built_in(name: str) -> tuple[BuiltIn, tuple[float, ...]] | None:
+    """Returns the built-in metric of a name, and the number in the name, if it has one; None if there is no such."""
+    if name in METRICS and "@" not in name:
+        return METRICS[name], ()
+    stem, _, written = name.partition("@")
+    for number, (form, kind, _) in NUMBERS.items():
+        if (found := METRICS.get(f"{stem}@{number}")) and re.fullmatch(form, written):
+            return found, (kind(written),)
+    return None
+
+
+def own_metric(key: str, name: str) -> Any:
+    """Returns the user's own metric class, or says what is wrong with the name of a built-in metric.
+
+    Args:
+        key: The key, for messages.
+        name: `package.module:Class`.
+
+    Raises:
+        InputError: There is no such metric, or the number in its name is missing or wrong.
+    """
+    stem = name.partition("@")[0]
+    if forms := [known for known in METRICS if known.partition("@")[0] == stem]:
+        raise InputError(f"{key} has '{name}'; write {' or '.join(map(_usage, forms))}")
+    return find_by_name(key, name, METRICS)
+
+
+def _usage(form: str) -> str:
+    stem, _, number = form.partition("@")
+    return f"{form} with {NUMBERS[number][2].format(stem)}" if number else form
 
 
 def higher_is_better(metric: str) -> bool | None:
@@ -36,9 +147,8 @@ def higher_is_better(metric: str) -> bool | None:
         InputError: There is no such metric.
     """
     name = metric.partition("/")[0]
-    if name in HIGHER_IS_BETTER:
-        return HIGHER_IS_BETTER[name]
-    return find_by_name("checkpoint.keep.best", name, METRICS).higher_is_better
+    found = built_in(name)
+    return found[0].higher_is_better if found else own_metric("checkpoint.keep.best", name).higher_is_better
 
 
 def result_name(metric: str) -> str:
@@ -52,30 +162,10 @@ def result_name(metric: str) -> str:
 
 
 def metrics_of(task: str, config: Config) -> tuple[str, list[str]]:
-    """Returns the key that names a task's metrics, and the metrics."""
-    own = config.tasks[task].metrics if config.tasks else None
-    return ("evaluate.metrics", config.evaluate.metrics) if own is None else (f"tasks.{task}.metrics", own)
-
-
-def check_metrics(config: Config) -> None:
-    """Refuses what the first evaluation, or the first choice of a best one, could not find.
-
-    Raises:
-        InputError: There is no such metric, or one that chooses the best evaluation is none that evaluations compute
-            and that has a direction.
-    """
-    tasks, allowed = config.named_tasks(), []
-    for task in tasks:
-        key, names = metrics_of(task, config)
-        for name in names:
-            find_by_name(key, name, METRICS)
-        suffix = f"/{task}" if len(tasks) > 1 else ""
-        allowed += [f"{name}{suffix}" for name in names if higher_is_better(name) is not None]
-    watched = {
-        "checkpoint.keep.best": config.checkpoint.keep.best,
-        "train.stop_early.metric": config.train.stop_early.metric,
-    }
-    for key, metric in watched.items():
-        if metric and metric not in allowed:
-            known = ", ".join(allowed) or "none of evaluate.metrics, which lacks auc"
-            raise InputError(f"{key} is '{metric}'; allowed: {known}")
+    """Returns the key that names a task's metrics, and the metrics: by default, those for its kind of prediction."""
+    settings = config.named_tasks()[task]
+    if settings.metrics is not None:
+        return f"tasks.{task}.metrics", settings.metrics
+    if config.evaluate.metrics is not None:
+        return "evaluate.metrics", config.evaluate.metrics
+    return "evaluate.metrics", DEFAULTS[prediction_kind(settings)]

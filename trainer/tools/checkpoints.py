@@ -19,7 +19,7 @@ from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
-from trainer.metrics.registry import METRICS
+from trainer.metrics.registry import built_in
 
 AGES = (("days", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("bytes", 1))
@@ -114,7 +114,7 @@ def _rounded(amount: float, units: tuple[tuple[str, int], ...]) -> str:
 
 def _metrics(steps: list[int], evaluations: list[dict[str, Any]]) -> dict[str, dict[int, str]]:
     """Returns the values of each metric on data.validation by step, the best with a star."""
-    names = {name for line in evaluations for name in line if name.partition("/")[0] in METRICS}
+    names = {name for line in evaluations for name in line if built_in(name.partition("/")[0])}
     cells = {}
     for name in sorted(names):
         values = scores(name, steps, evaluations)

@@ -16,7 +16,8 @@ from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
-from trainer.metrics.base import Metrics
+from trainer.metrics.checks import check_metrics
+from trainer.metrics.evaluation import Metrics
 from trainer.run.reporter import format_metrics
 from trainer.training.sharded_model import build_sharded_model
 
@@ -93,9 +94,10 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
         checkpoint: newest, best (by checkpoint.keep.best of RUN_DIR/config.toml), or the number of a step.
 
     Raises:
-        InputError: There is no such checkpoint, it is another model's, or the data cannot be used.
+        InputError: There is no such checkpoint, it is another model's, or the data or a metric cannot be used.
     """
     with process_group(config.train.collective_timeout_seconds) as context:
+        broadcast_from_rank0(context, lambda: check_metrics(config))
         run = RunDirectory(out)
         evaluator = Evaluator(config, context)
         if split not in evaluator.splits:

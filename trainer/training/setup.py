@@ -16,7 +16,7 @@ from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes, check_lanes, default_lanes
-from trainer.metrics.registry import check_metrics
+from trainer.metrics.checks import check_metrics, check_watched_metrics
 from trainer.run.histograms import Histograms
 from trainer.run.lock import locked
 from trainer.run.preemption import stop_on_signals
@@ -44,6 +44,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         InputError: The configuration, the data or the run directory cannot be used.
     """
     broadcast_from_rank0(context, lambda: check_metrics(config))
+    broadcast_from_rank0(context, lambda: check_watched_metrics(config))
     broadcast_from_rank0(context, lambda: check_profile(config.report.profile, context))
     directory = broadcast_from_rank0(context, lambda: RunDirectory(out))
     # A start can hang and be stopped, too, so both are watched for before the lock is taken.

@@ -1,0 +1,60 @@
+"""Metrics do not depend on the number of ranks, on which of them has a sample, or on the order."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.metrics.registry import METRICS
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+def tasks():
+    """Every metric, each with a task that it suits."""
+    random = np.random.default_rng(4)
+    names = [name.replace("@threshold", "@0.3").replace("@k", "@3") for name in METRICS]
+    classes, values = ["accuracy", "cross_entropy"], ["mae", "mse", "rmse", "r2"]
+    rest = [name for name in names if name not in classes + values]
+    columns = {
+        "predictions": np.round(random.normal(size=900), 1).tolist(),
+        "labels": random.integers(0, 2, 900).astype(float).tolist(),
+        "weights": random.choice([0.0, 0.7, 1.9], 900).tolist(),
+        "groups": random.integers(0, 120, 900).tolist(),
+    }
+    scores = {"predictions": random.normal(size=(900, 3)).tolist()}
+    half = {"evaluate": {"group_sample": 0.5}}
+    return [
+        {"names": rest, "settings": {}, "columns": columns},
+        {"names": ["gauc", "mrr"], "settings": half, "columns": columns},
+        {"names": [*values, "ndcg@3"], "settings": {"output": "value"}, "columns": columns},
+        {"names": classes, "settings": {"loss": "softmax"}, "columns": columns | scores},
+        {"names": ["gauc", "mrr"], "settings": {}, "columns": {name: rows[:1] for name, rows in columns.items()}},
+    ]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "job.json").write_text(json.dumps(tasks()))
+    command = [sys.executable, SUPPORT / "evaluated.py", folder / "job.json", folder / "out.json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {ranks: json.loads((folder / f"out.json.{ranks}").read_text()) for ranks in (1, 2, 4)}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_metric_is_the_same_on_any_number_of_ranks(found, ranks):
+    for one, other in zip(found[1], found[ranks], strict=True):
+        assert other == pytest.approx(one, rel=1e-12, abs=1e-15, nan_ok=True)
+    assert {name.partition("@")[0] for task in found[1] for name in task} >= {
+        name.partition("@")[0] for name in METRICS
+    }
+
+
+def test_samples_of_groups_differ_from_all(found):
+    whole, half, *_ = found[1]
+    assert whole["gauc"] != half["gauc"]

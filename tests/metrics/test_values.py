@@ -1,0 +1,58 @@
+"""Metrics of values and of classes against plain NumPy in float64."""
+
+import math
+
+import numpy as np
+import pytest
+from evaluated import computed
+
+
+@pytest.fixture(scope="module")
+def values():
+    random = np.random.default_rng(1)
+    labels = np.round(random.normal(size=500) * 40 + 100)
+    predictions = labels + random.normal(size=500) * 10
+    return {"predictions": predictions, "labels": labels, "weights": random.integers(0, 3, 500).astype(float)}
+
+
+def test_errors_of_values(values):
+    labels, weights = values["labels"], values["weights"]
+    errors = values["predictions"] - labels
+    squared = np.average(errors**2, weights=weights)
+    spread = np.average((labels - np.average(labels, weights=weights)) ** 2, weights=weights)
+    expected = {
+        "mae": np.average(abs(errors), weights=weights),
+        "mse": squared,
+        "rmse": math.sqrt(squared),
+        "r2": 1 - squared / spread,
+    }
+    assert computed([*expected], values, output="value") == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_value_has_metrics_by_default(values):
+    assert computed(None, values, output="value").keys() == {"mae", "rmse"}
+
+
+def test_equal_labels_have_no_r2():
+    columns = {"predictions": np.zeros(3), "labels": np.ones(3), "weights": np.ones(3)}
+    found = computed(["r2", "mae"], columns, output="value")
+    assert math.isnan(found["r2"])
+    assert found["mae"] == 1
+
+
+def test_no_samples_have_no_errors(values):
+    nothing = values | {"weights": np.zeros(500)}
+    assert all(math.isnan(value) for value in computed(["mae", "mse", "rmse", "r2"], nothing, output="value").values())
+
+
+def test_metrics_of_classes():
+    random = np.random.default_rng(2)
+    scores, labels = random.normal(size=(300, 5)), random.integers(0, 5, 300)
+    weights = random.integers(0, 3, 300).astype(float)
+    chances = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    expected = {
+        "accuracy": np.average(scores.argmax(1) == labels, weights=weights),
+        "cross_entropy": np.average(-np.log(chances[np.arange(300), labels]), weights=weights),
+    }
+    columns = {"predictions": scores, "labels": labels.astype(float), "weights": weights}
+    assert computed(None, columns, loss="softmax") == pytest.approx(expected, rel=1e-12)

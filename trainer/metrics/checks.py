@@ -1,0 +1,94 @@
+"""Refuses, before training, metrics that the evaluations could not compute, and choices by those they do not."""
+
+from trainer.config.root import Config
+from trainer.config.tasks import TaskConfig
+from trainer.core.errors import InputError
+from trainer.metrics.registry import (
+    METRICS,
+    BuiltIn,
+    built_in,
+    higher_is_better,
+    metrics_of,
+    own_metric,
+    prediction_kind,
+)
+
+WORDS = {
+    "probability": "a logit or a log-probability",
+    "value": "a value",
+    "classes": "scores of classes",
+    "vectors": "vectors",
+}
+
+
+def check_metrics(config: Config) -> None:
+    """Refuses metrics that are unknown, or that do not suit their task.
+
+    Raises:
+        InputError: There is such a metric, or a key for metrics within groups and none of them.
+    """
+    grouped = False
+    for name, task in config.named_tasks().items():
+        key, metrics = metrics_of(name, config)
+        for metric in metrics:
+            _check_kind(key, metric, name, task)
+            if found := built_in(metric):
+                _check_data(f"{key} has '{metric}'", found[0], name, task, config)
+                grouped |= found[0].grouped
+    if config.evaluate.group_sample < 1 and not grouped:
+        raise InputError(
+            f"evaluate.group_sample is {config.evaluate.group_sample:g}, but no task has a metric within groups, such "
+            "as gauc; add one or leave it out"
+        )
+
+
+def _check_kind(key: str, metric: str, name: str, task: TaskConfig) -> None:
+    kind, takes = prediction_kind(task), _takes(key, metric)
+    if takes and kind not in takes:
+        suited = ", ".join(known for known, entry in METRICS.items() if kind in entry.takes) or "package.module:Class"
+        raise InputError(
+            f"{key} has '{metric}', which takes {' or '.join(WORDS[one] for one in takes)}, but tasks.{name} gives "
+            f"{WORDS[kind]}; set tasks.{name}.metrics to some of: {suited}"
+        )
+
+
+def _takes(key: str, metric: str) -> tuple[str, ...]:
+    found = built_in(metric)
+    if found:
+        return found[0].takes
+    own = getattr(own_metric(key, metric), "takes", None)
+    return (own,) if own else ()
+
+
+def _check_data(given: str, metric: BuiltIn, name: str, task: TaskConfig, config: Config) -> None:
+    if metric.grouped and task.group is None:
+        raise InputError(
+            f"{given}, which ranks the samples of a group, but tasks.{name}.group is not set; set it to a column of "
+            "data.groups"
+        )
+    if metric.binary and task.label in config.data.numeric_labels:
+        raise InputError(
+            f"{given}, which takes labels in [0, 1], but data.numeric_labels has '{task.label}', the label of "
+            f"tasks.{name}; leave one of them out"
+        )
+
+
+def check_watched_metrics(config: Config) -> None:
+    """Refuses to choose the best evaluation by a metric that evaluations do not compute, or that has no direction.
+
+    Raises:
+        InputError: There is such a metric.
+    """
+    tasks, allowed = config.named_tasks(), []
+    for task in tasks:
+        suffix = f"/{task}" if len(tasks) > 1 else ""
+        names = metrics_of(task, config)[1]
+        allowed += [f"{name}{suffix}" for name in names if higher_is_better(name) is not None]
+    watched = {
+        "checkpoint.keep.best": config.checkpoint.keep.best,
+        "train.stop_early.metric": config.train.stop_early.metric,
+    }
+    for key, metric in watched.items():
+        if metric and metric not in allowed:
+            known = ", ".join(allowed) or "none of evaluate.metrics, which lacks auc"
+            raise InputError(f"{key} is '{metric}'; allowed: {known}")

@@ -1,0 +1,115 @@
+"""The metrics of an evaluation, task by task, over the samples of all ranks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.config.root import Config
+from trainer.config.tasks import TaskConfig
+from trainer.core.distributed import DistributedContext, sum_over_ranks
+from trainer.core.registry import find_by_name
+from trainer.metrics.base import Accumulator, Samples
+from trainer.metrics.registry import BuiltIn, built_in, metrics_of, own_metric, result_name
+from trainer.models.base import Outputs
+
+FLOAT32 = torch.finfo(torch.float32)
+
+
+class Metrics:
+    """Metrics of all tasks over all ranks.
+
+    Args:
+        config: The configuration, for its tasks.
+        device: Device of the predictions.
+
+    Raises:
+        InputError: There is no such metric.
+    """
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self._tasks = {name: _TaskMetrics(name, config, device) for name in config.named_tasks()}
+        self._samples = torch.zeros(1, dtype=torch.float64, device=device)
+
+    def update(self, outputs: Outputs) -> None:
+        """Adds samples; those of weight 0 change nothing."""
+        for task in self._tasks.values():
+            task.update(outputs)
+        self._samples += (outputs.weights > 0).sum()
+
+    def compute(self, context: DistributedContext) -> dict[str, float]:
+        """Returns the metrics over all ranks' samples; with several tasks, each name is followed by `/TASK`."""
+        found: dict[str, float] = {}
+        for name, task in self._tasks.items():
+            suffix = f"/{name}" if len(self._tasks) > 1 else ""
+            found |= {f"{metric}{suffix}": value for metric, value in task.compute(context).items()}
+        return found | {"samples": sum_over_ranks(self._samples, context).item()}
+
+
+class _TaskMetrics:
+    """The metrics of one task, and what they are computed from, by name."""
+
+    def __init__(self, name: str, config: Config, device: torch.device) -> None:
+        self._task, self._data = config.named_tasks()[name], config.data
+        self._accumulators: dict[str, Accumulator] = {}
+        self._functions: dict[str, tuple[str, Callable[[Any], dict[str, float]]]] = {}
+        key, metrics = metrics_of(name, config)
+        for metric in metrics:
+            if found := built_in(metric):
+                self._add_built_in(metric, *found, config, device)
+            else:
+                own = self._accumulators[metric] = own_metric(key, metric)(device)
+                self._functions[result_name(metric)] = metric, own.compute
+
+    def _add_built_in(
+        self, metric: str, entry: BuiltIn, numbers: tuple[float, ...], config: Config, device: torch.device
+    ) -> None:
+        source = entry.accumulator
+        if source not in self._accumulators:
+            kind, options = (
+                find_by_name("evaluate.metrics", source, {}),
+                [config.evaluate.group_sample] if entry.grouped else [],
+            )
+            self._accumulators[source] = kind(device, *options)
+        function = find_by_name("evaluate.metrics", entry.function, {})
+        self._functions[metric] = source, lambda total: function(total, *numbers)
+
+    def update(self, outputs: Outputs) -> None:
+        """Adds samples."""
+        if self._accumulators:
+            samples = _samples(outputs, self._task, self._data.labels, self._data.groups)
+            for accumulator in self._accumulators.values():
+                accumulator.add(samples)
+
+    def compute(self, context: DistributedContext) -> dict[str, float]:
+        """Returns the metrics over all ranks' samples."""
+        totals = {name: accumulator.total(context) for name, accumulator in self._accumulators.items()}
+        return {
+            f"{metric}{part}": value
+            for metric, (source, function) in self._functions.items()
+            for part, value in function(totals[source]).items()
+        }
+
+
+def _samples(outputs: Outputs, task: TaskConfig, labels: list[str], groups: list[str]) -> Samples:
+    """Returns the samples of a task, weighted as in its loss."""
+    scores = outputs.predictions[str(task.prediction)]
+    weights = outputs.weights.double()
+    if task.where.column is not None:
+        inside = outputs.labels[:, labels.index(task.where.column)] != 0
+        weights = weights * torch.where(inside, 1.0, task.where.outside)
+    return Samples(
+        predictions=_logits(scores.double()) if task.output == "log_probability" else scores.double(),
+        labels=outputs.labels[:, labels.index(str(task.label))].double(),
+        weights=weights,
+        scores=scores,
+        groups=outputs.groups[:, groups.index(task.group)] if task.group is not None else None,
+    )
+
+
+def _logits(log_probabilities: Tensor) -> Tensor:
+    """Returns the logits of probabilities, `p - log(1 - exp(p))`; 0 and minus infinity as the nearest in float32."""
+    p = log_probabilities.clamp(FLOAT32.min, -FLOAT32.tiny)
+    # Each form loses the digits that the other one keeps (Machler, "Accurately computing log(1 - exp(-|a|))", 2012).
+    return p - torch.where(p > -0.6931, torch.log(-torch.expm1(p)), torch.log1p(-torch.exp(p)))

@@ -12,9 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin
 
+import torch
 from docstring_parser import Docstring, parse
 from torchx.schedulers import get_scheduler_factories
 from torchx.specs import AppDef, runopt
+
+from trainer.core.registry import find_by_name
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -276,6 +279,29 @@ def commands() -> str:
     return table(["Command", "What it does"], rows)
 
 
+def metrics() -> str:
+    """Every metric, by name."""
+    from trainer.metrics.registry import METRICS
+
+    directions = {True: "higher", False: "lower", None: ""}
+    rows = [
+        [f"`{name}`", _metric(metric), ", ".join(metric.takes), directions[metric.higher_is_better], _memory(metric)]
+        for name, metric in METRICS.items()
+    ]
+    return table(["Name", "What it is", "Takes", "Better", "Memory of a rank"], rows)
+
+
+def _metric(metric: Any) -> str:
+    return _docs(find_by_name("", metric.function, {})).short_description.removeprefix("Returns ").rstrip(".")
+
+
+def _memory(metric: Any) -> str:
+    if metric.grouped:
+        return "20 bytes a sample"
+    bytes_ = find_by_name("", metric.accumulator, {})(torch.device("cpu")).state.nbytes
+    return f"{bytes_ / 2**20:g} MiB" if bytes_ >= 2**20 else f"{bytes_} bytes"
+
+
 def scheduler_options(scheduler: str) -> str:
     """Every option of a scheduler, as `-cfg KEY=VALUE` takes them."""
     options = get_scheduler_factories()[scheduler]("docs").run_opts()
@@ -324,6 +350,7 @@ PARTS: dict[str, Callable[..., str]] = {
         component_list,
         sources,
         commands,
+        metrics,
         scheduler_options,
         resources,
     )

@@ -30,7 +30,7 @@ def tasks():
     return [
         {"names": rest, "settings": {}, "columns": columns},
         {"names": ["gauc", "mrr"], "settings": half, "columns": columns},
-        {"names": [*values, "ndcg@3"], "settings": {"output": "value"}, "columns": columns},
+        {"names": [*values, "ndcg@3", "custom:MedianError"], "settings": {"output": "value"}, "columns": columns},
         {"names": classes, "settings": {"loss": "softmax"}, "columns": columns | scores},
         {"names": ["gauc", "mrr"], "settings": {}, "columns": {name: rows[:1] for name, rows in columns.items()}},
     ]
@@ -55,6 +55,12 @@ def test_every_metric_is_the_same_on_any_number_of_ranks(found, ranks):
     }
 
 
-def test_samples_of_groups_differ_from_all(found):
+def test_a_sample_of_the_groups_is_not_all_of_them(found):
     whole, half, *_ = found[1]
     assert whole["gauc"] != half["gauc"]
+
+
+def test_a_metric_of_ones_own_may_gather(found):
+    columns = {name: np.array(values) for name, values in tasks()[2]["columns"].items()}
+    errors = abs(columns["predictions"] - columns["labels"])[columns["weights"] > 0]
+    assert found[4][2]["median_error"] == np.sort(errors)[(len(errors) - 1) // 2]  # torch's median is the lower one

@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from trainer.config.schedule import Schedule
+from trainer.core.distributed import DistributedContext, gather_to_all
 from trainer.metrics.base import Metric
 from trainer.models.base import ModelInputs
 from trainer.models.dlrm import dlrm
@@ -137,6 +138,26 @@ class BrierScore(Metric):
     def compute(self, state: Tensor) -> dict[str, float]:
         weight, error = state.tolist()
         return {"": error / weight}
+
+
+class MedianError(Metric):
+    """Median absolute error: a state that cannot be summed, but is gathered from all ranks."""
+
+    higher_is_better = False
+    takes = "value"
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.errors = []
+
+    def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
+        self.errors.append((logits - labels).abs()[weights > 0])
+
+    def total(self, context: DistributedContext) -> Tensor:
+        return torch.cat(gather_to_all(torch.cat(self.errors), context))
+
+    def compute(self, state: Tensor) -> dict[str, float]:
+        return {"": state.median().item()}
 
 
 def halved(schedule: Schedule, step: int) -> float:

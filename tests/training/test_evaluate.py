@@ -149,3 +149,10 @@ def test_the_evaluate_command_reads_the_newest_checkpoint(runs):
     assert written["step"] == 12
     for name in ("log_loss", "calibration", "samples"):
         assert written[name] == pytest.approx(trained[name], rel=1e-6)
+
+
+def test_the_evaluate_command_refuses_metrics_in_one_line(runs):
+    done = run_trainer("evaluate", runs / "2/config.toml", "--out", runs / "2", "--tasks.label.metrics", '["ndcg"]')
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: tasks.label.metrics has 'ndcg'; write ndcg@k")
+    assert done.stderr.count("\n") == 1

@@ -6,7 +6,7 @@ import pytest
 from command import run_trainer, write_config
 from jobs import config
 
-from trainer.config.root import READY_MADE, load_config
+from trainer.config.root import READY_MADE, Config, load_config, to_toml
 from trainer.core.errors import InputError
 
 FEATURES = "[data.sparse.s]\nrows = 5\n[data.dense.d]\n"
@@ -51,6 +51,50 @@ def test_a_missing_file_leads_to_the_ready_made_ones():
 @pytest.mark.parametrize("file", sorted(READY_MADE.glob("*.toml")), ids=lambda file: file.stem)
 def test_ready_made_configurations_are_known_by_name(file):
     assert load_config(file.stem) == load_config(str(file))
+
+
+def written(folder, **files):
+    """Writes configurations with the names of one another; returns their paths."""
+    paths = {name: str(folder / f"{name}.toml") for name in files}
+    for name, text in files.items():
+        (folder / f"{name}.toml").write_text(text.format(**paths))
+    return paths
+
+
+def test_a_base_is_joined_with_what_is_said_over_it(tmp_path):
+    paths = written(
+        tmp_path,
+        first="[data.sparse.s]\nrows = 5\n[model]\ndense_layers = [3]\n[optimizer.dense]\nname = 'adam'\nbeta1 = 0.5\n",
+        second="base = '{first}'\n[data.sparse.s]\nids = 'hash'\n[data.sparse.t]\nrows = 7\n[train]\nsteps = 3\n",
+        third="base = '{second}'\n[model]\nname = 'deepfm'\n[optimizer.dense]\nlearning_rate = 1.0\n[train]\nsteps = 4",
+    )
+    whole = load_config(paths["third"])
+    assert whole == Config.model_validate(
+        {
+            "data": {"sparse": {"s": {"rows": 5, "ids": "hash"}, "t": {"rows": 7}}},
+            "model": {"name": "deepfm"},  # whose keys are others: it takes none of the base's
+            "optimizer": {"dense": {"name": "adam", "beta1": 0.5, "learning_rate": 1.0}},
+            "train": {"steps": 4},
+        }
+    )
+    (tmp_path / "run.toml").write_text(to_toml(whole))
+    assert load_config(str(tmp_path / "run.toml")) == whole
+
+
+@pytest.mark.parametrize(
+    ("first", "says"),
+    [
+        ("base = 5", "first.toml': base is 5; it must name another configuration"),
+        ("base = '{first}'", "first.toml'; it must name another configuration"),
+        ("base = '{second}'", "second.toml': base is '"),
+        ("base = 'nowhere'", "configuration 'nowhere': no such file; ready-made ones: "),
+        ("base = 'movielens'\n[trian]", "first.toml': unknown key 'trian'"),
+    ],
+)
+def test_a_wrong_base_is_explained(tmp_path, first, says):
+    paths = written(tmp_path, first=first, second="base = '{first}'")
+    with pytest.raises(InputError, match=re.escape(says)):
+        load_config(paths["first"])
 
 
 @pytest.mark.parametrize(

@@ -107,12 +107,37 @@ def _check_final(config: Config) -> None:
                 raise InputError(f"evaluate.final is 'best', but {key} is not set; set both, or leave it 'last'")
 
 
-def load_tree(name: str) -> Tree:
+def load_tree(name: str, above: tuple[str, ...] = ()) -> Tree:
     """Reads a configuration as TOML holds it: a file on any fsspec URL, or a ready-made one by its name.
+
+    Its `base`, if it has one, is the name of another configuration, whose values it replaces or adds to.
+
+    Args:
+        name: The name.
+        above: The configurations of which this one is the base.
 
     Raises:
         InputError: There is no such file; the message lists the ready-made ones. Or it cannot be read as TOML.
     """
+    tree = _read_toml(name)
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str) or base in (name, *above):
+        raise InputError(f"configuration '{name}': base is {base!r}; it must name another configuration")
+    return _joined(load_tree(base, (name, *above)), tree)
+
+
+def _joined(base: Tree, tree: Tree) -> Tree:
+    """Returns a tree over its base: tables are joined, but for those of another `name`, which other keys go with."""
+    name = tree.get("name")
+    if isinstance(name, str) and name != base.get("name"):
+        return tree
+    tables = {key: value for key, value in tree.items() if isinstance(value, dict) and isinstance(base.get(key), dict)}
+    return base | tree | {key: _joined(base[key], value) for key, value in tables.items()}
+
+
+def _read_toml(name: str) -> Tree:
     ready_made = {path.stem: path for path in READY_MADE.glob("*.toml")}
     try:
         return tomllib.loads(read_text(str(ready_made.get(name.removesuffix(".toml"), name))))

@@ -33,6 +33,7 @@ def load(tmp_path, text):
             "[optimizer]\nsparse = 'adam'",
             "optimizer.sparse is 'adam': it must be a section of keys, [optimizer.sparse]",
         ),
+        ("[model.experts]\nlayers = []", "model.experts.layers is []: list should have at least 1 item"),
         ("[planner.tables.s]\nsharding = []", "'planner.tables.s.sharding'; did you mean 'sharding_types'?"),
     ],
 )

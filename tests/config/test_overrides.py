@@ -15,6 +15,8 @@ FILE = """
 rows = 5
 [data.sparse."user_id.hashed"]
 rows = 7
+[model]
+name = "own:model"
 [model.arguments]
 depth = 3
 names = ["a"]

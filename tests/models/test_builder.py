@@ -40,10 +40,9 @@ def still(data):
 
 
 def of_model(data, name):
-    model = {"name": name, "embedding_dim": 8, "cross_rank": 4, "arguments": {"depth": 3}}
-    if name.startswith("dlrm"):
-        model |= {"dense_layers": [16], "over_layers": [16]}
-    return config(data / "plain", model=model, train__steps=30)
+    keys = {"arguments": {"depth": 3}} if ":" in name else {"dense_layers": [16], "over_layers": [16]}
+    keys |= {"cross_rank": 4} if name == "dlrm_dcn" else {}
+    return config(data / "plain", model={"name": name, "embedding_dim": 8, **keys}, train__steps=30)
 
 
 @pytest.fixture(scope="module")

@@ -271,6 +271,57 @@ CASES = [
         {"report__profile": {"memory": True}},
     ),
     Case(
+        "key of another model",
+        ["model.experts.levels is 3", "model.name 'mmoe' does not use", "use ple"],
+        {"model": {"name": "mmoe", "experts": {"levels": 3}}},
+    ),
+    Case(
+        "arguments without an own model",
+        ["model.arguments.depth is 3", "model.name 'dlrm' does not use", "package.module:function"],
+        {"model__arguments": {"depth": 3}},
+    ),
+    Case(
+        "tables of unequal columns",
+        ["data.sparse.s1.dimension is 8", "model.name 'deepfm'", "model.embedding_dim = 64"],
+        {"model": {"name": "deepfm"}, "data__sparse__s1__dimension": 8},
+    ),
+    Case(
+        "labels that esmm does not predict",
+        ["model.name is 'esmm'", "predicts ctr, ctcvr, cvr, but not 'label'", "[tasks]"],
+        {"model": {"name": "esmm"}},
+    ),
+    Case(
+        "esmm without conversions",
+        ["model.name is 'esmm'", "'ctcvr'; add [tasks.ctcvr]"],
+        {"model": {"name": "esmm"}, "tasks": {"ctr": {"label": "label", "output": "log_probability"}}},
+    ),
+    Case(
+        "logits of esmm",
+        ["tasks.ctcvr.output is 'logit'", "model.name 'esmm' predicts a 'log_probability'"],
+        {
+            "model": {"name": "esmm"},
+            "tasks": {
+                "ctr": {"label": "label", "output": "log_probability"},
+                "ctcvr": {"label": "label"},
+            },
+        },
+    ),
+    Case(
+        "vectors of a model without",
+        ["tasks.label.output is 'vectors'", "model.name 'dlrm' predicts a 'logit' or a 'value'"],
+        {"tasks": {"label": {"output": "vectors"}}},
+    ),
+    Case(
+        "dependency on no task",
+        ["model.dependencies.label names 'clik', which no task is for; known: label"],
+        {"model": {"name": "dbmtl", "dependencies": {"label": ["clik"]}}},
+    ),
+    Case(
+        "dependency on itself",
+        ["model.dependencies lead in a circle: label <- label; leave one of them out"],
+        {"model": {"name": "dbmtl", "dependencies": {"label": ["label"]}}},
+    ),
+    Case(
         "unwritable run directory",
         ["--out is", "good/part-00.parquet/out", "Not a directory", "name a path without a file"],
         out="{folder}/good/part-00.parquet/out",

@@ -1,30 +1,68 @@
 """Configuration of the model and its loss."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import pydantic
 
-from trainer.config.section import Section
+from trainer.config.experts import ExpertsConfig
+from trainer.config.section import Section, flat
+from trainer.core.errors import InputError
+
+# The names of MODELS in trainer/models, which cannot be imported without torch, each with those keys that not all of
+# them use.
+USED_BY = {
+    "dlrm": ("dense_layers", "over_layers"),
+    "dlrm_dcn": ("dense_layers", "over_layers", "cross_layers", "cross_rank"),
+    "deepfm": ("over_layers",),
+    "wide_deep": ("over_layers",),
+    "mmoe": ("experts.shared", "experts.layers", "tower_layers"),
+    "ple": ("experts.shared", "experts.per_task", "experts.levels", "experts.layers", "tower_layers"),
+    "esmm": ("tower_layers",),
+    "dbmtl": ("over_layers", "tower_layers", "relation_layers", "dependencies"),
+}
+CHOSEN = {key for keys in USED_BY.values() for key in keys} | {"arguments"}
 
 
 class ModelConfig(Section):
     """The model and its loss."""
 
     name: str = "dlrm"
-    """dlrm, dlrm_dcn, or package.module:function for a model of your own (see docs/configuration.md)."""
+    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl (see docs/models.md), or package.module:function for a
+    model of your own (see docs/configuration.md)."""
     loss: str = "binary"
     """binary (cross-entropy), or package.module:function for a loss of your own (see docs/configuration.md)."""
     embedding_dim: pydantic.PositiveInt = 64
-    """Columns of every table that does not set its own; dlrm and dlrm_dcn need them all equal."""
+    """Columns of every table that does not set its own; dlrm, dlrm_dcn and deepfm need them all equal."""
     table_precision: Literal["fp32", "fp16"] = "fp32"
     """Precision of the tables' weights; fp16 halves their memory. Their optimizer's state stays float32."""
     dense_layers: list[pydantic.PositiveInt] = [512, 256]
-    """Hidden layers over the dense features; one of embedding_dim follows."""
+    """Hidden layers of dlrm and dlrm_dcn over the dense features; one of embedding_dim follows."""
     over_layers: list[pydantic.PositiveInt] = [512, 512, 256]
-    """Hidden layers over the interactions; one with an output per label follows."""
+    """Hidden layers over all features or, of dlrm and dlrm_dcn, over their interactions; one with an output per label
+    follows. Of dbmtl, the layers that all tasks share."""
     cross_layers: pydantic.PositiveInt = 3
     """Cross layers of dlrm_dcn."""
     cross_rank: pydantic.PositiveInt = 512
     """Rank of the low-rank cross layers of dlrm_dcn."""
+    tower_layers: list[pydantic.PositiveInt] = [64]
+    """Hidden layers of each task's tower in mmoe, ple, esmm and dbmtl."""
+    experts: ExpertsConfig = ExpertsConfig()
+    dependencies: dict[str, list[str]] = {}
+    """The predictions of dbmtl that a prediction depends on, as in `buy = ["click"]`."""
+    relation_layers: list[pydantic.PositiveInt] = [32]
+    """Hidden layers of dbmtl over a task's tower and the tasks that it depends on."""
     arguments: dict[str, Any] = {}
     """Values for a model of your own."""
+
+    @pydantic.model_validator(mode="after")
+    def _keys_are_used(self) -> Self:
+        given = flat(self.model_dump(exclude_defaults=True))
+        for path, value in given.items():
+            key = next((key for key in (".".join(path), path[0]) if key in CHOSEN), None)
+            if key and self.name in USED_BY and key not in USED_BY[self.name]:
+                users = ", ".join(name for name, keys in USED_BY.items() if key in keys) or "package.module:function"
+                raise InputError(
+                    f"model.{'.'.join(path)} is {value!r}, which model.name '{self.name}' does not use; leave it out, "
+                    f"or use {users}"
+                )
+        return self

@@ -13,6 +13,7 @@ from trainer.config.dense_optim import DenseOptimizerConfig, DensePart
 from trainer.config.model import ModelConfig
 from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import CommsConfig, PlannerConfig, TablePlan
+from trainer.config.predictions import check_predictions
 from trainer.config.report import ReportConfig
 from trainer.config.section import Section, Tree, validate
 from trainer.config.table_optim import TableOptimizerConfig
@@ -59,6 +60,11 @@ class Config(Section):
                 known = getattr(self.data, kind)
                 if column is not None and column not in known:
                     raise InputError(f"{key} is '{column}', which data.{kind} does not name; it has: {known}")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _predictions(self) -> Self:
+        check_predictions(self.model, self.named_tasks())
         return self
 
     def named_tasks(self) -> dict[str, TaskConfig]:

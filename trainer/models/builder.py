@@ -10,11 +10,24 @@ from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.core.registry import find_by_name
 from trainer.models.base import ModelBuilder, ModelInputs
+from trainer.models.dbmtl import dbmtl
+from trainer.models.deepfm import deepfm, wide_deep
 from trainer.models.dlrm import dlrm, dlrm_dcn
 from trainer.models.embeddings import table_configs
+from trainer.models.esmm import esmm
+from trainer.models.experts import mmoe, ple
 from trainer.models.tasks import ModelWithLoss, TaskLosses
 
-MODELS: dict[str, ModelBuilder] = {"dlrm": dlrm, "dlrm_dcn": dlrm_dcn}
+MODELS: dict[str, ModelBuilder] = {
+    "dlrm": dlrm,
+    "dlrm_dcn": dlrm_dcn,
+    "deepfm": deepfm,
+    "wide_deep": wide_deep,
+    "mmoe": mmoe,
+    "ple": ple,
+    "esmm": esmm,
+    "dbmtl": dbmtl,
+}
 
 
 def build_model(data: DataConfig, model: ModelConfig, predictions: list[str], device: torch.device) -> nn.Module:

@@ -7,6 +7,7 @@ from torchrec.models.dlrm import DLRM, DLRM_DCN
 
 from trainer.core.errors import InputError
 from trainer.models.base import ModelInputs
+from trainer.models.pooled import equal_dimension
 
 
 def dlrm(inputs: ModelInputs) -> nn.Module:
@@ -26,17 +27,11 @@ def _build(model: Callable[..., nn.Module], inputs: ModelInputs, **options: int)
         raise InputError(f"model.name is '{config.name}', which needs dense features; name one in data.dense")
     if not config.over_layers:
         raise InputError("model.over_layers is empty; name at least one hidden layer")
-    # The interaction multiplies embeddings of all tables with one another.
-    for table in inputs.tables.embedding_bag_configs():
-        if table.embedding_dim != config.embedding_dim:
-            raise InputError(
-                f"data.sparse.{table.feature_names[0]}.dimension is {table.embedding_dim}, but model.name "
-                f"'{config.name}' needs every table to have model.embedding_dim = {config.embedding_dim}"
-            )
+    dimension = equal_dimension(inputs)  # the interaction multiplies embeddings of all tables with one another
     return model(
         inputs.tables,
         inputs.dense_features,
-        [*config.dense_layers, config.embedding_dim],
+        [*config.dense_layers, dimension],
         [*config.over_layers, inputs.labels],
         dense_device=inputs.device,
         **options,

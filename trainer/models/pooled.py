@@ -1,0 +1,63 @@
+"""Models over one vector for each sample: its dense features and the pooled embeddings of its sparse ones."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torchrec.modules.mlp import MLP
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from trainer.core.errors import InputError
+from trainer.models.base import ModelInputs, Predictions
+from trainer.models.embeddings import name_in_model
+
+
+class PooledModel(nn.Module):
+    """Tables and a network over the vector of each sample: its dense features, then a pooled embedding per feature.
+
+    Args:
+        inputs: The inputs of the model's builder.
+        network: Returns predictions for vectors `[B, W]`. As a module without tables it is not traced, and may branch.
+    """
+
+    def __init__(self, inputs: ModelInputs, network: nn.Module) -> None:
+        super().__init__()
+        self.tables, self.network = inputs.tables, network
+        self._features = inputs.sparse_features
+
+    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor | Predictions:
+        """Returns the network's predictions for dense features `[B, D]` and sparse features."""
+        pooled = self.tables(sparse)  # whose `values()` are in the order of the plan
+        return self.network(torch.cat([dense, *(pooled[feature] for feature in self._features)], dim=1))
+
+
+def vector_width(inputs: ModelInputs) -> int:
+    """Returns the width of the vector of a sample, `W`."""
+    tables = inputs.tables.embedding_bag_configs()
+    return inputs.dense_features + sum(table.embedding_dim * len(table.feature_names) for table in tables)
+
+
+def equal_dimension(inputs: ModelInputs) -> int:
+    """Returns the columns of all tables, for models that multiply embeddings with one another.
+
+    Raises:
+        InputError: A table has others.
+    """
+    config = inputs.config
+    for table in inputs.tables.embedding_bag_configs():
+        if table.embedding_dim != config.embedding_dim:
+            raise InputError(
+                f"data.sparse.{table.feature_names[0]}.dimension is {table.embedding_dim}, but model.name "
+                f"'{config.name}' needs every table to have model.embedding_dim = {config.embedding_dim}"
+            )
+    return config.embedding_dim
+
+
+def by_prediction(inputs: ModelInputs, make: Callable[[], nn.Module]) -> nn.ModuleDict:
+    """Returns a module for each prediction, in order."""
+    return nn.ModuleDict({name_in_model(prediction): make() for prediction in inputs.predictions})
+
+
+def tower(width: int, layers: list[int], outputs: int, device: torch.device) -> nn.Module:
+    """Returns hidden layers with ReLU, then a linear layer: `[B, width]` to `[B, outputs]`."""
+    return MLP(width, [*layers, outputs], activation_on_last=False, device=device)

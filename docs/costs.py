@@ -4,18 +4,16 @@ The numbers are those of one machine, so unlike the parts that `docs.generate` w
 """
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from docs.generate import ROOT, table
+from docs.generate import ROOT, table, write_measured
 from trainer.tools.bench.features import FEATURES
 
 PAGE = ROOT / "docs" / "training.md"
-PART = re.compile(r"(<!-- measured: costs -->\n).*?(<!-- end -->)", re.DOTALL)
 # Small: a few minutes for the whole table on two cores.
 SETTINGS = {"--rows": 20_000, "--global-batch-size": 512, "--steps": 10, "--repeats": 5}
 
@@ -26,7 +24,7 @@ def main() -> None:
         command = [sys.executable, "-m", "trainer", "bench", "features", "--out", folder]
         subprocess.run([*command, *(word for flag in SETTINGS.items() for word in map(str, flag))], check=True)
         measured = json.loads(Path(folder, "bench-features.json").read_text())
-    PAGE.write_text(PART.sub(lambda found: f"{found[1]}\n{render(measured)}\n\n{found[2]}", PAGE.read_text()))
+    write_measured(PAGE, "costs", render(measured))
 
 
 def render(measured: dict[str, Any]) -> str:

@@ -54,6 +54,12 @@ def render(page: str) -> str:
     return PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]](*found[3].split())}\n\n{found[4]}", page)
 
 
+def write_measured(page: Path, name: str, text: str) -> None:
+    """Rewrites a part of a page that was measured, between `<!-- measured: NAME -->` and `<!-- end -->`."""
+    part = re.compile(rf"(<!-- measured: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    page.write_text(part.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page.read_text()))
+
+
 def table(headers: list[str], rows: list[list[str]]) -> str:
     """Returns a Markdown table."""
     lines = [headers, ["---"] * len(headers), *([cell.replace("|", "\\|") for cell in row] for row in rows)]

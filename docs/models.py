@@ -1,0 +1,127 @@
+"""Trains every built-in model on MovieLens and writes the table of docs/models.md: `python -m docs.models`.
+
+The data set must be in data/movielens. The numbers are those of one machine, so unlike the parts that `docs.generate`
+writes they follow no change of the code.
+"""
+
+import json
+import os
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from docs.baselines import LogisticRegression, auc, popularity, read_samples
+from docs.generate import ROOT, table, write_measured
+from trainer.commands import read_command
+from trainer.config.root import load_config
+
+PAGE = ROOT / "docs" / "models.md"
+SEEDS = (0, 1, 2)
+MODELS = {
+    "dlrm": ["movielens"],
+    "dlrm_dcn": ["movielens", "--model.name", "dlrm_dcn", "--model.cross-rank", "16"],
+    "wide_deep": ["movielens_wide_deep"],
+    "deepfm": ["movielens_deepfm"],
+    "mmoe": ["movielens_mmoe"],
+    "ple": ["movielens_ple"],
+    "esmm": ["movielens_esmm"],
+    "dbmtl": ["movielens_dbmtl"],
+}
+LABELS = {"label": "liked", "loved": "loved"}
+
+
+@dataclass
+class Result:
+    """What was measured of one model.
+
+    Attributes:
+        aucs: AUC on the test split with each seed, by label; none of a label that it does not predict.
+        seconds: Time of each training.
+    """
+
+    aucs: dict[str, list[float]] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+
+
+def main() -> None:
+    """Measures all models and rewrites the table."""
+    results = baselines()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, words in MODELS.items():
+            results[f"`{name}`"] = train(words, Path(folder, name))
+    write_measured(PAGE, "models", render(results))
+
+
+def train(words: list[str], out: Path) -> Result:
+    """Trains a model with every seed and returns its result.
+
+    Args:
+        words: The configuration, and flags.
+        out: Where the run directories go.
+    """
+    tasks, result = load_config(words[0]).named_tasks(), Result()
+    for seed in SEEDS:
+        command = read_command(["train", *words, "--out", f"{out}-{seed}", "--train.seed", str(seed)])
+        start = time.monotonic()
+        command()
+        result.seconds.append(time.monotonic() - start)
+        test = json.loads(Path(f"{out}-{seed}", "evaluations.jsonl").read_text().splitlines()[-1])
+        for name, task in tasks.items():
+            found = test[f"auc/{name}" if len(tasks) > 1 else "auc"]
+            result.aucs.setdefault(str(task.label), []).append(found)
+    return result
+
+
+def baselines() -> dict[str, Result]:
+    """Returns the results of the baselines, which have no seed."""
+    data, results = load_config("movielens").data, {"popularity": Result(), "logistic regression": Result()}
+    training, test = (pq.read_table(folder) for folder in (data.train[0], data.test[0]))
+    samples, test_samples = read_samples(training, data), read_samples(test, data)
+    for label in LABELS:
+        known, true = (_column(one, label) for one in (training, test))
+        start = time.monotonic()
+        scores = popularity(_column(training, "item_id"), known, _column(test, "item_id"))
+        _add(results["popularity"], label, auc(scores, true), start)
+        start = time.monotonic()
+        model = LogisticRegression(len(data.dense), sum(feature.rows for feature in data.sparse.values()))
+        scores = model.fit(samples, torch.from_numpy(known).double())(test_samples).detach().numpy()
+        _add(results["logistic regression"], label, auc(scores, true), start)
+    return results
+
+
+def _column(table: pa.Table, name: str) -> np.ndarray:
+    return table[name].to_numpy()
+
+
+def _add(result: Result, label: str, found: float, start: float) -> None:
+    result.aucs[label] = [found]
+    result.seconds.append(time.monotonic() - start)
+
+
+def render(results: dict[str, Result]) -> str:
+    """Returns the table of results, and what they were measured on."""
+    rows = []
+    for name, result in results.items():
+        seconds = f"{np.median(result.seconds):.1f}"
+        rows.append([name, *(_spread(result.aucs.get(label, [])) for label in LABELS), seconds])
+    headers = ["Model", *(f"Test AUC of {words}" for words in LABELS.values()), "Seconds"]
+    return (
+        f"{table(headers, rows)}\n\nThe mean over {len(SEEDS)} seeds, lowest and highest beside it, and the time of a "
+        f"training with its evaluations, on one rank of {os.cpu_count()} cores."
+    )
+
+
+def _spread(values: list[float]) -> str:
+    if len(values) < 2:
+        return "".join(f"{value:.4f}" for value in values)
+    return f"{np.mean(values):.4f} ({min(values):.4f} to {max(values):.4f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -70,7 +70,8 @@ def test_what_evaluations_compute_is_allowed(names, best, labels):
 def of_task(metrics, evaluate=None, **task):
     data = {"labels": ["click", "seconds"], "numeric_labels": ["seconds"], "groups": ["user"]}
     task = {"label": "click", "metrics": metrics, **task}
-    return Config.model_validate({"data": data, "tasks": {"ranking": task}, "evaluate": evaluate or {}})
+    tree = {"data": data, "model": {"name": "own:model"}, "tasks": {"ranking": task}, "evaluate": evaluate or {}}
+    return Config.model_validate(tree)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ def metrics_of_task(names: list[str] | None, evaluate: dict[str, Any] | None = N
     """Returns the metrics of one task, whose label is `label` and whose groups are `user`."""
     task = {"group": "user", **task} | ({} if names is None else {"metrics": names})
     data = {"labels": ["label"], "groups": ["user"]}
-    return Metrics(Config.model_validate({"data": data, "tasks": {"label": task}, "evaluate": evaluate or {}}), CPU)
+    tree = {"data": data, "model": {"name": "own:model"}, "tasks": {"label": task}, "evaluate": evaluate or {}}
+    return Metrics(Config.model_validate(tree), CPU)
 
 
 def add(metrics: Metrics, columns: Columns, parts: int = 7) -> Metrics:

@@ -9,9 +9,9 @@ from trainer.config.section import Section, flat
 from trainer.core.errors import InputError
 
 # The names of MODELS in trainer/models, which cannot be imported without torch, each with those keys that not all of
-# them use.
+# them use. Those of dlrm_dcn do not bother dlrm, as one configuration has been for both.
 USED_BY = {
-    "dlrm": ("dense_layers", "over_layers"),
+    "dlrm": ("dense_layers", "over_layers", "cross_layers", "cross_rank"),
     "dlrm_dcn": ("dense_layers", "over_layers", "cross_layers", "cross_rank"),
     "deepfm": ("over_layers",),
     "wide_deep": ("over_layers",),

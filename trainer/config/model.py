@@ -30,7 +30,7 @@ class ModelConfig(Section):
     """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl (see docs/models.md), or package.module:function for a
     model of your own (see docs/configuration.md)."""
     loss: str = "binary"
-    """binary (cross-entropy), or package.module:function for a loss of your own (see docs/configuration.md)."""
+    """Without [tasks], the loss of every label (see docs/models.md), or package.module:function over all of them."""
     embedding_dim: pydantic.PositiveInt = 64
     """Columns of every table that does not set its own; dlrm, dlrm_dcn and deepfm need them all equal."""
     table_precision: Literal["fp32", "fp16"] = "fp32"

@@ -17,7 +17,7 @@ from trainer.config.predictions import check_predictions
 from trainer.config.report import ReportConfig
 from trainer.config.section import Section, Tree, validate
 from trainer.config.table_optim import TableOptimizerConfig
-from trainer.config.tasks import TaskConfig
+from trainer.config.tasks import TaskConfig, check_task
 from trainer.config.train import EvaluateConfig, FinetuneConfig, TrainConfig
 from trainer.core.errors import InputError, StorageError, StorageNotFoundError
 from trainer.core.storage import read_text
@@ -53,27 +53,22 @@ class Config(Section):
         if self.tasks and self.model.loss != "binary":
             raise InputError(f"model.loss is '{self.model.loss}', but [tasks] set losses of their own; leave it out")
         for name, task in self.named_tasks().items():
-            columns = {f"tasks.{name}.label": task.label, f"tasks.{name}.group": task.group}
-            columns[f"tasks.{name}.where.column"] = task.where.column
-            for key, column in columns.items():
-                kind = "groups" if key.endswith("group") else "labels"
-                known = getattr(self.data, kind)
-                if column is not None and column not in known:
-                    raise InputError(f"{key} is '{column}', which data.{kind} does not name; it has: {known}")
+            check_task(f"tasks.{name}" if self.tasks else "model", task, self.data)
         return self
 
     @pydantic.model_validator(mode="after")
     def _predictions(self) -> Self:
         check_predictions(self.model, self.named_tasks())
         return self
+    @property
+    def has_own_loss_of_all_labels(self) -> bool:
+        """Whether model.loss is a user's own, over all labels at once."""
+        return not self.tasks and ":" in self.model.loss
 
     def named_tasks(self) -> dict[str, TaskConfig]:
-        """Returns the tasks, label and prediction set: those of the configuration, or one for each label."""
+        """Returns the tasks, label, prediction and output set: those of the configuration, or one for each label."""
         tasks = self.tasks or {label: TaskConfig(loss=self.model.loss) for label in self.data.labels}
-        return {
-            name: task.model_copy(update={"label": task.label or name, "prediction": task.prediction or name})
-            for name, task in tasks.items()
-        }
+        return {name: task.named(name) for name, task in tasks.items()}
 
 
 def check_training(config: Config) -> None:

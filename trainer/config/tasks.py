@@ -1,13 +1,60 @@
 """Configuration of the tasks: what a model is trained to predict, and how each prediction is judged."""
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self, get_args
 
 import pydantic
 
+from trainer.config.data import DataConfig
 from trainer.config.may_change import MayChange
 from trainer.config.section import Section
+from trainer.core.errors import InputError, nearest
 
 Output = Literal["logit", "log_probability", "value", "vectors"]
+
+
+@dataclass(frozen=True)
+class LossKind:
+    """What a loss asks of its task.
+
+    Attributes:
+        outputs: What its prediction may mean; the first is the default.
+        shape: Dimensions of its prediction after the first, which is `B`: letters, or numbers where they are fixed;
+            None for any.
+        options: The task's keys that only some losses have.
+        numeric: Whether its label may be one of data.numeric_labels.
+        grouped: Whether it needs groups.
+    """
+
+    outputs: tuple[Output, ...]
+    shape: tuple[str | int, ...] | None = ()
+    options: tuple[str, ...] = ()
+    numeric: bool = False
+    grouped: bool = False
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Returns whether it takes predictions whose dimensions after the first are these."""
+        if self.shape is None:
+            return True
+        fixed = [size if isinstance(wanted, str) else wanted for wanted, size in zip(self.shape, shape, strict=False)]
+        return len(shape) == len(self.shape) and fixed == list(shape)
+
+
+# The names of LOSSES and LOSSES_OVER_SAMPLES in trainer/models, which cannot be imported without torch.
+LOSS_KINDS = {
+    "binary": LossKind(("logit", "log_probability"), options=("label_smoothing",)),
+    "focal": LossKind(("logit", "log_probability"), options=("gamma", "alpha")),
+    "softmax": LossKind(("logit",), ("C",), ("label_smoothing",), numeric=True),
+    "squared": LossKind(("value",), numeric=True),
+    "absolute": LossKind(("value",), numeric=True),
+    "huber": LossKind(("value",), options=("delta",), numeric=True),
+    "jrc": LossKind(("logit",), (2,), ("alpha", "across"), grouped=True),
+    "bpr": LossKind(("logit", "value"), (), ("across",), numeric=True, grouped=True),
+    "in_batch_softmax": LossKind(("vectors",), (2, "D"), ("temperature", "across")),
+}
+OWN_LOSS = LossKind(get_args(Output), None, numeric=True)
+OPTIONS = sorted({option for kind in LOSS_KINDS.values() for option in kind.options})
 
 
 class Where(Section):
@@ -20,21 +67,111 @@ class Where(Section):
 
 
 class TaskConfig(Section):
-    """One task, by its name; without any, every label is a binary task with model.loss."""
+    """One task, by its name; without any, every label is a task with model.loss."""
 
     label: str | None = None
     """Column of data.labels to learn. Unset: the task's own name."""
     prediction: str | None = None
     """Name of the model's prediction to judge. Unset: the task's own name."""
     loss: str = "binary"
-    """Its loss; package.module:function for one of your own (see docs/models.md)."""
-    output: Output = "logit"
-    """Meaning of its prediction: a logit, the logarithm of a probability, a value, or a pair of vectors."""
+    """Its loss (see docs/models.md); package.module:function for one of your own."""
+    output: Output | None = None
+    """Meaning of its prediction: logit, log_probability, value, or a pair of vectors. Unset: what the loss takes."""
+    label_smoothing: float = pydantic.Field(default=0.0, ge=0, lt=1)
+    """Part of every label that binary and softmax spread evenly over the classes."""
+    gamma: pydantic.NonNegativeFloat = 2.0
+    """Exponent by which focal lowers the weight of samples that are predicted well."""
+    alpha: float = pydantic.Field(default=0.5, ge=0, le=1)
+    """Of focal, the weight of positives, that of negatives being 1 - alpha; of jrc, the weight of calibration."""
+    delta: pydantic.PositiveFloat = 1.0
+    """Error up to which huber is quadratic."""
+    temperature: pydantic.PositiveFloat = 1.0
+    """Divides the inner products of in_batch_softmax."""
+    across: Literal["lane", "batch"] = "lane"
+    """Samples that jrc, bpr and in_batch_softmax compare: those of a lane in a step, or the whole global batch."""
     weight: pydantic.NonNegativeFloat = 1.0
     """Factor of its loss in the sum over the tasks."""
     where: Where = Where()
     """The samples that it is trained on."""
     group: str | None = None
-    """Column of data.groups, for losses and metrics within groups of samples."""
+    """Column of data.groups, for losses and metrics within groups of samples; of in_batch_softmax, the item's id."""
     metrics: Annotated[list[str] | None, MayChange] = None
     """Its metrics. Unset: evaluate.metrics."""
+
+    @property
+    def kind(self) -> LossKind:
+        """What its loss asks of it."""
+        return LOSS_KINDS.get(self.loss, OWN_LOSS)
+
+    @property
+    def compares_samples(self) -> bool:
+        """Whether its loss of a sample depends on other samples."""
+        return "across" in self.kind.options
+
+    def named(self, name: str) -> Self:
+        """Returns the task with label, prediction and output set.
+
+        Args:
+            name: Its name.
+        """
+        unset = {"label": name, "prediction": name, "output": self.kind.outputs[0]}
+        return self.model_copy(update={key: getattr(self, key) or value for key, value in unset.items()})
+
+
+def check_task(key: str, task: TaskConfig, data: DataConfig) -> None:
+    """Refuses a task whose loss is unknown, or does not suit its other keys.
+
+    Args:
+        key: The section's key, for messages.
+        task: The task, with label and output set.
+        data: The data.
+
+    Raises:
+        InputError: The message names the key.
+    """
+    if task.loss not in LOSS_KINDS and ":" not in task.loss:
+        raise InputError(
+            f"{key}.loss is '{task.loss}'{nearest(task.loss, LOSS_KINDS)}, or package.module:name for your own"
+        )
+    _check_columns(key, task, data)
+    _check_options(key, task)
+    if task.output not in task.kind.outputs:
+        raise InputError(
+            f"{key}.output is '{task.output}', but the loss '{task.loss}' takes a {' or '.join(task.kind.outputs)}; "
+            "leave it out or use another loss"
+        )
+    if task.label in data.numeric_labels and not task.kind.numeric:
+        takers = ", ".join(name for name, kind in LOSS_KINDS.items() if kind.numeric)
+        raise InputError(
+            f"{key}.loss is '{task.loss}', but its label '{task.label}' is in data.numeric_labels, and the loss takes "
+            f"labels in [0, 1]; use one of {takers}"
+        )
+    if task.kind.grouped and task.group is None:
+        raise InputError(
+            f"{key}.loss is '{task.loss}', which compares the samples of a group, but no group is set; name a column "
+            "of data.groups in the task's group"
+        )
+
+
+def _check_columns(key: str, task: TaskConfig, data: DataConfig) -> None:
+    named = [
+        ("label", task.label, "labels"),
+        ("where.column", task.where.column, "labels"),
+        ("group", task.group, "groups"),
+    ]
+    for field, column, kind in named:
+        known = getattr(data, kind)
+        if column is not None and column not in known:
+            raise InputError(f"{key}.{field} is '{column}', which data.{kind} does not name; it has: {known}")
+    if task.where.outside and task.where.column is None:
+        raise InputError(f"{key}.where.outside is {task.where.outside:g}, but {key}.where.column is unset; set both")
+
+
+def _check_options(key: str, task: TaskConfig) -> None:
+    given = task.model_dump(exclude_defaults=True, include={*OPTIONS})
+    for option in sorted(given.keys() - {*task.kind.options}):
+        having = ", ".join(name for name, kind in LOSS_KINDS.items() if option in kind.options)
+        raise InputError(
+            f"{key}.{option} is {given[option]!r}, which the loss '{task.loss}' does not have; leave it out, or use "
+            f"one of {having}"
+        )

@@ -45,13 +45,20 @@ def build_model(data: DataConfig, model: ModelConfig, predictions: list[str], de
     return builder(ModelInputs(tables, len(data.dense), list(data.sparse), predictions, device, model))
 
 
-def build_model_with_loss(config: Config, device: torch.device, autocast: torch.dtype | None) -> ModelWithLoss:
-    """Builds the model and its loss; `autocast` is the precision that the model computes in, None for float32.
+def build_model_with_loss(
+    config: Config, device: torch.device, autocast: torch.dtype | None, samples_per_lane: int = 0
+) -> ModelWithLoss:
+    """Builds the model and its loss.
+
+    Args:
+        config: The configuration.
+        device: Device of the dense parameters.
+        autocast: Precision that the model computes in, None for float32.
+        samples_per_lane: Samples of a lane in a step, which only training needs.
 
     Raises:
-        InputError: The model or the loss is unknown, or the model cannot be built from these features.
+        InputError: The model or a loss is unknown, or the model cannot be built from these features.
     """
-    tasks = config.named_tasks()
-    predictions = list(dict.fromkeys(str(task.prediction) for task in tasks.values()))
+    predictions = list(dict.fromkeys(str(task.prediction) for task in config.named_tasks().values()))
     model = build_model(config.data, config.model, predictions, device)
-    return ModelWithLoss(model, TaskLosses(tasks, config.data.labels), device.type, autocast)
+    return ModelWithLoss(model, TaskLosses(config, samples_per_lane), device.type, autocast)

@@ -1,13 +1,103 @@
 """The tasks of a model: its predictions, their losses, and the one loss that training minimizes."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
+from trainer.config.data import DataConfig
+from trainer.config.root import Config
 from trainer.config.tasks import TaskConfig
+from trainer.core.errors import InputError
 from trainer.core.registry import find_by_name
 from trainer.data.batch import Batch
 from trainer.models.base import Outputs, Predictions
-from trainer.models.losses import LOSSES
+from trainer.models.losses import LOSSES, to_logit
+from trainer.models.losses_over_samples import LOSSES_OVER_SAMPLES, LossOverSamples
+
+
+class TaskLoss:
+    """The loss of one task.
+
+    Args:
+        key: Key of its section, for messages.
+        task: The task, label, prediction and output set.
+        data: The data.
+        samples_per_lane: Samples of a lane in a step.
+
+    Raises:
+        InputError: Its loss cannot be imported.
+    """
+
+    def __init__(self, key: str, task: TaskConfig, data: DataConfig, samples_per_lane: int) -> None:
+        self._key, self._task = key, task
+        self._label = data.labels.index(str(task.label))
+        self._where = data.labels.index(task.where.column) if task.where.column else None
+        self._group = data.groups.index(task.group) if task.group else None
+        loss = find_by_name(f"{key}.loss", task.loss, LOSSES | LOSSES_OVER_SAMPLES)
+        options = {option: getattr(task, option) for option in task.kind.options if option != "across"}
+
+        self._loss = partial(loss, **options)
+        self._over_samples = None
+        if task.compares_samples:
+            self._over_samples = LossOverSamples(self._loss, samples_per_lane if task.across == "lane" else None)
+
+    def __call__(self, predictions: Predictions, batch: Batch) -> Tensor:
+        """Returns the loss of each sample, `[B]`, times the task's weights."""
+        prediction, label, factor = self._prediction(predictions), batch.labels[:, self._label], self._factor(batch)
+        if self._over_samples:
+            group = None if self._group is None else batch.groups[:, self._group]
+            each = self._over_samples(prediction, label, group, batch.weights * factor > 0)
+        else:
+            each = self._loss(prediction, label)
+        if each.shape != label.shape:
+            raise InputError(f"{self._key}.loss gives {list(each.shape)}; it must give [B], here {list(label.shape)}")
+        return each * (factor * self._task.weight)
+
+    def _prediction(self, predictions: Predictions) -> Tensor:
+        task, name = self._task, str(self._task.prediction)
+        if name not in predictions:
+            raise InputError(
+                f"{self._key}.prediction is '{name}', which the model does not give; it gives {', '.join(predictions)}"
+            )
+        kind, shape = task.kind, predictions[name].shape[1:]
+        if not kind.takes(shape):
+            raise InputError(
+                f"{self._key}.loss is '{task.loss}', which takes predictions {_shown(kind.shape)}, but the model gives "
+                f"{_shown(shape)} for '{name}'; use another loss or change the model"
+            )
+        is_log = task.output == "log_probability" and task.loss in LOSSES
+        return to_logit(predictions[name]) if is_log else predictions[name]
+
+    def _factor(self, batch: Batch) -> Tensor | float:
+        """Returns what the weights of the samples are multiplied by, in the task's subspace and outside."""
+        if self._where is None:
+            return 1.0
+        return torch.ones_like(batch.weights).where(batch.labels[:, self._where] != 0, self._task.where.outside)
+
+
+def _shown(shape: Sequence[str | int] | None) -> str:
+    return f"[{', '.join(map(str, ('B', *(shape or ()))))}]"
+
+
+class LossOfAllLabels:
+    """A user's own loss over all labels at once, that of a configuration without tasks.
+
+    Args:
+        config: The configuration.
+
+    Raises:
+        InputError: It cannot be imported.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._names = config.data.labels
+        self._loss: Callable[[Tensor, Tensor], Tensor] = find_by_name("model.loss", config.model.loss, {})
+
+    def __call__(self, predictions: Predictions, batch: Batch) -> Tensor:
+        """Returns the loss of each sample, `[B]`."""
+        return self._loss(torch.stack([predictions[name] for name in self._names], dim=1), batch.labels)
 
 
 class TaskLosses(nn.Module):
@@ -17,28 +107,37 @@ class TaskLosses(nn.Module):
     branch.
 
     Args:
-        tasks: The tasks, label and prediction set.
-        labels: Names of the labels, in the order of the batch.
+        config: The configuration.
+        samples_per_lane: Samples of a lane in a step, which only training needs.
     """
 
-    def __init__(self, tasks: dict[str, TaskConfig], labels: list[str]) -> None:
+    def __init__(self, config: Config, samples_per_lane: int = 0) -> None:
         super().__init__()
-        self._names = list(tasks)
-        self._columns = [labels.index(str(task.label)) for task in tasks.values()]
-        self._loss = find_by_name("model.loss", next(iter(tasks.values())).loss, LOSSES)
+        tasks = config.named_tasks()
+        self._names = list(dict.fromkeys(str(task.prediction) for task in tasks.values()))
+        self._losses = (
+            [LossOfAllLabels(config)]
+            if config.has_own_loss_of_all_labels
+            else [
+                TaskLoss(f"tasks.{name}" if config.tasks else "model", task, config.data, samples_per_lane)
+                for name, task in tasks.items()
+            ]
+        )
 
     def forward(self, output: Tensor | Predictions, batch: Batch) -> tuple[Tensor, Outputs]:
         """Computes the loss of the local batch, such that its mean over the ranks is that of the global batch.
 
         The loss of the global batch is the sum of its samples' losses, each times its weight, over the number of
-        samples.
+        samples. In evaluation it is 0: nothing asks for it, and an evaluation has no lanes.
         """
         predictions = self._named(output)
-        logits = torch.stack([predictions[name] for name in self._names], dim=1)
-        each = self._loss(logits, batch.labels[:, self._columns])
-        loss = (each * batch.weights).sum() * batch.scale
+        loss = self._loss(predictions, batch) if self.training else torch.zeros_like(batch.scale)
         detached = {name: prediction.detach() for name, prediction in predictions.items()}
         return loss, Outputs(loss.detach(), detached, batch.labels, batch.weights, batch.groups)
+
+    def _loss(self, predictions: Predictions, batch: Batch) -> Tensor:
+        each = torch.stack([loss(predictions, batch) for loss in self._losses], dim=1)
+        return (each.sum(dim=1) * batch.weights).sum() * batch.scale
 
     def _named(self, output: Tensor | Predictions) -> Predictions:
         if isinstance(output, Tensor):

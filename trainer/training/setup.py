@@ -17,6 +17,7 @@ from trainer.data.dataset import FileSet, find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes, check_lanes, default_lanes
 from trainer.metrics.checks import check_metrics, check_watched_metrics
+from trainer.models.losses_over_samples import check_units
 from trainer.run.histograms import Histograms
 from trainer.run.lock import locked
 from trainer.run.preemption import stop_on_signals
@@ -58,7 +59,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         # Wrong data is refused within seconds, before the model is built, which takes longest.
         order = plan_epochs(config, claimed.start, context)
         evaluator = Evaluator(config, context)
-        model = build_sharded_model(config, context, order.lanes.steps)
+        model = build_sharded_model(config, context, order.lanes)
         origin = restore_or_finetune(claimed, model, order)
         reporter = open_reporter(claimed, order)
         saver = open_saver(claimed, order, lock, reporter)
@@ -135,6 +136,7 @@ def _plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, contex
             "data.last_batch is 'drop'; use a smaller batch or 'keep'"
         )
     check_micro_batches(config.train.micro_batches, lanes, context.world_size)
+    check_units(config.named_tasks(), lanes, context.world_size, config.train.micro_batches)
     if start:
         check_start(start, number, config, files)
     return lanes

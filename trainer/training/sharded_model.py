@@ -13,6 +13,7 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.core.local_shards import local_shards_of
 from trainer.data.batch import Batch
+from trainer.data.order import Lanes
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import embedding_collections, table_of_weight, table_shapes
 from trainer.models.tasks import ModelWithLoss
@@ -103,8 +104,13 @@ class ShardedModel:
         self.optimizers.tables.forget_cached_rows()
 
 
-def build_unsharded_model(config: Config, device: torch.device) -> ModelWithLoss:
+def build_unsharded_model(config: Config, device: torch.device, lanes: Lanes | None = None) -> ModelWithLoss:
     """Builds the model with its loss, the tables on the meta device and marked for their fused optimizer.
+
+    Args:
+        config: The configuration.
+        device: Device of the dense parameters.
+        lanes: The lanes, which only training needs.
 
     Raises:
         InputError: Model, planner or optimizer cannot be used with this data or on this device.
@@ -112,26 +118,27 @@ def build_unsharded_model(config: Config, device: torch.device) -> ModelWithLoss
     check_table_optimizers(config, device.type)
     check_planner(config.data, config.planner)
     torch.manual_seed(config.train.seed)  # for the dense part; tables are initialized when they are sharded
-    model = build_model_with_loss(config, device, AUTOCAST[config.train.precision])
+    samples_per_lane = lanes.samples_per_step if lanes else 0
+    model = build_model_with_loss(config, device, AUTOCAST[config.train.precision], samples_per_lane)
     freeze(model, config.optimizer.dense.frozen)
     for tables in embedding_collections(model):
         fuse(tables, config.optimizer)
     return model
 
 
-def build_sharded_model(config: Config, context: DistributedContext, steps_per_epoch: int = 1) -> ShardedModel:
+def build_sharded_model(config: Config, context: DistributedContext, lanes: Lanes | None = None) -> ShardedModel:
     """Plans and shards the model, and attaches its optimizers.
 
     Args:
         config: The configuration.
         context: This process among the ranks.
-        steps_per_epoch: Steps of an epoch, which only training needs.
+        lanes: The lanes, which only training needs.
 
     Raises:
         InputError: The model cannot be built, planned or sharded as configured.
     """
     allow_tf32(config.train, context.device)
-    unsharded = build_unsharded_model(config, context.device)
+    unsharded = build_unsharded_model(config, context.device, lanes)
     sharder = Sharder(config.comms, CutTables) if needs_cut(config) else Sharder(config.comms)
     plan = make_plan(unsharded, sharder, config.data, with_allowed_types(config), context)
     check_types(plan, config)
@@ -148,7 +155,7 @@ def build_sharded_model(config: Config, context: DistributedContext, steps_per_e
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema.decay else None
     return ShardedModel(
         model=model,
-        optimizers=Optimizers(model, replicated_tables(plan), config.optimizer, steps_per_epoch),
+        optimizers=Optimizers(model, replicated_tables(plan), config.optimizer, lanes.steps if lanes else 1),
         cut=Cut(model),
         averages=averages,
         plan=plan,

@@ -1,0 +1,155 @@
+"""Losses that compare samples with one another, by name.
+
+The samples that are compared are those of a lane in a step, or those of the global batch: either is the same whatever
+the number of ranks, as a rank's local batch is not.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.nn import functional as differentiable
+from torch.nn import functional
+
+from trainer.config.tasks import TaskConfig
+from trainer.core.errors import InputError
+from trainer.data.order import Lanes
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples `[B]`, or units `[U, N]` of samples that are compared with those of the same unit only.
+
+    Attributes:
+        prediction: Predictions, `[..., P]`, `P` being the dimensions of one.
+        label: Labels.
+        group: Groups; without any, every sample has one of its own.
+        present: Whether a sample counts; those of weight 0 do not.
+    """
+
+    prediction: Tensor
+    label: Tensor
+    group: Tensor
+    present: Tensor
+
+    def in_units(self, size: int) -> Self:
+        """Returns samples `[B]` in units of `size` consecutive samples."""
+        return self._each(lambda tensor: tensor.unflatten(0, (-1, size)))
+
+    def of_all_ranks(self) -> Self:
+        """Returns the samples of all ranks, in their order; gradients flow to all ranks."""
+        return self._each(lambda tensor: torch.cat(differentiable.all_gather(tensor.contiguous())))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)(*(change(getattr(self, field.name)) for field in fields(self)))
+
+
+def jrc(own: Samples, others: Samples, alpha: float = 0.5) -> Tensor:
+    """Returns the joint loss of ranking and calibration (Sheng et al., arXiv:2208.06164).
+
+    Logits are `[U, N, 2]`, one for each of the labels 0 and 1. Calibration is their cross-entropy. Ranking is that of
+    finding the sample, by its label's logit, among the samples of its group.
+    """
+    positive = own.label > 0.5
+    logit = torch.where(positive, own.prediction[..., 1], own.prediction[..., 0])
+    rivals = torch.where(positive[..., None], others.prediction[:, None, :, 1], others.prediction[:, None, :, 0])
+    ranking = _logsumexp(rivals, _same_group(own, others) & others.present[:, None]) - logit
+    calibration = own.prediction.logsumexp(-1) - logit
+    return alpha * calibration + (1 - alpha) * ranking
+
+
+def bpr(own: Samples, others: Samples) -> Tensor:
+    """Returns -log sigmoid of the lead over each sample of the group with a lower label, in the mean (arXiv:1205.2618).
+
+    Predictions are `[U, N]`. A sample that has no such others has a loss of 0.
+    """
+    lower = _same_group(own, others) & others.present[:, None] & (own.label[..., None] > others.label[:, None])
+    lead = own.prediction[..., None] - others.prediction[:, None]
+    return functional.softplus(-lead).where(lower, 0.0).sum(-1) / lower.sum(-1).clamp(min=1)
+
+
+def in_batch_softmax(own: Samples, others: Samples, temperature: float = 1.0) -> Tensor:
+    """Returns the cross-entropy of finding a query's item among the items of all samples, times the label.
+
+    Predictions are `[U, N, 2, D]`: the vectors of the query and of the item. Those other items count that are of
+    another group, the item's id: an item is no negative of itself.
+    """
+    query, item = own.prediction.unbind(2)
+    positive = (query * item).sum(-1) / temperature
+    negatives = query @ others.prediction[:, :, 1].mT / temperature  # where a correction by item would be subtracted
+    counts = others.present[:, None] & ~_same_group(own, others)
+    return own.label * (torch.logaddexp(positive, _logsumexp(negatives, counts)) - positive)
+
+
+def _same_group(own: Samples, others: Samples) -> Tensor:
+    return own.group[..., None] == others.group[:, None]
+
+
+def _logsumexp(scores: Tensor, counts: Tensor) -> Tensor:
+    # Not infinite: where nothing counts, the gradient would be NaN.
+    return scores.masked_fill(~counts, torch.finfo(scores.dtype).min).logsumexp(-1)
+
+
+LOSSES_OVER_SAMPLES: dict[str, Callable[..., Tensor]] = {
+    "jrc": jrc,
+    "bpr": bpr,
+    "in_batch_softmax": in_batch_softmax,
+}
+"""Each takes this rank's samples, those that they are compared with, and those of a task's options that it has."""
+
+
+def check_units(tasks: dict[str, TaskConfig], lanes: Lanes, world_size: int, micro_batches: int) -> None:
+    """Refuses ranks and micro-batches that separate samples which a loss compares.
+
+    Raises:
+        InputError: They do.
+    """
+    for name in _comparing(tasks, "lane"):
+        if world_size * micro_batches > lanes.lanes:
+            raise InputError(
+                f"tasks.{name}.loss is '{tasks[name].loss}', which compares the samples of a lane, but {world_size} "
+                f"ranks in {micro_batches} micro-batches cut the {lanes.lanes} lanes; use fewer ranks or a smaller "
+                "train.micro_batches, or more data.lanes in a new run"
+            )
+    for name in _comparing(tasks, "batch"):
+        if micro_batches > 1:
+            raise InputError(
+                f"tasks.{name}.across is 'batch', but train.micro_batches is {micro_batches}, and a micro-batch is "
+                "only a part of it; use 1 micro-batch or 'lane'"
+            )
+
+
+def _comparing(tasks: dict[str, TaskConfig], across: str) -> Iterable[str]:
+    return (name for name, task in tasks.items() if task.compares_samples and task.across == across)
+
+
+class LossOverSamples:
+    """A loss that compares samples, for a local batch.
+
+    Args:
+        loss: The loss.
+        samples_per_lane: Samples of a lane in a step; None to compare across the global batch.
+    """
+
+    def __init__(self, loss: Callable[..., Tensor], samples_per_lane: int | None) -> None:
+        self._loss, self._samples_per_lane = loss, samples_per_lane
+
+    def __call__(self, prediction: Tensor, label: Tensor, group: Tensor | None, present: Tensor) -> Tensor:
+        """Returns the loss of each sample of the local batch, `[B]`, 0 where it is not present."""
+        group = self._positions(label) if group is None else group
+        samples = Samples(prediction, label, group, present)
+        if self._samples_per_lane is None:
+            own = samples.in_units(len(label))
+            everyone = samples.of_all_ranks()
+            others = everyone.in_units(len(everyone.label))
+        else:
+            own = others = samples.in_units(self._samples_per_lane)
+        return self._loss(own, others).where(own.present, 0.0).flatten()
+
+    def _positions(self, label: Tensor) -> Tensor:
+        """Returns numbers of the samples that none of those it is compared with has."""
+        first = dist.get_rank() * len(label) if self._samples_per_lane is None else 0
+        return torch.arange(first, first + len(label), device=label.device)

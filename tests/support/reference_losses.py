@@ -4,6 +4,8 @@ Each takes the predictions, labels and groups of samples that are compared, `[N,
 `[N]`.
 """
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -20,7 +22,8 @@ def focal(z: Tensor, y: Tensor, gamma: float = 2.0, alpha: float = 0.5) -> Tenso
     return -(positive * y * torch.log(p) + negative * (1 - y) * torch.log(1 - p))
 
 
-def log_probability(x: Tensor, y: Tensor) -> Tensor:
+def log_probability(x: Tensor, y: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    y = y * (1 - label_smoothing) + label_smoothing / 2
     return -(y * x + (1 - y) * torch.log(1 - torch.exp(x)))
 
 
@@ -68,3 +71,21 @@ def in_batch_softmax(vectors: Tensor, y: Tensor, item: Tensor, temperature: floa
         scores = torch.exp((vectors[i, 0] * vectors[:, 1]).sum(1) / temperature)
         each.append(-y[i] * torch.log(scores[i] / (scores[i] + scores[item != item[i]].sum())))
     return torch.stack(each)
+
+
+def shortest(vectors: Tensor) -> Tensor:
+    """Returns the weights of the shortest convex combination of vectors `[T, D]`, trying every set of them."""
+    best, found = torch.inf, torch.zeros(len(vectors)).double()
+    gram = vectors @ vectors.T
+    for size in range(1, len(vectors) + 1):
+        for chosen in map(list, itertools.combinations(range(len(vectors)), size)):
+            part = gram[chosen][:, chosen]
+            conditions = torch.zeros(size + 1, size + 1).double()  # of Lagrange: equal slopes, and a sum of 1
+            conditions[:size, :size], conditions[size, :size], conditions[:size, size] = part, 1, 1
+            right = torch.zeros(size + 1).double()
+            right[size] = 1
+            weights = (torch.linalg.pinv(conditions) @ right)[:size]
+            if (weights >= -1e-12).all() and weights @ part @ weights < best - 1e-15:
+                best, found = weights @ part @ weights, torch.zeros(len(vectors)).double()
+                found[chosen] = weights
+    return found

@@ -31,6 +31,8 @@ class ModelConfig(Section):
     model of your own (see docs/configuration.md)."""
     loss: str = "binary"
     """Without [tasks], the loss of every label (see docs/models.md), or package.module:function over all of them."""
+    task_weighting: Literal["fixed", "uncertainty", "pareto"] = "fixed"
+    """How the losses of several tasks become one: by their weights, by learned variances, or by their gradients."""
     embedding_dim: pydantic.PositiveInt = 64
     """Columns of every table that does not set its own; dlrm, dlrm_dcn and deepfm need them all equal."""
     table_precision: Literal["fp32", "fp16"] = "fp32"

@@ -17,7 +17,7 @@ from trainer.config.predictions import check_predictions
 from trainer.config.report import ReportConfig
 from trainer.config.section import Section, Tree, validate
 from trainer.config.table_optim import TableOptimizerConfig
-from trainer.config.tasks import TaskConfig, check_task
+from trainer.config.tasks import TaskConfig, check_task, check_weighting
 from trainer.config.train import EvaluateConfig, FinetuneConfig, TrainConfig
 from trainer.core.errors import InputError, StorageError, StorageNotFoundError
 from trainer.core.storage import read_text
@@ -54,6 +54,7 @@ class Config(Section):
             raise InputError(f"model.loss is '{self.model.loss}', but [tasks] set losses of their own; leave it out")
         for name, task in self.named_tasks().items():
             check_task(f"tasks.{name}" if self.tasks else "model", task, self.data)
+        check_weighting(self.model, self.train, 1 if self.has_joint_loss else len(self.named_tasks()))
         return self
 
     @pydantic.model_validator(mode="after")
@@ -61,9 +62,10 @@ class Config(Section):
         check_predictions(self.model, self.named_tasks())
         return self
     @property
-    def has_own_loss_of_all_labels(self) -> bool:
-        """Whether model.loss is a user's own, over all labels at once."""
-        return not self.tasks and ":" in self.model.loss
+    def has_joint_loss(self) -> bool:
+        """Whether one loss judges all labels at once: a user's own in model.loss, or the default."""
+        default = (self.model.loss, self.model.task_weighting) == ("binary", "fixed")
+        return not self.tasks and (default or ":" in self.model.loss)
 
     def named_tasks(self) -> dict[str, TaskConfig]:
         """Returns the tasks, label, prediction and output set: those of the configuration, or one for each label."""

@@ -8,7 +8,9 @@ import pydantic
 
 from trainer.config.data import DataConfig
 from trainer.config.may_change import MayChange
+from trainer.config.model import ModelConfig
 from trainer.config.section import Section
+from trainer.config.train import TrainConfig
 from trainer.core.errors import InputError, nearest
 
 Output = Literal["logit", "log_probability", "value", "vectors"]
@@ -175,3 +177,28 @@ def _check_options(key: str, task: TaskConfig) -> None:
             f"{key}.{option} is {given[option]!r}, which the loss '{task.loss}' does not have; leave it out, or use "
             f"one of {having}"
         )
+
+
+def check_weighting(model: ModelConfig, train: TrainConfig, losses: int) -> None:
+    """Refuses a weighting of tasks that has nothing to weigh, or cannot see the gradients of a whole batch.
+
+    Args:
+        model: The model's section.
+        train: The section of training.
+        losses: Number of the losses.
+
+    Raises:
+        InputError: The message names the key.
+    """
+    key = f"model.task_weighting is '{model.task_weighting}'"
+    if model.task_weighting != "fixed" and losses < 2:
+        raise InputError(f"{key}, but there is only one loss to weigh; name several [tasks], or use 'fixed'")
+    if model.task_weighting != "pareto":
+        return
+    if train.micro_batches > 1:
+        raise InputError(
+            f"{key}, which needs the gradients of a whole batch, but train.micro_batches is {train.micro_batches}; "
+            "use 1 or another weighting"
+        )
+    if train.scales_loss:
+        raise InputError(f"{key}, which sees gradients without the loss scale; use train.precision 'bf16' or 'fp32'")

@@ -61,4 +61,4 @@ def build_model_with_loss(
     """
     predictions = list(dict.fromkeys(str(task.prediction) for task in config.named_tasks().values()))
     model = build_model(config.data, config.model, predictions, device)
-    return ModelWithLoss(model, TaskLosses(config, samples_per_lane), device.type, autocast)
+    return ModelWithLoss(model, TaskLosses(config, device, samples_per_lane), device.type, autocast)

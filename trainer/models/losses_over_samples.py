@@ -93,11 +93,7 @@ def _logsumexp(scores: Tensor, counts: Tensor) -> Tensor:
     return scores.masked_fill(~counts, torch.finfo(scores.dtype).min).logsumexp(-1)
 
 
-LOSSES_OVER_SAMPLES: dict[str, Callable[..., Tensor]] = {
-    "jrc": jrc,
-    "bpr": bpr,
-    "in_batch_softmax": in_batch_softmax,
-}
+LOSSES_OVER_SAMPLES: dict[str, Callable[..., Tensor]] = {loss.__name__: loss for loss in (jrc, bpr, in_batch_softmax)}
 """Each takes this rank's samples, those that they are compared with, and those of a task's options that it has."""
 
 

@@ -13,8 +13,10 @@ from trainer.core.errors import InputError
 from trainer.core.registry import find_by_name
 from trainer.data.batch import Batch
 from trainer.models.base import Outputs, Predictions
-from trainer.models.losses import LOSSES, to_logit
+from trainer.models.log_probability import to_logit
+from trainer.models.losses import LOSSES
 from trainer.models.losses_over_samples import LOSSES_OVER_SAMPLES, LossOverSamples
+from trainer.models.weighting import weighting_of
 
 
 class TaskLoss:
@@ -82,22 +84,32 @@ def _shown(shape: Sequence[str | int] | None) -> str:
 
 
 class LossOfAllLabels:
-    """A user's own loss over all labels at once, that of a configuration without tasks.
+    """The loss of a configuration without tasks over all labels at once: a user's own, or the sum of binary ones.
+
+    The latter is that of a task for each label, but for the last bit: torch rounds the end of a tensor otherwise.
 
     Args:
         config: The configuration.
 
     Raises:
-        InputError: It cannot be imported.
+        InputError: The user's own cannot be imported.
     """
 
     def __init__(self, config: Config) -> None:
         self._names = config.data.labels
-        self._loss: Callable[[Tensor, Tensor], Tensor] = find_by_name("model.loss", config.model.loss, {})
+        self._loss: JointLoss = find_by_name("model.loss", config.model.loss, {"binary": _sum_of_binary})
 
     def __call__(self, predictions: Predictions, batch: Batch) -> Tensor:
         """Returns the loss of each sample, `[B]`."""
         return self._loss(torch.stack([predictions[name] for name in self._names], dim=1), batch.labels)
+
+
+JointLoss = Callable[[Tensor, Tensor], Tensor]
+"""Returns the loss of each sample, `[B]`, from logits and labels, `[B, T]` float32 each."""
+
+
+def _sum_of_binary(logits: Tensor, labels: Tensor) -> Tensor:
+    return LOSSES["binary"](logits, labels).sum(dim=1)
 
 
 class TaskLosses(nn.Module):
@@ -108,21 +120,23 @@ class TaskLosses(nn.Module):
 
     Args:
         config: The configuration.
+        device: Device of the parameters.
         samples_per_lane: Samples of a lane in a step, which only training needs.
     """
 
-    def __init__(self, config: Config, samples_per_lane: int = 0) -> None:
+    def __init__(self, config: Config, device: torch.device, samples_per_lane: int = 0) -> None:
         super().__init__()
         tasks = config.named_tasks()
         self._names = list(dict.fromkeys(str(task.prediction) for task in tasks.values()))
         self._losses = (
             [LossOfAllLabels(config)]
-            if config.has_own_loss_of_all_labels
+            if config.has_joint_loss
             else [
                 TaskLoss(f"tasks.{name}" if config.tasks else "model", task, config.data, samples_per_lane)
                 for name, task in tasks.items()
             ]
         )
+        self.weighting = weighting_of(config, len(tasks), device)
 
     def forward(self, output: Tensor | Predictions, batch: Batch) -> tuple[Tensor, Outputs]:
         """Computes the loss of the local batch, such that its mean over the ranks is that of the global batch.
@@ -137,7 +151,7 @@ class TaskLosses(nn.Module):
 
     def _loss(self, predictions: Predictions, batch: Batch) -> Tensor:
         each = torch.stack([loss(predictions, batch) for loss in self._losses], dim=1)
-        return (each.sum(dim=1) * batch.weights).sum() * batch.scale
+        return self.weighting(each, batch.weights, batch.scale)
 
     def _named(self, output: Tensor | Predictions) -> Predictions:
         if isinstance(output, Tensor):

@@ -113,6 +113,11 @@ class Cut:
         return [gradient for pooled in self.pooled for gradient in pooled.gradients]
 
     @property
+    def leaves(self) -> list[Tensor]:
+        """This rank's pooled embeddings, `[B / slices, D]` each, as inputs of the dense part."""
+        return [leaf for pooled in self.pooled for leaf in pooled.leaves]
+
+    @property
     def pooled(self) -> list[PooledEmbeddings]:
         """The pooled embeddings of the step in progress, of each collection of tables."""
         return [tables.pooled for tables in self._tables if tables.pooled]
@@ -156,4 +161,5 @@ def needs_cut(config: Config) -> bool:
         or train.scales_loss
         or train.nonfinite != "ignore"
         or config.optimizer.sparse.max_gradient is not None
+        or config.model.task_weighting == "pareto"
     )

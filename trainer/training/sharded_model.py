@@ -17,6 +17,7 @@ from trainer.data.order import Lanes
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import embedding_collections, table_of_weight, table_shapes
 from trainer.models.tasks import ModelWithLoss
+from trainer.models.weighting import Pareto
 from trainer.optim.averages import Averages
 from trainer.optim.dense_weights import freeze
 from trainer.optim.optimizers import Optimizers
@@ -153,10 +154,13 @@ def build_sharded_model(config: Config, context: DistributedContext, lanes: Lane
     model = shard(unsharded, sharder, plan, context, config.train.seed)
     with allocating(shapes, torch.float32.itemsize):  # the planner does not count averages
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema.decay else None
+    cut = Cut(model)
+    if isinstance(unsharded.losses.weighting, Pareto):
+        unsharded.losses.weighting.shared = lambda: cut.leaves
     return ShardedModel(
         model=model,
         optimizers=Optimizers(model, replicated_tables(plan), config.optimizer, lanes.steps if lanes else 1),
-        cut=Cut(model),
+        cut=cut,
         averages=averages,
         plan=plan,
         plan_json=plan_json,

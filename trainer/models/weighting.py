@@ -1,0 +1,111 @@
+"""Weights the losses of several tasks into the one that training minimizes, by name of the rule.
+
+Each rule takes the loss of every sample and task, the samples' weights and the batch's scale.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.config.root import Config
+
+MOST_EXCHANGES = 1000
+TOLERANCE = 1e-9  # of the gradient, whose Gram matrix is summed in float32
+
+
+class Fixed(nn.Module):
+    """The plain sum, in which each task has the weight of its configuration."""
+
+    def forward(self, each: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
+        """Returns the loss; `each` is `[B, T]`, `weights` `[B]`."""
+        return (each.sum(dim=1) * weights).sum() * scale
+
+
+class Uncertainty(nn.Module):
+    """Weights by learned variances (Kendall et al., arXiv:1705.07115): the sum of e^-s L + s / 2.
+
+    Args:
+        tasks: Number of the tasks.
+        micro_batches: Parts of the local batch, whose losses add up.
+        device: Device of the variances.
+
+    Attributes:
+        log_variances: s, by task.
+    """
+
+    def __init__(self, tasks: int, micro_batches: int, device: torch.device) -> None:
+        super().__init__()
+        self.log_variances = nn.Parameter(torch.zeros(tasks, device=device))
+        self._micro_batches = micro_batches
+
+    def forward(self, each: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
+        """Returns the loss; `each` is `[B, T]`, `weights` `[B]`."""
+        losses = task_losses(each, weights, scale)
+        return (losses * (-self.log_variances).exp()).sum() + self.log_variances.sum() / (2 * self._micro_batches)
+
+
+class Pareto(nn.Module):
+    """Weights by which the gradient of the pooled embeddings is the shortest (Sener, Koltun, arXiv:1810.04650).
+
+    No task's loss rises along such a gradient. As in MGDA-UB, it is that of what all tasks share, here the pooled
+    embeddings, and not of all weights.
+
+    Attributes:
+        shared: Returns the shared tensors of the step in progress, this rank's samples first.
+    """
+
+    shared: Callable[[], list[Tensor]]
+
+    def forward(self, each: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
+        """Returns the loss; `each` is `[B, T]`, `weights` `[B]`."""
+        losses = task_losses(each, weights, scale)
+        factors = self._factors(losses) if torch.is_grad_enabled() else torch.ones_like(losses)
+        return (factors * losses).sum()
+
+    def _factors(self, losses: Tensor) -> Tensor:
+        shared = self.shared()
+        gradients = [torch.autograd.grad(loss, shared, retain_graph=True, materialize_grads=True) for loss in losses]
+        whole = torch.stack([torch.cat([part.flatten() for part in parts]) for parts in gradients])
+        gram = whole @ whole.T
+        dist.all_reduce(gram)  # every rank has other samples, which are other parts of the whole gradient
+        return shortest(gram.double().cpu()).to(losses)
+
+
+def task_losses(each: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
+    """Returns the loss of each task, `[T]`."""
+    return (each * weights[:, None]).sum(dim=0) * scale
+
+
+def shortest(gram: Tensor) -> Tensor:
+    """Returns the weights, `[T]` with the sum 1, by which vectors make their shortest weighted mean.
+
+    Pairwise Frank-Wolfe (Lacoste-Julien, Jaggi, arXiv:1511.05932): moves weight from the worst vector to the best one;
+    for two vectors the first move is exact.
+
+    Args:
+        gram: Inner products of the vectors, `[T, T]`.
+    """
+    weights = torch.full((len(gram),), 1 / len(gram), dtype=gram.dtype)
+    for _ in range(MOST_EXCHANGES):
+        slopes = gram @ weights
+        best, worst = slopes.argmin(), slopes.where(weights > 0, -torch.inf).argmax()
+        gain = slopes[worst] - slopes[best]
+        if gain <= TOLERANCE * gram.diagonal().amax():
+            break
+        curvature = gram[best, best] - 2 * gram[best, worst] + gram[worst, worst]
+        moved = torch.minimum(weights[worst], gain / curvature)
+        weights[best] += moved
+        weights[worst] -= moved
+    return weights
+
+
+def weighting_of(config: Config, tasks: int, device: torch.device) -> nn.Module:
+    """Returns the rule of a configuration."""
+    match config.model.task_weighting:
+        case "uncertainty":
+            return Uncertainty(tasks, config.train.micro_batches, device)
+        case "pareto":
+            return Pareto()
+    return Fixed()

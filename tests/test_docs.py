@@ -34,7 +34,7 @@ DOCS = [
         "components",
         "runs",
         "checkpoints",
-        "training",
+        "models",
         "resources",
         "operating",
         "architecture",

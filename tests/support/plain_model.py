@@ -5,17 +5,17 @@ from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from trainer.config.root import Config
-from trainer.models.base import ModelInputs
+from trainer.models.base import ModelBuilder, ModelInputs
 from trainer.models.dlrm import dlrm
 from trainer.models.embeddings import table_configs
 from trainer.models.table_init import initialize_tables
 
 
-def plain_model(settings: Config) -> nn.Module:
-    """Returns the DLRM of a configuration of two dense features and one label, with its initial weights."""
+def plain_model(settings: Config, build: ModelBuilder = dlrm) -> nn.Module:
+    """Returns the model of a configuration of two dense features and one label, with its initial weights."""
     torch.manual_seed(settings.train.seed)
     tables = EmbeddingBagCollection(tables=table_configs(settings.data, settings.model))
     torch.manual_seed(settings.train.seed)
-    model = dlrm(ModelInputs(tables, 2, list(settings.data.sparse), ["label"], torch.device("cpu"), settings.model))
+    model = build(ModelInputs(tables, 2, list(settings.data.sparse), ["label"], torch.device("cpu"), settings.model))
     initialize_tables(model, settings.train.seed)
     return model

@@ -39,7 +39,6 @@ class TaskLoss:
         self._group = data.groups.index(task.group) if task.group else None
         loss = find_by_name(f"{key}.loss", task.loss, LOSSES | LOSSES_OVER_SAMPLES)
         options = {option: getattr(task, option) for option in task.kind.options if option != "across"}
-
         self._loss = partial(loss, **options)
         self._over_samples = None
         if task.compares_samples:

@@ -61,6 +61,7 @@ class Config(Section):
     def _predictions(self) -> Self:
         check_predictions(self.model, self.named_tasks())
         return self
+
     @property
     def has_joint_loss(self) -> bool:
         """Whether one loss judges all labels at once: a user's own in model.loss, or the default."""

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from evaluated import LOSSES
 
 from trainer.checkpoint.retention import expired
 from trainer.config.checkpoint import Retention
@@ -70,6 +71,7 @@ def test_what_evaluations_compute_is_allowed(names, best, labels):
 def of_task(metrics, evaluate=None, **task):
     data = {"labels": ["click", "seconds"], "numeric_labels": ["seconds"], "groups": ["user"]}
     task = {"label": "click", "metrics": metrics, **task}
+    task = {"loss": LOSSES.get(task.get("output"), "binary"), **task}
     tree = {"data": data, "model": {"name": "own:model"}, "tasks": {"ranking": task}, "evaluate": evaluate or {}}
     return Config.model_validate(tree)
 

@@ -20,6 +20,8 @@ from trainer.metrics.evaluation import Metrics
 from trainer.models.base import Outputs
 
 CPU = torch.device("cpu")
+LOSSES = {"value": "squared", "vectors": "in_batch_softmax"}
+"""Losses that take an output."""
 Columns = dict[str, np.ndarray]
 """Samples: `predictions` `[N]` or `[N, C]`, `labels`, `weights` and `groups` `[N]`."""
 
@@ -37,7 +39,8 @@ def outputs(predictions: dict[str, Tensor], labels: Tensor, weights: Tensor, gro
 
 def metrics_of_task(names: list[str] | None, evaluate: dict[str, Any] | None = None, **task: Any) -> Metrics:
     """Returns the metrics of one task, whose label is `label` and whose groups are `user`."""
-    task = {"group": "user", **task} | ({} if names is None else {"metrics": names})
+    loss = LOSSES.get(task.get("output"), "binary")
+    task = {"group": "user", "loss": loss, **task} | ({} if names is None else {"metrics": names})
     data = {"labels": ["label"], "groups": ["user"]}
     tree = {"data": data, "model": {"name": "own:model"}, "tasks": {"label": task}, "evaluate": evaluate or {}}
     return Metrics(Config.model_validate(tree), CPU)

@@ -148,38 +148,6 @@ CASES = [
         {"optimizer__dense__frozen": ["*.bias"], "optimizer__dense__parts": {"low": {"weights": ["*.bias"]}}},
     ),
     Case("unknown metric", ["evaluate.metrics is 'auk'", "'auc'"], {"evaluate__metrics": ["auk"]}),
-    Case("no number in a metric", ["evaluate.metrics has 'ndcg@x'", "ndcg@10"], {"evaluate__metrics": ["ndcg@x"]}),
-    Case("no rank of a metric", ["'recall@0'", "a whole number above 0"], {"evaluate__metrics": ["recall@0"]}),
-    Case("no threshold of a metric", ["'precision@2'", "between 0 and 1"], {"evaluate__metrics": ["precision@2"]}),
-    Case(
-        "metric of groups without one",
-        ["evaluate.metrics has 'gauc'", "tasks.label.group is not set", "data.groups"],
-        {"evaluate__metrics": ["gauc"]},
-    ),
-    Case(
-        "metric of another kind of prediction",
-        ["tasks.label.metrics has 'auc'", "tasks.label gives a value", "mae, mse, rmse"],
-        {"tasks": {"label": {"output": "value", "metrics": ["auc"]}}},
-    ),
-    Case(
-        "metric of binary labels",
-        ["tasks.label.metrics has 'gauc'", "labels in [0, 1]", "data.numeric_labels has 'label'"],
-        {
-            "tasks": {"label": {"output": "value", "metrics": ["gauc"], "group": "row_id"}},
-            "data__groups": ["row_id"],
-            "data__numeric_labels": ["label"],
-        },
-    ),
-    Case(
-        "sample of no groups",
-        ["evaluate.group_sample is 0.5", "no task has a metric within groups"],
-        {"evaluate__group_sample": 0.5},
-    ),
-    Case(
-        "more than all groups",
-        ["--evaluate.group_sample is 1.5", "less than or equal to 1"],
-        flags=["--evaluate.group-sample=1.5"],
-    ),
     Case(
         "best without evaluations",
         ["checkpoint.keep.best is 'auc'", "data.validation is empty"],
@@ -269,57 +237,6 @@ CASES = [
         "memory of a GPU without one",
         ["report.profile.memory is true", "runs on cpu"],
         {"report__profile": {"memory": True}},
-    ),
-    Case(
-        "key of another model",
-        ["model.experts.levels is 3", "model.name 'mmoe' does not use", "use ple"],
-        {"model": {"name": "mmoe", "experts": {"levels": 3}}},
-    ),
-    Case(
-        "arguments without an own model",
-        ["model.arguments.depth is 3", "model.name 'dlrm' does not use", "package.module:function"],
-        {"model__arguments": {"depth": 3}},
-    ),
-    Case(
-        "tables of unequal columns",
-        ["data.sparse.s1.dimension is 8", "model.name 'deepfm'", "model.embedding_dim = 64"],
-        {"model": {"name": "deepfm"}, "data__sparse__s1__dimension": 8},
-    ),
-    Case(
-        "labels that esmm does not predict",
-        ["model.name is 'esmm'", "predicts ctr, ctcvr, cvr, but not 'label'", "[tasks]"],
-        {"model": {"name": "esmm"}},
-    ),
-    Case(
-        "esmm without conversions",
-        ["model.name is 'esmm'", "'ctcvr'; add [tasks.ctcvr]"],
-        {"model": {"name": "esmm"}, "tasks": {"ctr": {"label": "label", "output": "log_probability"}}},
-    ),
-    Case(
-        "logits of esmm",
-        ["tasks.ctcvr.output is 'logit'", "model.name 'esmm' predicts a 'log_probability'"],
-        {
-            "model": {"name": "esmm"},
-            "tasks": {
-                "ctr": {"label": "label", "output": "log_probability"},
-                "ctcvr": {"label": "label"},
-            },
-        },
-    ),
-    Case(
-        "vectors of a model without",
-        ["tasks.label.output is 'vectors'", "model.name 'dlrm' predicts a 'logit' or a 'value'"],
-        {"tasks": {"label": {"output": "vectors"}}},
-    ),
-    Case(
-        "dependency on no task",
-        ["model.dependencies.label names 'clik', which no task is for; known: label"],
-        {"model": {"name": "dbmtl", "dependencies": {"label": ["clik"]}}},
-    ),
-    Case(
-        "dependency on itself",
-        ["model.dependencies lead in a circle: label <- label; leave one of them out"],
-        {"model": {"name": "dbmtl", "dependencies": {"label": ["label"]}}},
     ),
     Case(
         "unwritable run directory",

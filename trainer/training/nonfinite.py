@@ -88,7 +88,9 @@ def _first_tables(cut: Cut) -> str:
 
 def _first_module(model: nn.Module, cut: Cut, parts: list[Batch]) -> str:
     """Computes the batch again and returns the first module whose output is not finite."""
-    names, found = {module: name for name, module in model.named_modules()}, []
+    # Modules inside the losses of the tasks have names that say nothing to a user.
+    names = {module: "" if name.startswith("losses") else name for name, module in model.named_modules()}
+    found = []
 
     def check(module: nn.Module, _: Any, output: Any) -> None:
         tensors = [value for value in pytree.tree_leaves(output) if isinstance(value, Tensor)]

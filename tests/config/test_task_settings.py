@@ -91,7 +91,8 @@ def test_what_does_not_suit_a_task_is_explained(tmp_path, text, words):
 )
 def test_the_output_of_a_task_is_what_its_loss_takes(loss, output):
     task = {"label": "click", "loss": loss, "group": "user"}
-    config = Config.model_validate({"data": {"labels": ["click"], "groups": ["user"]}, "tasks": {"buy": task}})
+    data, model = {"labels": ["click"], "groups": ["user"]}, {"name": "own:model"}
+    config = Config.model_validate({"data": data, "model": model, "tasks": {"buy": task}})
     named = config.named_tasks()["buy"]
     assert (named.label, named.prediction, named.output) == ("click", "buy", output)
 

@@ -152,7 +152,7 @@ def test_the_evaluate_command_reads_the_newest_checkpoint(runs):
 
 
 def test_the_evaluate_command_refuses_metrics_in_one_line(runs):
-    done = run_trainer("evaluate", runs / "2/config.toml", "--out", runs / "2", "--tasks.label.metrics", '["ndcg"]')
+    done = run_trainer("evaluate", runs / "2/config.toml", "--out", runs / "2", "--tasks.label.metrics", "ndcg")
     assert done.returncode == 2
     assert done.stderr.startswith("error: tasks.label.metrics has 'ndcg'; write ndcg@k")
     assert done.stderr.count("\n") == 1

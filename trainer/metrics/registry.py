@@ -168,4 +168,6 @@ def metrics_of(task: str, config: Config) -> tuple[str, list[str]]:
         return f"tasks.{task}.metrics", settings.metrics
     if config.evaluate.metrics is not None:
         return "evaluate.metrics", config.evaluate.metrics
-    return "evaluate.metrics", DEFAULTS[prediction_kind(settings)]
+    numeric = settings.label in config.data.numeric_labels
+    names = [name for name in DEFAULTS[prediction_kind(settings)] if not (numeric and METRICS[name].binary)]
+    return "evaluate.metrics", names

@@ -143,3 +143,9 @@ def test_one_class_alone():
     found = computed(NAMES, columns(np.zeros(3), np.ones(3)))
     assert {name for name, value in found.items() if math.isnan(value)} == {"auc", "auc_error", "normalized_entropy"}
     assert found["label_rate"] == found["auprc"] == found["precision@0.5"] == 1
+
+
+def test_scores_of_both_classes_are_judged_as_their_difference(samples, found):
+    logits, labels, weights = samples
+    both = np.stack([-logits, np.zeros(2000)], axis=1)
+    assert computed(NAMES, columns(both, labels, weights)) == found

@@ -69,7 +69,7 @@ def _check_data(given: str, metric: BuiltIn, name: str, task: TaskConfig, config
     if metric.binary and task.label in config.data.numeric_labels:
         raise InputError(
             f"{given}, which takes labels in [0, 1], but data.numeric_labels has '{task.label}', the label of "
-            f"tasks.{name}; leave one of them out"
+            f"tasks.{name}; leave it out there, or set tasks.{name}.metrics to others"
         )
 
 

@@ -11,7 +11,7 @@ from trainer.config.tasks import TaskConfig
 from trainer.core.distributed import DistributedContext, sum_over_ranks
 from trainer.core.registry import find_by_name
 from trainer.metrics.base import Accumulator, Samples
-from trainer.metrics.registry import BuiltIn, built_in, metrics_of, own_metric, result_name
+from trainer.metrics.registry import BuiltIn, built_in, metrics_of, own_metric, prediction_kind, result_name
 from trainer.models.base import Outputs
 
 FLOAT32 = torch.finfo(torch.float32)
@@ -95,6 +95,8 @@ class _TaskMetrics:
 def _samples(outputs: Outputs, task: TaskConfig, labels: list[str], groups: list[str]) -> Samples:
     """Returns the samples of a task, weighted as in its loss."""
     scores = outputs.predictions[str(task.prediction)]
+    if prediction_kind(task) == "probability" and scores.dim() == 2:
+        scores = scores[:, 1] - scores[:, 0]  # a score for each of the two classes, whose logit is their difference
     weights = outputs.weights.double()
     if task.where.column is not None:
         inside = outputs.labels[:, labels.index(task.where.column)] != 0

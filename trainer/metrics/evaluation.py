@@ -13,6 +13,8 @@ from trainer.core.registry import find_by_name
 from trainer.metrics.base import Accumulator, Samples
 from trainer.metrics.registry import BuiltIn, built_in, metrics_of, own_metric, prediction_kind, result_name
 from trainer.models.base import Outputs
+from trainer.models.log_probability import to_logit
+from trainer.models.tasks import subspace_factor
 
 FLOAT32 = torch.finfo(torch.float32)
 
@@ -97,21 +99,15 @@ def _samples(outputs: Outputs, task: TaskConfig, labels: list[str], groups: list
     scores = outputs.predictions[str(task.prediction)]
     if prediction_kind(task) == "probability" and scores.dim() == 2:
         scores = scores[:, 1] - scores[:, 0]  # a score for each of the two classes, whose logit is their difference
-    weights = outputs.weights.double()
-    if task.where.column is not None:
-        inside = outputs.labels[:, labels.index(task.where.column)] != 0
-        weights = weights * torch.where(inside, 1.0, task.where.outside)
     return Samples(
         predictions=_logits(scores.double()) if task.output == "log_probability" else scores.double(),
         labels=outputs.labels[:, labels.index(str(task.label))].double(),
-        weights=weights,
+        weights=outputs.weights.double() * subspace_factor(task, labels, outputs.labels),
         scores=scores,
         groups=outputs.groups[:, groups.index(task.group)] if task.group is not None else None,
     )
 
 
 def _logits(log_probabilities: Tensor) -> Tensor:
-    """Returns the logits of probabilities, `p - log(1 - exp(p))`; 0 and minus infinity as the nearest in float32."""
-    p = log_probabilities.clamp(FLOAT32.min, -FLOAT32.tiny)
-    # Each form loses the digits that the other one keeps (Machler, "Accurately computing log(1 - exp(-|a|))", 2012).
-    return p - torch.where(p > -0.6931, torch.log(-torch.expm1(p)), torch.log1p(-torch.exp(p)))
+    """Returns the logits of probabilities; 0 and minus infinity as the nearest logarithms in float32."""
+    return to_logit(log_probabilities.clamp(FLOAT32.min, -FLOAT32.tiny))

@@ -33,9 +33,8 @@ class TaskLoss:
     """
 
     def __init__(self, key: str, task: TaskConfig, data: DataConfig, samples_per_lane: int) -> None:
-        self._key, self._task = key, task
+        self._key, self._task, self._labels = key, task, data.labels
         self._label = data.labels.index(str(task.label))
-        self._where = data.labels.index(task.where.column) if task.where.column else None
         self._group = data.groups.index(task.group) if task.group else None
         loss = find_by_name(f"{key}.loss", task.loss, LOSSES | LOSSES_OVER_SAMPLES)
         options = {option: getattr(task, option) for option in task.kind.options if option != "across"}
@@ -46,7 +45,8 @@ class TaskLoss:
 
     def __call__(self, predictions: Predictions, batch: Batch) -> Tensor:
         """Returns the loss of each sample, `[B]`, times the task's weights."""
-        prediction, label, factor = self._prediction(predictions), batch.labels[:, self._label], self._factor(batch)
+        prediction, label = self._prediction(predictions), batch.labels[:, self._label]
+        factor = subspace_factor(self._task, self._labels, batch.labels)
         if self._over_samples:
             group = None if self._group is None else batch.groups[:, self._group]
             each = self._over_samples(prediction, label, group, batch.weights * factor > 0)
@@ -71,11 +71,19 @@ class TaskLoss:
         is_log = task.output == "log_probability" and task.loss in LOSSES
         return to_logit(predictions[name]) if is_log else predictions[name]
 
-    def _factor(self, batch: Batch) -> Tensor | float:
-        """Returns what the weights of the samples are multiplied by, in the task's subspace and outside."""
-        if self._where is None:
-            return 1.0
-        return torch.ones_like(batch.weights).where(batch.labels[:, self._where] != 0, self._task.where.outside)
+
+def subspace_factor(task: TaskConfig, names: list[str], labels: Tensor) -> Tensor | float:
+    """Returns what the weights of samples are multiplied by, in a task's subspace and outside, `[B]`; 1 without one.
+
+    Args:
+        task: The task.
+        names: Names of the labels.
+        labels: `[B, L]`.
+    """
+    if task.where.column is None:
+        return 1.0
+    column = labels[:, names.index(task.where.column)]
+    return torch.ones_like(column).where(column != 0, task.where.outside)
 
 
 def _shown(shape: Sequence[str | int] | None) -> str:

@@ -13,7 +13,6 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch
 from trainer.data.order import Lanes, divides
-from trainer.models.base import Outputs
 from trainer.run.recording import part
 from trainer.training.cut import Cut
 from trainer.training.loss_scale import LossScale
@@ -38,27 +37,21 @@ def check_micro_batches(micro_batches: int, lanes: Lanes, world_size: int) -> No
 
 def forward_in_parts(
     model: DistributedModelParallel, cut: Cut, parts: list[Batch], loss_scale: LossScale
-) -> tuple[Tensor, Outputs]:
+) -> tuple[Tensor, Tensor]:
     """Computes a batch part by part, and the gradients of all parts but the last.
 
     Returns:
-        The loss of the last part, whose backward is left to do, and the outputs of the whole batch.
+        The loss of the last part, whose backward is left to do, and that of the whole batch, detached.
     """
     cut.slice_next_batch(len(parts))
     *others, last = parts
-    outputs = []
+    losses = []
     # DistributedDataParallel averages over ranks at the last part; without dense parameters it is not there.
     with getattr(model._dmp_wrapped_module, "no_sync", nullcontext)():
         for micro_batch in others:
-            loss, output = model(micro_batch)
+            loss, outputs = model(micro_batch)
             with part("backward"):
                 loss_scale.scale(loss).backward()
-            outputs.append(output)
-    loss, output = model(last)
-    return loss, _joined([*outputs, output])
-
-
-def _joined(parts: list[Outputs]) -> Outputs:
-    losses, predictions, *rest = zip(*parts, strict=True)
-    whole = {name: torch.cat([part[name] for part in predictions]) for name in predictions[0]}
-    return Outputs(torch.stack(losses).sum(), whole, *(torch.cat(tensors) for tensors in rest))
+            losses.append(outputs.loss)
+    loss, outputs = model(last)
+    return loss, torch.stack([*losses, outputs.loss]).sum()

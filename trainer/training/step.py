@@ -8,7 +8,6 @@ from torch import Tensor
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from trainer.data.batch import Batch
-from trainer.models.base import Outputs
 from trainer.optim.clipping import clip
 from trainer.run.recording import part
 from trainer.training.loss_scale import LossScale
@@ -62,19 +61,19 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         with part("rates"):
             self._optimizers.set_rates(step, self._step_state.skipped)
         self._step = step
-        loss, *_ = self.progress(batches)
+        loss = self.progress(batches)
         return StepResult(loss, self.skipped, self.gradient_norm)
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, Outputs]:
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Computes the loss and, of all micro-batches but the last, the gradients."""
         self._overflow.before_forward()
         if self._micro_batches == 1:
             loss, outputs = self._model_with_loss(batch)
+            self._loss = outputs.loss
         else:
             parts = batch.split(self._micro_batches)
-            loss, outputs = forward_in_parts(self._model_with_loss, self._cut, parts, self._loss_scale)
-        self._loss = outputs.loss
-        return loss, outputs
+            loss, self._loss = forward_in_parts(self._model_with_loss, self._cut, parts, self._loss_scale)
+        return loss, self._loss
 
     def _backward(self, losses: Tensor) -> None:
         """Computes gradients; without a cut the tables are updated inside, by their fused optimizers."""

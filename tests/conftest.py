@@ -3,7 +3,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import write_rows
+from command import write_config
+from jobs import config, write_rows
 
 # Files that take minutes, most of which they wait. One that began last would leave the other workers idle.
 LONGEST = (
@@ -81,6 +82,23 @@ def skip_where_a_process_starts(event, _):
 def rows(tmp_path_factory):
     """A small data set that `jobs.config` describes."""
     return write_rows(tmp_path_factory.mktemp("rows"), [130, 126])
+
+
+@pytest.fixture
+def refusal(rows, tmp_path, capfd):
+    """Trains with changes of the configuration, and flags, that are refused in one line; returns the line."""
+    from trainer.__main__ import main as trainer
+
+    def refusal(changes: dict, *flags: str) -> str:
+        file = write_config(tmp_path / "config.toml", config(rows, **changes))
+        assert trainer(["train", str(file), "--out", str(tmp_path / "out"), *flags]) == 2
+        line = capfd.readouterr().err
+        assert line.startswith("error: ")
+        assert line.count("\n") == 1
+        assert not [*tmp_path.rglob("manifest.json")]
+        return line
+
+    return refusal
 
 
 @pytest.fixture(scope="session", autouse=True)

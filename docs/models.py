@@ -32,6 +32,8 @@ MODELS = {
     "ple": ["movielens_ple"],
     "esmm": ["movielens_esmm"],
     "dbmtl": ["movielens_dbmtl"],
+    "din": ["movielens_din"],
+    "sasrec": ["movielens_sasrec"],
 }
 LABELS = {"label": "liked", "loved": "loved"}
 

@@ -99,6 +99,7 @@ def test_the_past_is_only_the_past(made):
         assert table["item_ratings_before"][row].as_py() == its.sum()
         rate = (label[mine].sum() + 2.5) / (mine.sum() + 5)
         assert table["user_like_rate_before"][row].as_py() == pytest.approx(rate, rel=1e-6)
+        assert table["films_liked_before"][row].as_py() == item[mine & (label == 1)][-50:].tolist()  # rows are in order
 
 
 def test_later_labels_change_nothing():

@@ -7,7 +7,7 @@ from torchrec.modules.embedding_configs import PoolingType
 
 from trainer.config.root import Config
 from trainer.models.builder import build_model
-from trainer.models.embeddings import embedding_collections, table_configs, table_of_weight, table_shapes
+from trainer.models.embeddings import table_configs, table_of_weight, table_shapes
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,8 @@ from trainer.models.embeddings import embedding_collections, table_configs, tabl
         ("model.embedding_bags.a.b.weight", None),
         ("model.embedding_bags.user.weight.momentum1", None),
         ("model.embedding_bags.user.bias", None),
+        ("model.sequences.embeddings.item.weight", "item"),
+        ("model.embeddings.item.weight", None),
         ("not_embedding_bags.user.weight", None),
         ("over_arch.0.weight", None),
     ],
@@ -48,6 +50,5 @@ def test_features_of_one_table_share_its_configuration(settings):
 def test_tables_are_found_in_a_custom_model(settings):
     model = build_model(settings.data, settings.model, ["label"], torch.device("cpu"))
     assert table_shapes(model) == {f"s{i}": (100 + i, 8 if i == 1 else 16) for i in range(6)}
-    (tables,) = embedding_collections(model)
-    assert {parameter.device.type for parameter in tables.parameters()} == {"meta"}
+    assert {parameter.device.type for parameter in model.tables.parameters()} == {"meta"}
     assert {parameter.device.type for parameter in model.head.parameters()} == {"cpu"}

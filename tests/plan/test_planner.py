@@ -14,7 +14,7 @@ from trainer.models.embeddings import table_shapes
 from trainer.plan.plan_file import load_plan, plan_to_json, table_plans
 from trainer.plan.planner import plan_for, topology
 from trainer.plan.report import render_plan
-from trainer.plan.sharding import Sharder
+from trainer.plan.sharding import sharders
 from trainer.training.sharded_model import build_unsharded_model
 
 KINDS = ["table_wise", "row_wise", "table_row_wise", "column_wise", "grid_shard", "data_parallel"]
@@ -23,7 +23,7 @@ KINDS = ["table_wise", "row_wise", "table_row_wise", "column_wise", "grid_shard"
 def planned(tmp_path, ranks=4, local=2, **changes):
     settings = Config.model_validate(config(tmp_path, **changes))
     task = build_unsharded_model(settings, torch.device("cpu"))
-    return task, plan_for(task, Sharder(settings.comms), settings.data, settings.planner, ranks, local, "cpu")
+    return task, plan_for(task, sharders(settings.comms), settings.data, settings.planner, ranks, local, "cpu")
 
 
 def one_of_each(tmp_path):

@@ -13,7 +13,6 @@ from trainer.config.root import Config
 from trainer.data.dataset import find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
-from trainer.models.embeddings import embedding_collections
 
 STEPS = 10
 PLANS = {1: ["table_wise"], 2: ["row_wise"], 4: ["column_wise"]}
@@ -75,7 +74,7 @@ def reference(tree):
     """Returns the weights and the gradient norms of plain autograd, with torch's own clipping."""
     settings = Config.model_validate(tree)
     model = plain_model(settings).double()
-    (tables,) = embedding_collections(model)
+    tables = model.sparse_arch.embedding_bag_collection
     limits = settings.optimizer.dense
     if settings.optimizer.sparse.max_gradient:
         tables.register_forward_hook(clamp_gradient_of_pooled(settings.optimizer.sparse.max_gradient))

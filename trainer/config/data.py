@@ -31,8 +31,10 @@ class SparseFeature(Section):
     """Name of the table; features that name the same one share it. Unset: the feature's own name."""
     dimension: pydantic.PositiveInt | None = None
     """Columns of the embedding table. Unset: model.embedding_dim."""
-    pooling: Literal["sum", "mean"] = "sum"
-    """How the embeddings of a sample's ids become one."""
+    pooling: Literal["sum", "mean", "none"] = "sum"
+    """How the embeddings of a sample's ids become one; none leaves them a sequence, for models that read sequences."""
+    max_ids: pydantic.PositiveInt | None = None
+    """Length of a sequence at most, with pooling none only: of a longer list its last ids are kept, the newest."""
     ids: Literal["error", "modulo", "hash"] = "error"
     """What becomes of an id: error refuses one outside [0, rows), modulo wraps it, hash mixes it (strings too)."""
     hotness: pydantic.PositiveFloat = 1.0
@@ -86,6 +88,7 @@ class DataConfig(Section):
             if feature.std <= 0:
                 raise InputError(f"data.dense.{name}.std is {feature.std}; it must be greater than 0")
         for name, feature in self.sparse.items():
+            _check_length(name, feature)
             first = next(n for n in self.sparse if self.table_of(n) == self.table_of(name))
             for key in ("rows", "dimension", "pooling"):
                 here, there = getattr(feature, key), getattr(self.sparse[first], key)
@@ -121,8 +124,35 @@ class DataConfig(Section):
             features.setdefault(self.table_of(name), []).append(name)
         return features
 
+    def holds_sequences(self, table: str) -> bool:
+        """Returns whether a table's features are sequences; else all of them are pooled."""
+        return self.features_of_tables()[table][0] in self.sequences
+
+    @property
+    def pooled(self) -> list[str]:
+        """The sparse features whose embeddings are pooled."""
+        return [name for name, feature in self.sparse.items() if feature.pooling != "none"]
+
+    @property
+    def sequences(self) -> dict[str, int]:
+        """The sparse features that are sequences, each with its greatest length."""
+        return {name: feature.max_ids for name, feature in self.sparse.items() if feature.max_ids is not None}
+
     @property
     def columns(self) -> list[str]:
         """The columns that training reads."""
         weight = [self.weight] if self.weight else []
         return list(dict.fromkeys([*self.dense, *self.sparse, *self.labels, *weight, *self.groups]))
+
+
+def _check_length(name: str, feature: SparseFeature) -> None:
+    if feature.pooling == "none" and feature.max_ids is None:
+        raise InputError(
+            f"data.sparse.{name}.pooling is 'none', but data.sparse.{name}.max_ids is unset; set the length that a "
+            "sequence has at most, 1 for a single id"
+        )
+    if feature.pooling != "none" and feature.max_ids is not None:
+        raise InputError(
+            f"data.sparse.{name}.max_ids is {feature.max_ids}, but data.sparse.{name}.pooling is '{feature.pooling}', "
+            "which takes all ids; set pooling to 'none' or leave max_ids out"
+        )

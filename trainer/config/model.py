@@ -18,6 +18,8 @@ USED_BY = {
     "mmoe": ("experts.shared", "experts.layers", "tower_layers"),
     "ple": ("experts.shared", "experts.per_task", "experts.levels", "experts.layers", "tower_layers"),
     "esmm": ("tower_layers",),
+    "din": ("over_layers", "history", "target", "attention_layers"),
+    "sasrec": ("over_layers", "history", "target", "attention_blocks", "attention_heads"),
     "dbmtl": ("over_layers", "tower_layers", "relation_layers", "dependencies"),
 }
 CHOSEN = {key for keys in USED_BY.values() for key in keys} | {"arguments"}
@@ -27,8 +29,8 @@ class ModelConfig(Section):
     """The model and its loss."""
 
     name: str = "dlrm"
-    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl (see docs/models.md), or package.module:function for a
-    model of your own (see docs/configuration.md)."""
+    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl, din, sasrec (see docs/models.md), or
+    package.module:function for a model of your own (see docs/configuration.md)."""
     loss: str = "binary"
     """Without [tasks], the loss of every label (see docs/models.md), or package.module:function over all of them."""
     task_weighting: Literal["fixed", "uncertainty", "pareto"] = "fixed"
@@ -53,6 +55,17 @@ class ModelConfig(Section):
     """The predictions of dbmtl that a prediction depends on, as in `buy = ["click"]`."""
     relation_layers: list[pydantic.PositiveInt] = [32]
     """Hidden layers of dbmtl over a task's tower and the tasks that it depends on."""
+    target: str | None = None
+    """The sparse feature, of pooling none, with the item that din and sasrec predict the labels of."""
+    history: str | None = None
+    """The sparse feature, of pooling none, with a user's earlier items for din and sasrec. Unset: the same network
+    without a history, to measure what one brings."""
+    attention_layers: list[pydantic.PositiveInt] = [32]
+    """Hidden layers of din over each item of the history and the target."""
+    attention_blocks: pydantic.PositiveInt = 1
+    """Self-attention blocks of sasrec."""
+    attention_heads: pydantic.PositiveInt = 1
+    """Heads of each block of sasrec; they must divide the columns of the table."""
     arguments: dict[str, Any] = {}
     """Values for a model of your own."""
 

@@ -16,6 +16,7 @@ from trainer.config.plan import CommsConfig, PlannerConfig, TablePlan
 from trainer.config.predictions import check_predictions
 from trainer.config.report import ReportConfig
 from trainer.config.section import Section, Tree, validate
+from trainer.config.sequences import check_sequences
 from trainer.config.table_optim import TableOptimizerConfig
 from trainer.config.tasks import TaskConfig, check_task, check_weighting
 from trainer.config.train import EvaluateConfig, FinetuneConfig, TrainConfig
@@ -55,6 +56,11 @@ class Config(Section):
         for name, task in self.named_tasks().items():
             check_task(f"tasks.{name}" if self.tasks else "model", task, self.data)
         check_weighting(self.model, self.train, 1 if self.has_joint_loss else len(self.named_tasks()))
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _sequences(self) -> Self:
+        check_sequences(self.data, self.model)
         return self
 
     @pydantic.model_validator(mode="after")

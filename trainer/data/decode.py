@@ -165,7 +165,7 @@ def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
 
 
 def _bags(name: str, feature: SparseFeature, chunk: Chunk) -> pa.LargeListArray:
-    """Returns the ids of each row; a null list is empty, a null in a list is left out."""
+    """Returns the ids of each row, of a sequence its last ones; a null list is empty, a null in a list is left out."""
     array = chunk.array(name)
     lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
     offsets = _offsets(lengths.fill_null(0))
@@ -173,6 +173,8 @@ def _bags(name: str, feature: SparseFeature, chunk: Chunk) -> pa.LargeListArray:
     if array.null_count:
         offsets = _offsets(array.is_valid())[offsets]
         array = array.drop_null()
+    if feature.max_ids:
+        offsets, array = _last(offsets, array, feature.max_ids)
     ids = _into_table(name, feature, array, chunk).astype(np.int32, copy=False)
     return pa.LargeListArray.from_arrays(offsets, ids)
 
@@ -180,6 +182,16 @@ def _bags(name: str, feature: SparseFeature, chunk: Chunk) -> pa.LargeListArray:
 def _offsets(lengths: pa.Array) -> np.ndarray:
     """Returns where each list begins, and where the last one ends, `[R + 1]`."""
     return np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))])
+
+
+def _last(offsets: np.ndarray, array: pa.Array, length: int) -> tuple[np.ndarray, pa.Array]:
+    """Returns the lists without all but their last `length` elements: where each begins, and the elements."""
+    lengths = np.diff(offsets)
+    if not len(lengths) or lengths.max() <= length:
+        return offsets, array
+    places = np.arange(len(array)) - np.repeat(offsets[1:], lengths)  # from the end of the list
+    kept = np.minimum(lengths, length)
+    return np.concatenate([[0], np.cumsum(kept)]), array.filter(pa.array(places >= -length))
 
 
 def _into_table(name: str, feature: SparseFeature, array: pa.Array, chunk: Chunk) -> np.ndarray:

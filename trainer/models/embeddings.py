@@ -1,37 +1,82 @@
 """Embedding tables: built from configuration, and the one place that knows what they are called inside a model."""
 
 import re
+from typing import Any
 
+import torch
 from torch import nn
-from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from trainer.config.data import DataConfig
 from trainer.config.model import ModelConfig
+from trainer.core.errors import InputError
 
-TABLE_WEIGHT = re.compile(r"(?:.+\.)?embedding_bags\.(?P<table>[^.]+)\.weight")  # TorchRec's names of parameters
+# TorchRec's names of parameters: `embedding_bags.TABLE.weight` of pooled features, `embeddings.TABLE.weight` of
+# sequences. Models have dense layers called `embeddings`, too, so that a collection has to be `sequences`.
+TABLE_WEIGHT = re.compile(r"(?:.+\.)?(?:embedding_bags|sequences\.embeddings)\.(?P<table>[^.]+)\.weight")
 # TorchRec holds tables in a ModuleDict. Its keys must not contain dots, which columns of nested data have, and must not
 # be its attributes, such as `type` and `values`.
 ESCAPED_DOT, ESCAPED_ATTRIBUTE = "%2E", "%"
 
 
 def table_configs(data: DataConfig, model: ModelConfig) -> list[EmbeddingBagConfig]:
-    """Returns the embedding tables that the data's sparse features look their ids up in."""
+    """Returns the tables that the data's pooled features look their ids up in."""
     return [
-        EmbeddingBagConfig(
-            name=name_in_model(table),
-            num_embeddings=data.sparse[names[0]].rows,
-            embedding_dim=data.sparse[names[0]].dimension or model.embedding_dim,
-            feature_names=names,
-            pooling=PoolingType[data.sparse[names[0]].pooling.upper()],
-            data_type=DataType[model.table_precision.upper()],
+        EmbeddingBagConfig(pooling=PoolingType[data.sparse[names[0]].pooling.upper()], **options)
+        for names, options in _tables(data, model)
+        if names[0] not in data.sequences
+    ]
+
+
+def sequence_configs(data: DataConfig, model: ModelConfig) -> list[EmbeddingConfig]:
+    """Returns the tables that the data's sequences look their ids up in."""
+    return [EmbeddingConfig(**options) for names, options in _tables(data, model) if names[0] in data.sequences]
+
+
+def _tables(data: DataConfig, model: ModelConfig) -> list[tuple[list[str], dict[str, Any]]]:
+    """Returns the features of every table, with the options that both kinds of tables have."""
+    return [
+        (
+            names,
+            {
+                "name": name_in_model(table),
+                "num_embeddings": data.sparse[names[0]].rows,
+                "embedding_dim": data.sparse[names[0]].dimension or model.embedding_dim,
+                "feature_names": names,
+                "data_type": DataType[model.table_precision.upper()],
+            },
         )
         for table, names in data.features_of_tables().items()
     ]
 
 
+def collections(
+    data: DataConfig, model: ModelConfig, device: torch.device
+) -> tuple[EmbeddingBagCollection, EmbeddingCollection | None]:
+    """Returns the tables of pooled features, which may be none, and those of sequences, None without any."""
+    # One collection of each kind, as TorchRec fuses the lookups and the exchanges of its tables.
+    pooled = EmbeddingBagCollection(tables=table_configs(data, model), device=device)
+    unpooled = sequence_configs(data, model)
+    return pooled, EmbeddingCollection(tables=unpooled, device=device) if unpooled else None
+
+
+def check_names(model: nn.Module) -> None:
+    """Refuses a model whose tables of sequences would be taken for dense weights.
+
+    Raises:
+        InputError: It keeps their collection under another name than `sequences`.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, EmbeddingCollection) and path.rpartition(".")[2] != "sequences":
+            raise InputError(
+                f"model.name: the model keeps ModelInputs.sequences as '{path}', and checkpoints know tables by the "
+                "name 'sequences'; keep it as self.sequences"
+            )
+
+
 def table_of_weight(name: str) -> str | None:
-    """Returns the table whose weight a parameter `...embedding_bags.TABLE.weight` is, None for a dense parameter."""
+    """Returns the table that a parameter is the weight of, None for a dense parameter."""
     found = TABLE_WEIGHT.fullmatch(name)
     return table_of_name(found["table"]) if found else None
 
@@ -59,8 +104,3 @@ def table_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
 def value_bytes(model: nn.Module) -> int:
     """Returns the bytes of each value of the tables, which all have one precision."""
     return next(parameter.element_size() for name, parameter in model.named_parameters() if table_of_weight(name))
-
-
-def embedding_collections(model: nn.Module) -> list[EmbeddingBagCollection]:
-    """Returns the unsharded modules that hold the tables."""
-    return [module for module in model.modules() if isinstance(module, EmbeddingBagCollection)]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -77,10 +78,9 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         self._states = [plain.initial_state(spec[:2]) for spec in embedding_specs] if plain else []
 
     def forward(self, indices: Tensor, offsets: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Returns pooled embeddings, `[B, columns of all features]`."""
+        """Returns pooled embeddings, `[B, columns of all features]`, or those of every id, `[N, columns]`."""
         if self._is_empty:  # which FBGEMM takes for tables on a GPU; all ids are those of other ranks' rows
-            bags = (len(offsets) - 1) // len(self.feature_table_map)
-            none = torch.zeros(bags, sum(self.dims[table] for table in self.feature_table_map))
+            none = self._none(indices, offsets)
             return _UpdatedInBackward.apply(self.placeholder_autograd_tensor, none, lambda gradient: None)
         if self._plain is None:
             return super().forward(indices, offsets, *args, **kwargs)
@@ -88,6 +88,12 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
             pooled = super().forward(indices, offsets, *args, **kwargs)
         update = partial(self._update, self._plain.update, self._indices, self._offsets)
         return _UpdatedInBackward.apply(self.placeholder_autograd_tensor, pooled, update)
+
+    def _none(self, indices: Tensor, offsets: Tensor) -> Tensor:
+        if self.pooling_mode == PoolingMode.NONE:
+            return torch.zeros(len(indices), self.dims[0])
+        bags = (len(offsets) - 1) // len(self.feature_table_map)
+        return torch.zeros(bags, sum(self.dims[table] for table in self.feature_table_map))
 
     def get_optimizer_state(self) -> list[dict[str, Tensor]]:
         """Returns the optimizer's state by slot for every table, as views."""
@@ -104,7 +110,7 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
 
     @torch.no_grad()
     def _update(self, update: Update, indices: Tensor, offsets: Tensor, gradient: Tensor) -> None:
-        """Updates all touched rows from the gradient of the pooled embeddings."""
+        """Updates all touched rows from the gradient of the embeddings."""
         looked_up = [*self._looked_up(indices, offsets, gradient.float())]
         options = self._options()
         for table, weights in enumerate(self.split_embedding_weights()):
@@ -119,6 +125,10 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
 
     def _looked_up(self, indices: Tensor, offsets: Tensor, gradient: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields for each feature the ids `[N]` and the gradient of each of them `[N, D]`."""
+        if self.pooling_mode == PoolingMode.NONE:
+            bounds = offsets[:: (len(offsets) - 1) // len(self.feature_table_map)].tolist()
+            yield from ((indices[start:end].long(), gradient[start:end]) for start, end in pairwise(bounds))
+            return
         bags = len(gradient)
         widths = [self.dims[table] for table in self.feature_table_map]
         for feature, of_bags in enumerate(gradient.split(widths, dim=1)):

@@ -92,13 +92,15 @@ def is_replicable(settings: SparseOptimizerConfig) -> bool:
     return settings.name in REPLICABLE and not settings.weight_decay
 
 
-def fuse(tables: nn.Module, config: OptimizerConfig) -> None:
-    """Marks the tables' parameters, still on the meta device, for an update inside backward."""
+def fuse(model: nn.Module, config: OptimizerConfig) -> None:
+    """Marks the parameters of a model's tables, still on the meta device, for an update inside backward."""
     parts: list[SparseOptimizerConfig] = []
     # Unmarked, tables would train with FBGEMM's default, SGD at rate 0.01, without a warning. One call and one dict for
     # each: TorchRec changes the options that it gets, and a second use would lose the learning rate.
-    for name, parameter in tables.named_parameters():
-        settings = config.of_table(table_of_weight(name) or "")
+    for name, parameter in model.named_parameters():
+        if (table := table_of_weight(name)) is None:
+            continue
+        settings = config.of_table(table)
         if settings not in parts:
             parts.append(settings)
         # TorchRec puts tables of equal options into one kernel, which has one learning rate. Rates are set before every

@@ -6,7 +6,10 @@ from trainer.config.plan import SHARDING_TYPES, PlannerConfig, TablePlan
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.optim.table_optimizers import REPLICABLE, is_replicable
-from trainer.plan.plan_file import table_plans
+from trainer.plan.plan_file import shards_of, table_plans
+
+# TorchRec's data_parallel of sequences fails on a CPU, and it has none of the others.
+OF_SEQUENCES = ("table_wise", "row_wise", "column_wise")
 
 
 def with_allowed_types(config: Config) -> PlannerConfig:
@@ -29,7 +32,7 @@ def with_allowed_types(config: Config) -> PlannerConfig:
 
 
 def check_types(plan: ShardingPlan, config: Config) -> None:
-    """Refuses a plan with a sharding type that a table cannot have.
+    """Refuses a plan with a sharding type that a table cannot have, or sequences in column shards of several widths.
 
     Raises:
         InputError: The message names the table and what to do.
@@ -41,10 +44,29 @@ def check_types(plan: ShardingPlan, config: Config) -> None:
                 f"planner.plan is '{config.planner.plan}', which has {sharding.sharding_type} for table '{table}', "
                 f"where it cannot be: {obstacles[sharding.sharding_type]}"
             )
+    _check_widths(plan, config)
+
+
+def _check_widths(plan: ShardingPlan, config: Config) -> None:
+    widths = {
+        shard.shard_sizes[1]
+        for table, sharding in table_plans(plan).items()
+        if sharding.sharding_type == "column_wise" and config.data.holds_sequences(table)
+        for shard in shards_of(sharding)
+    }
+    if len(widths) > 1:  # TorchRec 1.8 takes all shards to be as wide as the first
+        raise InputError(
+            f"planner.min_columns is {config.planner.min_columns}, but tables of sequences would have column shards of "
+            f"{' and '.join(map(str, sorted(widths)))} columns, which must be equal; use a divisor of their dimension, "
+            "or planner.sharding_types without column_wise"
+        )
 
 
 def _obstacles(table: str, config: Config) -> dict[str, str]:
     """Returns the sharding types that a table cannot have, each with the reason and what to do."""
+    if config.data.holds_sequences(table):
+        reason = f"its pooling is 'none'; TorchRec shards sequences by {', '.join(OF_SEQUENCES)} only, use one of these"
+        return {kind: reason for kind in SHARDING_TYPES if kind not in OF_SEQUENCES}
     settings = config.optimizer.of_table(table)
     pooling = config.data.sparse[config.data.features_of_tables()[table][0]].pooling
     replicated = ""

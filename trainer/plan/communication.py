@@ -27,12 +27,13 @@ def codecs(comms: CommsConfig) -> dict[str, QuantizedCommCodecs] | None:
     return {operation.name: get_qcomm_codecs(config) for operation in CommOp}
 
 
-def check_comms(comms: CommsConfig, plan: ShardingPlan, batch_rows: Iterable[int]) -> None:
+def check_comms(comms: CommsConfig, plan: ShardingPlan, data: DataConfig, batch_rows: Iterable[int]) -> None:
     """Refuses a precision that the plan's sharding types cannot use.
 
     Args:
         comms: The precision of each direction.
         plan: The placement of the tables.
+        data: The features of each table.
         batch_rows: Samples of a local batch, in training and in evaluation.
 
     Raises:
@@ -41,7 +42,21 @@ def check_comms(comms: CommsConfig, plan: ShardingPlan, batch_rows: Iterable[int
     for direction in ("forward", "backward"):
         if getattr(comms, direction) == "int8":
             for name, table in table_plans(plan).items():
-                _check_int8(f"comms.{direction} is 'int8', but table '{name}'", table, batch_rows)
+                refused = f"comms.{direction} is 'int8', but table '{name}'"
+                if data.holds_sequences(name):
+                    _check_int8_of_sequences(refused, table)
+                else:
+                    _check_int8(refused, table, batch_rows)
+
+
+def _check_int8_of_sequences(refused: str, table: ParameterSharding) -> None:
+    """Refuses shards of which not every number of ids, unknown before, can be sent."""
+    for columns in (shard.shard_sizes[1] for shard in shards_of(table)):
+        if columns % INT8_BLOCK:
+            raise InputError(
+                f"{refused} sends sequences of {columns} columns, which is no multiple of {INT8_BLOCK}, the values "
+                "that share a scale; change model.embedding_dim, or use fp16 or bf16"
+            )
 
 
 def _check_int8(refused: str, table: ParameterSharding, batch_rows: Iterable[int]) -> None:
@@ -69,20 +84,22 @@ def communication_volume(
     """
     shapes, values = table_shapes(model), 0.0
     for name, table in table_plans(plan).items():
-        features = sum(data.table_of(feature) == name for feature in data.sparse)
-        pooled = data.global_batch_size * features * shapes[name][1]
-        values += pooled * _copies_sent(table.sharding_type, context)
+        features = data.features_of_tables()[name]
+        in_sequences = data.holds_sequences(name)
+        embeddings = sum(data.sparse[one].hotness for one in features) if in_sequences else len(features)
+        sent = data.global_batch_size * embeddings * shapes[name][1]
+        values += sent * _copies_sent(table.sharding_type, in_sequences, context)
     sent = {direction: values * BYTES_PER_VALUE[getattr(comms, direction)] for direction in ("forward", "backward")}
     return {**sent, "fp32": values * BYTES_PER_VALUE["fp32"]}
 
 
-def _copies_sent(sharding_type: str, context: DistributedContext) -> float:
-    """Returns how often a pooled embedding of the global batch leaves a rank, on average."""
+def _copies_sent(sharding_type: str, in_sequences: bool, context: DistributedContext) -> float:
+    """Returns how often an embedding of the global batch leaves a rank, on average."""
     world, local = context.world_size, context.local_world_size
     nodes = world // local
     if sharding_type == "data_parallel":
         return 0.0
-    if sharding_type == "row_wise":
+    if sharding_type == "row_wise" and not in_sequences:
         return world - 1.0  # every rank holds a partial sum of every embedding
     if sharding_type in REDUCING:
         return (local - 1.0) + (nodes - 1) / nodes  # partial sums inside a node, then whole ones between nodes

@@ -53,7 +53,11 @@ UNKNOWN_HARDWARE = {
 
 
 def make_plan(
-    model: nn.Module, sharder: ModuleSharder[Any], data: DataConfig, config: PlannerConfig, context: DistributedContext
+    model: nn.Module,
+    sharders: list[ModuleSharder[Any]],
+    data: DataConfig,
+    config: PlannerConfig,
+    context: DistributedContext,
 ) -> ShardingPlan:
     """Plans on rank 0, or loads the plan that the configuration names, and returns it on every rank.
 
@@ -64,12 +68,12 @@ def make_plan(
         return load_plan(config.plan, table_shapes(model), context.world_size)
     planner = _planner(data, config, context.world_size, context.local_world_size, context.device.type)
     with _explained(model, data, config, context.world_size):
-        return _checked(planner.collective_plan(model, [sharder], dist.group.WORLD))
+        return _checked(planner.collective_plan(model, sharders, dist.group.WORLD))
 
 
 def plan_for(
     model: nn.Module,
-    sharder: ModuleSharder[Any],
+    sharders: list[ModuleSharder[Any]],
     data: DataConfig,
     config: PlannerConfig,
     world_size: int,
@@ -82,7 +86,7 @@ def plan_for(
         InputError: The plan does not fit the memory.
     """
     with _explained(model, data, config, world_size):
-        return _checked(_planner(data, config, world_size, local_world_size, device_type).plan(model, [sharder]))
+        return _checked(_planner(data, config, world_size, local_world_size, device_type).plan(model, sharders))
 
 
 def _planner(
@@ -238,7 +242,10 @@ def _memory_needed(model: nn.Module, data: DataConfig, config: PlannerConfig, wo
     for table, features in data.features_of_tables().items():
         types = set(_types_for(table, config))
         tables += table_bytes(shapes[table], width) * (world_size if types == {"data_parallel"} else 1)
-        copies = world_size if types <= set(REDUCING) else 1  # every rank holds a partial sum of every embedding
+        pooled = not data.holds_sequences(table)
+        # Every rank holds a partial sum of every pooled embedding.
+        copies = world_size if pooled and types <= set(REDUCING) else 1
         for hotness in (data.sparse[feature].hotness for feature in features):
-            batch += data.global_batch_size * (8 * hotness + 4 * min(1, hotness) * shapes[table][1] * copies)
+            embeddings = min(1, hotness) if pooled else hotness
+            batch += data.global_batch_size * (8 * hotness + 4 * embeddings * shapes[table][1] * copies)
     return tables, batch

@@ -1,11 +1,14 @@
 """Shards a model by a plan, and initializes its tables."""
 
+from typing import Any
+
 import torch
 from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
-from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv, ShardingPlan
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from trainer.config.plan import SHARDING_TYPES, CommsConfig
 from trainer.core.distributed import DistributedContext, limit_collectives
@@ -20,7 +23,7 @@ class Sharder(EmbeddingBagCollectionSharder):
 
     Args:
         comms: Precision of the exchange between ranks.
-        tables: What a collection of tables becomes.
+        tables: What a collection of tables of pooled features becomes.
     """
 
     def __init__(
@@ -55,8 +58,55 @@ class Sharder(EmbeddingBagCollectionSharder):
         return list(SHARDING_TYPES)
 
 
+class SequenceSharder(EmbeddingCollectionSharder):
+    """Shards the tables of sequences, of which TorchRec has fewer sharding types.
+
+    Args:
+        comms: Precision of the exchange between ranks.
+        sequences: What a collection of tables of sequences becomes.
+    """
+
+    def __init__(
+        self, comms: CommsConfig, sequences: type[ShardedEmbeddingCollection] = ShardedEmbeddingCollection
+    ) -> None:
+        super().__init__(qcomm_codecs_registry=codecs(comms))
+        self._sequences = sequences
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedEmbeddingCollection:
+        """Returns a collection of tables, sharded."""
+        return self._sequences(
+            module=module,
+            table_name_to_parameter_sharding=params,
+            env=env,
+            fused_params=self.fused_params,
+            device=device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            module_fqn=module_fqn,
+        )
+
+
+def sharders(
+    comms: CommsConfig,
+    tables: type[ShardedEmbeddingBagCollection] = ShardedEmbeddingBagCollection,
+    sequences: type[ShardedEmbeddingCollection] = ShardedEmbeddingCollection,
+) -> list[ModuleSharder[Any]]:
+    """Returns the sharders of both kinds of tables; the arguments are theirs."""
+    return [Sharder(comms, tables), SequenceSharder(comms, sequences)]  # pyrefly: ignore[bad-return]
+
+
 def shard(
-    model: nn.Module, sharder: Sharder, plan: ShardingPlan, context: DistributedContext, seed: int
+    model: nn.Module,
+    sharders: list[ModuleSharder[Any]],
+    plan: ShardingPlan,
+    context: DistributedContext,
+    seed: int,
 ) -> DistributedModelParallel:
     """Places every table's shards by the plan and sets their initial values.
 
@@ -70,7 +120,7 @@ def shard(
             model,
             device=context.device,
             plan=plan,
-            sharders=[sharder],  # pyrefly: ignore[bad-argument-type]
+            sharders=sharders,
             # With static_graph, or without find_unused_parameters, DDP regroups its buckets of gradients after the
             # first step. Other buckets sum gradients in another order, so a resumed run, which takes its own first
             # step, would round differently from an uninterrupted one.

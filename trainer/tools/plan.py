@@ -16,7 +16,7 @@ from trainer.plan.communication import check_comms
 from trainer.plan.plan_file import plan_to_json
 from trainer.plan.planner import host_of, plan_for
 from trainer.plan.report import render_plan
-from trainer.plan.sharding import Sharder
+from trainer.plan.sharding import sharders
 from trainer.training.sharded_model import build_unsharded_model, local_batch_sizes
 
 
@@ -48,8 +48,8 @@ def print_plan(config: Config, world_size: int = 2, out: str | None = None) -> N
     on_each_node, device_type = _nodes(config.planner, world_size)
     check_table_optimizers(config, device_type)
     planner = with_allowed_types(config)
-    plan = plan_for(model, Sharder(config.comms), config.data, planner, world_size, on_each_node, device_type)
-    check_comms(config.comms, plan, local_batch_sizes(config, world_size))
+    plan = plan_for(model, sharders(config.comms), config.data, planner, world_size, on_each_node, device_type)
+    check_comms(config.comms, plan, config.data, local_batch_sizes(config, world_size))
     print(render_plan(plan, model, world_size))
     if out:
         with named("--out", out):

@@ -1,4 +1,4 @@
-"""The cut: backward ends at the pooled embeddings, and goes on into the tables only when the step is to be taken.
+"""The cut: backward ends at the embeddings, and goes on into the tables only when the step is to be taken.
 
 FBGEMM updates a table inside backward, by whatever gradient arrives there. So everything that looks at gradients or
 changes them before the update has to come before that: micro-batches, the loss scale, skipped steps, clamped values.
@@ -8,100 +8,63 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
-from torchrec.distributed.types import Awaitable, LazyAwaitable, LazyGetItemMixin
-from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from trainer.config.root import Config
+from trainer.training.cut_embeddings import CutEmbeddings, PooledEmbeddings, SequenceEmbeddings
 
 
-class PooledEmbeddings:
-    """The pooled embeddings of a local batch, on either side of the cut.
-
-    Args:
-        awaitable: The tables' side, on its way between the ranks.
-        slices: Equal slices of the batch on the dense part's side.
-
-    Attributes:
-        leaves: The slices, each an input of the dense part, `[B / slices, D]`; empty until the first is asked for.
-        next_slice: Number of the slice that the dense part gets next.
-    """
-
-    def __init__(self, awaitable: Awaitable[KeyedTensor], slices: int) -> None:
-        self._awaitable, self.slices, self.next_slice = awaitable, slices, 0
-        self.leaves: list[Tensor] = []
-
-    def take_slice(self) -> "Slice":
-        """Returns the next slice, for which nobody waits yet."""
-        self.next_slice += 1
-        return Slice(self, self.next_slice - 1)
-
-    def slice(self, number: int) -> KeyedTensor:
-        """Waits for the pooled embeddings and returns a slice of them."""
-        if not self.leaves:
-            self._pooled = self._awaitable.wait()
-            self.leaves = [part.detach().requires_grad_() for part in self._pooled.values().chunk(self.slices)]
-        keys, widths = self._pooled.keys(), self._pooled.length_per_key()
-        return KeyedTensor(keys, widths, self.leaves[number], self._pooled.key_dim())
-
-    @property
-    def gradients(self) -> list[Tensor]:
-        """The gradients of the slices that have one."""
-        return [leaf.grad for leaf in self.leaves if leaf.grad is not None]
-
-    def backward_arguments(self) -> tuple[Tensor, Tensor]:
-        """Returns the tables' side and its gradient, `[B, D]` each."""
-        whole = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self.leaves]
-        return self._pooled.values(), whole[0] if self.slices == 1 else torch.cat(whole)
-
-
-class Slice(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
-    """A slice of the pooled embeddings, waited for as late as the model allows."""
-
-    def __init__(self, pooled: PooledEmbeddings, number: int) -> None:
-        super().__init__()
-        self._pooled_embeddings, self._number = pooled, number
-
-    def _wait_impl(self) -> KeyedTensor:
-        return self._pooled_embeddings.slice(self._number)
-
-
-class CutTables(ShardedEmbeddingBagCollection):
-    """Sharded tables whose pooled embeddings are inputs to the rest of the model while it trains.
+class CutCollection:
+    """Sharded tables whose embeddings are inputs to the rest of the model while it trains.
 
     Attributes:
         slices: Slices of the next batch; each call of this module returns another, the first one looks all of them up.
-        pooled: The pooled embeddings of the step in progress.
+        embeddings_of_step: The embeddings of the step in progress.
     """
 
+    kind: type[CutEmbeddings[Any]]
     slices: int = 1
-    pooled: PooledEmbeddings | None = None
+    embeddings_of_step: CutEmbeddings[Any] | None = None
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Returns the next slice."""
         # Not in `forward`, which TorchRec's pipeline replaces by one that may run only once for a batch.
-        if self.pooled and self.pooled.next_slice < self.pooled.slices:
-            return self.pooled.take_slice()
-        return super().__call__(*arguments, **named)
+        found = self.embeddings_of_step
+        if found and found.next_slice < found.slices:
+            return found.take_slice()
+        return super().__call__(*arguments, **named)  # pyrefly: ignore[missing-attribute]
 
-    def compute_and_output_dist(self, ctx: Any, input: Any) -> LazyAwaitable[KeyedTensor]:
-        """Looks a batch up; the only way to the pooled embeddings, pipelined or not."""
-        awaitable = super().compute_and_output_dist(ctx, input)
-        if not (self.training and torch.is_grad_enabled()):
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """Looks a batch up; the only way to the embeddings, pipelined or not."""
+        awaitable = super().compute_and_output_dist(ctx, input)  # pyrefly: ignore[missing-attribute]
+        if not (self.training and torch.is_grad_enabled()):  # pyrefly: ignore[missing-attribute]
             return awaitable
-        self.pooled = PooledEmbeddings(awaitable, self.slices)
-        return self.pooled.take_slice()
+        self.embeddings_of_step = self.kind(awaitable, self.slices)
+        return self.embeddings_of_step.take_slice()
+
+
+class CutTables(CutCollection, ShardedEmbeddingBagCollection):
+    """Sharded tables of pooled features with a cut."""
+
+    kind = PooledEmbeddings
+
+
+class CutSequences(CutCollection, ShardedEmbeddingCollection):
+    """Sharded tables of sequences with a cut."""
+
+    kind = SequenceEmbeddings
 
 
 class Cut:
     """The cut through all tables of a model.
 
     Args:
-        model: A sharded model. Without `CutTables` in it nothing is cut, and all of this does nothing.
+        model: A sharded model. Without a `CutCollection` in it nothing is cut, and all of this does nothing.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._tables = [module for module in model.modules() if isinstance(module, CutTables)]
+        self._tables = [module for module in model.modules() if isinstance(module, CutCollection)]
 
     def __bool__(self) -> bool:
         """Whether backward stops before the tables."""
@@ -109,18 +72,18 @@ class Cut:
 
     @property
     def gradients(self) -> list[Tensor]:
-        """This rank's gradients of pooled embeddings, `[B / slices, D]` each, the mean over ranks still to be taken."""
-        return [gradient for pooled in self.pooled for gradient in pooled.gradients]
+        """This rank's gradients of embeddings, `[rows, columns]` each, the mean over ranks still to be taken."""
+        return [gradient for found in self.embeddings for gradient in found.gradients]
 
     @property
     def leaves(self) -> list[Tensor]:
-        """This rank's pooled embeddings, `[B / slices, D]` each, as inputs of the dense part."""
-        return [leaf for pooled in self.pooled for leaf in pooled.leaves]
+        """This rank's embeddings, `[rows, columns]` each, as inputs of the dense part."""
+        return [leaf for found in self.embeddings for leaf in found.leaves]
 
     @property
-    def pooled(self) -> list[PooledEmbeddings]:
-        """The pooled embeddings of the step in progress, of each collection of tables."""
-        return [tables.pooled for tables in self._tables if tables.pooled]
+    def embeddings(self) -> list[CutEmbeddings[Any]]:
+        """The embeddings of the step in progress, of each collection of tables."""
+        return [tables.embeddings_of_step for tables in self._tables if tables.embeddings_of_step]
 
     def slice_next_batch(self, slices: int) -> None:
         """Lets the next batch be looked up as a whole, and be trained on in slices."""
@@ -129,8 +92,8 @@ class Cut:
 
     def serve_again(self) -> None:
         """Lets the model be called on the batch of the step in progress once more."""
-        for pooled in self.pooled:
-            pooled.next_slice = 0
+        for found in self.embeddings:
+            found.next_slice = 0
 
     def clamp(self, max_gradient: float | None, world_size: int) -> None:
         """Clamps each value of the gradients, in place, to a size that does not depend on plan and ranks."""
@@ -141,7 +104,7 @@ class Cut:
     def backward(self) -> None:
         """Continues backward into the tables, which updates the sharded ones, and ends the step."""
         # As in a backward without a cut, what the model made no use of gets no gradient.
-        used = [pooled.backward_arguments() for pooled in self.pooled if pooled.gradients]
+        used = [pair for found in self.embeddings if found.gradients for pair in found.backward_arguments()]
         self.end()
         if used:
             values, gradients = zip(*used, strict=True)
@@ -150,7 +113,7 @@ class Cut:
     def end(self) -> None:
         """Ends the step without an update."""
         for tables in self._tables:
-            tables.pooled, tables.slices = None, 1
+            tables.embeddings_of_step, tables.slices = None, 1
 
 
 def needs_cut(config: Config) -> bool:

@@ -43,7 +43,7 @@ def explain(
 
     Args:
         model: The model, not yet updated.
-        cut: Its cut, where the pooled embeddings of the batch still are.
+        cut: Its cut, where the embeddings of the batch still are.
         parts: The local batch, in the slices that it was computed in.
         context: This process among the ranks.
         where: Returns where a sample is in the files, by its position in the global batch.
@@ -67,22 +67,21 @@ def _search(model: nn.Module, cut: Cut, parts: list[Batch], context: Distributed
 
 
 def _bad_rows(cut: Cut) -> Iterator[int]:
-    """Yields this rank's samples whose pooled embeddings, or the gradients of these, are not finite."""
-    for pooled in cut.pooled:
-        for number, leaf in enumerate(pooled.leaves):
+    """Yields this rank's samples whose embeddings, or the gradients of these, are not finite."""
+    for embeddings in cut.embeddings:
+        for leaf, samples in embeddings.rows_with_samples():
             for values in (leaf, leaf.grad):
                 if values is not None:
-                    bad = (~values.isfinite()).any(dim=1).nonzero().flatten()
-                    yield from (bad + number * len(leaf)).tolist()
+                    yield from samples[(~values.isfinite()).any(dim=1).cpu()].tolist()
 
 
 def _first_tables(cut: Cut) -> str:
-    """Returns the first features whose pooled embeddings are not finite."""
-    for pooled in cut.pooled:
-        for number in range(len(pooled.leaves)):
-            for name, values in pooled.slice(number).to_dict().items():
+    """Returns the first features whose embeddings are not finite."""
+    for embeddings in cut.embeddings:
+        for number in range(embeddings.slices if embeddings.leaves else 0):
+            for name, values in embeddings.by_feature(number).items():
                 if not values.isfinite().all():
-                    return f"the pooled embedding of '{name}'"
+                    return f"the embeddings of '{name}'"
     return ""
 
 
@@ -110,7 +109,7 @@ def _first_module(model: nn.Module, cut: Cut, parts: list[Batch]) -> str:
 
 def _first_gradient(model: nn.Module, cut: Cut) -> str:
     if not all(gradient.isfinite().all() for gradient in cut.gradients):
-        return "the gradient of the pooled embeddings"
+        return "the gradient of the embeddings"
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             return f"the gradient of '{name}'"

@@ -15,7 +15,7 @@ from trainer.core.local_shards import local_shards_of
 from trainer.data.batch import Batch
 from trainer.data.order import Lanes
 from trainer.models.builder import build_model_with_loss
-from trainer.models.embeddings import embedding_collections, table_of_weight, table_shapes
+from trainer.models.embeddings import table_of_weight, table_shapes
 from trainer.models.tasks import ModelWithLoss
 from trainer.models.weighting import Pareto
 from trainer.optim.averages import Averages
@@ -29,8 +29,8 @@ from trainer.plan.memory import allocating
 from trainer.plan.plan_file import plan_to_json, replicated_tables
 from trainer.plan.planner import check_planner, make_plan
 from trainer.plan.report import render_plan
-from trainer.plan.sharding import Sharder, shard
-from trainer.training.cut import Cut, CutTables, needs_cut
+from trainer.plan.sharding import shard, sharders
+from trainer.training.cut import Cut, CutSequences, CutTables, needs_cut
 from trainer.training.precision import AUTOCAST, allow_tf32
 
 
@@ -122,8 +122,7 @@ def build_unsharded_model(config: Config, device: torch.device, lanes: Lanes | N
     samples_per_lane = lanes.samples_per_step if lanes else 0
     model = build_model_with_loss(config, device, AUTOCAST[config.train.precision], samples_per_lane)
     freeze(model, config.optimizer.dense.frozen)
-    for tables in embedding_collections(model):
-        fuse(tables, config.optimizer)
+    fuse(model, config.optimizer)
     return model
 
 
@@ -140,10 +139,10 @@ def build_sharded_model(config: Config, context: DistributedContext, lanes: Lane
     """
     allow_tf32(config.train, context.device)
     unsharded = build_unsharded_model(config, context.device, lanes)
-    sharder = Sharder(config.comms, CutTables) if needs_cut(config) else Sharder(config.comms)
-    plan = make_plan(unsharded, sharder, config.data, with_allowed_types(config), context)
+    by_kind = sharders(config.comms, CutTables, CutSequences) if needs_cut(config) else sharders(config.comms)
+    plan = make_plan(unsharded, by_kind, config.data, with_allowed_types(config), context)
     check_types(plan, config)
-    check_comms(config.comms, plan, local_batch_sizes(config, context.world_size))
+    check_comms(config.comms, plan, config.data, local_batch_sizes(config, context.world_size))
     # Before `shard`, which replaces the tables inside the unsharded model.
     plan_json = plan_to_json(plan, context.world_size)
     plan_table = render_plan(plan, unsharded, context.world_size)
@@ -151,7 +150,7 @@ def build_sharded_model(config: Config, context: DistributedContext, lanes: Lane
     if config.optimizer.ema.tables:
         check_kernels(plan)
     shapes = table_shapes(unsharded)
-    model = shard(unsharded, sharder, plan, context, config.train.seed)
+    model = shard(unsharded, by_kind, plan, context, config.train.seed)
     with allocating(shapes, torch.float32.itemsize):  # the planner does not count averages
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema.decay else None
     cut = Cut(model)

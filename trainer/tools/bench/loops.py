@@ -21,7 +21,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from trainer.data.batch import Batch
 from trainer.models.embeddings import table_configs
-from trainer.plan.sharding import Sharder
+from trainer.plan.sharding import sharders
 from trainer.run.preemption import Request, Stopped
 from trainer.run.reporter import StallTimer
 from trainer.tools.bench.comparison import Comparison, alternate
@@ -86,7 +86,7 @@ def _write_by_hand(session: Session) -> tuple[DistributedModelParallel, Combined
         DLRMTrain(dlrm),
         device=context.device,
         plan=session.model.plan,
-        sharders=[Sharder(config.comms)],  # pyrefly: ignore[bad-argument-type]
+        sharders=sharders(config.comms),
     )
     rest = dict(in_backward_optimizer_filter(model.named_parameters()))
     dense = KeyedOptimizerWrapper(rest, lambda parameters: torch.optim.Adagrad(parameters, lr=LEARNING_RATE))

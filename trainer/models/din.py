@@ -1,0 +1,33 @@
+"""Deep Interest Network (Zhou et al., arXiv:1706.06978)."""
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.base import ModelInputs
+from trainer.models.pooled import tower
+from trainer.models.sequences import SequenceModel, sequence_dimension, within
+
+
+class TargetAttention(nn.Module):
+    """The sum of a history's items, each times a weight that a small network gives it for the target.
+
+    As in the paper, the weights are no softmax: their sum says how strong the interest is. Its hidden layers have ReLU
+    instead of the paper's Dice, which depends on the other samples of a batch.
+    """
+
+    def __init__(self, inputs: ModelInputs) -> None:
+        super().__init__()
+        dimension = sequence_dimension(inputs)
+        self.weights = tower(4 * dimension, inputs.config.attention_layers, 1, inputs.device)
+
+    def forward(self, history: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        """Returns the interest in a target, `[B, D]`, from `[B, L, D]`, `[B]` and `[B, D]`."""
+        targets = target[:, None].expand_as(history)
+        pairs = torch.cat([history, targets, history - targets, history * targets], dim=2)
+        weights = self.weights(pairs).squeeze(2) * within(lengths, history.shape[1])
+        return torch.einsum("bl,bld->bd", weights, history)
+
+
+def din(inputs: ModelInputs) -> nn.Module:
+    """Builds DIN."""
+    return SequenceModel(inputs, TargetAttention(inputs), sequence_dimension(inputs))

@@ -1,0 +1,61 @@
+"""Self-attentive sequential recommendation (Kang, McAuley, arXiv:1808.09781)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainer.models.base import ModelInputs
+from trainer.models.sequences import SequenceModel, sequence_dimension
+
+
+class Block(nn.Module):
+    """Causal self-attention, then two layers for each item by itself; both are added to what they get, normalized.
+
+    Without the paper's dropout, so that a resumed run takes the same steps, bit for bit.
+    """
+
+    def __init__(self, dimension: int, heads: int, device: torch.device) -> None:
+        super().__init__()
+        self._heads = heads
+        self.norm, self.inner_norm = (nn.LayerNorm(dimension, device=device) for _ in range(2))
+        self.projections = nn.Linear(dimension, 3 * dimension, device=device)
+        self.output = nn.Linear(dimension, dimension, device=device)
+        self.inner = nn.Linear(dimension, dimension, device=device)
+        self.outer = nn.Linear(dimension, dimension, device=device)
+
+    def forward(self, items: Tensor) -> Tensor:
+        """Returns a state for each item, `[B, L, D]`."""
+        split = self.projections(self.norm(items)).unflatten(2, (3, self._heads, -1))
+        queries, keys, values = split.permute(2, 0, 3, 1, 4)  # each [B, heads, L, D / heads]
+        # An item sees those before it only, and padding comes last: no other mask is needed.
+        seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        items = items + self.output(seen.transpose(1, 2).flatten(2))
+        return items + self.outer(self.inner(self.inner_norm(items)).relu())
+
+
+class LastState(nn.Module):
+    """The state of a history's newest item after the blocks, and its products with the target."""
+
+    def __init__(self, inputs: ModelInputs) -> None:
+        super().__init__()
+        config, dimension = inputs.config, sequence_dimension(inputs)
+        length = inputs.sequence_features[config.history] if config.history else 1
+        # By age, so that the newest item has the same position in every history.
+        self.positions = nn.Embedding(length, dimension, device=inputs.device)
+        blocks = (Block(dimension, config.attention_heads, inputs.device) for _ in range(config.attention_blocks))
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.LayerNorm(dimension, device=inputs.device)
+
+    def forward(self, history: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        """Returns `[B, 2 D]` from `[B, L, D]`, `[B]` and `[B, D]`; zeros where a history is empty."""
+        last = (lengths.long() - 1).clamp(min=0)
+        ages = (last[:, None] - torch.arange(history.shape[1], device=lengths.device)).clamp(min=0)
+        states = self.blocks(history + self.positions(ages))
+        newest = states.take_along_dim(last[:, None, None], dim=1).squeeze(1)
+        state = self.norm(newest) * (lengths > 0)[:, None]
+        return torch.cat([state, state * target], dim=1)
+
+
+def sasrec(inputs: ModelInputs) -> nn.Module:
+    """Builds SASRec."""
+    return SequenceModel(inputs, LastState(inputs), 2 * sequence_dimension(inputs))

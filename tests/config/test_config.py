@@ -3,19 +3,13 @@
 import re
 
 import pytest
-from command import run_trainer, write_config
+from command import load_text, run_trainer, write_config
 from jobs import config
 
 from trainer.config.root import READY_MADE, Config, load_config, to_toml
 from trainer.core.errors import InputError
 
 FEATURES = "[data.sparse.s]\nrows = 5\n[data.dense.d]\n"
-
-
-def load(tmp_path, text):
-    file = tmp_path / "config.toml"
-    file.write_text(FEATURES + text)
-    return load_config(str(file))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +33,7 @@ def load(tmp_path, text):
 )
 def test_a_wrong_file_is_explained(tmp_path, text, says):
     with pytest.raises(ValueError, match=re.escape(says)) as raised:
-        load(tmp_path, text)
+        load_text(tmp_path, FEATURES + text)
     assert str(tmp_path / "config.toml") in str(raised.value)
 
 

@@ -1,8 +1,9 @@
 """A task whose loss, output, columns and options do not suit each other is refused in one line."""
 
 import pytest
+from command import load_text
 
-from trainer.config.root import Config, load_config
+from trainer.config.root import Config
 from trainer.core.errors import InputError
 
 DATA = """
@@ -13,12 +14,6 @@ groups = ["user"]
 [data.sparse.s]
 rows = 5
 """
-
-
-def load(tmp_path, text):
-    file = tmp_path / "config.toml"
-    file.write_text(text + DATA)
-    return load_config(str(file))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +68,7 @@ def load(tmp_path, text):
 )
 def test_what_does_not_suit_a_task_is_explained(tmp_path, text, words):
     with pytest.raises(InputError) as raised:
-        load(tmp_path, text)
+        load_text(tmp_path, text + DATA)
     assert all(part in str(raised.value) for part in words), raised.value
     assert "\n" not in str(raised.value)
 

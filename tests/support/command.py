@@ -11,6 +11,7 @@ import tomli_w
 from forked import QUIET, ForkedTrainer
 
 from components.launch import SIGNALS
+from trainer.config.root import Config, load_config
 
 
 def run_trainer(
@@ -40,3 +41,10 @@ def write_config(file: Path, tree: dict) -> Path:
     """Writes a configuration as a TOML file and returns it."""
     file.write_text(tomli_w.dumps(tree))
     return file
+
+
+def load_text(folder: Path, text: str) -> Config:
+    """Returns the configuration that a file of this text, written into the folder, is read as."""
+    file = folder / "config.toml"
+    file.write_text(text)
+    return load_config(str(file))

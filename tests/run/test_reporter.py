@@ -97,6 +97,16 @@ def test_console_lines(start, capsys):
     assert evaluation == "step 2  validation: auc 0.50000  samples 1,234"
 
 
+def test_an_interval_of_skipped_steps_has_no_loss(start, lines, capsys):
+    reporter = start(last_step=6)
+    take(reporter, 1)
+    for step in (2, 3, 4):
+        reporter.step(step, 0, {}, ROWS, 0.0)
+    take(reporter, 5, 6)
+    assert losses(lines("metrics.jsonl")) == {2: 10.0, 4: None, 6: 55.0}
+    assert "step 4/6  loss -  " in capsys.readouterr().out.splitlines()[1]
+
+
 def test_metrics_of_several_labels_on_one_line():
     found = format_metrics({"auc/click": 0.75, "auc_error/click": 0.1, "log_loss/buy": 0.5, "samples": 10.0})
     assert found == "auc/click 0.75000  log_loss/buy 0.50000  samples 10"

@@ -1,6 +1,5 @@
 """Reports of a run: the console, metrics.jsonl, evaluations.jsonl, TensorBoard and the TorchX tracker."""
 
-import math
 import resource
 import sys
 import time
@@ -138,7 +137,9 @@ class Reporter:
     def _report_interval(self, step: int, epoch: int, stalled_seconds: float, counts: dict[str, float]) -> None:
         total = self.state()
         taken = total.pop("steps") * self._context.world_size
-        means = {name: value / taken if taken else math.nan for name, value in total.items()}
+        means = {
+            name: value / taken if taken else None for name, value in total.items()
+        }  # None: every step was skipped
         seconds = sum(self._step_seconds)
         stalled = sum_over_ranks(torch.tensor(stalled_seconds - self._stalled_before), self._context).item()
         p50, p99 = np.percentile(self._step_seconds, [50, 99])
@@ -168,7 +169,7 @@ class Reporter:
         done = max(1, record["step"] - self._first_step)
         eta = (self._last_step - record["step"]) * (time.perf_counter() - self._started) / done
         return (
-            f"step {record['step']:,}/{self._last_step:,}  loss {record['loss']:.5f}  "
+            f"step {record['step']:,}/{self._last_step:,}  loss {_shown(record['loss'], '.5f')}  "
             f"{record['samples_per_second']:,.0f} samples/s ({record['samples_per_second_per_rank']:,.0f} per rank)  "
             f"input stall {record['data_wait']:.1%}  "
             f"step {record['step_seconds_p50'] * 1e3:,.1f} ms (p99 {record['step_seconds_p99'] * 1e3:,.1f})  "
@@ -270,14 +271,18 @@ class Reporter:
         with self.tolerate_failed_writes():
             file.add(record)
             for name, value in record.items():
-                if self._board and name not in ("step", "split"):
+                if self._board and name not in ("step", "split") and value is not None:
                     self._board.add_scalar(f"{group}/{name}", value, record["step"])
 
 
 def _extras(record: dict[str, Any]) -> str:
-    norm = f"gradient norm {record['gradient_norm']:.4g}  " if "gradient_norm" in record else ""
+    norm = f"gradient norm {_shown(record['gradient_norm'], '.4g')}  " if "gradient_norm" in record else ""
     scale = f"loss scale {record['loss_scale']:,.4g}  " if "loss_scale" in record else ""
     return norm + scale + (f"{record['skipped_steps']:,} steps skipped  " if "skipped_steps" in record else "")
+
+
+def _shown(mean: float | None, form: str) -> str:
+    return "-" if mean is None else format(mean, form)
 
 
 def format_metrics(metrics: dict[str, float]) -> str:

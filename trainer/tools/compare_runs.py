@@ -48,14 +48,18 @@ def _contents(run: RunDirectory, step: int) -> dict[tuple[str, str], Any]:
     checkpoint = Checkpoints(run).at(step)
     losses, tensors, state = _losses(run), read_tensors(checkpoint.url), checkpoint.train_state
     return {
-        **{("losses", name): torch.tensor(loss, dtype=torch.float64) for name, loss in losses.items()},
+        **{("losses", name): _as_tensor(loss) for name, loss in losses.items()},
         **{(_kind(name), name): tensor for name, tensor in sorted(tensors.items())},
         **{("train state (state.json)", key): value for key, value in sorted(state.items())},
     }
 
 
-def _losses(run: RunDirectory) -> dict[str, float]:
-    """Returns the losses of training and evaluation, each with a name that tells the step."""
+def _as_tensor(loss: float | None) -> Tensor | None:
+    return None if loss is None else torch.tensor(loss, dtype=torch.float64)
+
+
+def _losses(run: RunDirectory) -> dict[str, float | None]:
+    """Returns the losses of training and evaluation, each with a name that tells the step; None if all were skipped."""
     training = [json.loads(line) for line in (run.read("metrics.jsonl") or "").splitlines()]
     evaluations = [json.loads(line) for line in (run.read("evaluations.jsonl") or "").splitlines()]
     losses = {f"loss of step {line['step']}": line["loss"] for line in training}

@@ -17,7 +17,7 @@ class AverageConfig(Section):
     decay: Decay | None = None
     """Part of an average that stays in a step, such as 0.999. Unset: there are no averages."""
     tables: bool = False
-    """Average embedding tables, too, which takes their memory once more. Off: all other weights."""
+    """Average embedding tables, too, which takes their memory once more, with evaluate twice. Off: other weights."""
     evaluate: Annotated[bool, MayChange] = True
     """Evaluate the averages. Off: the weights that are trained."""
 

@@ -193,6 +193,7 @@ def replaced(weight: Tensor, by: Tensor) -> Iterator[None]:
     """Gives a weight other values inside the block."""
     trained = weight.clone()
     weight.copy_(by)
+    del by  # all tables' averages together would take their memory a third time
     try:
         yield
     finally:

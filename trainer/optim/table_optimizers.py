@@ -30,23 +30,25 @@ class TableOptimizer:
         fused: Names the kernel to FBGEMM.
         replicated: The same update from a dense gradient, for replicated tables, which have no fused kernel; None if
             there is none.
+        slots: Dimensions of each slot of its state, which for a table `[R, D]` is `[R, D]` or, row-wise, `[R]`.
         divides_by_update: Whether FBGEMM's kernel divides by the norm of a row's update, to NaN where that is 0.
     """
 
     fused: Optimizer
     replicated: Optimizer | None = None
+    slots: tuple[int, ...] = ()
     divides_by_update: bool = False
 
 
 TABLE_OPTIMIZERS = {
     "sgd": TableOptimizer(fused.SGD, torch.optim.SGD),
-    "adagrad": TableOptimizer(fused.Adagrad, torch.optim.Adagrad),
-    "rowwise_adagrad": TableOptimizer(fused.RowWiseAdagrad, fused.RowWiseAdagrad),
-    "adam": TableOptimizer(fused.Adam),
-    "lamb": TableOptimizer(fused.LAMB, divides_by_update=True),
-    "lars_sgd": TableOptimizer(fused.LarsSGD, divides_by_update=True),
-    "partial_rowwise_adam": TableOptimizer(fused.PartialRowWiseAdam),
-    "partial_rowwise_lamb": TableOptimizer(fused.PartialRowWiseLAMB, divides_by_update=True),
+    "adagrad": TableOptimizer(fused.Adagrad, torch.optim.Adagrad, slots=(2,)),
+    "rowwise_adagrad": TableOptimizer(fused.RowWiseAdagrad, fused.RowWiseAdagrad, slots=(1,)),
+    "adam": TableOptimizer(fused.Adam, slots=(2, 2)),
+    "lamb": TableOptimizer(fused.LAMB, slots=(2, 2), divides_by_update=True),
+    "lars_sgd": TableOptimizer(fused.LarsSGD, slots=(2,), divides_by_update=True),
+    "partial_rowwise_adam": TableOptimizer(fused.PartialRowWiseAdam, slots=(2, 1)),
+    "partial_rowwise_lamb": TableOptimizer(fused.PartialRowWiseLAMB, slots=(2, 1), divides_by_update=True),
 }
 REPLICABLE = [name for name, optimizer in TABLE_OPTIMIZERS.items() if optimizer.replicated]
 DECAY_MODES = {"decoupled": WeightDecayMode.DECOUPLE, "l2": WeightDecayMode.L2}

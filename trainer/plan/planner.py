@@ -11,6 +11,8 @@ from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.planner.constants import HBM_MEM_BW
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from torchrec.distributed.planner.stats import NoopEmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
@@ -25,6 +27,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from trainer.config.data import DataConfig
+from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import SHARDING_TYPES, PlannerConfig, TablePlan
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError, nearest
@@ -33,6 +36,7 @@ from trainer.plan.communication import REDUCING
 from trainer.plan.hardware import HOSTS, Host
 from trainer.plan.memory import GIB, host_memory_bytes, table_bytes
 from trainer.plan.plan_file import load_plan, shards_of, table_plans
+from trainer.plan.storage import StorageEstimator
 
 GB_PER_SECOND = 1e9 / 1e3  # TorchRec counts bandwidth in bytes per millisecond
 BANDWIDTHS = {
@@ -57,6 +61,7 @@ def make_plan(
     sharders: list[ModuleSharder[Any]],
     data: DataConfig,
     config: PlannerConfig,
+    optimizer: OptimizerConfig,
     context: DistributedContext,
 ) -> ShardingPlan:
     """Plans on rank 0, or loads the plan that the configuration names, and returns it on every rank.
@@ -66,7 +71,7 @@ def make_plan(
     """
     if config.plan:
         return load_plan(config.plan, table_shapes(model), context.world_size)
-    planner = _planner(data, config, context.world_size, context.local_world_size, context.device.type)
+    planner = _planner(data, config, optimizer, context.world_size, context.local_world_size, context.device.type)
     with _explained(model, data, config, context.world_size):
         return _checked(planner.collective_plan(model, sharders, dist.group.WORLD))
 
@@ -76,6 +81,7 @@ def plan_for(
     sharders: list[ModuleSharder[Any]],
     data: DataConfig,
     config: PlannerConfig,
+    optimizer: OptimizerConfig,
     world_size: int,
     local_world_size: int,
     device_type: str,
@@ -86,16 +92,29 @@ def plan_for(
         InputError: The plan does not fit the memory.
     """
     with _explained(model, data, config, world_size):
-        return _checked(_planner(data, config, world_size, local_world_size, device_type).plan(model, sharders))
+        planner = _planner(data, config, optimizer, world_size, local_world_size, device_type)
+        return _checked(planner.plan(model, sharders))
 
 
 def _planner(
-    data: DataConfig, config: PlannerConfig, world_size: int, local_world_size: int, device_type: str
+    data: DataConfig,
+    config: PlannerConfig,
+    optimizer: OptimizerConfig,
+    world_size: int,
+    local_world_size: int,
+    device_type: str,
 ) -> EmbeddingShardingPlanner:
+    ranks, constraints = topology(config, world_size, local_world_size, device_type), _constraints(data, config)
+    batch_size = data.global_batch_size // world_size
+    estimators = [
+        EmbeddingPerfEstimator(topology=ranks, constraints=constraints),
+        StorageEstimator(ranks, constraints, optimizer),
+    ]
     return EmbeddingShardingPlanner(
-        topology=topology(config, world_size, local_world_size, device_type),
-        batch_size=data.global_batch_size // world_size,
-        constraints=_constraints(data, config),
+        topology=ranks,
+        batch_size=batch_size,
+        enumerator=EmbeddingEnumerator(ranks, batch_size, constraints, estimators),
+        constraints=constraints,
         storage_reservation=FixedPercentageStorageReservation(config.reserve),
         stats=NoopEmbeddingStats(),  # `render_plan` prints less: TorchRec's tables take hundreds of lines
         debug=False,
@@ -230,8 +249,8 @@ def _explain(error: PlannerError, model: nn.Module, data: DataConfig, config: Pl
             "batch or more ranks, or give more memory"
         )
     return (
-        f"the tables, {tables / GIB:.3g} GiB without their optimizer's state, do not fit the memory of the ranks: "
-        f"{limits}; give more memory, use more ranks, or allow more planner.sharding_types"
+        f"the tables, {tables / GIB:.3g} GiB without their optimizer's state and averages, do not fit the memory of "
+        f"the ranks: {limits}; give more memory, use more ranks, or allow more planner.sharding_types"
     )
 
 

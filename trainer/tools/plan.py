@@ -48,7 +48,8 @@ def print_plan(config: Config, world_size: int = 2, out: str | None = None) -> N
     on_each_node, device_type = _nodes(config.planner, world_size)
     check_table_optimizers(config, device_type)
     planner = with_allowed_types(config)
-    plan = plan_for(model, sharders(config.comms), config.data, planner, world_size, on_each_node, device_type)
+    ranks = (world_size, on_each_node, device_type)
+    plan = plan_for(model, sharders(config.comms), config.data, planner, config.optimizer, *ranks)
     check_comms(config.comms, plan, config.data, local_batch_sizes(config, world_size))
     print(render_plan(plan, model, world_size))
     if out:

@@ -8,6 +8,7 @@ from torch import nn
 
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.checkpoint.restore import restore
+from trainer.config.averages import AverageConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, process_group
 from trainer.core.errors import InputError
@@ -103,7 +104,7 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
         if split not in evaluator.splits:
             raise InputError(f"--split is {split}, but data.{split} is empty; name at least one Parquet file")
         chosen = broadcast_from_rank0(context, lambda: find_checkpoint(run, "--out", checkpoint, "--checkpoint"))
-        model = build_sharded_model(config, context)
+        model = build_sharded_model(config if config.optimizer.ema.evaluate else _without_averages(config), context)
         restore(chosen, model.evaluated(), context, partial=True)
         with model.averaged():
             metrics = evaluator.evaluate(model.model, split)
@@ -111,3 +112,8 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
             print(f"step {chosen.step:,}  {split}: {format_metrics(metrics)}")
             run.write_json(f"evaluation-{split}.json", {"step": chosen.step, "split": split, **metrics})
             print(f"written to {without_secrets(run.url_of(f'evaluation-{split}.json'))}")
+
+
+def _without_averages(config: Config) -> Config:
+    optimizer = config.optimizer.model_copy(update={"ema": AverageConfig()})
+    return config.model_copy(update={"optimizer": optimizer})

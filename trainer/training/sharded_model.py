@@ -140,7 +140,7 @@ def build_sharded_model(config: Config, context: DistributedContext, lanes: Lane
     allow_tf32(config.train, context.device)
     unsharded = build_unsharded_model(config, context.device, lanes)
     by_kind = sharders(config.comms, CutTables, CutSequences) if needs_cut(config) else sharders(config.comms)
-    plan = make_plan(unsharded, by_kind, config.data, with_allowed_types(config), context)
+    plan = make_plan(unsharded, by_kind, config.data, with_allowed_types(config), config.optimizer, context)
     check_types(plan, config)
     check_comms(config.comms, plan, config.data, local_batch_sizes(config, context.world_size))
     # Before `shard`, which replaces the tables inside the unsharded model.
@@ -151,7 +151,7 @@ def build_sharded_model(config: Config, context: DistributedContext, lanes: Lane
         check_kernels(plan)
     shapes = table_shapes(unsharded)
     model = shard(unsharded, by_kind, plan, context, config.train.seed)
-    with allocating(shapes, torch.float32.itemsize):  # the planner does not count averages
+    with allocating(shapes, torch.float32.itemsize):
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema.decay else None
     cut = Cut(model)
     if isinstance(unsharded.losses.weighting, Pareto):

@@ -1,0 +1,129 @@
+"""The planner counts the optimizer's state and the averages of tables as they are allocated."""
+
+from contextlib import contextmanager
+
+import pytest
+from command import run_trainer, write_config
+from jobs import config
+from test_planner import planned
+from torch.profiler import ProfilerActivity, profile
+
+from trainer.config.root import Config
+from trainer.core.distributed import process_group
+from trainer.core.errors import InputError
+from trainer.core.local_shards import local_shards_of
+from trainer.optim.averages import Averages
+from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
+from trainer.plan.memory import GIB
+from trainer.plan.plan_file import shards_of, table_plans
+from trainer.plan.storage import average_bytes, state_bytes
+from trainer.training.sharded_model import build_sharded_model
+
+TABLES = 6
+
+
+@pytest.fixture(scope="module")
+def context():
+    with process_group() as context:
+        yield context
+
+
+def built(rows, context, kind, **changes):
+    """Returns a configuration and its model: column-wise, a table has three shards, each with state of its own."""
+    settings = config(rows, planner__sharding_types=[kind], model__embedding_dim=24, **changes)
+    settings = Config.model_validate(settings)
+    return settings, build_sharded_model(settings, context)
+
+
+def counted(model, bytes_of):
+    """Returns what the planner counts for every shard of a plan."""
+    tables = table_plans(model.plan).items()
+    return sum(bytes_of(*shard.shard_sizes, table) for table, sharding in tables for shard in shards_of(sharding))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("kind", ["table_wise", "column_wise"])
+@pytest.mark.parametrize("name", TABLE_OPTIMIZERS)
+def test_state_is_counted_as_it_is_allocated(rows, context, name, kind, precision):
+    settings, model = built(
+        rows, context, kind, optimizer__sparse={"name": name}, model__table_precision=precision, planner__min_columns=8
+    )
+    states = [value for key, value in model.tensors().items() if key.startswith("table.")]
+    storages = [shard.untyped_storage() for value in states for shard in local_shards_of(value)]
+    allocated = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}
+
+    def bytes_of(rows, columns, table):
+        return state_bytes(rows, columns, table, settings.optimizer)
+
+    assert sum(allocated.values()) == counted(model, bytes_of)
+
+
+@contextmanager
+def allocations():
+    """Yields a list that gets the bytes allocated inside and not freed, by the allocator's own record."""
+    found = []
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        yield found
+    found.append(sum(event.nbytes() for event in record.profiler.kineto_results.events() if event.name() == "[memory]"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_averages_are_counted_as_they_are_allocated(rows, context, evaluated, precision):
+    settings, model = built(rows, context, "table_wise", model__table_precision=precision)
+    ema = {"decay": 0.9, "tables": True, "evaluate": evaluated}
+    settings = Config.model_validate(config(rows, optimizer__ema=ema))
+
+    def bytes_of(rows, columns, _):
+        return average_bytes(rows, columns, 4 if precision == "fp32" else 2, settings.optimizer)
+
+    with allocations() as kept:
+        averages = Averages(model.model, settings.optimizer.ema)
+        swap = averages.swapped_in()
+        if evaluated:
+            swap.__enter__()
+    dense = sum(weight.nbytes for weight in averages._averages.values()) * (1 + evaluated)
+    assert kept[0] - dense == pytest.approx(counted(model, bytes_of), abs=100)
+    if evaluated:
+        swap.__exit__(None, None, None)
+
+
+ROWS, COLUMNS = 10_000_000, 16
+TABLE = ROWS * COLUMNS * 4 / GIB
+
+
+@pytest.mark.parametrize(
+    ("settings", "tables"),
+    [
+        ({"sparse": {"name": "sgd"}}, 1),
+        ({"sparse": {"name": "adam"}}, 3),
+        ({"sparse": {"name": "lamb"}}, 3),
+        ({"sparse": {"name": "partial_rowwise_lamb"}}, 2 + 1 / 16),
+        ({"sparse": {"name": "sgd"}, "ema": {"decay": 0.9, "tables": True, "evaluate": False}}, 2 + 1 / 16),
+        ({"sparse": {"name": "sgd"}, "ema": {"decay": 0.9, "tables": True}}, 3 + 1 / 16),
+        ({"sparse": {"name": "lamb"}, "ema": {"decay": 0.9, "tables": True}}, 5 + 1 / 16),
+        ({"sparse": {"name": "sgd"}, "ema": {"decay": 0.9}}, 1),
+    ],
+)
+def test_a_table_is_planned_where_all_that_is_kept_beside_it_fits(tmp_path, settings, tables):
+    changes = {"data__sparse": {"s0": {"rows": ROWS}}, "planner__reserve": 0.0, "planner__sharding_types": ["row_wise"]}
+    changes |= {"optimizer": settings}
+    on_each_of_four = tables * TABLE / 4
+    planned(tmp_path, planner__host_memory_gib=on_each_of_four * 1.01, **changes)
+    with pytest.raises(InputError, match="without their optimizer's state and averages, do not fit"):
+        planned(tmp_path, planner__host_memory_gib=on_each_of_four * 0.99, **changes)
+
+
+def test_averages_that_are_not_evaluated_need_no_memory_in_an_evaluation(tmp_path, rows):
+    tree = config(rows, data__validation=[str(rows)], optimizer__ema={"decay": 0.9, "tables": True}, train__steps=1)
+    tree["data"]["sparse"] = {f"s{i}": {"rows": 50_000} for i in range(TABLES)}
+    file = write_config(tmp_path / "config.toml", tree)
+    assert run_trainer("train", file, "--out", tmp_path / "out").returncode == 0
+    room = 1.5 * TABLES * 50_000 * COLUMNS * 4 / GIB
+    words = [file, "--out", tmp_path / "out", "--split", "validation"]
+    limit = ["--planner.host-memory-gib", room, "--planner.reserve", "0"]
+    refused = run_trainer("evaluate", *words, *limit)
+    assert refused.returncode == 2
+    assert "do not fit the memory of the ranks" in refused.stderr
+    done = run_trainer("evaluate", *words, *limit, "--optimizer.ema.evaluate", "False")
+    assert done.returncode == 0, done.stderr

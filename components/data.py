@@ -141,3 +141,54 @@ def synthetic(
         name="synthetic",
         node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
     )
+
+
+def vocabulary(
+    *args: str,
+    source: list[str],
+    columns: list[str],
+    out: str = "data/vocabulary",
+    together: str | None = None,
+    min_count: int = 1,
+    max_rows: int | None = None,
+    unseen_rows: int = 1,
+    memory_mib: int = 1024,
+    h: str | None = None,
+    cpu: int = 2,
+    memMB: int = 4096,
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
+) -> AppDef:
+    """Counts the ids of columns, and writes those that get a row of their own in a table.
+
+    Example: torchx run -s local_cwd data.vocabulary --source data/movielens/train --columns item_id --min_count 2
+
+    Args:
+        args: After `--`, more arguments of `python -m trainer vocabulary`.
+        source: Files, globs or directories to count in, on any fsspec URL, separated by commas.
+        columns: Columns of ids to count, separated by commas.
+        out: Directory or fsspec URL to write OUT/COLUMN.parquet to.
+        together: Name of one vocabulary of all columns, for features that share a table; without it each has its own.
+        min_count: Occurrences that an id needs for a row of its own.
+        max_rows: Rows of a table at most, which the most frequent ids get; without it there is no limit.
+        unseen_rows: Rows that all other ids are hashed over.
+        memory_mib: Memory for counts in MiB; what does not fit goes to files in the temporary directory.
+        h: Named resource of the node; replaces cpu and memMB.
+        cpu: CPU cores of the node.
+        memMB: Memory of the node in MB.
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
+    """
+    return launch.python(
+        *("trainer", "vocabulary", "--source", *source, "--columns", *columns, "--out", out),
+        *(("--together", together) if together else ()),
+        *("--min-count", str(min_count), *(("--max-rows", str(max_rows)) if max_rows else ())),
+        *("--unseen-rows", str(unseen_rows), "--memory-mib", str(memory_mib)),
+        *args,
+        name="vocabulary",
+        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
+    )

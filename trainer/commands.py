@@ -42,6 +42,10 @@ COMMANDS = {
         "datasets.synthetic:synthetic",
         "--out URL: make a data set of Criteo's shape whose best reachable AUC is known.",
     ),
+    "vocabulary": (
+        "tools.vocabulary:vocabulary",
+        "--source FILES --columns NAMES --out URL: count ids, and write those that get a row of their own.",
+    ),
 }
 """Where each command's function is, and its line in the list of commands."""
 

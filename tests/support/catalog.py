@@ -15,6 +15,7 @@ COMPONENTS = {
     "data.movielens": ["--wheel", "ratings.whl"],
     "data.criteo": ["--source", "a.gz,b*.gz", "--dense_transform", "none"],
     "data.synthetic": ["--rows", "5", "--", "--quiet", "True"],
+    "data.vocabulary": ["--source", "a.parquet,b", "--columns", "user,item", "--max_rows", "1000", "--together", "id"],
     "tools.tensorboard": ["--logdir", "runs/a", "--port", "6007"],
     "tools.plan": ["--config", "c.toml", "--nproc", "16", "--", "--planner.mode", "data_parallel"],
     "tools.schedule": ["--config", "c.toml", "--draw", "s3://b/rates.svg", "--", "--steps-per-epoch", "10"],

@@ -35,8 +35,11 @@ class SparseFeature(Section):
     """How the embeddings of a sample's ids become one; none leaves them a sequence, for models that read sequences."""
     max_ids: pydantic.PositiveInt | None = None
     """Length of a sequence at most, with pooling none only: of a longer list its last ids are kept, the newest."""
-    ids: Literal["error", "modulo", "hash"] = "error"
-    """What becomes of an id: error refuses one outside [0, rows), modulo wraps it, hash mixes it (strings too)."""
+    ids: Literal["error", "modulo", "hash", "vocabulary"] = "error"
+    """What becomes of an id: error refuses one outside [0, rows), modulo wraps it, hash mixes it (strings too), and
+    vocabulary looks it up in a list of ids (strings too)."""
+    vocabulary: Annotated[str | None, MayChange] = None
+    """For ids = "vocabulary": a file that data.vocabulary made, on any fsspec URL. A resume needs the same contents."""
     hotness: pydantic.PositiveFloat = 1.0
     """Ids per sample to expect on average; only the planner uses it."""
 
@@ -89,15 +92,25 @@ class DataConfig(Section):
                 raise InputError(f"data.dense.{name}.std is {feature.std}; it must be greater than 0")
         for name, feature in self.sparse.items():
             _check_length(name, feature)
-            first = next(n for n in self.sparse if self.table_of(n) == self.table_of(name))
-            for key in ("rows", "dimension", "pooling"):
-                here, there = getattr(feature, key), getattr(self.sparse[first], key)
-                if here != there:
-                    raise InputError(
-                        f"data.sparse.{name}.{key} is {here}, but data.sparse.{first}.{key} is {there} and both use "
-                        f"table '{self.table_of(name)}'; make them equal or name another table"
-                    )
+            if (feature.ids == "vocabulary") != (feature.vocabulary is not None):
+                raise InputError(
+                    f"data.sparse.{name}.ids is '{feature.ids}' and data.sparse.{name}.vocabulary is "
+                    f"{'unset' if feature.vocabulary is None else 'set'}; set ids to 'vocabulary' and vocabulary to a "
+                    "file of data.vocabulary, or neither"
+                )
+            self._check_shared_table(name, feature)
         return self
+
+    def _check_shared_table(self, name: str, feature: SparseFeature) -> None:
+        first = next(n for n in self.sparse if self.table_of(n) == self.table_of(name))
+        listed = "vocabulary" in (feature.ids, self.sparse[first].ids)  # then a row is of one id
+        for key in ("rows", "dimension", "pooling", *(("ids", "vocabulary") if listed else ())):
+            here, there = getattr(feature, key), getattr(self.sparse[first], key)
+            if here != there:
+                raise InputError(
+                    f"data.sparse.{name}.{key} is {here}, but data.sparse.{first}.{key} is {there} and both use "
+                    f"table '{self.table_of(name)}'; make them equal or name another table"
+                )
 
     def _check_labels(self) -> None:
         if not self.labels:

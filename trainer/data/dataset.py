@@ -12,13 +12,15 @@ import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
-from trainer.config.data import DataConfig
+from trainer.config.data import DataConfig, SparseFeature
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, os_errors
-from trainer.data.readers.base import Reader
+from trainer.data.readers.base import FileContents, Reader
 from trainer.data.readers.registry import make_reader
+from trainer.data.vocabulary import open_vocabulary
 
+TEXT = ("hash", "vocabulary")  # the rules for ids that take strings, too
 FOOTER_THREADS = 16  # a footer costs requests of an object store, which wait for one another on one thread
 
 
@@ -119,7 +121,7 @@ def find_files(split: str, patterns: Sequence[str], config: DataConfig) -> FileS
     reader = make_reader(config)
     if not patterns:
         raise InputError(f"data.{split} is empty; name at least one {reader.format} file, glob or directory")
-    urls = sorted({url for pattern in patterns for url in _expand(split, pattern, reader)})
+    urls = sorted({url for pattern in patterns for url in list_files(f"data.{split}", pattern, reader)})
     with ThreadPoolExecutor(FOOTER_THREADS) as pool:
         files = FileSet(tuple(pool.map(lambda url: _inspect(url, reader, config), urls)))
     for file in files.files:
@@ -134,8 +136,13 @@ def find_files(split: str, patterns: Sequence[str], config: DataConfig) -> FileS
     return files
 
 
-def _expand(split: str, pattern: str, reader: Reader) -> list[str]:
-    with named(f"data.{split}", pattern):
+def list_files(key: str, pattern: str, reader: Reader) -> list[str]:
+    """Returns the URLs that a file, glob or directory stands for.
+
+    Raises:
+        InputError: There is none; the message names `key`.
+    """
+    with named(key, pattern):
         fs, path = open_storage(pattern)
         if "*" in path or "?" in path:
             paths = fs.glob(path)
@@ -145,20 +152,29 @@ def _expand(split: str, pattern: str, reader: Reader) -> list[str]:
             paths = [path] if fs.exists(path) else []
     if not paths:
         raise InputError(
-            f"data.{split}: no {reader.format} file at '{without_secrets(pattern)}'; check the path, or make the data "
+            f"{key}: no {reader.format} file at '{without_secrets(pattern)}'; check the path, or make the data "
             "set first"
         )
     return [fs.unstrip_protocol(found) if "://" in pattern else found for found in paths]
 
 
 def _inspect(url: str, reader: Reader, config: DataConfig) -> DataFile:
-    name = without_secrets(url)
-    _check_regular(url, name)
-    with readable(f"{name}: cannot be read as {reader.format}"):
-        found = reader.inspect(url)
+    name, found = without_secrets(url), inspect(url, reader)
     _check_columns(name, found.schema, config)
     lists = tuple(feature for feature in config.sparse if is_list(found.schema.field(feature).type))
     return DataFile(url, found.size_bytes, found.row_groups, lists)
+
+
+def inspect(url: str, reader: Reader) -> FileContents:
+    """Returns the outline of a file.
+
+    Raises:
+        InputError: It is no regular file, or cannot be read.
+    """
+    name = without_secrets(url)
+    _check_regular(url, name)
+    with readable(f"{name}: cannot be read as {reader.format}"):
+        return reader.inspect(url)
 
 
 def _check_regular(url: str, name: str) -> None:
@@ -182,19 +198,29 @@ def _check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
         if not (pa.types.is_integer(dtype) or is_string(dtype)):
             raise InputError(f"{file}: column '{name}' is of type {dtype}; a group must be an integer or a string")
     for name, feature in config.sparse.items():
-        _check_ids(file, name, schema.field(name).type, feature.ids == "hash")
+        _check_ids(file, name, id_type(schema.field(name).type), feature)
 
 
-def _check_ids(file: str, name: str, dtype: pa.DataType, hashed: bool) -> None:
-    ids = dtype.value_type if is_list(dtype) else dtype
-    if pa.types.is_integer(ids) or (hashed and is_string(ids)):
-        return
-    allowed = (
-        "an integer, a string, or a list of either"
-        if hashed
-        else f"an integer or a list of integers (strings need data.sparse.{name}.ids = 'hash')"
-    )
-    raise InputError(f"{file}: column '{name}' is of type {dtype}; it must be {allowed}")
+def _check_ids(file: str, name: str, dtype: pa.DataType, feature: SparseFeature) -> None:
+    text = feature.ids in TEXT
+    if not (pa.types.is_integer(dtype) or (text and is_string(dtype))):
+        allowed = (
+            "an integer, a string, or a list of either"
+            if text
+            else f"an integer or a list of integers (strings need data.sparse.{name}.ids = 'hash')"
+        )
+        raise InputError(f"{file}: column '{name}' is of type {dtype}; it must be {allowed}")
+    if feature.ids == "vocabulary" and open_vocabulary(name, feature).is_text != is_string(dtype):
+        kinds = ("integers", "strings") if is_string(dtype) else ("strings", "integers")
+        raise InputError(
+            f"{file}: column '{name}' has ids of type {dtype}, but data.sparse.{name}.vocabulary is one of {kinds[0]}; "
+            f"name one of {kinds[1]}"
+        )
+
+
+def id_type(dtype: pa.DataType) -> pa.DataType:
+    """Returns the type of a column's ids, which may be in lists."""
+    return dtype.value_type if is_list(dtype) else dtype
 
 
 def is_list(dtype: pa.DataType) -> bool:

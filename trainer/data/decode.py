@@ -1,6 +1,5 @@
 """Decodes and checks columns: chunks of row groups in, rows that can be trained on out."""
 
-import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +13,10 @@ from trainer.config.data import DataConfig, DenseFeature, SparseFeature
 from trainer.core.errors import InputError
 from trainer.data.buffers import empty
 from trainer.data.dataset import is_string
+from trainer.data.hashing import hash_text, mix, modulo
 from trainer.data.readers.base import Column
 from trainer.data.rows import NO_ID, Rows
+from trainer.data.vocabulary import open_vocabulary
 
 TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda x: x,
@@ -151,7 +152,7 @@ def _without_null(name: str, chunk: Chunk, what: str) -> pa.Array:
 def _group(name: str, chunk: Chunk) -> np.ndarray:
     """Returns the group of each row, `[R]` int64, a string's by its hash."""
     array = _without_null(name, chunk, "a group")
-    return _hash_text(array) if is_string(array.type) else array.to_numpy(zero_copy_only=False).astype(np.int64)
+    return hash_text(array) if is_string(array.type) else array.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
@@ -198,9 +199,11 @@ def _into_table(name: str, feature: SparseFeature, array: pa.Array, chunk: Chunk
     """Returns the chunk's ids in [0, rows), of any integer type, by the feature's rule."""
     # Checked here because the tables do not: TorchRec trains on row 0 instead of an id out of range, with one line on
     # stderr, or ends with an IndexError that names no column.
-    ids = _hash_text(array) if is_string(array.type) else array.to_numpy(zero_copy_only=False)
+    ids = hash_text(array) if is_string(array.type) else array.to_numpy(zero_copy_only=False)
+    if feature.ids == "vocabulary":
+        return open_vocabulary(name, feature).rows_of(ids.astype(np.int64))
     if feature.ids == "hash":
-        return _modulo(mix(ids), np.uint64(feature.rows))
+        return modulo(mix(ids), np.uint64(feature.rows))
     limit = min(feature.rows, np.iinfo(ids.dtype).max + 1)
     if len(ids) and ids.view(f"u{ids.itemsize}").max() >= limit:  # one pass: unsigned, a negative id is a huge one
         if feature.ids == "error":
@@ -210,28 +213,5 @@ def _into_table(name: str, feature: SparseFeature, array: pa.Array, chunk: Chunk
                 f"raise data.sparse.{name}.rows or set data.sparse.{name}.ids to 'modulo' or 'hash'"
             )
         wide = ids if ids.dtype == np.uint64 else ids.astype(np.int64)
-        return _modulo(wide, wide.dtype.type(feature.rows))
+        return modulo(wide, wide.dtype.type(feature.rows))
     return ids
-
-
-def _modulo(ids: np.ndarray, rows: np.integer) -> np.ndarray:
-    """Returns `ids % rows`, five times as fast: NumPy's `//` by a scalar multiplies and shifts, its `%` divides."""
-    return ids - ids // rows * rows
-
-
-def mix(ids: np.ndarray) -> np.ndarray:
-    """Spreads ids over all 64 bits, `[N]` to `[N]`, as splitmix64 does last (Steele, Lea, Flood: OOPSLA 2014)."""
-    x = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def _hash_text(array: pa.Array) -> np.ndarray:
-    """Hashes each distinct string, `[N]` int64."""
-    # BLAKE2b rather than hash(), which differs between processes, and than Arrow's hash, which may between versions:
-    # a table trained today has to be right for the data of next year.
-    coded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
-    digests = (hashlib.blake2b(str(text).encode(), digest_size=8).digest() for text in coded.dictionary.to_pylist())
-    hashes = np.frombuffer(b"".join(digests), np.int64)
-    return hashes[coded.indices.to_numpy(zero_copy_only=False)]

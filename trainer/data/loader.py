@@ -21,6 +21,7 @@ from trainer.data.decode import Chunk, decode
 from trainer.data.order import Lanes, Window, ends_of, epoch_order, row_slices, share_of, window_order, windows
 from trainer.data.row_groups import RowGroupReader, SharedRowGroup, shared
 from trainer.data.rows import Rows
+from trainer.data.vocabulary import fingerprints
 
 T = TypeVar("T")
 END: Any = object()  # the end of an iterator, as a generator cannot pass StopIteration on
@@ -50,6 +51,7 @@ class Loader:
         self._seed, self._shuffle = seed, shuffle
         self._lists = files.files[0].lists
         self._reader = RowGroupReader(files, config)
+        fingerprints(config)  # reads the vocabularies now, in one thread
 
     @property
     def steps_per_epoch(self) -> int:

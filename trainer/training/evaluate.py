@@ -17,6 +17,7 @@ from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
+from trainer.data.vocabulary import check_fingerprints
 from trainer.metrics.checks import check_metrics
 from trainer.metrics.evaluation import Metrics
 from trainer.run.reporter import format_metrics
@@ -104,6 +105,7 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
         if split not in evaluator.splits:
             raise InputError(f"--split is {split}, but data.{split} is empty; name at least one Parquet file")
         chosen = broadcast_from_rank0(context, lambda: find_checkpoint(run, "--out", checkpoint, "--checkpoint"))
+        check_fingerprints(config.data, chosen.train_state.get("vocabularies", {}), chosen.url)
         model = build_sharded_model(config if config.optimizer.ema.evaluate else _without_averages(config), context)
         restore(chosen, model.evaluated(), context, partial=True)
         with model.averaged():

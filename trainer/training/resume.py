@@ -10,6 +10,7 @@ from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
 from trainer.data.dataset import FileSet
+from trainer.data.vocabulary import check_fingerprints
 
 Resume = Literal["auto", "never", "must"]
 
@@ -76,3 +77,4 @@ def check_start(start: Checkpoint, lanes: int, config: Config, files: FileSet) -
             f"the training data changed since the checkpoint at {start.url}: {files.change_since(saved['data'])}; "
             "--data.accept-changed True resumes from the same step"
         )
+    check_fingerprints(config.data, saved.get("vocabularies", {}), start.url)

@@ -15,6 +15,7 @@ from trainer.core.outcome import STOPPED_WORD, write_outcome
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.batch import Batch
+from trainer.data.vocabulary import fingerprints
 from trainer.run.histograms import Histograms
 from trainer.run.preemption import Request, Stopped, StopRequests
 from trainer.run.profiler import Profiler
@@ -168,6 +169,7 @@ class Session:
             "running": self.reporter.state(),
             "step_state": asdict(self.step_state),
             "data": self.order.files.description(),
+            "vocabularies": fingerprints(self.config.data),
         }
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}
         self.reporter.flush()  # storage without append gets the lines up to here, which a resume does not write again

@@ -1,0 +1,122 @@
+"""Vocabularies: lists of the ids of a column, each of which has a row of its own in the table."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.config.data import DataConfig, SparseFeature
+from trainer.core.errors import InputError
+from trainer.core.secrets import without_secrets
+from trainer.core.storage import named, open_storage
+from trainer.data.hashing import hash_text, mix, modulo
+
+METADATA = b"vocabulary"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The ids of a column; rows of the table begin with those that all unseen ids share.
+
+    Attributes:
+        keys: The ids, strings by their hash, `[N]` int64, sorted.
+        rows: The row of each, `[N]` int32.
+        unseen_rows: Rows that other ids are hashed over.
+        is_text: Whether the ids are strings.
+        fingerprint: Changes with the row of any id.
+    """
+
+    keys: np.ndarray
+    rows: np.ndarray
+    unseen_rows: int
+    is_text: bool
+    fingerprint: str
+
+    @property
+    def table_rows(self) -> int:
+        """Rows that the table needs."""
+        return self.unseen_rows + len(self.keys)
+
+    def rows_of(self, keys: np.ndarray) -> np.ndarray:
+        """Returns the rows of ids, `[K]` int64 to `[K]` int32."""
+        places = np.searchsorted(self.keys, keys)
+        places[places == len(self.keys)] = 0
+        unseen = modulo(mix(keys), np.uint64(self.unseen_rows)).astype(np.int32)
+        return np.where(self.keys[places] == keys, self.rows[places], unseen)
+
+
+def open_vocabulary(name: str, feature: SparseFeature) -> Vocabulary:
+    """Returns the vocabulary of a sparse feature, which a process reads once.
+
+    Raises:
+        InputError: It cannot be read, is none, or needs more rows than the table has.
+    """
+    assert feature.vocabulary is not None
+    key = f"data.sparse.{name}.vocabulary"
+    found = _read(key, feature.vocabulary)
+    if found.table_rows > feature.rows:
+        raise InputError(
+            f"data.sparse.{name}.rows is {feature.rows}, but {key}, '{without_secrets(feature.vocabulary)}', needs "
+            f"{found.table_rows}; set rows to at least that"
+        )
+    return found
+
+
+def fingerprints(config: DataConfig) -> dict[str, str]:
+    """Returns the fingerprint of the vocabulary of each sparse feature that has one."""
+    listed = {name: feature for name, feature in config.sparse.items() if feature.ids == "vocabulary"}
+    return {name: open_vocabulary(name, feature).fingerprint for name, feature in listed.items()}
+
+
+def check_fingerprints(config: DataConfig, saved: Mapping[str, str], checkpoint: str) -> None:
+    """Refuses vocabularies that give ids other rows than those of a checkpoint.
+
+    Args:
+        config: The data.
+        saved: Their `fingerprints` when the checkpoint was made.
+        checkpoint: URL of the checkpoint, for the message.
+
+    Raises:
+        InputError: One differs.
+    """
+    for name, fingerprint in fingerprints(config).items():
+        if fingerprint != saved.get(name):
+            raise InputError(
+                f"data.sparse.{name}.vocabulary is '{without_secrets(config.sparse[name].vocabulary)}', whose ids have "
+                f"other rows than in the checkpoint at {checkpoint}; name the vocabulary that the run began with"
+            )
+
+
+def _read(key: str, url: str) -> Vocabulary:
+    try:
+        with named(key, url):
+            return _load(url)
+    except InputError:
+        raise
+    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{key} is '{without_secrets(url)}', which is not a vocabulary; make one by `python -m trainer vocabulary`"
+        ) from error
+
+
+@cache
+def _load(url: str) -> Vocabulary:
+    fs, path = open_storage(url)
+    table = pq.read_table(pa.BufferReader(fs.cat_file(path)), columns=["id", "count"])
+    settings = json.loads(table.schema.metadata[METADATA])
+    return _vocabulary(table["id"].combine_chunks(), settings["unseen_rows"])
+
+
+def _vocabulary(ids: pa.Array, unseen_rows: int) -> Vocabulary:
+    is_text = not pa.types.is_integer(ids.type)
+    keys = hash_text(ids) if is_text else ids.to_numpy()
+    if unseen_rows < 1 or not len(keys):
+        raise ValueError
+    order = keys.argsort(kind="stable")
+    fingerprint = hashlib.sha256(keys.tobytes() + f"{unseen_rows} {is_text}".encode()).hexdigest()[:16]
+    return Vocabulary(keys[order], (order + unseen_rows).astype(np.int32), unseen_rows, is_text, fingerprint)

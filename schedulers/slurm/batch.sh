@@ -93,10 +93,8 @@ if scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then
     again "preempted before anything was saved"
 fi
 
-# A node that is up again already, or whose slurmd has died: srun misses the step there, and kills the other replicas.
-lost=$(this_attempt | sed -n 's/.*missing step on node \([0-9]\+\).*/\1/p' | head -n 1)
+lost=$(lost_node)
 if [[ $lost ]]; then
-    lost=$(cut -d , -f $((lost + 1)) <<< "$nodes")
     keep "$lost" blamed
     again "the node $lost was lost"
 fi

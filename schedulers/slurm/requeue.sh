@@ -72,6 +72,14 @@ again() {
 # Prints what the log has of this attempt.
 this_attempt() { tac "$log" | sed '/^\[torchx\] .* running on /q' | tac; }
 
+# Prints a node that is up again already, or whose slurmd has died, if there is one: srun misses the step there, or gets
+# no answer, and kills the other replicas.
+lost_node() {
+    local number
+    number=$(this_attempt | sed -En 's/^srun: .*(missing step on|Cannot communicate with) node ([0-9]+).*/\2/p' | head -n 1)
+    [[ ! $number ]] || cut -d , -f $((number + 1)) <<< "$nodes"
+}
+
 # Prints srun's first message on a replica in this attempt, or else the exit code.
 cause() {
     local first='s/^srun: error: \([^:]*\): tasks\? \([^:]*\): \(.*\)/replica \2 on \1: \3/p' found

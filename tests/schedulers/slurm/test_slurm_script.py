@@ -10,6 +10,7 @@ from catalog import COMPONENTS
 from torchx.runner import get_runner
 from torchx.schedulers import get_scheduler_factories
 
+from schedulers import slurm
 from trainer.core.outcome import FINISHED_WORD, OUTCOME_VARIABLE, STOPPED
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -126,6 +127,21 @@ def test_script_itself_is_shown_and_no_value_of_the_environment(torchx):
     assert "#SBATCH --nodes=1" in request
     assert "which only you can read, sets TOKEN, " in request
     assert "hunter2" not in request
+
+
+@pytest.mark.parametrize(
+    ("words", "lost"),
+    [
+        ("srun: error: Aborting, io error and missing step on node 1", "n2"),
+        ("srun: error: Cannot communicate with node 0.  Aborting job.", "n1"),
+        ("srun: error: n2: task 1: Exited with exit code 1", ""),
+    ],
+)
+def test_a_node_that_srun_misses_was_lost(words, lost, tmp_path):
+    before = "srun: error: Cannot communicate with node 2.  Aborting job.\n[torchx] 2026-11-22 16:24 running on n1,n2\n"
+    (tmp_path / "log").write_text(f"{before}srun: error: n1: task 0: Exited with exit code 1\n{words}\n")
+    script = f". '{Path(slurm.__file__).with_name('requeue.sh')}'; log={tmp_path}/log nodes=n1,n2; lost_node"
+    assert subprocess.run(["bash", "-c", script], capture_output=True, text=True).stdout.strip() == lost
 
 
 def test_replicas_share_nodes_if_asked_to(dry_run):

@@ -219,12 +219,12 @@ def bench(
     mounts: list[str] | None = None,
     metadata: dict[str, str] | None = None,
 ) -> AppDef:
-    """Measures reading and training; with `checkpoint`, saving and restoring; with `features`, what features cost.
+    """Measures reading and training; with `checkpoint`, saves and restores; with `features` or `models`, these.
 
     Example: torchx run -s local_cwd tools.bench checkpoint --out runs/bench
 
     Args:
-        args: `checkpoint` or `features`, and more arguments of `python -m trainer bench`.
+        args: `checkpoint`, `features` or `models`, and more arguments of `python -m trainer bench`.
         out: Directory to write the results to.
         h: Named resource of the node; replaces cpu, gpu and memMB.
         cpu: CPU cores of the node.

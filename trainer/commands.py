@@ -34,7 +34,7 @@ COMMANDS = {
     ),
     "bench": (
         "tools.bench:bench",
-        "[checkpoint|features] --out DIR: measure the loader and the loop, saves and restores, or what features cost.",
+        "[checkpoint|features|models] --out DIR: measure loader and loop, saves and restores, features or models.",
     ),
     "movielens": ("datasets.movielens:movielens", "--out DIR: make the MovieLens-100k data set."),
     "criteo": ("datasets.criteo:criteo", "--source FILES --out URL: convert Criteo's click logs to Parquet."),

@@ -13,6 +13,8 @@ import pytest
 import torch
 from jobs import config, launch, saved_tensors, write_rows
 
+from trainer.models.embeddings import table_of_weight
+
 KINDS = [
     "table_wise",
     "row_wise",
@@ -120,16 +122,15 @@ def states(request, tmp_path_factory):
     return folder
 
 
-TABLES = "model.model.sparse_arch.embedding_bag_collection.embedding_bags"
-
-
 def canonical(tensors: dict) -> dict:
     """Returns row-wise state as for whole rows: the mean of its column shards, which are equally wide here."""
+
+    tables = {table: value for name, value in tensors.items() if (table := table_of_weight(name))}
 
     def whole(name, value):
         if not name.startswith("table.") or value.dim() > 1:
             return value
-        rows = tensors[f"{TABLES}.{name.split('.')[1]}.weight"].size(0)
+        rows = len(tables[name.split(".")[1]])
         return value.view(-1, rows).double().mean(0).float()
 
     return {name: whole(name, value) for name, value in tensors.items()}

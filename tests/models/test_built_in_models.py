@@ -1,56 +1,26 @@
-"""Every built-in model over pooled embeddings: on any number of ranks, resumed, and without dense features."""
+"""Every built-in model, as its ready-made configuration has it: on any number of ranks, and resumed.
 
-import random
+By default two models are resumed; `--all` resumes all.
+"""
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
-from jobs import config, launch_rounds, losses, saved_tensors, write_rows
+from jobs import launch_rounds, losses, saved_tensors
+from ready_made import NAMES, ready_made, sampled, write_ratings
 
 STEPS, HALF = 12, 6
-EXPERTS = {"shared": 2, "layers": [8, 6]}
-KEYS = {
-    "wide_deep": {"over_layers": [8]},
-    "deepfm": {"over_layers": [8]},
-    "mmoe": {"tower_layers": [4], "experts": EXPERTS},
-    "ple": {"tower_layers": [4], "experts": EXPERTS | {"per_task": 1, "levels": 2}},
-    "esmm": {"tower_layers": [8]},
-    "dbmtl": {"over_layers": [8], "tower_layers": [6], "dependencies": {"buy": ["label"]}},
-}
-ESMM = {
-    "ctr": {"label": "label", "output": "log_probability"},
-    "ctcvr": {"label": "buy", "output": "log_probability"},
-}
+RATES = {"optimizer__sparse__learning_rate": 0.1, "optimizer__dense__learning_rate": 0.01}
+WITHOUT_DENSE = ["wide_deep", "deepfm", "mmoe", "ple", "esmm", "dbmtl"]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """Rows with a second label, `buy`, for half of those of the first."""
-    folder = tmp_path_factory.mktemp("models")
-    table = pq.read_table(write_rows(folder / "plain", [320]) / "part-00.parquet")
-    buy = np.array(table["label"]) * np.random.default_rng(0).integers(0, 2, len(table))
-    (folder / "rows").mkdir()
-    pq.write_table(table.append_column("buy", pa.array(buy)), folder / "rows/part.parquet", row_group_size=64)
-    return folder / "rows"
-
-
-def settings(data, name, steps=STEPS, **changes):
-    tree = config(
-        data,
-        data__labels=["label", "buy"],
-        model={"name": name, "embedding_dim": 8} | KEYS[name],
-        optimizer__sparse={"name": "rowwise_adagrad", "learning_rate": 0.1},
-        optimizer__dense={"name": "adam", "learning_rate": 0.01},
-        train__steps=steps,
-        **changes,
-    )
-    return tree | ({"tasks": ESMM} if name == "esmm" else {})
+def settings(data, name, steps=STEPS, evaluate=0, **changes):
+    changes |= {"data__test": []} if evaluate else {"data__validation": [], "data__test": []}
+    return ready_made(name, data, train__steps=steps, evaluate__every_steps=evaluate, **RATES, **changes)
 
 
 def resumed_names(config):
-    return [*KEYS] if config.getoption("all") else random.Random(0).sample([*KEYS], 2)
+    return sampled(config, NAMES, 2)
 
 
 def pytest_generate_tests(metafunc):
@@ -59,15 +29,19 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(scope="module")
-def runs(request, data, tmp_path_factory):
-    """Runs of every model on 1, 2 and 4 ranks, on 2 without dense features, and on 2 in halves."""
+def runs(request, tmp_path_factory):
+    """Runs of every model on 1, 2 and 4 ranks, evaluated on 2; there also without dense features, and in halves."""
     folder = tmp_path_factory.mktemp("runs")
+    data = write_ratings(folder)
     rounds = [
-        (ranks, [{"config": settings(data, name), "out": str(folder / f"{name}-{ranks}")} for name in KEYS])
-        for ranks in (1, 2, 4)
+        (
+            ranks,
+            [{"config": settings(data, name, **evaluated), "out": str(folder / f"{name}-{ranks}")} for name in NAMES],
+        )
+        for ranks, evaluated in ((1, {}), (2, {"evaluate": HALF - 1}), (4, {}))
     ]
     on_two = rounds[1][1]
-    for name in KEYS:
+    for name in WITHOUT_DENSE:
         bare = settings(data, name, steps=1, data__dense={})
         on_two.append({"config": bare, "out": str(folder / f"{name}-bare")})
     for name in resumed_names(request.config):
@@ -77,7 +51,7 @@ def runs(request, data, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("name", NAMES)
 def test_losses_fall_and_do_not_depend_on_the_number_of_ranks(runs, name):
     alone = losses(runs / f"{name}-1")
     assert np.mean(alone[-3:]) < np.mean(alone[:3])
@@ -91,6 +65,6 @@ def test_a_resume_is_bit_for_bit(runs, resumed):
     assert [name for name in whole if not torch.equal(whole[name], halves[name])] == []
 
 
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("name", WITHOUT_DENSE)
 def test_dense_features_are_not_needed(runs, name):
     assert len(losses(runs / f"{name}-bare")) == 1

@@ -12,15 +12,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from docs.costs import render
 from trainer.core.distributed import process_group
+from trainer.core.errors import InputError
+from trainer.core.run_directory import RunDirectory
+from trainer.models.builder import MODELS
+from trainer.models.tasks import ModelWithLoss
 from trainer.tools.bench import bench
 from trainer.tools.bench.comparison import Comparison, render_comparisons
 from trainer.tools.bench.features import BASELINE, FEATURES, changed
 from trainer.tools.bench.loops import compare_loops
+from trainer.tools.bench.models import compare_models
 from trainer.tools.bench.setting import MEMORY_BATCHES, WARM_STEPS, make_config, make_data
 from trainer.training.setup import open_session
 
@@ -41,6 +47,7 @@ FLAGS = ["--rows", "3000", "--global-batch-size", "64", "--steps", "3", "--repea
             },
         ),
         ("features", {(name, BASELINE): None for name in FEATURES}),
+        ("models", {(name, "a bare torch loop"): 0.9 for name in MODELS}),
         (
             "checkpoint",
             {
@@ -109,6 +116,22 @@ def test_the_hand_written_loop_trains_on_the_same_batches(session):
         assert batch.sparse.keys() == same.sparse_features.keys()
 
 
+def test_the_bare_loop_trains_the_same_model_on_the_same_batches(tmp_path):
+    """With plain tables, weights of its own, and the losses of the same tasks."""
+    steps, losses = MEMORY_BATCHES - WARM_STEPS, {True: [], False: []}
+
+    def record(module, inputs, output):
+        if isinstance(module, ModelWithLoss):
+            losses[any(isinstance(part, EmbeddingBagCollection) for part in module.modules())].append(inputs[0])
+
+    with process_group() as context, register_module_forward_hook(record):
+        compare_models(["mmoe"], RunDirectory(str(tmp_path)), 64, steps, 1, context)
+    for ours, bare in zip(losses[False], losses[True], strict=True):
+        assert_same(ours.labels, bare.labels)
+        assert_same(ours.dense, bare.dense)
+        assert_same(ours.sparse.values(), bare.sparse.values())
+
+
 def assert_same(ours, theirs):
     assert ours.dtype == theirs.dtype
     assert torch.equal(ours, theirs)
@@ -153,6 +176,14 @@ def test_the_table_shows_the_spread_of_the_ratios():
     ]
 
 
-def test_nothing_to_measure():
-    with pytest.raises(ValueError, match="--repeats is 0; it must be 1 or more"):
-        bench(repeats=0)
+@pytest.mark.parametrize(
+    ("what", "arguments", "message"),
+    [
+        ("training", {"repeats": 0}, "--repeats is 0; it must be 1 or more"),
+        ("features", {"models": ("dlrm",)}, "--models is dlrm, which `bench features` does not use"),
+        ("models", {"models": ("dlm",)}, "--models has 'dlm', which is no built-in model; did you mean 'dlrm'?"),
+    ],
+)
+def test_nothing_to_measure(tmp_path, what, arguments, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        bench(what, out=str(tmp_path), **arguments)

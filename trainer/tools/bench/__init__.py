@@ -3,6 +3,7 @@
     python -m trainer bench --out runs/bench
     python -m trainer bench checkpoint --out runs/bench
     python -m trainer bench features --out runs/bench
+    python -m trainer bench models --out runs/bench
 
 What is compared runs by turns in one process, several times, so that a busy machine slows down both. A ratio is the
 median of the repeats' ratios.
@@ -17,27 +18,39 @@ from trainer.core.distributed import broadcast_from_rank0, process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
+from trainer.models.builder import MODELS
 from trainer.run.provenance import describe_run
 from trainer.tools.bench.checkpoint import compare_checkpoints, render_restores, time_restores
 from trainer.tools.bench.comparison import Comparison, describe_machine, render_comparisons
 from trainer.tools.bench.features import compare_features
 from trainer.tools.bench.loops import compare_loops
+from trainer.tools.bench.models import compare_models
 from trainer.tools.bench.readers import compare_readers
 from trainer.tools.bench.setting import make_config, make_data, scratch_run
 from trainer.training.session import Session
 from trainer.training.setup import open_session
 
 
+def _compare_training(session: Session, steps: int, repeats: int) -> list[Comparison]:
+    readers = compare_readers(session, repeats) if session.context.is_rank0 else []
+    return readers + compare_loops(session, steps, repeats)
+
+
+COMPARE = {"training": _compare_training, "checkpoint": compare_checkpoints, "features": compare_features}
+"""What is measured of the benchmark's own model, by name."""
+
+
 def bench(
-    what: Literal["training", "checkpoint", "features"] = "training",
+    what: Literal["training", "checkpoint", "features", "models"] = "training",
     /,
     out: str = "runs/bench",
     rows: int = 2_000_000,
     global_batch_size: int = 8192,
     steps: int = 40,
     repeats: int = 5,
+    models: tuple[str, ...] = (),
 ) -> None:
-    """Measures the loader and the training loop, saving and restoring, or training features, and prints tables.
+    """Measures the loader and the training loop, saving and restoring, features or models, and prints tables.
 
     training: the loader beside plain pyarrow and beside a reader that makes Python objects, on one core and by the
     processor time that they take; training from Parquet beside training on batches in memory; that beside a loop
@@ -49,30 +62,40 @@ def bench(
 
     features: training with each feature that is off by default, beside training without it, both from memory.
 
+    models: training with each built-in model, as its ready-made configuration for MovieLens has it, beside the same
+    model with unsharded tables in a bare torch loop, both from memory, on random ratings; on several ranks the bare
+    loop exchanges nothing.
+
     Under torchrun all but the loader's run on all ranks. Writes `OUT/bench-WHAT.json` with every repeat.
 
     Args:
         what: What to measure.
         out: Directory for the results, and for the data, in Criteo's shape, which is made once; any fsspec URL.
-        rows: Samples of the data set.
+        rows: Samples of the data set; `models` makes as many as it keeps in memory.
         global_batch_size: Samples per step, over all ranks.
         steps: Steps per repeat of a training loop.
         repeats: Repeats of everything.
+        models: Built-in models to measure, with `models` only. Unset: all.
 
     Raises:
-        InputError: An argument is out of range, or OUT holds data of other settings.
+        InputError: An argument is out of range, there is no such model, or OUT holds data of other settings.
     """
     settings = {"rows": rows, "global_batch_size": global_batch_size, "steps": steps, "repeats": repeats}
     for name, value in settings.items():
         if value < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}; it must be 1 or more")
+    if models and what != "models":
+        raise InputError(f"--models is {' '.join(models)}, which `bench {what}` does not use; leave it out")
     config, run = make_config(out, global_batch_size), RunDirectory(out)
     with process_group() as context, scratch_run(run, context) as scratch:
         with contextlib.redirect_stdout(io.StringIO()):
-            broadcast_from_rank0(context, lambda: make_data(out, rows))
-            compare = {"training": _compare_training, "checkpoint": compare_checkpoints, "features": compare_features}
-            with open_session(config, scratch.url, "never", context) as session:
-                comparisons = compare[what](session, steps, repeats)
+            if what == "models":
+                names = models or tuple(MODELS)
+                comparisons = compare_models(names, scratch, global_batch_size, steps, repeats, context)
+            else:
+                broadcast_from_rank0(context, lambda: make_data(out, rows))
+                with open_session(config, scratch.url, "never", context) as session:
+                    comparisons = COMPARE[what](session, steps, repeats)
         restores = time_restores(config, scratch, repeats) if what == "checkpoint" and context.world_size == 1 else []
         if context.is_rank0:
             print("\n\n".join([render_comparisons(comparisons), *([render_restores(restores)] if restores else [])]))
@@ -81,8 +104,3 @@ def bench(
             facts |= {"restores": [asdict(one) for one in restores]} if restores else {}
             run.write_json(f"bench-{what}.json", facts)
             print(f"\nevery repeat is in {without_secrets(run.url_of(f'bench-{what}.json'))}")
-
-
-def _compare_training(session: Session, steps: int, repeats: int) -> list[Comparison]:
-    readers = compare_readers(session, repeats) if session.context.is_rank0 else []
-    return readers + compare_loops(session, steps, repeats)

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
@@ -71,7 +70,9 @@ def train(session: Session, batches: Iterator[Batch], steps: int) -> float:
             raise Stopped
         return session.saver.due(step) or session.evaluator.due(step)
 
-    return _samples_per_second(session, training_step, take, steps)
+    rate = samples_per_second(session, take, steps)
+    training_step.detach()
+    return rate
 
 
 def _write_by_hand(session: Session) -> tuple[DistributedModelParallel, CombinedOptimizer]:
@@ -102,12 +103,13 @@ def _train_by_hand(
 ) -> float:
     """Returns samples per second of the least that trains: TorchRec's pipeline and nothing else."""
     pipeline = TrainPipelineSparseDist(model, optimizer, session.context.device)
-    return _samples_per_second(session, pipeline, lambda _: pipeline.progress(batches), steps)
+    rate = samples_per_second(session, lambda _: pipeline.progress(batches), steps)
+    pipeline.detach()
+    return rate
 
 
-def _samples_per_second(
-    session: Session, pipeline: TrainPipelineSparseDist[Any, Any], take: Callable[[int], object], steps: int
-) -> float:
+def samples_per_second(session: Session, take: Callable[[int], object], steps: int) -> float:
+    """Returns samples per second of a loop that takes steps by their numbers, the first few of which do not count."""
     for step in range(1, WARM_STEPS + 1):
         take(step)
     synchronize = torch.get_device_module(session.context.device).synchronize
@@ -117,5 +119,4 @@ def _samples_per_second(
         take(step)
     synchronize()
     seconds = time.perf_counter() - start
-    pipeline.detach()
     return steps * session.order.lanes.global_batch_size / seconds

@@ -1,0 +1,33 @@
+"""The ready-made configuration of every built-in model, on a small data set of its form."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from trainer.models.builder import MODELS
+from trainer.tools.bench.features import changed
+from trainer.tools.bench.models import movielens_config
+from trainer.tools.bench.ratings import make_ratings
+
+NAMES = [*MODELS]
+RATINGS, BATCH = 800, 64
+
+
+def write_ratings(folder: Path) -> Path:
+    """Writes the data set and returns its folder: 640 ratings to train on, 80 in each other split."""
+    make_ratings(str(folder / "ratings"), RATINGS)
+    return folder / "ratings"
+
+
+def ready_made(name: str, data: Path, **changes: object) -> dict:
+    """Returns the configuration of a model; `changes` are `section__key=value`."""
+    small = {"data.global_batch_size": BATCH, "data.shuffle_window_rows": 50, "report.tensorboard": False}
+    small |= {"report.interval_steps": 1, "evaluate.every_steps": 0, "train.epochs": None, "train.steps": 10}
+    given = {path.replace("__", "."): value for path, value in changes.items()}
+    return changed(movielens_config(name, str(data)), small | given).model_dump(mode="json", exclude_none=True)
+
+
+def sampled(config: pytest.Config, everything: list, count: int) -> list:
+    """Returns so many of a matrix, or all of them with `--all`."""
+    return everything if config.getoption("all") else random.Random(0).sample(everything, count)

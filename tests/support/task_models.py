@@ -40,6 +40,25 @@ class Heads(nn.Module):
         }
 
 
+class NoTables(nn.Module):
+    """A linear model of the dense features, without the tables that it is given."""
+
+    def __init__(self, inputs):
+        super().__init__()
+        self.head = nn.Linear(inputs.dense_features, len(inputs.predictions), device=inputs.device)
+
+    def forward(self, dense, sparse):
+        return self.head(dense)
+
+
+class IdleTables(NoTables):
+    """The same, which keeps the tables and does not look anything up."""
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        self.tables = inputs.tables
+
+
 def cubic(prediction: Tensor, label: Tensor) -> Tensor:
     """A loss of a task of one's own, `[B]`."""
     return (prediction - label).abs() ** 3

@@ -2,11 +2,17 @@
 
 import re
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from command import run_trainer, write_config
 from jobs import config
 
+from trainer.__main__ import main as trainer
+
 COMPARED = {"label": "label", "prediction": "score", "loss": "bpr", "group": "s1"}
+
+ROW_ID = {"data__labels": ["label", "row_id"], "data__numeric_labels": ["row_id"]}
 
 
 def changed(task, **changes):
@@ -41,6 +47,21 @@ def changed(task, **changes):
             ["tasks.one.loss is 'task_models:nowhere', which cannot be imported"],
         ),
         (
+            changed({"label": "row_id", "prediction": "classes", "loss": "softmax"}, **ROW_ID),
+            ["tasks.one.label is 'row_id', a column with the value ", "3 classes for 'classes'", "0 to 2", "the data"],
+        ),
+        (
+            changed({"label": "label"}, model={"name": "task_models:NoTables"}),
+            ["model.name is 'task_models:NoTables', a model that keeps no tables", "self.tables"],
+        ),
+        (
+            {
+                "model": {"name": "task_models:IdleTables", "task_weighting": "pareto"},
+                "tasks": {"one": {"label": "label"}, "two": {"label": "label"}},
+            },
+            ["model.task_weighting is 'pareto', which needs the gradients of embeddings", "looks none up", "'fixed'"],
+        ),
+        (
             changed(COMPARED, train__micro_batches=16),
             ["tasks.one.loss is 'bpr'", "1 ranks in 16 micro-batches cut the 8 lanes", "train.micro_batches"],
         ),
@@ -53,6 +74,32 @@ def changed(task, **changes):
 def test_one_line(refusal, changes, words):
     line = refusal(changes)
     assert all(part in line for part in words), line
+
+
+def test_a_label_of_no_class_is_refused_in_an_evaluation(tmp_path, rows, capfd):
+    task = {"label": "kind", "prediction": "classes", "loss": "softmax"}
+    table = pq.read_table(rows)
+    for name, kind in (("train", 2.0), ("validation", 1.5)):
+        kinds = pa.array([kind] * len(table), pa.float32())
+        pq.write_table(table.append_column("kind", kinds), tmp_path / f"{name}.parquet")
+    columns = {"data__labels": ["kind"], "data__numeric_labels": ["kind"]}
+    tree = config(tmp_path / "train.parquet", **changed(task, **columns), train__steps=1)
+    tree["data"]["validation"] = [str(tmp_path / "validation.parquet")]
+    assert trainer(["train", str(write_config(tmp_path / "c.toml", tree)), "--out", str(tmp_path / "out")]) == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert "tasks.one.label is 'kind', a column with the value 1.5, but the model gives 3 classes" in line
+
+
+def test_a_resumed_run_keeps_the_order_of_its_tasks(tmp_path, rows, capfd):
+    """Whose log-variances would otherwise change places."""
+    tree = config(rows, train__steps=2, model={"name": "mmoe", "task_weighting": "uncertainty"})
+    tree["tasks"] = {"first": {"label": "label"}, "second": {"label": "label", "loss": "focal"}}
+    out = ["--out", str(tmp_path / "out")]
+    assert trainer(["train", str(write_config(tmp_path / "c.toml", tree)), *out]) == 0
+    tree["tasks"] = dict(reversed(tree["tasks"].items()))
+    assert trainer(["train", str(write_config(tmp_path / "c.toml", tree)), *out]) == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert "tasks is ['first', 'second'] there and ['second', 'first'] here, and may not change" in line
 
 
 def test_more_ranks_than_lanes_are_refused(tmp_path, rows):

@@ -2,10 +2,10 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy as cross_entropies
 
 from trainer.metrics.base import Sums
 from trainer.metrics.ratio import ratio
+from trainer.models.losses import softmax
 
 
 class ClassSums(Sums):
@@ -16,9 +16,7 @@ class ClassSums(Sums):
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
         """Adds to the sums; the scores are `[B, C]`, the labels numbers of classes."""
-        classes = labels.long()
-        losses = cross_entropies(logits, classes, reduction="none")
-        right = logits.argmax(1) == classes
+        losses, right = softmax(logits, labels), logits.argmax(1) == labels
         self.state += torch.stack([weights.sum(), (weights * right).sum(), (weights * losses).sum()])
 
 

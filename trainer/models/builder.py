@@ -13,7 +13,7 @@ from trainer.models.dbmtl import dbmtl
 from trainer.models.deepfm import deepfm, wide_deep
 from trainer.models.din import din
 from trainer.models.dlrm import dlrm, dlrm_dcn
-from trainer.models.embeddings import check_names, collections
+from trainer.models.embeddings import check_names, collections, table_of_weight
 from trainer.models.esmm import esmm
 from trainer.models.experts import mmoe, ple
 from trainer.models.sasrec import sasrec
@@ -56,6 +56,10 @@ def build_model(data: DataConfig, model: ModelConfig, predictions: list[str], de
     )
     built = builder(inputs)
     check_names(built)
+    if not any(table_of_weight(path) for path, _ in built.named_parameters()):
+        raise InputError(
+            f"model.name is '{model.name}', a model that keeps no tables; keep ModelInputs.tables in it, as self.tables"
+        )
     return built
 
 

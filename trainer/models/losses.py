@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -24,8 +25,16 @@ def focal(logit: Tensor, label: Tensor, gamma: float = 2.0, alpha: float = 0.5) 
 
 
 def softmax(logits: Tensor, label: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Returns the cross-entropy of logits `[B, C]` and labels that are numbers of classes."""
-    return functional.cross_entropy(logits, label.long(), reduction="none", label_smoothing=label_smoothing)
+    """Returns the cross-entropy of logits `[B, C]` and labels that are numbers of classes, NaN where one is not."""
+    known = are_classes(label, logits.shape[1])  # beyond them a GPU would end the process without a word about data
+    number = label.long().where(known, 0)
+    each = functional.cross_entropy(logits, number, reduction="none", label_smoothing=label_smoothing)
+    return each.where(known, torch.nan)
+
+
+def are_classes(label: Tensor, classes: int) -> Tensor:
+    """Returns which labels are numbers of classes, `[B]`, from 0 on."""
+    return (label >= 0) & (label < classes) & (label == label.floor())
 
 
 def squared(value: Tensor, label: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from trainer.core.registry import find_by_name
 from trainer.data.batch import Batch
 from trainer.models.base import Outputs, Predictions
 from trainer.models.log_probability import to_logit
-from trainer.models.losses import LOSSES
+from trainer.models.losses import LOSSES, are_classes
 from trainer.models.losses_over_samples import LOSSES_OVER_SAMPLES, LossOverSamples
 from trainer.models.weighting import weighting_of
 
@@ -55,6 +55,22 @@ class TaskLoss:
         if each.shape != label.shape:
             raise InputError(f"{self._key}.loss gives {list(each.shape)}; it must give [B], here {list(label.shape)}")
         return each * (factor * self._task.weight)
+
+    def check_labels(self, predictions: Predictions, batch: Batch) -> None:
+        """Refuses numbers of classes that there are not; on a GPU the loss of such a sample is NaN.
+
+        Raises:
+            InputError: The message names the label and its value.
+        """
+        if self._task.loss != "softmax" or batch.labels.is_cuda:  # a GPU would have to be waited for in every step
+            return
+        label, classes = batch.labels[:, self._label], self._prediction(predictions).shape[1]
+        if len(wrong := label[~are_classes(label, classes)]):
+            raise InputError(
+                f"{self._key}.label is '{self._task.label}', a column with the value {wrong[0].item():g}, but the "
+                f"model gives {classes} classes for '{self._task.prediction}', whose numbers are 0 to {classes - 1}; "
+                "correct the data, or give the model more classes"
+            )
 
     def _prediction(self, predictions: Predictions) -> Tensor:
         task, name = self._task, str(self._task.prediction)
@@ -152,6 +168,9 @@ class TaskLosses(nn.Module):
         samples. In evaluation it is 0: nothing asks for it, and an evaluation has no lanes.
         """
         predictions = self._named(output)
+        for task_loss in self._losses:
+            if isinstance(task_loss, TaskLoss):
+                task_loss.check_labels(predictions, batch)
         loss = self._loss(predictions, batch) if self.training else torch.zeros_like(batch.scale)
         detached = {name: prediction.detach() for name, prediction in predictions.items()}
         return loss, Outputs(loss.detach(), detached, batch.labels, batch.weights, batch.groups)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.config.root import Config
+from trainer.core.errors import InputError
 
 MOST_EXCHANGES = 1000
 TOLERANCE = 1e-9  # of the gradient, whose Gram matrix is summed in float32
@@ -66,6 +67,11 @@ class Pareto(nn.Module):
 
     def _factors(self, losses: Tensor) -> Tensor:
         shared = self.shared()
+        if not shared:
+            raise InputError(
+                "model.task_weighting is 'pareto', which needs the gradients of embeddings, but the model looks none "
+                "up; use 'fixed' or 'uncertainty'"
+            )
         gradients = [torch.autograd.grad(loss, shared, retain_graph=True, materialize_grads=True) for loss in losses]
         whole = torch.stack([torch.cat([part.flatten() for part in parts]) for parts in gradients])
         gram = whole @ whole.T

@@ -13,19 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from custom import Sum
+from custom import SumOfSequences
 from jobs import config, launch_rounds, saved_tensors
 from table_reference import ReferenceTable
 from torch import Tensor, nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
 from trainer.models.base import ModelInputs
-from trainer.models.embeddings import table_configs
+from trainer.models.embeddings import collections
 from trainer.models.table_init import initialize_tables
 
 STEPS, BATCH, RANKS = 50, 64, (1, 2, 4)
@@ -56,9 +55,11 @@ CASES = {
 }
 REPLICABLE = ("sgd", "adagrad", "adagrad that starts higher", "rowwise_adagrad", "rowwise_adagrad that starts higher")
 RATE = 0.02
-TABLES = {"wide": 16, "mean": 16, "narrow": 8, "few": 16, "shared": 16}
+TABLES = {"wide": 16, "mean": 16, "narrow": 8, "few": 16, "shared": 16, "sequences": 16}
 POOLING = {"grid_shard": "sum"}
-SHARING = {"shared": ["first", "second"]}
+SHARING = {"shared": ["first", "second"], "sequences": ["past", "target"]}
+LONGEST = 3  # of the 4 ids in a list at most
+OF_SEQUENCES = {"table_row_wise": "row_wise", "grid_shard": "column_wise", "data_parallel": "table_wise"}
 
 
 def write_bags(folder: Path, size: int) -> Path:
@@ -81,11 +82,11 @@ def write_bags(folder: Path, size: int) -> Path:
 
 def settings(data: Path, kind: str, sparse: dict, tables: dict) -> dict:
     """Returns a configuration in which a table has mean pooling, but where no table can have it."""
-    mode = {"planner__mode": "data_parallel"} if kind == "data_parallel" else {"planner__sharding_types": [kind]}
     tree = config(
         data,
-        **mode,
-        model={"name": "custom:sum_of_embeddings", "arguments": {"depth": 3}, "embedding_dim": 16},
+        planner__sharding_types=[kind],
+        planner__tables={"sequences": {"sharding_types": [OF_SEQUENCES.get(kind, kind)]}},
+        model={"name": "custom:SumOfSequences", "embedding_dim": 16},
         train__steps=STEPS,
     )
     shapes = {name: {"rows": 5 if name == "few" else 60, "dimension": columns} for name, columns in TABLES.items()}
@@ -95,6 +96,8 @@ def settings(data: Path, kind: str, sparse: dict, tables: dict) -> dict:
         for feature in SHARING.get(table, [table])
     }
     sparse_features["mean"]["pooling"] = POOLING.get(kind, "mean")
+    for feature in SHARING["sequences"]:
+        sparse_features[feature] |= {"pooling": "none", "max_ids": LONGEST}
     tree["data"] |= {"global_batch_size": BATCH, "dense": {}, "sparse": sparse_features, "weight": "importance"}
     tree["optimizer"] |= {"sparse": sparse, "tables": tables}
     return tree
@@ -106,6 +109,10 @@ BY_TABLE = {
     "mean": ({"frozen": True}, {"name": "sgd", "learning_rate": 0.0}),
     "narrow": ({"name": "rowwise_adagrad", "eps": 1e-2}, {"name": "rowwise_adagrad", "eps": 1e-2}),
     "few": ({"schedule": {"warmup_steps": 25, "decay": "constant"}}, {"name": "adam", "warmup": 25, **MOMENTS}),
+    "sequences": (
+        {"name": "adagrad", "learning_rate": 0.05, "eps": 1e-3},
+        {"name": "adagrad", "learning_rate": 0.05, **EPS},
+    ),
     "shared": ({"weight_decay": 0.2}, {"name": "adam", "weight_decay": 0.2, **MOMENTS}),
 }
 
@@ -170,12 +177,12 @@ def reference(trained):
 def train(data: Path, case: str, kind: str) -> tuple[dict, dict]:
     found = Config.model_validate(settings(data, kind, *sections(case)))
     model = initial_model(found)
-    bags = dict(model.tables.embedding_bags.items())
+    bags = {**dict(model.tables.embedding_bags.items()), **dict(model.sequences.embeddings.items())}
     optimizers = {name: optimizer_of(case, name, bag.weight, kind in COLUMN_SHARDED) for name, bag in bags.items()}
     files = find_files("train", found.data.train, found.data)
     loader = Loader(files, found.data, Lanes(files.rows, 8, BATCH), 0, 1, found.train.seed, True)
     for step, batch in enumerate(loader.batches(0, STEPS), 1):
-        logits = model.head(torch.cat([*pooled(batch.sparse, model.tables)], 1))
+        logits = model.head(torch.cat([*pooled(batch.sparse, model)], 1))
         each = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.double(), reduction="none")[:, 0]
         model.zero_grad()
         ((each * batch.weights).sum() / BATCH).backward()
@@ -195,22 +202,28 @@ def train(data: Path, case: str, kind: str) -> tuple[dict, dict]:
     return {f"model.model.{name}": value for name, value in model.state_dict().items()}, slots
 
 
-def initial_model(found: Config) -> Sum:
+def initial_model(found: Config) -> SumOfSequences:
+    device = torch.device("cpu")
+    tables, sequences = collections(found.data, found.model, device)
     torch.manual_seed(found.train.seed)
-    tables = EmbeddingBagCollection(tables=table_configs(found.data, found.model))
-    torch.manual_seed(found.train.seed)
-    model = Sum(ModelInputs(tables, 0, list(found.data.sparse), ["label"], torch.device("cpu"), found.model))
+    both = {"sequences": sequences, "sequence_features": found.data.sequences}
+    model = SumOfSequences(ModelInputs(tables, 0, found.data.pooled, ["label"], device, found.model, **both))
     initialize_tables(model, found.train.seed)
     return model.double()
 
 
-def pooled(sparse: KeyedJaggedTensor, tables: EmbeddingBagCollection) -> Iterator[Tensor]:
+def pooled(sparse: KeyedJaggedTensor, model: SumOfSequences) -> Iterator[Tensor]:
     """Yields the pooled embeddings of every feature; TorchRec's own modules round them to float32."""
-    for table in tables.embedding_bag_configs():
-        weight, mode = tables.embedding_bags[table.name].weight, table.pooling.value.lower()
-        for feature in table.feature_names:
-            values, offsets = sparse[feature].values().long(), sparse[feature].offsets()[:-1].long()
-            yield nn.functional.embedding_bag(values, weight, offsets, mode=mode)
+    for table in model.tables.embedding_bag_configs():
+        weight, mode = model.tables.embedding_bags[table.name].weight, table.pooling.value.lower()
+        yield from (pooled_feature(sparse[feature], weight, mode) for feature in table.feature_names)
+    for table in model.sequences.embedding_configs():
+        weight = model.sequences.embeddings[table.name].weight
+        yield from (pooled_feature(sparse[feature], weight, "sum") for feature in table.feature_names)
+
+
+def pooled_feature(ids: JaggedTensor, weight: Tensor, mode: str) -> Tensor:
+    return nn.functional.embedding_bag(ids.values().long(), weight, ids.offsets()[:-1].long(), mode=mode)
 
 
 def optimizer_of(case: str, table: str, weight: torch.Tensor, column_sharded: bool) -> ReferenceTable:
@@ -224,7 +237,7 @@ def optimizer_of(case: str, table: str, weight: torch.Tensor, column_sharded: bo
 
 def test_a_table_optimizer_is_what_it_is_defined_as(trained, reference, case, kind, ranks):
     out = place(trained, case, kind, ranks)
-    assert (out / "plan.json").read_text().count(f'"sharding_type": "{kind}"') == len(TABLES)
+    assert (out / "plan.json").read_text().count(f'"sharding_type": "{kind}"') >= len(TABLES) - 1
     weights, slots = reference(case, kind)
     found = saved_tensors(out, STEPS)
     assert found.keys() == weights.keys() | slots.keys()

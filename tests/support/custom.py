@@ -29,6 +29,21 @@ class Sum(nn.Module):
         return self.head(torch.cat([pooled[feature] for feature in self.features], dim=1))
 
 
+class SumOfSequences(Sum):
+    """The same, with the sums of sequences after the pooled embeddings."""
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        self.sequences, self.lengths = inputs.sequences, inputs.sequence_features
+        width = self.head.in_features + len(self.lengths) * inputs.sequences.embedding_dim()
+        self.head = nn.Linear(width, inputs.labels, device=inputs.device)
+
+    def forward(self, dense, sparse):
+        pooled, found = self.tables(sparse), self.sequences(sparse)
+        sums = [found[feature].to_padded_dense(length).sum(1) for feature, length in self.lengths.items()]
+        return self.head(torch.cat([*(pooled[feature] for feature in self.features), *sums], dim=1))
+
+
 class Normalized(Sum):
     """The same, of embeddings that are normalized over the batch."""
 

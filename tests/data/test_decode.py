@@ -110,6 +110,16 @@ def test_lists_of_ids(dtype):
     assert lists(sparse(column, rows=6, ids="modulo").bags["id"]) == [[1, 2], [], [3], [5, 0]]
 
 
+@pytest.mark.parametrize("dtype", [pa.list_(pa.int64()), pa.large_list(pa.int32())])
+def test_sequences_keep_their_last_ids(dtype):
+    column = pa.array([[9, 9, 9], [1, 2, 3, 4], None, [5, None, 6, 7], [8], [], [2, 3]], dtype)[1:]
+    keys = {"pooling": "none", "max_ids": 2}
+    assert lists(sparse(column, **keys).bags["id"]) == [[3, 4], [], [6, 7], [8], [], [2, 3]]
+    assert lists(sparse(column, np.array([5, 0, 2, 1, 3, 4]), **keys).bags["id"])[:2] == [[2, 3], [3, 4]]
+    assert lists(sparse(column, pooling="none", max_ids=4).bags["id"])[0] == [1, 2, 3, 4]
+    assert lists(sparse(column.slice(1, 1), **keys).bags["id"]) == [[]]
+
+
 def test_lists_of_text():
     column = pa.array([["a", "b"], [None, "a"], None])
     a, b = hashed_text("a", 50), hashed_text("b", 50)

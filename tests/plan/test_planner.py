@@ -7,10 +7,12 @@ import pytest
 import torch
 from command import run_trainer
 from jobs import config, write_rows
+from sequences import sequence_config
 
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes
+from trainer.plan.allowed_types import OF_SEQUENCES, with_allowed_types
 from trainer.plan.plan_file import load_plan, plan_to_json, table_plans
 from trainer.plan.planner import plan_for, topology
 from trainer.plan.report import render_plan
@@ -132,6 +134,26 @@ def test_what_cannot_be_planned_is_named(tmp_path, changes, message):
 def test_what_looks_odd_and_can_be_planned(tmp_path, changes):
     _, plan = planned(tmp_path, **changes)
     assert len(table_plans(plan)) == 6
+
+
+def test_sequences_are_planned(tmp_path):
+    settings = Config.model_validate(sequence_config(tmp_path, "din"))
+    model = build_unsharded_model(settings, torch.device("cpu"))
+    planner = with_allowed_types(settings)
+    plan = table_plans(plan_for(model, sharders(settings.comms), settings.data, planner, 4, 2, "cpu"))
+    assert plan.keys() == {"films", "city"}
+    assert plan["films"].sharding_type in OF_SEQUENCES
+
+
+def test_sequences_take_the_memory_of_all_their_ids(tmp_path):
+    """64 samples of a million ids, their 16 values and 8 bytes for each id itself, and what is pooled."""
+    tree = sequence_config(tmp_path, "din", planner__host_memory_gib=1.0)
+    tree["data"]["sparse"]["history"]["hotness"] = 1e6
+    settings = Config.model_validate(tree)
+    model = build_unsharded_model(settings, torch.device("cpu"))
+    expected = f"its ids and embeddings, {64e6 * (4 * 16 + 8) / 2**30:.3g} GiB, do not fit"
+    with pytest.raises(InputError, match=re.escape(expected)):
+        plan_for(model, sharders(settings.comms), settings.data, with_allowed_types(settings), 4, 2, "cpu")
 
 
 def test_a_job_uses_the_plan_that_the_plan_command_wrote(tmp_path):

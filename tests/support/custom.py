@@ -44,6 +44,15 @@ class SumOfSequences(Sum):
         return self.head(torch.cat([*(pooled[feature] for feature in self.features), *sums], dim=1))
 
 
+class Renamed(SumOfSequences):
+    """The same, under a name by which checkpoints do not know its tables."""
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        self.unpooled = self.sequences
+        del self.sequences
+
+
 class Normalized(Sum):
     """The same, of embeddings that are normalized over the batch."""
 

@@ -36,9 +36,9 @@ def sequence_config(data: Path, model: str, **changes: object) -> dict:
     """Returns the configuration of a model that reads histories; `changes` are as in `jobs.config`."""
     tree = config(data, model={"name": model, "embedding_dim": 16, "over_layers": [16]}, **changes)
     tree["model"] |= {"target": "item", "history": "history"}
-    shared = {"rows": ITEMS, "table": "items", "pooling": "none"}
+    shared = {"rows": ITEMS, "table": "films", "pooling": "none"}
     tree["data"]["sparse"] = {
-        "history": shared | {"max_ids": LONGEST, "hotness": 4.0},
+        "history": shared | {"max_ids": LONGEST, "hotness": 3.2},
         "city": {"rows": 20},
         "item": shared | {"max_ids": 1},
     }

@@ -54,11 +54,12 @@ def _check_widths(plan: ShardingPlan, config: Config) -> None:
         if sharding.sharding_type == "column_wise" and config.data.holds_sequences(table)
         for shard in shards_of(sharding)
     }
-    if len(widths) > 1:  # TorchRec 1.8 takes all shards to be as wide as the first
+    # TorchRec's planner makes them equal, and its collection of sequences takes them to be.
+    if len(widths) > 1:
+        found = " and ".join(map(str, sorted(widths)))
         raise InputError(
-            f"planner.min_columns is {config.planner.min_columns}, but tables of sequences would have column shards of "
-            f"{' and '.join(map(str, sorted(widths)))} columns, which must be equal; use a divisor of their dimension, "
-            "or planner.sharding_types without column_wise"
+            f"planner.plan is '{config.planner.plan}', which cuts tables of sequences into shards of {found} columns; "
+            "make them equal, or plan anew"
         )
 
 

@@ -1,0 +1,224 @@
+"""Models that read sequences train alike on any number of ranks, under every plan, in micro-batches, and when resumed.
+
+By default each model comes under each plan or number of ranks once or twice; `--all` takes all of them.
+"""
+
+import json
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from jobs import launch_rounds, losses, saved_tensors
+from sequences import ITEMS, sequence_config, write_histories
+
+MODELS, KINDS, RANKS = ("din", "sasrec"), ("table_wise", "row_wise", "column_wise"), (1, 2, 4)
+STEPS, HALF = 20, 10
+SAMPLED = [
+    ("din", "row_wise", 2),
+    ("din", "column_wise", 4),
+    ("sasrec", "column_wise", 2),
+    ("sasrec", "row_wise", 4),
+    ("sasrec", "table_wise", 4),
+]
+# With a smaller eps, Adagrad turns rounding of gradients near zero into steps of full size.
+ADAGRAD = {"name": "adagrad", "learning_rate": 0.1, "eps": 1e-2}
+FILMS = "model.model.sequences.embeddings.films.weight"
+VARIANTS = {
+    "micro_batches": {"train__micro_batches": 2},
+    "clamped": {"optimizer__sparse": ADAGRAD | {"max_gradient": 1e-3}},
+    "pareto": {"model__task_weighting": "pareto"},
+    "few_rows": {},
+    "only_sequences": {"data__dense": {}},
+    "histograms": {"report": {"interval_steps": 1, "tensorboard": True, "histograms_every_steps": 5}},
+}
+RESUMED = [("row_wise", 2), ("column_wise", 1), ("table_wise", 4)]
+SENT = {"fp32": 4.0, "bf16": 2.0, "int8": 1.25}  # bytes of a value
+
+
+def settings(data: Path, model: str, kind: str, **changes: object) -> dict:
+    """Returns the configuration of two tasks that keeps averages of all weights and is evaluated at the end."""
+    return sequence_config(
+        data,
+        model,
+        **{
+            "data__labels": ["label", "bought"],
+            "data__test": [str(data)],
+            "planner__sharding_types": [kind],
+            "optimizer__sparse": ADAGRAD,
+            "optimizer__dense": {"name": "sgd", "learning_rate": 0.1},
+            "optimizer__ema": {"decay": 0.9, "tables": True},
+            "train__steps": STEPS,
+            "checkpoint__every_steps": HALF,
+        }
+        | changes,
+    )
+
+
+def variant(data: Path, model: str, kind: str, name: str) -> dict:
+    tree = settings(data, model, kind, **VARIANTS[name])
+    if name == "few_rows":  # on four ranks the last one has none
+        for feature in ("item", "history"):
+            tree["data"]["sparse"][feature] |= {"rows": 5, "ids": "modulo"}
+    if name == "only_sequences":
+        del tree["data"]["sparse"]["city"]
+    return tree
+
+
+def quantized(data: Path, kind: str, precision: str) -> dict:
+    """Returns the configuration of an epoch whose hotness is exact, in some precision."""
+    comms = {"forward": precision, "backward": precision}
+    tree = settings(data, "sasrec", kind, comms=comms, model__embedding_dim=32, train__steps=10, data__test=[])
+    del tree["data"]["sparse"]["city"]
+    return tree
+
+
+def rowwise(data: Path, kind: str) -> dict:
+    """Returns the configuration of a few steps with row-wise state, which each column shard keeps for itself."""
+    optimizer = {"name": "rowwise_adagrad", "learning_rate": 0.1}
+    return settings(data, "din", kind, optimizer__sparse=optimizer, optimizer__ema={}, train__steps=HALF, data__test=[])
+
+
+def fine_tuned(data: Path, start: Path) -> dict:
+    """Returns the configuration of a step that changes nothing, from a run of fewer items."""
+    still = {"name": "sgd", "learning_rate": 0.0}
+    changes = {"optimizer__sparse": still, "optimizer__dense": still, "optimizer__ema": {}, "train__steps": 1}
+    tree = settings(data, "din", "row_wise", **changes, finetune={"checkpoint": str(start)})
+    for feature in ("item", "history"):
+        tree["data"]["sparse"][feature]["rows"] = ITEMS + 7
+    return tree
+
+
+def combinations(config: pytest.Config) -> list[tuple[str, str, int]]:
+    return [*product(MODELS, KINDS, RANKS)] if config.getoption("all") else SAMPLED
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "ranks" in metafunc.fixturenames:
+        metafunc.parametrize(("model", "kind", "ranks"), combinations(metafunc.config))
+
+
+@pytest.fixture(scope="module")
+def runs(request, tmp_path_factory):
+    """All runs: `MODEL-KIND-RANKS`, and variants, the ones on a rank beside those on four."""
+    folder = tmp_path_factory.mktemp("sequences")
+    data = write_histories(folder / "data", 640)
+    jobs: dict[int, list[dict]] = {ranks: [] for ranks in RANKS}
+
+    def add(name: str, ranks: int, tree: dict, **more: object) -> None:
+        jobs[ranks].append({"config": tree, "out": str(folder / f"{name}-{ranks}"), **more})
+
+    for model, kind, ranks in dict.fromkeys(
+        [*((model, KINDS[0], 1) for model in MODELS), *combinations(request.config)]
+    ):
+        add(f"{model}-{kind}", ranks, settings(data, model, kind))
+    for at, name in enumerate(VARIANTS):
+        add(name, 1, variant(data, MODELS[at % 2], "table_wise", name))
+        add(name, 4, variant(data, MODELS[at % 2], "row_wise", name))
+    for kind, precision in product(("table_wise", "row_wise"), SENT):
+        add(f"{kind}-{precision}", 2, quantized(data, kind, precision), count=True)
+    add("rowwise-row_wise", 2, rowwise(data, "row_wise"))
+    add("straight", 2, settings(data, "sasrec", "row_wise"))
+    for kind, _ in RESUMED:
+        add(f"resumed-{kind}-on", 2, settings(data, "sasrec", "row_wise", train__steps=HALF))
+    later = [
+        (ranks, [{"config": settings(data, "sasrec", kind), "out": str(folder / f"resumed-{kind}-on-2")}])
+        for kind, ranks in RESUMED
+    ]
+    tuned = {"config": fine_tuned(data, folder / "din-table_wise-1"), "out": str(folder / "fine_tuned-2")}
+    launch_rounds([*jobs.items(), *later, (2, [tuned])], folder)
+    return folder
+
+
+def assert_alike(one: Path, other: Path) -> None:
+    """Checks losses, evaluations, weights and averages."""
+    np.testing.assert_allclose(losses(one), losses(other), rtol=1e-5)
+    found, expected = (json.loads((out / "evaluations.jsonl").read_text().splitlines()[-1]) for out in (one, other))
+    for metric in ("log_loss/label", "log_loss/bought"):
+        assert found[metric] == pytest.approx(expected[metric], rel=1e-5)
+    found, expected = saved_tensors(one, STEPS), saved_tensors(other, STEPS)
+    assert found.keys() == expected.keys()
+    for name in (name for name in expected if name.startswith(("model.", "ema."))):
+        np.testing.assert_allclose(found[name].float(), expected[name].float(), rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_runs_do_not_depend_on_plan_and_ranks(runs, model, kind, ranks):
+    out = runs / f"{model}-{kind}-{ranks}"
+    assert (out / "plan.json").read_text().count(f'"sharding_type": "{kind}"') == 2
+    assert_alike(out, runs / f"{model}-table_wise-1")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_do_not_depend_on_plan_and_ranks(runs, name):
+    assert_alike(runs / f"{name}-4", runs / f"{name}-1")
+
+
+def test_micro_batches_change_nothing(runs):
+    assert_alike(runs / "micro_batches-4", runs / f"{MODELS[0]}-table_wise-1")
+
+
+def test_histories_are_learned_from(runs):
+    for model in MODELS:
+        curve = losses(runs / f"{model}-table_wise-1")
+        assert np.mean(curve[-5:]) < np.mean(curve[:5])
+        before, after = (saved_tensors(runs / f"{model}-table_wise-1", step) for step in (HALF, STEPS))
+        assert (before[FILMS] != after[FILMS]).any(dim=1).sum() > ITEMS / 2
+        assert any(not torch.equal(before[key], after[key]) for key in before if "interest" in key)
+
+
+def test_a_resumed_run_takes_the_same_steps(runs):
+    """Bit for bit on the same ranks, but for rounding on others."""
+    expected, found = (saved_tensors(runs / name, STEPS) for name in ("straight-2", "resumed-row_wise-on-2"))
+    assert losses(runs / "resumed-row_wise-on-2") == losses(runs / "straight-2")
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    for kind in ("column_wise", "table_wise"):
+        assert_alike(runs / f"resumed-{kind}-on-2", runs / "straight-2")
+
+
+@pytest.mark.parametrize("precision", SENT)
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise"])
+def test_the_embeddings_of_all_ids_are_sent(runs, kind, precision):
+    out = runs / f"{kind}-{precision}-2"
+    calls = [json.loads((out / f"sent-{rank}.json").read_text())["all_to_all"] for rank in (0, 1)]
+    reported = json.loads((out / "run.json").read_text())["communication_bytes_per_step"]
+    for offset, direction in enumerate(("forward", "backward")):
+        sent = sum(sum(rank[offset::2]) for rank in calls) / 10
+        # Which ids are of the other rank is chance, and the hotness of 3.2 is but close to the mean length.
+        assert sent == pytest.approx(reported[direction], rel=0.1)
+        assert reported[direction] == pytest.approx(64 * (3.2 + 1.0) * 32 / 2 * SENT[precision])
+    if precision != "fp32":
+        exact = losses(runs / f"{kind}-fp32-2")
+        assert losses(out) != exact
+        np.testing.assert_allclose(losses(out), exact, rtol=0.02)
+
+
+def test_every_plan_restores_every_plan(runs, tmp_path):
+    """Weights and row-wise state go through all plans, on other numbers of ranks, and stay as they are."""
+    places = [runs / "rowwise-row_wise-2", tmp_path / "1", tmp_path / "2"]
+    moves = [
+        (ranks, [{"config": rowwise(runs / "data", kind), "moves": {str(places[at]): str(places[at + 1])}}])
+        for at, (ranks, kind) in enumerate([(4, "column_wise"), (1, "table_wise")])
+    ]
+    (tmp_path / "moves.json").write_text(json.dumps(moves))
+    script = str(Path(__file__).parents[1] / "support/reshard.py")
+    done = subprocess.run([sys.executable, script, tmp_path / "moves.json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-5000:]
+    expected, *others = (saved_tensors(place, HALF) for place in places)
+    assert len(others[0]["table.films.momentum1"]) == 2 * ITEMS  # two column shards
+    for found in others:
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            now = found[name].view(-1, len(value)).mean(0) if name.startswith("table.") else found[name]
+            assert torch.equal(now, value), name
+
+
+def test_fine_tuning_with_more_items_keeps_those_there_are(runs):
+    before, after = saved_tensors(runs / "din-table_wise-1", STEPS), saved_tensors(runs / "fine_tuned-2", 1)
+    assert len(after[FILMS]) == ITEMS + 7
+    assert torch.equal(after.pop(FILMS)[:ITEMS], before[FILMS])
+    for name, value in after.items():
+        assert torch.equal(value, before[name]), name

@@ -1,0 +1,78 @@
+"""Sequences that cannot be, and models that cannot read them, are refused in one line that says what to do."""
+
+import pytest
+
+
+def sequence(feature, length, **keys):
+    return {
+        f"data__sparse__{feature}__{key}": value
+        for key, value in ({"pooling": "none", "max_ids": length} | keys).items()
+        if value is not None
+    }
+
+
+def model(name, **keys):
+    return {"model": {"name": name, "embedding_dim": 16, "over_layers": [16], "target": "s0", "history": "s1"} | keys}
+
+
+READ = sequence("s0", 1) | sequence("s1", 5)
+DIN = READ | model("din")
+CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (sequence("s0", None), "max_ids is unset; set the length that a sequence has at most, 1 for a single id"),
+        (sequence("s0", 5, pooling="sum"), "data.sparse.s0.max_ids is 5, but data.sparse.s0.pooling is 'sum'"),
+        (sequence("s0", 0), "data.sparse.s0.max_ids is 0: input should be greater than 0"),
+        (
+            DIN | {"data__sparse__s2__table": "s0", "data__sparse__s2__rows": 100},
+            "data.sparse.s2.pooling is sum, but data.sparse.s0.pooling is none and both use table 's0'; make them",
+        ),
+        (
+            DIN | sequence("s1", 5, dimension=8),
+            "data.sparse.s1 has the dimension 8, but data.sparse.s0 has 16; features of pooling 'none' must all have",
+        ),
+        (
+            READ,
+            "data.sparse.s0.pooling is 'none', but model.name 'dlrm' does not read 's0'; use it with model.name din,",
+        ),
+        (DIN | sequence("s2", 5), "model.name 'din' does not read 's2'; use it as model.target or model.history"),
+        (
+            READ | {"model": {"name": "din", "embedding_dim": 16, "over_layers": [16]}},
+            "model.target is unset, which model.name 'din' needs",
+        ),
+        (
+            DIN | model("sasrec", history="s11"),
+            "model.history is 's11', which is no sparse feature; did you mean 's1'?",
+        ),
+        (
+            DIN | model("din", history="s3"),
+            "model.history is 's3', but data.sparse.s3.pooling is 'sum'; set it to 'none'",
+        ),
+        (DIN | model("din", history="s0"), "model.history is 's0', and model.target is, too; name two features"),
+        (DIN | sequence("s0", 2), "data.sparse.s0.max_ids is 2, but model.target is 's0', which is one item"),
+        (
+            DIN | model("sasrec", attention_heads=3),
+            "model.attention_heads is 3, which does not divide the dimension 16",
+        ),
+        (DIN | model("din", attention_blocks=2), "model.attention_blocks is 2, which model.name 'din' does not use"),
+        (
+            DIN | model("dlrm"),
+            "model.target is 's0', which model.name 'dlrm' does not use; leave it out, or use din, sasrec",
+        ),
+        (
+            DIN | {"planner__mode": "data_parallel"},
+            "planner.mode has data_parallel, which table 's0' cannot have: its pooling is 'none'; TorchRec shards",
+        ),
+        (
+            DIN | {"planner__tables": {"s1": {"sharding_types": ["grid_shard"]}}},
+            "planner.tables.s1.sharding_types has grid_shard, which table 's1' cannot have",
+        ),
+        (DIN | {"comms__forward": "int8"}, "'s0' sends sequences of 16 columns, which is no multiple of 32"),
+        (CUSTOM | {"model__name": "custom:Renamed"}, "the model keeps ModelInputs.sequences as 'unpooled'"),
+    ],
+)
+def test_wrong_sequences_are_explained(refusal, changes, says):
+    assert says in refusal(changes)

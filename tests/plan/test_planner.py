@@ -140,7 +140,9 @@ def test_sequences_are_planned(tmp_path):
     settings = Config.model_validate(sequence_config(tmp_path, "din"))
     model = build_unsharded_model(settings, torch.device("cpu"))
     planner = with_allowed_types(settings)
-    plan = table_plans(plan_for(model, sharders(settings.comms), settings.data, planner, 4, 2, "cpu"))
+    plan = table_plans(
+        plan_for(model, sharders(settings.comms), settings.data, planner, settings.optimizer, 4, 2, "cpu")
+    )
     assert plan.keys() == {"films", "city"}
     assert plan["films"].sharding_type in OF_SEQUENCES
 
@@ -153,7 +155,16 @@ def test_sequences_take_the_memory_of_all_their_ids(tmp_path):
     model = build_unsharded_model(settings, torch.device("cpu"))
     expected = f"its ids and embeddings, {64e6 * (4 * 16 + 8) / 2**30:.3g} GiB, do not fit"
     with pytest.raises(InputError, match=re.escape(expected)):
-        plan_for(model, sharders(settings.comms), settings.data, with_allowed_types(settings), 4, 2, "cpu")
+        plan_for(
+            model,
+            sharders(settings.comms),
+            settings.data,
+            with_allowed_types(settings),
+            settings.optimizer,
+            4,
+            2,
+            "cpu",
+        )
 
 
 def test_a_job_uses_the_plan_that_the_plan_command_wrote(tmp_path):

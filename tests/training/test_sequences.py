@@ -4,8 +4,6 @@ By default each model comes under each plan or number of ranks once or twice; `-
 """
 
 import json
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
@@ -76,12 +74,6 @@ def quantized(data: Path, kind: str, precision: str) -> dict:
     return tree
 
 
-def rowwise(data: Path, kind: str) -> dict:
-    """Returns the configuration of a few steps with row-wise state, which each column shard keeps for itself."""
-    optimizer = {"name": "rowwise_adagrad", "learning_rate": 0.1}
-    return settings(data, "din", kind, optimizer__sparse=optimizer, optimizer__ema={}, train__steps=HALF, data__test=[])
-
-
 def fine_tuned(data: Path, start: Path) -> dict:
     """Returns the configuration of a step that changes nothing, from a run of fewer items."""
     still = {"name": "sgd", "learning_rate": 0.0}
@@ -120,7 +112,6 @@ def runs(request, tmp_path_factory):
         add(name, 4, variant(data, MODELS[at % 2], "row_wise", name))
     for kind, precision in product(("table_wise", "row_wise"), SENT):
         add(f"{kind}-{precision}", 2, quantized(data, kind, precision), count=True)
-    add("rowwise-row_wise", 2, rowwise(data, "row_wise"))
     add("straight", 2, settings(data, "sasrec", "row_wise"))
     for kind, _ in RESUMED:
         add(f"resumed-{kind}-on", 2, settings(data, "sasrec", "row_wise", train__steps=HALF))
@@ -194,26 +185,6 @@ def test_the_embeddings_of_all_ids_are_sent(runs, kind, precision):
         exact = losses(runs / f"{kind}-fp32-2")
         assert losses(out) != exact
         np.testing.assert_allclose(losses(out), exact, rtol=0.02)
-
-
-def test_every_plan_restores_every_plan(runs, tmp_path):
-    """Weights and row-wise state go through all plans, on other numbers of ranks, and stay as they are."""
-    places = [runs / "rowwise-row_wise-2", tmp_path / "1", tmp_path / "2"]
-    moves = [
-        (ranks, [{"config": rowwise(runs / "data", kind), "moves": {str(places[at]): str(places[at + 1])}}])
-        for at, (ranks, kind) in enumerate([(4, "column_wise"), (1, "table_wise")])
-    ]
-    (tmp_path / "moves.json").write_text(json.dumps(moves))
-    script = str(Path(__file__).parents[1] / "support/reshard.py")
-    done = subprocess.run([sys.executable, script, tmp_path / "moves.json"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-5000:]
-    expected, *others = (saved_tensors(place, HALF) for place in places)
-    assert len(others[0]["table.films.momentum1"]) == 2 * ITEMS  # two column shards
-    for found in others:
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            now = found[name].view(-1, len(value)).mean(0) if name.startswith("table.") else found[name]
-            assert torch.equal(now, value), name
 
 
 def test_fine_tuning_with_more_items_keeps_those_there_are(runs):

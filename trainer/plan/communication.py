@@ -99,7 +99,9 @@ def _copies_sent(sharding_type: str, in_sequences: bool, context: DistributedCon
     nodes = world // local
     if sharding_type == "data_parallel":
         return 0.0
-    if sharding_type == "row_wise" and not in_sequences:
+    if in_sequences:
+        return (world - 1) / world
+    if sharding_type == "row_wise":
         return world - 1.0  # every rank holds a partial sum of every embedding
     if sharding_type in REDUCING:
         return (local - 1.0) + (nodes - 1) / nodes  # partial sums inside a node, then whole ones between nodes

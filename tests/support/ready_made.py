@@ -24,6 +24,7 @@ def ready_made(name: str, data: Path, **changes: object) -> dict:
     """Returns the configuration of a model; `changes` are `section__key=value`."""
     small = {"data.global_batch_size": BATCH, "data.shuffle_window_rows": 50, "report.tensorboard": False}
     small |= {"report.interval_steps": 1, "evaluate.every_steps": 0, "train.epochs": None, "train.steps": 10}
+    small["checkpoint.keep.best"] = None  # which needs data.validation
     given = {path.replace("__", "."): value for path, value in changes.items()}
     return changed(movielens_config(name, str(data)), small | given).model_dump(mode="json", exclude_none=True)
 

@@ -73,6 +73,7 @@ def compare_models(
     """
     data = scratch.url_of("ratings")
     changes = {"data.global_batch_size": global_batch_size, "data.validation": [], "data.test": []}
+    changes["checkpoint.keep.best"] = None  # which needs data.validation
     configs = {name: changed(movielens_config(name, data), changes) for name in models}
     ratings = math.ceil(MEMORY_BATCHES * global_batch_size / TRAIN)
     broadcast_from_rank0(context, lambda: make_ratings(data, ratings))

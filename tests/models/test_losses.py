@@ -119,3 +119,13 @@ def test_lanes_without_samples_have_finite_gradients(name):
     loss = LossOverSamples(LOSSES_OVER_SAMPLES[name], SAMPLES)
     loss(prediction, label, group, torch.zeros(SAMPLES, dtype=torch.bool)).sum().backward()
     assert (prediction.grad == 0).all()
+
+
+def test_a_label_of_no_class_makes_the_loss_nan_and_no_gradient():
+    """As on a GPU, where nothing refuses it."""
+    logits = torch.randn(5, 3, requires_grad=True)
+    losses = LOSSES["softmax"](logits, torch.tensor([2.0, 3.0, -1.0, 1.5, -100.0]))
+    assert losses.isnan().tolist() == [False, True, True, True, True]
+    losses.sum().backward()
+    assert logits.grad[0].abs().sum() > 0
+    assert not logits.grad[1:].any()

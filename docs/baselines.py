@@ -94,6 +94,19 @@ def popularity(items: np.ndarray, labels: np.ndarray, wanted: np.ndarray) -> np.
     return ((sums + PRIOR_RATINGS * labels.mean()) / (count + PRIOR_RATINGS))[wanted]
 
 
+def recall_of_counts(counts: np.ndarray, wanted: np.ndarray, k: int) -> float:
+    """Returns the share of wanted items among the k of the greatest count, ties in the mean of all their orders.
+
+    Args:
+        counts: The count of every item, `[I]`.
+        wanted: Places of the wanted ones, `[N]`.
+        k: Items that are shown.
+    """
+    above = (counts[None] > counts[wanted][:, None]).sum(1)
+    ties = (counts[None] == counts[wanted][:, None]).sum(1)
+    return float(((k - above) / ties).clip(0, 1).mean())
+
+
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:
     """Returns the probability that a positive sample's score is above that of a negative one, ties counting half."""
     _, which, counts = np.unique(scores, return_inverse=True, return_counts=True)

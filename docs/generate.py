@@ -287,12 +287,12 @@ def commands() -> str:
 
 def metrics() -> str:
     """Every metric, by name."""
-    from trainer.metrics.registry import METRICS
+    from trainer.metrics.registry import METRICS, METRICS_OF_VECTORS
 
     directions = {True: "higher", False: "lower", None: ""}
     rows = [
         [f"`{name}`", _metric(metric), ", ".join(metric.takes), directions[metric.higher_is_better], _memory(metric)]
-        for name, metric in METRICS.items()
+        for name, metric in [*METRICS.items(), *METRICS_OF_VECTORS.items()]
     ]
     return table(["Name", "What it is", "Takes", "Better", "Memory of a rank"], rows)
 
@@ -304,6 +304,8 @@ def _metric(metric: Any) -> str:
 def _memory(metric: Any) -> str:
     if metric.grouped:
         return "20 bytes a sample"
+    if metric.over_items:
+        return "8 bytes an item, and its vector"
     bytes_ = find_by_name("", metric.accumulator, {})(torch.device("cpu")).state.nbytes
     return f"{bytes_ / 2**20:g} MiB" if bytes_ >= 2**20 else f"{bytes_} bytes"
 

@@ -1,4 +1,4 @@
-"""Trains every built-in model on MovieLens and writes the table of docs/models.md: `python -m docs.models`.
+"""Trains every built-in model on MovieLens and writes the tables of docs/models.md: `python -m docs.models`.
 
 The data set must be in data/movielens. The numbers are those of one machine, so unlike the parts that `docs.generate`
 writes they follow no change of the code.
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from docs.baselines import LogisticRegression, auc, popularity, read_samples
+from docs.baselines import LogisticRegression, auc, popularity, read_samples, recall_of_counts
 from docs.generate import ROOT, table, write_measured
 from trainer.commands import read_command
 from trainer.config.root import load_config
@@ -35,6 +35,8 @@ MODELS = {
     "din": ["movielens_din"],
     "sasrec": ["movielens_sasrec"],
 }
+RETRIEVAL = {"two_tower": ["movielens_two_tower"]}
+FOUND_OF = (10, 50)  # recall@k
 LABELS = {"label": "liked", "loved": "loved"}
 
 
@@ -43,40 +45,56 @@ class Result:
     """What was measured of one model.
 
     Attributes:
-        aucs: AUC on the test split with each seed, by label; none of a label that it does not predict.
+        values: Metrics on the test split with each seed, by label or name; none of a label that it does not predict.
         seconds: Time of each training.
     """
 
-    aucs: dict[str, list[float]] = field(default_factory=dict)
+    values: dict[str, list[float]] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
 
 def main() -> None:
-    """Measures all models and rewrites the table."""
-    results = baselines()
+    """Measures all models and rewrites the tables."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, words in MODELS.items():
-            results[f"`{name}`"] = train(words, Path(folder, name))
-    write_measured(PAGE, "models", render(results))
+        write_measured(PAGE, "models", models(Path(folder)))
+        write_measured(PAGE, "retrieval", retrieval(Path(folder)))
 
 
-def train(words: list[str], out: Path) -> Result:
+def models(folder: Path) -> str:
+    """Returns the table of models that predict labels; run directories go into `folder`."""
+    results = baselines()
+    for name, words in MODELS.items():
+        tasks = load_config(words[0]).named_tasks()
+        metrics = {str(task.label): f"auc/{name}" if len(tasks) > 1 else "auc" for name, task in tasks.items()}
+        results[f"`{name}`"] = train(words, folder / name, metrics)
+    return render(results, {label: f"Test AUC of {words}" for label, words in LABELS.items()})
+
+
+def retrieval(folder: Path) -> str:
+    """Returns the table of models that find items among all; run directories go into `folder`."""
+    results, metrics = popularity_of_all(), {f"recall@{k}": f"recall@{k}" for k in FOUND_OF}
+    for name, words in RETRIEVAL.items():
+        results[f"`{name}`"] = train(words, folder / name, metrics)
+    return render(results, {name: f"Test {name}" for name in metrics})
+
+
+def train(words: list[str], out: Path, metrics: dict[str, str]) -> Result:
     """Trains a model with every seed and returns its result.
 
     Args:
         words: The configuration, and flags.
         out: Where the run directories go.
+        metrics: Names of the metrics in evaluations, by what the result calls them.
     """
-    tasks, result = load_config(words[0]).named_tasks(), Result()
+    result = Result()
     for seed in SEEDS:
         command = read_command(["train", *words, "--out", f"{out}-{seed}", "--train.seed", str(seed)])
         start = time.monotonic()
         command()
         result.seconds.append(time.monotonic() - start)
         test = json.loads(Path(f"{out}-{seed}", "evaluations.jsonl").read_text().splitlines()[-1])
-        for name, task in tasks.items():
-            found = test[f"auc/{name}" if len(tasks) > 1 else "auc"]
-            result.aucs.setdefault(str(task.label), []).append(found)
+        for name, metric in metrics.items():
+            result.values.setdefault(name, []).append(test[metric])
     return result
 
 
@@ -97,24 +115,43 @@ def baselines() -> dict[str, Result]:
     return results
 
 
+def popularity_of_all() -> dict[str, Result]:
+    """Returns the result of showing everybody the films that were liked most often in the train split."""
+    config = load_config(RETRIEVAL["two_tower"][0])
+    training, test = (pq.read_table(folder) for folder in (config.data.train[0], config.data.test[0]))
+    items = np.sort(_column(pq.read_table(config.data.catalogue.items[0]), "item_id"))
+    start, result = time.monotonic(), Result()
+    likes = np.bincount(_column(training, "item_id"), _column(training, "label"), minlength=items[-1] + 1)
+    wanted = np.searchsorted(items, _column(test, "item_id")[_column(test, "label") > 0])
+    for k in FOUND_OF:
+        result.values[f"recall@{k}"] = [recall_of_counts(likes[items], wanted, k)]
+    result.seconds.append(time.monotonic() - start)
+    return {"popularity": result}
+
+
 def _column(table: pa.Table, name: str) -> np.ndarray:
     return table[name].to_numpy()
 
 
 def _add(result: Result, label: str, found: float, start: float) -> None:
-    result.aucs[label] = [found]
+    result.values[label] = [found]
     result.seconds.append(time.monotonic() - start)
 
 
-def render(results: dict[str, Result]) -> str:
-    """Returns the table of results, and what they were measured on."""
+def render(results: dict[str, Result], headers: dict[str, str]) -> str:
+    """Returns the table of results, and what they were measured on.
+
+    Args:
+        results: The results by model.
+        headers: The headers of the values' columns, by what results call them.
+    """
     rows = []
     for name, result in results.items():
         seconds = f"{np.median(result.seconds):.1f}"
-        rows.append([name, *(_spread(result.aucs.get(label, [])) for label in LABELS), seconds])
-    headers = ["Model", *(f"Test AUC of {words}" for words in LABELS.values()), "Seconds"]
+        rows.append([name, *(_spread(result.values.get(key, [])) for key in headers), seconds])
+    shown = table(["Model", *headers.values(), "Seconds"], rows)
     return (
-        f"{table(headers, rows)}\n\nThe mean over {len(SEEDS)} seeds, lowest and highest beside it, and the time of a "
+        f"{shown}\n\nThe mean over {len(SEEDS)} seeds, lowest and highest beside it, and the time of a "
         f"training with its evaluations, on one rank of {os.cpu_count()} cores."
     )
 

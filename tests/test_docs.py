@@ -35,6 +35,7 @@ DOCS = [
         "runs",
         "checkpoints",
         "models",
+        "retrieval",
         "resources",
         "operating",
         "architecture",

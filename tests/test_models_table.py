@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from docs.baselines import PRIOR_RATINGS, LogisticRegression, auc, popularity, read_samples
-from docs.models import MODELS, Result, render
+from docs.baselines import PRIOR_RATINGS, LogisticRegression, auc, popularity, read_samples, recall_of_counts
+from docs.models import LABELS, MODELS, RETRIEVAL, Result, render
 from trainer.config.data import DataConfig
 from trainer.config.model import USED_BY
 from trainer.config.root import READY_MADE, load_config
@@ -48,6 +48,11 @@ def test_popularity_is_a_rate_between_that_of_the_item_and_the_mean(ratings):
     assert found[1] == pytest.approx(labels.mean())
 
 
+def test_recall_of_counts_gives_ties_their_share():
+    counts = np.array([5, 9, 5, 1, 5])
+    assert recall_of_counts(counts, np.array([1, 0, 2, 3]), 2) == pytest.approx((1 + 1 / 3 + 1 / 3 + 0) / 4)
+
+
 def test_logistic_regression_is_at_its_minimum(ratings):
     """Where the gradient is zero, over features that are spread out by hand."""
     dense = {"age": {"transform": "log1p", "mean": 3.0, "std": 2.0, "missing": 7.0}}
@@ -70,20 +75,22 @@ def test_logistic_regression_is_at_its_minimum(ratings):
 
 def test_every_built_in_model_and_every_configuration_is_measured():
     presets = {file.stem for file in READY_MADE.glob("movielens*.toml")}
-    assert {words[0] for words in MODELS.values()} == presets
-    assert {load_config(words[0]).model.name for words in MODELS.values()} | {"dlrm_dcn"} == USED_BY.keys()
+    measured = [*MODELS.values(), *RETRIEVAL.values()]
+    assert {words[0] for words in measured} == presets
+    assert {load_config(words[0]).model.name for words in measured} | {"dlrm_dcn"} == USED_BY.keys()
 
 
-def test_the_documented_results_are_of_all_models():
-    part = PAGE.read_text().partition("<!-- measured: models -->")[2].partition("<!-- end -->")[0]
+@pytest.mark.parametrize(("name", "models"), [("models", MODELS), ("retrieval", RETRIEVAL)])
+def test_the_documented_results_are_of_all_models(name, models):
+    part = PAGE.read_text().partition(f"<!-- measured: {name} -->")[2].partition("<!-- end -->")[0]
     if not part.strip():
         pytest.skip("not measured yet; run `make models`")
-    assert re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE) == [*MODELS]
+    assert re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE) == [*models]
 
 
 def test_the_table_shows_mean_and_spread():
     results = {"`dlrm`": Result({"label": [0.7, 0.71, 0.75]}, [3.0, 2.0, 9.0]), "popularity": Result({"loved": [0.6]})}
     results["popularity"].seconds.append(0.25)
-    lines = render(results).splitlines()
+    lines = render(results, LABELS).splitlines()
     assert "| `dlrm` | 0.7200 (0.7000 to 0.7500) |  | 3.0 |" in lines
     assert "| popularity |  | 0.6000 | 0.2 |" in lines

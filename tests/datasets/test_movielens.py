@@ -71,6 +71,18 @@ def test_rows_are_joined_with_their_person_and_film(made, wheel):
     assert genres["Drama"] == [7]
 
 
+def test_the_catalogue_has_every_film_once_with_its_ratings_in_the_train_split(made):
+    out, _, table = made
+    films = pq.read_table(out / "items.parquet").to_pylist()
+    assert [film["item_id"] for film in films] == list(range(1, 1683))
+    counts = np.bincount(table["item_id"].to_numpy()[:80_000], minlength=1683)
+    assert [film["train_ratings"] for film in films] == counts[1:].tolist()
+    shown = {row["item_id"]: row for row in table.slice(0, 100_000).to_pylist()[::97]}
+    for film in films:
+        if row := shown.get(film["item_id"]):
+            assert {name: film[name] for name in ("title", "release_year", "genres")}.items() <= row.items()
+
+
 def test_types_and_ranges_of_ids(made):
     table = made[2]
     ids = ["user_id", "item_id", "gender", "occupation", "region", "hour", "weekday"]

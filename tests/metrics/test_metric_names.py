@@ -118,8 +118,12 @@ def test_wrong_numbers_in_names(metric, words):
         ({"metrics": None, "evaluate": {"metrics": ["rmse"]}}, "evaluate.metrics has 'rmse', which takes a value"),
         ({"metrics": ["auc"], "loss": "softmax"}, "tasks.ranking gives scores of classes"),
         (
+            {"metrics": ["auc"], "output": "vectors", "group": "user"},
+            "gives vectors; set tasks.ranking.metrics to some of: recall@k, hit_rate@k, mrr",
+        ),
+        (
             {"metrics": ["mrr"], "output": "vectors", "group": "user"},
-            "gives vectors; set tasks.ranking.metrics to some",
+            "has 'mrr', which ranks all items, but data.catalogue.items is empty",
         ),
         ({"metrics": ["own_metric:OfValues"]}, "has 'own_metric:OfValues', which takes a value, but tasks.ranking"),
         (

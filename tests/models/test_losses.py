@@ -1,9 +1,12 @@
 """Every loss and its gradient are those of a plain float64 computation."""
 
+from functools import partial
+
 import pytest
 import reference_losses as reference
 import torch
 
+from trainer.config.catalogue import LaneRows
 from trainer.config.tasks import LOSS_KINDS
 from trainer.models.log_probability import to_logit
 from trainer.models.losses import LOSSES
@@ -100,7 +103,8 @@ def test_losses_over_the_samples_of_a_lane(name, options, grouped):
     def loss(*samples):
         return LOSSES_OVER_SAMPLES[name](*samples, **options)
 
-    found = LossOverSamples(loss, SAMPLES)(prediction, label, group, present)
+    log_q = torch.rand(len(label), generator=torch.Generator().manual_seed(4)).double().log()
+    found = LossOverSamples(loss, SAMPLES)(prediction, label, group, present, log_q)
     groups = torch.arange(len(label)) if group is None else group
     lanes = [torch.arange(len(label)) // SAMPLES == lane for lane in range(LANES - 1)]
     parts = [
@@ -116,8 +120,10 @@ def test_lanes_without_samples_have_finite_gradients(name):
     shape = [{2: 2, "D": 5}[size] for size in LOSS_KINDS[name].shape]
     prediction = random(SAMPLES, *shape)
     label, group = integers(2, SAMPLES).double(), integers(4, SAMPLES)
-    loss = LossOverSamples(LOSSES_OVER_SAMPLES[name], SAMPLES)
-    loss(prediction, label, group, torch.zeros(SAMPLES, dtype=torch.bool)).sum().backward()
+    options = {"rows": LaneRows(6, 4, 1)} if name == "sampled_softmax" else {}
+    loss = LossOverSamples(partial(LOSSES_OVER_SAMPLES[name], **options), SAMPLES)
+    nothing = torch.zeros(SAMPLES, dtype=torch.bool), torch.full((SAMPLES,), -torch.inf).double()
+    loss(prediction, label, group, *nothing).sum().backward()
     assert (prediction.grad == 0).all()
 
 

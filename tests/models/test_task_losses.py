@@ -23,6 +23,7 @@ def batch():
         torch.rand(B, generator=random),
         torch.tensor(1 / B),
         torch.zeros(B, 0, dtype=torch.int64),
+        torch.zeros(B),
     )
 
 

@@ -16,6 +16,8 @@ def plain_model(settings: Config, build: ModelBuilder = dlrm) -> nn.Module:
     torch.manual_seed(settings.train.seed)
     tables = EmbeddingBagCollection(tables=table_configs(settings.data, settings.model))
     torch.manual_seed(settings.train.seed)
-    model = build(ModelInputs(tables, 2, list(settings.data.sparse), ["label"], torch.device("cpu"), settings.model))
+    names, device = list(settings.data.dense), torch.device("cpu")
+    features = list(settings.data.sparse)
+    model = build(ModelInputs(tables, 2, features, ["label"], device, settings.model, dense_names=names))
     initialize_tables(model, settings.train.seed)
     return model

@@ -21,18 +21,14 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
 from trainer.core.logging import quiet_libraries
 from trainer.core.run_directory import RunDirectory
-from trainer.data.dataset import find_files
-from trainer.data.loader import Loader
-from trainer.data.order import Lanes
+from trainer.training.setup import plan_epochs
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
 
 
 def initialized_model(config: Config, context: DistributedContext) -> ShardedModel:
-    model = build_sharded_model(config, context)
-    files = find_files("train", config.data.train, config.data)
-    lanes = Lanes(files.rows, 8, config.data.global_batch_size)
-    loader = Loader(files, config.data, lanes, context.rank, context.world_size, 0, True)
-    model.initialize_optimizer_state(next(loader.batches(0, 1)))
+    order = plan_epochs(config, None, context)
+    model = build_sharded_model(config, context, order.lanes)
+    model.initialize_optimizer_state(next(order.loader.batches(0, 1)))
     return model
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 import pydantic
 
+from trainer.config.catalogue import CatalogueConfig
 from trainer.config.may_change import MayChange
 from trainer.config.section import Section
 from trainer.core.errors import InputError
@@ -65,6 +66,7 @@ class DataConfig(Section):
     """Those of labels that may have any finite value, such as a duration or the number of a class."""
     groups: list[str] = []
     """Columns of integers or strings by which losses and metrics group samples, such as users; no model sees them."""
+    catalogue: CatalogueConfig = CatalogueConfig()
     weight: str | None = None
     """Column with the weight of each sample. Unset: every sample weighs 1."""
     global_batch_size: pydantic.PositiveInt = 8192
@@ -87,6 +89,7 @@ class DataConfig(Section):
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
         self._check_labels()
+        self._check_catalogue()
         for name, feature in self.dense.items():
             if feature.std <= 0:
                 raise InputError(f"data.dense.{name}.std is {feature.std}; it must be greater than 0")
@@ -126,6 +129,21 @@ class DataConfig(Section):
             if label in others:
                 raise InputError(f"data.labels names '{label}', which {others[label]} names too; name it in one place")
 
+    def _check_catalogue(self) -> None:
+        catalogue = self.catalogue
+        given = sorted(catalogue.model_dump(exclude_defaults=True))
+        if given and not catalogue.items:
+            raise InputError(f"data.catalogue.{given[0]} is set, but data.catalogue.items is empty; name its files")
+        if catalogue.items and catalogue.id not in self.groups:
+            raise InputError(
+                f"data.catalogue.id is {catalogue.id!r}, which data.groups does not name; it has: {self.groups}"
+            )
+        if catalogue.hard_negatives is None and catalogue.hard_negatives_per_sample != 1:
+            raise InputError(
+                f"data.catalogue.hard_negatives_per_sample is {catalogue.hard_negatives_per_sample}, but "
+                "data.catalogue.hard_negatives is unset; set both or none"
+            )
+
     def table_of(self, feature: str) -> str:
         """Returns the name of the table that a sparse feature looks its ids up in."""
         return self.sparse[feature].table or feature
@@ -154,8 +172,8 @@ class DataConfig(Section):
     @property
     def columns(self) -> list[str]:
         """The columns that training reads."""
-        weight = [self.weight] if self.weight else []
-        return list(dict.fromkeys([*self.dense, *self.sparse, *self.labels, *weight, *self.groups]))
+        others = [name for name in (self.weight, self.catalogue.hard_negatives) if name]
+        return list(dict.fromkeys([*self.dense, *self.sparse, *self.labels, *others, *self.groups]))
 
 
 def _check_length(name: str, feature: SparseFeature) -> None:

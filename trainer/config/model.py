@@ -21,6 +21,7 @@ USED_BY = {
     "din": ("over_layers", "history", "target", "attention_layers"),
     "sasrec": ("over_layers", "history", "target", "attention_blocks", "attention_heads"),
     "dbmtl": ("over_layers", "tower_layers", "relation_layers", "dependencies"),
+    "two_tower": ("item_features", "tower_layers", "vector_dim", "normalize"),
 }
 CHOSEN = {key for keys in USED_BY.values() for key in keys} | {"arguments"}
 
@@ -29,7 +30,7 @@ class ModelConfig(Section):
     """The model and its loss."""
 
     name: str = "dlrm"
-    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl, din, sasrec (see docs/models.md), or
+    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl, din, sasrec, two_tower (see docs/models.md), or
     package.module:function for a model of your own (see docs/configuration.md)."""
     loss: str = "binary"
     """Without [tasks], the loss of every label (see docs/models.md), or package.module:function over all of them."""
@@ -49,7 +50,13 @@ class ModelConfig(Section):
     cross_rank: pydantic.PositiveInt = 512
     """Rank of the low-rank cross layers of dlrm_dcn."""
     tower_layers: list[pydantic.PositiveInt] = [64]
-    """Hidden layers of each task's tower in mmoe, ple, esmm and dbmtl."""
+    """Hidden layers of each task's tower in mmoe, ple, esmm and dbmtl, and of both towers of two_tower."""
+    item_features: list[str] = []
+    """The dense and sparse features of the item, in two_tower and in data.catalogue; all others are the query's."""
+    vector_dim: pydantic.PositiveInt = 64
+    """Dimensions of the vectors of two_tower."""
+    normalize: bool = True
+    """Scale the vectors of two_tower to a length of 1, so that their inner product is a cosine."""
     experts: ExpertsConfig = ExpertsConfig()
     dependencies: dict[str, list[str]] = {}
     """The predictions of dbmtl that a prediction depends on, as in `buy = ["click"]`."""

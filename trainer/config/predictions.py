@@ -7,7 +7,7 @@ from trainer.config.tasks import TaskConfig
 from trainer.core.errors import InputError, nearest
 
 ESMM = ("ctr", "ctcvr", "cvr")  # the last one is part of the second, and need not be asked for
-OUTPUTS = {name: ("logit", "value") for name in USED_BY} | {"esmm": ("log_probability",)}
+OUTPUTS = {name: ("logit", "value") for name in USED_BY} | {"esmm": ("log_probability",), "two_tower": ("vectors",)}
 
 
 def check_predictions(model: ModelConfig, tasks: dict[str, TaskConfig]) -> None:

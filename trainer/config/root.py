@@ -15,6 +15,7 @@ from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import CommsConfig, PlannerConfig, TablePlan
 from trainer.config.predictions import check_predictions
 from trainer.config.report import ReportConfig
+from trainer.config.retrieval import check_retrieval
 from trainer.config.section import Section, Tree, validate
 from trainer.config.sequences import check_sequences
 from trainer.config.table_optim import TableOptimizerConfig
@@ -66,6 +67,7 @@ class Config(Section):
     @pydantic.model_validator(mode="after")
     def _predictions(self) -> Self:
         check_predictions(self.model, self.named_tasks())
+        check_retrieval(self.data, self.model, self.named_tasks())
         return self
 
     @property

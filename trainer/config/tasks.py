@@ -53,7 +53,8 @@ LOSS_KINDS = {
     "huber": LossKind(("value",), options=("delta",), numeric=True),
     "jrc": LossKind(("logit",), (2,), ("alpha", "across"), grouped=True),
     "bpr": LossKind(("logit", "value"), (), ("across",), numeric=True, grouped=True),
-    "in_batch_softmax": LossKind(("vectors",), (2, "D"), ("temperature", "across")),
+    "in_batch_softmax": LossKind(("vectors",), (2, "D"), ("temperature", "log_q", "across")),
+    "sampled_softmax": LossKind(("vectors",), (2, "D"), ("temperature", "log_q", "across"), grouped=True),
 }
 OWN_LOSS = LossKind(get_args(Output), None, numeric=True)
 OPTIONS = sorted({option for kind in LOSS_KINDS.values() for option in kind.options})
@@ -88,15 +89,17 @@ class TaskConfig(Section):
     delta: pydantic.PositiveFloat = 1.0
     """Error up to which huber is quadratic."""
     temperature: pydantic.PositiveFloat = 1.0
-    """Divides the inner products of in_batch_softmax."""
+    """Divides the inner products of in_batch_softmax and sampled_softmax."""
+    log_q: bool = False
+    """Correct these for how often each negative is to be expected, by the weights of data.catalogue."""
     across: Literal["lane", "batch"] = "lane"
-    """Samples that jrc, bpr and in_batch_softmax compare: those of a lane in a step, or the whole global batch."""
+    """Samples that jrc, bpr and both softmax of vectors compare: of a lane in a step, or of the whole global batch."""
     weight: pydantic.NonNegativeFloat = 1.0
     """Factor of its loss in the sum over the tasks."""
     where: Where = Where()
     """The samples that it is trained on."""
     group: str | None = None
-    """Column of data.groups, for losses and metrics within groups of samples; of in_batch_softmax, the item's id."""
+    """Column of data.groups, for losses and metrics within groups of samples; for those of vectors, the item's id."""
     metrics: Annotated[list[str] | None, MayChange] = None
     """Its metrics. Unset: evaluate.metrics."""
 

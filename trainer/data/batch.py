@@ -28,6 +28,11 @@ class Batch(Pipelineable):
         scale: Factor of the sum of these samples' weighted losses that makes its mean over the ranks the mean over the
             real samples of the global batch; a scalar.
         groups: The groups that each sample is in, `[B, G]` int64.
+        log_q: Logarithm of the probability of the sample's item in a draw from the catalogue, `[B]` float32; minus
+            infinity if it cannot be drawn, 0 without a catalogue.
+
+    Negatives from the catalogue follow the samples of each lane (`LaneRows`): samples of weight 0, and so of no task
+    and no metric, with an item and without a query.
     """
 
     dense: Tensor
@@ -36,6 +41,7 @@ class Batch(Pipelineable):
     weights: Tensor
     scale: Tensor
     groups: Tensor
+    log_q: Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """Returns the batch on another device."""
@@ -81,8 +87,8 @@ def _split_jagged(sparse: KeyedJaggedTensor, parts: int) -> list[KeyedJaggedTens
     ]
 
 
-def to_batch(rows: Rows, config: DataConfig, scale: float) -> Batch:
-    """Returns rows as tensors."""
+def to_batch(rows: Rows, config: DataConfig, scale: float, log_q: np.ndarray | None = None) -> Batch:
+    """Returns rows as tensors; `log_q` is `[R]`, or None without a catalogue."""
     split = len(config.dense)
     return Batch(
         dense=_by_row(rows.numbers[:split]),
@@ -91,6 +97,7 @@ def to_batch(rows: Rows, config: DataConfig, scale: float) -> Batch:
         weights=torch.from_numpy(rows.numbers[-1].copy()),  # a view would keep the memory of the whole block in use
         scale=torch.tensor(scale, dtype=torch.float32),
         groups=_by_row(rows.groups),
+        log_q=torch.zeros(len(rows)) if log_q is None else torch.from_numpy(log_q),
     )
 
 

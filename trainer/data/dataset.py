@@ -197,6 +197,12 @@ def _check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
         dtype = schema.field(name).type
         if not (pa.types.is_integer(dtype) or is_string(dtype)):
             raise InputError(f"{file}: column '{name}' is of type {dtype}; a group must be an integer or a string")
+    if name := config.catalogue.hard_negatives:
+        dtype = schema.field(name).type
+        if not (is_list(dtype) and (pa.types.is_integer(dtype.value_type) or is_string(dtype.value_type))):
+            raise InputError(
+                f"{file}: column '{name}' is of type {dtype}; hard negatives must be a list of integers or strings"
+            )
     for name, feature in config.sparse.items():
         _check_ids(file, name, id_type(schema.field(name).type), feature)
 

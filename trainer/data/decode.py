@@ -9,13 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainer.config.catalogue import CatalogueConfig
 from trainer.config.data import DataConfig, DenseFeature, SparseFeature
 from trainer.core.errors import InputError
 from trainer.data.buffers import empty
 from trainer.data.dataset import is_string
 from trainer.data.hashing import hash_text, mix, modulo
 from trainer.data.readers.base import Column
-from trainer.data.rows import NO_ID, Rows
+from trainer.data.rows import NO_ID, NO_ITEM, Rows
 from trainer.data.vocabulary import open_vocabulary
 
 TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -69,11 +70,13 @@ def decode(
     """
     single = [name for name in config.sparse if name not in lists]
     bags = {name: pa.concat_arrays([_bags(name, config.sparse[name], chunk) for chunk in chunks]) for name in lists}
+    hard = np.concatenate([_hard_negatives(config.catalogue, chunk) for chunk in chunks], axis=1)
     return Rows(
         _stack(chunks, _numbers(config), np.float32, order),
         _stack(chunks, [partial(_ids, name, config.sparse[name]) for name in single], np.int32, order),
         bags if order is None else {name: bag.take(order) for name, bag in bags.items()},
         _stack(chunks, [partial(_group, name) for name in config.groups], np.int64, order),
+        hard if order is None else hard[:, order],
     )
 
 
@@ -153,6 +156,20 @@ def _group(name: str, chunk: Chunk) -> np.ndarray:
     """Returns the group of each row, `[R]` int64, a string's by its hash."""
     array = _without_null(name, chunk, "a group")
     return hash_text(array) if is_string(array.type) else array.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _hard_negatives(catalogue: CatalogueConfig, chunk: Chunk) -> np.ndarray:
+    """Returns the first items of each row's list, `[H, R]` int64, NO_ITEM where it is shorter; a null list is empty."""
+    if catalogue.hard_negatives is None:
+        return np.empty((0, len(chunk.rows)), np.int64)
+    lists = chunk.array(catalogue.hard_negatives)
+    lengths = pc.list_value_length(lists)  # pyrefly: ignore[missing-attribute]
+    offsets, values = _offsets(lengths.fill_null(0)), lists.flatten()
+    if values.null_count:
+        chunk.refuse(f"column '{catalogue.hard_negatives}': null is not allowed in a list of items; leave it out")
+    items = hash_text(values) if is_string(values.type) else values.to_numpy(zero_copy_only=False).astype(np.int64)
+    places = offsets[:-1] + np.arange(catalogue.hard)[:, None]
+    return np.append(items, NO_ITEM)[np.where(places < offsets[1:], places, len(items))]
 
 
 def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:

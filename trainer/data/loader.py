@@ -5,26 +5,23 @@ hand every batch over by a copy. Nor with torchdata's, whose saved state fits on
 position is the step. Threads suffice, as Arrow, NumPy and file systems let others run while they work.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, TypeVar
 
 import torch
 
 from trainer.config.data import DataConfig
+from trainer.data.ahead import ahead
 from trainer.data.batch import Batch, to_batch
 from trainer.data.dataset import FileSet, RowGroup
 from trainer.data.decode import Chunk, decode
+from trainer.data.negatives import Negatives
 from trainer.data.order import Lanes, Window, ends_of, epoch_order, row_slices, share_of, window_order, windows
 from trainer.data.row_groups import RowGroupReader, SharedRowGroup, shared
 from trainer.data.rows import Rows
 from trainer.data.vocabulary import fingerprints
-
-T = TypeVar("T")
-END: Any = object()  # the end of an iterator, as a generator cannot pass StopIteration on
 
 
 class Loader:
@@ -41,14 +38,23 @@ class Loader:
         world_size: Number of ranks.
         seed: Seed of the shuffling.
         shuffle: Whether to shuffle at all.
+        negatives: Appends negatives to the samples of each lane; None without a catalogue.
     """
 
     def __init__(
-        self, files: FileSet, config: DataConfig, lanes: Lanes, rank: int, world_size: int, seed: int, shuffle: bool
+        self,
+        files: FileSet,
+        config: DataConfig,
+        lanes: Lanes,
+        rank: int,
+        world_size: int,
+        seed: int,
+        shuffle: bool,
+        negatives: Negatives | None = None,
     ) -> None:
         self._files, self._config, self._lanes = files, config, lanes
         self._share, self._world_size = share_of(rank, world_size, lanes.lanes), world_size
-        self._seed, self._shuffle = seed, shuffle
+        self._seed, self._shuffle, self._negatives = seed, shuffle, negatives
         self._lists = files.files[0].lists
         self._reader = RowGroupReader(files, config)
         fingerprints(config)  # reads the vocabularies now, in one thread
@@ -76,16 +82,21 @@ class Loader:
             epoch, first = divmod(start, self._lanes.steps)
             last = min(self._lanes.steps, first + stop - start)
             for step, rows in enumerate(self._epoch(epoch, first, last, pool), first):
-                batch = to_batch(rows, self._config, self._world_size / self._lanes.samples_in_step(step))
+                scale = self._world_size / self._lanes.samples_in_step(step)
+                batch = to_batch(rows, self._config, scale, self._negatives.log_q(rows) if self._negatives else None)
                 yield batch.pin_memory() if torch.cuda.is_available() else batch
             start += last - first
 
     def _epoch(self, epoch: int, first: int, last: int, pool: ThreadPoolExecutor) -> Iterator[Rows]:
-        """Yields this rank's samples of the steps in `[first, last)` of an epoch."""
+        """Yields this rank's rows of the steps in `[first, last)` of an epoch."""
         offset = first * self._lanes.samples_per_step
         plan = self._plan(epoch, offset)
         kept = shared(part.group for lane in plan.values() for window in lane for part in window.row_slices)
         streams = [self._steps(ahead(self._read_lane(epoch, lane, plan[lane], offset, kept), 1, pool)) for lane in plan]
+        if self._negatives:
+            streams = [
+                self._negatives.follow(steps, epoch, lane, first) for lane, steps in zip(plan, streams, strict=True)
+            ]
         for _ in range(first, last):
             rows = Rows.join([next(stream) for stream in streams])
             # With more ranks than lanes, ranks of a lane read the same and keep their part: files cannot be cut finer
@@ -148,17 +159,3 @@ class Loader:
         while True:
             yield Rows.join([*parts, Rows.padding(need, self._config, self._lists)])
             parts, need = [], self._lanes.samples_per_step
-
-
-def ahead(items: Iterator[T], depth: int, pool: ThreadPoolExecutor) -> Iterator[T]:
-    """Returns the items; the pool, of one thread if `depth` is above 1, makes that many ahead, from now on."""
-    take = partial(pool.submit, next, items, END)
-    waiting = deque(take() for _ in range(depth))
-
-    # Not in this function's own body, which would begin when its first item is asked for: all lanes start at once.
-    def wait() -> Iterator[T]:
-        while (item := waiting.popleft().result()) is not END:
-            waiting.append(take())
-            yield item
-
-    return wait()

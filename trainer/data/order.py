@@ -13,6 +13,7 @@ import numpy as np
 
 from trainer.core.errors import InputError
 from trainer.data.dataset import RowGroup
+from trainer.data.philox import philox
 
 MIN_LANES = 8  # so that a run that began on few ranks can be resumed on 1, 2, 4, 8 and every multiple of 8
 EPOCH_STREAM = np.iinfo(np.uint64).max  # the counter of the epoch's own permutation; no lane has this number
@@ -123,7 +124,7 @@ def epoch_order(groups: list[RowGroup], seed: int, epoch: int, shuffle: bool) ->
     """Returns the row groups in the order of the epoch."""
     if not shuffle:
         return groups
-    random = np.random.Generator(_random(seed, epoch, EPOCH_STREAM, EPOCH_STREAM))
+    random = np.random.Generator(philox(seed, epoch, EPOCH_STREAM, EPOCH_STREAM))
     return [groups[i] for i in random.permutation(len(groups))]
 
 
@@ -202,12 +203,5 @@ def window_order(rows: int, seed: int, epoch: int, lane: int, window: int) -> np
     """
     # NumPy's stable sort of 16-bit keys is a radix sort, of linear time: 6 ns per row where Generator.permutation takes
     # 13. Straight from Philox, the order also does not depend on how a version of NumPy's Generator permutes.
-    keys = _random(seed, epoch, lane, window).random_raw(-(-rows // 4)).view(np.uint16)[:rows]
+    keys = philox(seed, epoch, lane, window).random_raw(-(-rows // 4)).view(np.uint16)[:rows]
     return keys.argsort(kind="stable")
-
-
-def _random(seed: int, epoch: int, high: int, low: int) -> np.random.Philox:
-    """Returns a counter-based generator (Philox: Salmon et al., SC 2011)."""
-    # Its state is a function of the arguments, so that nothing has to be saved: any window can be drawn at once.
-    counter = np.array([0, 0, low, high], dtype=np.uint64)
-    return np.random.Philox(counter=counter, key=np.array([seed, epoch], dtype=np.uint64))

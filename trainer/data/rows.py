@@ -14,6 +14,7 @@ from trainer.config.data import DataConfig
 from trainer.data.buffers import empty
 
 NO_ID = -1  # stands in `Rows.ids` where a row has no id
+NO_ITEM = np.iinfo(np.int64).min  # stands where a row has no item, or fewer hard negatives than others
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,14 @@ class Rows:
         ids: Features with at most one id per row, `[S, R]` int32, NO_ID where there is none.
         bags: Features with a list of ids per row, by name, each `[R]` lists of int32.
         groups: Columns that rows are grouped by, `[G, R]` int64.
+        hard_negatives: Items that are negatives of the row, `[H, R]` int64, NO_ITEM where it has fewer.
     """
 
     numbers: np.ndarray
     ids: np.ndarray
     bags: dict[str, pa.LargeListArray]
     groups: np.ndarray
+    hard_negatives: np.ndarray
 
     def __len__(self) -> int:
         return self.numbers.shape[1]
@@ -38,7 +41,14 @@ class Rows:
     def slice(self, start: int, stop: int) -> "Rows":
         """Returns the rows in `[start, stop)` without copying."""
         bags = {name: bag.slice(start, stop - start) for name, bag in self.bags.items()}
-        return Rows(self.numbers[:, start:stop], self.ids[:, start:stop], bags, self.groups[:, start:stop])
+        blocks = (block[:, start:stop] for block in (self.groups, self.hard_negatives))
+        return Rows(self.numbers[:, start:stop], self.ids[:, start:stop], bags, *blocks)
+
+    def take(self, places: np.ndarray) -> "Rows":
+        """Returns the rows at these places, in their order."""
+        bags = {name: bag.take(pa.array(places)) for name, bag in self.bags.items()}
+        blocks = (block[:, places] for block in (self.groups, self.hard_negatives))
+        return Rows(self.numbers[:, places], self.ids[:, places], bags, *blocks)
 
     @staticmethod
     def padding(rows: int, config: DataConfig, lists: Collection[str]) -> "Rows":
@@ -49,6 +59,7 @@ class Rows:
             np.full((len(config.sparse) - len(lists), rows), NO_ID, np.int32),
             {name: pa.array([[]] * rows, pa.large_list(pa.int32())) for name in lists},
             np.zeros((len(config.groups), rows), np.int64),
+            np.full((config.catalogue.hard, rows), NO_ITEM, np.int64),
         )
 
     @staticmethod
@@ -61,6 +72,7 @@ class Rows:
             _join([part.ids for part in parts]),
             {name: pa.concat_arrays([part.bags[name] for part in parts]) for name in parts[0].bags},
             _join([part.groups for part in parts]),
+            _join([part.hard_negatives for part in parts]),
         )
 
 

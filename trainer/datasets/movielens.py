@@ -53,6 +53,9 @@ def movielens(out: str = "data/movielens", wheel: str | None = None) -> dict[str
       `films_liked_before` is a list of the last 50 films that the user liked, oldest first. These two come from
       labels: of the past, as they are known when a film is to be recommended.
 
+    `items.parquet` is the catalogue: a row for each film, with `item_id`, `title`, `release_year`, `genres`, and
+    `train_ratings`, its ratings in the train split.
+
     Args:
         out: Directory to write to, on any fsspec URL.
         wheel: The wheel, if it is already downloaded.
@@ -83,6 +86,7 @@ def write_data_set(out: str, ratings: Table, items: Table, users: Table) -> dict
     for split, start, end in zip(SPLITS, [0, *ends], ends, strict=False):
         with data_set.part(split, "part-00000", table.schema) as rows:
             rows.write(table.slice(start, end - start))
+    data_set.beside("items", build_catalogue(items, table["item_id"].to_numpy()[: ends[0]]))
     about = {"split_rule": "in the order of time: 80 % train, 10 % validation, 10 % test"}
     return data_set.commit([(split, "part-00000") for split in SPLITS], about)
 
@@ -130,6 +134,14 @@ def build_table(ratings: Table, items: Table, users: Table) -> pa.Table:
     film = _film(items, _rows_of(items["item_id"], item))
     moment = _moment(timestamp, film["release_year"])
     return pa.table({**columns, **profile, **film, **moment, **_past(user, item, timestamp, label)})
+
+
+def build_catalogue(items: Table, rated: np.ndarray) -> pa.Table:
+    """Returns every film once, by its number, with its ratings among `rated`."""
+    numbers = np.sort(items["item_id"].astype(np.int64))
+    counts = np.bincount(rated, minlength=numbers[-1] + 1)[numbers].astype(np.int32)
+    film = _film(items, _rows_of(items["item_id"], numbers))
+    return pa.table({"item_id": numbers.astype(np.int32), **film, "train_ratings": counts})
 
 
 def _download(folder: str) -> Path:

@@ -4,6 +4,7 @@ Files under OUT:
 
 * `settings.json`: the source and the arguments; a second call with other ones stops.
 * `{train,validation,test}/part-*.parquet`: row groups of 65,536 rows. A file is written as `*.partial` and then moved.
+* `NAME.parquet`: a table beside the splits, where a data set has one.
 * `summary.json`: written last, when every file is there.
 """
 
@@ -109,6 +110,11 @@ class DataSetWriter:
             yield writer
             writer.close()
         self._fs.mv(f"{path}.partial", path)
+
+    def beside(self, name: str, table: pa.Table) -> None:
+        """Writes a table that is no part of a split, as `OUT/NAME.parquet`."""
+        with os_errors(), self._fs.open(f"{self._root}/{name}.parquet", "wb") as file:
+            pq.write_table(table, file, compression="lz4")
 
     def commit(self, parts: Iterable[tuple[str, str]], about: Mapping[str, Any]) -> dict[str, Any]:
         """Writes `summary.json`, which marks the data set as complete.

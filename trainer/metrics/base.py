@@ -13,11 +13,13 @@ class Samples(NamedTuple):
     """Samples of a task.
 
     Attributes:
-        predictions: `[B]` float64, as logits if they are logits or log-probabilities; `[B, C]` for class scores.
+        predictions: `[B]` float64, as logits if they are logits or log-probabilities; `[B, C]` for class scores,
+            `[B, 2, D]` for vectors.
         labels: `[B]` float64.
         weights: `[B]` float64, as in the loss of the task; 0 for padding.
         scores: The predictions as the model gave them, float32.
         groups: The group of each sample, `[B]` int64; None if the task has no group.
+        items: The item of each sample, `[B]` int64; None without a catalogue.
     """
 
     predictions: Tensor
@@ -25,6 +27,7 @@ class Samples(NamedTuple):
     weights: Tensor
     scores: Tensor
     groups: Tensor | None
+    items: Tensor | None = None
 
 
 class Accumulator(Protocol):

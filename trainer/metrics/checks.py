@@ -5,7 +5,9 @@ from trainer.config.tasks import TaskConfig
 from trainer.core.errors import InputError
 from trainer.metrics.registry import (
     METRICS,
+    METRICS_OF_VECTORS,
     BuiltIn,
+    Kind,
     built_in,
     higher_is_better,
     metrics_of,
@@ -32,7 +34,7 @@ def check_metrics(config: Config) -> None:
         key, metrics = metrics_of(name, config)
         for metric in metrics:
             _check_kind(key, metric, name, task)
-            if found := built_in(metric):
+            if found := built_in(metric, prediction_kind(task)):
                 _check_data(f"{key} has '{metric}'", found[0], name, task, config)
                 grouped |= found[0].grouped
     if config.evaluate.group_sample < 1 and not grouped:
@@ -43,17 +45,19 @@ def check_metrics(config: Config) -> None:
 
 
 def _check_kind(key: str, metric: str, name: str, task: TaskConfig) -> None:
-    kind, takes = prediction_kind(task), _takes(key, metric)
+    kind = prediction_kind(task)
+    takes = _takes(key, metric, kind)
     if takes and kind not in takes:
-        suited = ", ".join(known for known, entry in METRICS.items() if kind in entry.takes) or "package.module:Class"
+        known = METRICS_OF_VECTORS if kind == "vectors" else METRICS
+        suited = ", ".join(name for name, entry in known.items() if kind in entry.takes)
         raise InputError(
             f"{key} has '{metric}', which takes {' or '.join(WORDS[one] for one in takes)}, but tasks.{name} gives "
             f"{WORDS[kind]}; set tasks.{name}.metrics to some of: {suited}"
         )
 
 
-def _takes(key: str, metric: str) -> tuple[str, ...]:
-    found = built_in(metric)
+def _takes(key: str, metric: str, kind: Kind) -> tuple[str, ...]:
+    found = built_in(metric, kind)
     if found:
         return found[0].takes
     own = getattr(own_metric(key, metric), "takes", None)
@@ -66,6 +70,8 @@ def _check_data(given: str, metric: BuiltIn, name: str, task: TaskConfig, config
             f"{given}, which ranks the samples of a group, but tasks.{name}.group is not set; set it to a column of "
             "data.groups"
         )
+    if metric.over_items and not config.data.catalogue.items:
+        raise InputError(f"{given}, which ranks all items, but data.catalogue.items is empty; name the catalogue")
     if metric.binary and task.label in config.data.numeric_labels:
         raise InputError(
             f"{given}, which takes labels in [0, 1], but data.numeric_labels has '{task.label}', the label of "

@@ -1,17 +1,19 @@
 """The metrics of an evaluation, task by task, over the samples of all ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.config.tasks import TaskConfig
 from trainer.core.distributed import DistributedContext, sum_over_ranks
 from trainer.core.registry import find_by_name
 from trainer.metrics.base import Accumulator, Samples
 from trainer.metrics.registry import BuiltIn, built_in, metrics_of, own_metric, prediction_kind, result_name
+from trainer.metrics.retrieval import ItemVectors
 from trainer.models.base import Outputs
 from trainer.models.log_probability import to_logit
 from trainer.models.tasks import subspace_factor
@@ -25,13 +27,17 @@ class Metrics:
     Args:
         config: The configuration, for its tasks.
         device: Device of the predictions.
+        items: The items of the catalogue by prediction, for `predictions_of_items`.
 
     Raises:
         InputError: There is no such metric.
     """
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        self._tasks = {name: _TaskMetrics(name, config, device) for name in config.named_tasks()}
+    def __init__(self, config: Config, device: torch.device, items: Mapping[str, ItemVectors] | None = None) -> None:
+        self._tasks = {
+            name: _TaskMetrics(name, config, device, (items or {}).get(str(task.prediction)))
+            for name, task in config.named_tasks().items()
+        }
         self._samples = torch.zeros(1, dtype=torch.float64, device=device)
 
     def update(self, outputs: Outputs) -> None:
@@ -52,13 +58,13 @@ class Metrics:
 class _TaskMetrics:
     """The metrics of one task, and what they are computed from, by name."""
 
-    def __init__(self, name: str, config: Config, device: torch.device) -> None:
-        self._task, self._data = config.named_tasks()[name], config.data
+    def __init__(self, name: str, config: Config, device: torch.device, items: ItemVectors | None) -> None:
+        self._task, self._data, self._items = config.named_tasks()[name], config.data, items
         self._accumulators: dict[str, Accumulator] = {}
         self._functions: dict[str, tuple[str, Callable[[Any], dict[str, float]]]] = {}
         key, metrics = metrics_of(name, config)
         for metric in metrics:
-            if found := built_in(metric):
+            if found := built_in(metric, prediction_kind(self._task)):
                 self._add_built_in(metric, *found, config, device)
             else:
                 own = self._accumulators[metric] = own_metric(key, metric)(device)
@@ -69,18 +75,15 @@ class _TaskMetrics:
     ) -> None:
         source = entry.accumulator
         if source not in self._accumulators:
-            kind, options = (
-                find_by_name("evaluate.metrics", source, {}),
-                [config.evaluate.group_sample] if entry.grouped else [],
-            )
-            self._accumulators[source] = kind(device, *options)
+            options = [config.evaluate.group_sample] if entry.grouped else [self._items] if entry.over_items else []
+            self._accumulators[source] = find_by_name("evaluate.metrics", source, {})(device, *options)
         function = find_by_name("evaluate.metrics", entry.function, {})
         self._functions[metric] = source, lambda total: function(total, *numbers)
 
     def update(self, outputs: Outputs) -> None:
         """Adds samples."""
         if self._accumulators:
-            samples = _samples(outputs, self._task, self._data.labels, self._data.groups)
+            samples = _samples(outputs, self._task, self._data)
             for accumulator in self._accumulators.values():
                 accumulator.add(samples)
 
@@ -94,8 +97,21 @@ class _TaskMetrics:
         }
 
 
-def _samples(outputs: Outputs, task: TaskConfig, labels: list[str], groups: list[str]) -> Samples:
+def predictions_of_items(config: Config) -> list[str]:
+    """Returns the predictions whose vectors of all items the metrics need."""
+    return [
+        str(task.prediction)
+        for name, task in config.named_tasks().items()
+        if any(
+            found and found[0].over_items
+            for found in (built_in(metric, prediction_kind(task)) for metric in metrics_of(name, config)[1])
+        )
+    ]
+
+
+def _samples(outputs: Outputs, task: TaskConfig, data: DataConfig) -> Samples:
     """Returns the samples of a task, weighted as in its loss."""
+    labels, item = data.labels, data.catalogue.id
     scores = outputs.predictions[str(task.prediction)]
     if prediction_kind(task) == "probability" and scores.dim() == 2:
         scores = scores[:, 1] - scores[:, 0]  # a score for each of the two classes, whose logit is their difference
@@ -104,7 +120,8 @@ def _samples(outputs: Outputs, task: TaskConfig, labels: list[str], groups: list
         labels=outputs.labels[:, labels.index(str(task.label))].double(),
         weights=outputs.weights.double() * subspace_factor(task, labels, outputs.labels),
         scores=scores,
-        groups=outputs.groups[:, groups.index(task.group)] if task.group is not None else None,
+        groups=outputs.groups[:, data.groups.index(task.group)] if task.group is not None else None,
+        items=outputs.groups[:, data.groups.index(item)] if item is not None else None,
     )
 
 

@@ -25,6 +25,7 @@ class BuiltIn(NamedTuple):
         higher_is_better: The direction that is better; None if neither is.
         binary: Whether its labels must be in [0, 1].
         grouped: Whether it ranks the samples of a group.
+        over_items: Whether it ranks all items of the catalogue.
     """
 
     accumulator: str
@@ -33,6 +34,7 @@ class BuiltIn(NamedTuple):
     higher_is_better: bool | None
     binary: bool = False
     grouped: bool = False
+    over_items: bool = False
 
 
 def _of_histogram(function: str) -> BuiltIn:
@@ -61,6 +63,11 @@ def _of_groups(function: str, binary: bool = False) -> BuiltIn:
     return BuiltIn("trainer.metrics.groups:GroupedSamples", path, kinds, True, binary, grouped=True)
 
 
+def _of_items(function: str) -> BuiltIn:
+    module = "trainer.metrics.retrieval"
+    return BuiltIn(f"{module}:ItemRanks", f"{module}:{function}", ("vectors",), True, over_items=True)
+
+
 METRICS = {
     "auc": _of_histogram("auc"),
     "auprc": _of_histogram("auprc"),
@@ -85,6 +92,12 @@ METRICS = {
     "recall@k": _of_groups("recall"),
     "hit_rate@k": _of_groups("hit_rate"),
 }
+METRICS_OF_VECTORS = {
+    "recall@k": _of_items("recall"),
+    "hit_rate@k": _of_items("recall"),  # as every query has one item to be found
+    "mrr": _of_items("mrr"),
+}
+"""Those of METRICS that rank all items, not the samples of a group, where predictions are vectors."""
 DEFAULTS: dict[Kind, list[str]] = {
     "probability": ["auc", "normalized_entropy", "log_loss", "calibration", "label_rate"],
     "value": ["mae", "rmse"],
@@ -105,14 +118,20 @@ def prediction_kind(task: TaskConfig) -> Kind:
     return task.output if task.output in ("value", "vectors") else "probability"
 
 
-def built_in(name: str) -> tuple[BuiltIn, tuple[float, ...]] | None:
-    """Returns the built-in metric of a name, and the number in the name, if it has one; None if there is no such."""
-    if name in METRICS and "@" not in name:
-        return METRICS[name], ()
+def built_in(name: str, kind: Kind | None = None) -> tuple[BuiltIn, tuple[float, ...]] | None:
+    """Returns the built-in metric of a name, and the number in the name, if it has one; None if there is no such.
+
+    Args:
+        name: The name.
+        kind: The kind of prediction, which decides between metrics of one name.
+    """
+    metrics = METRICS | METRICS_OF_VECTORS if kind == "vectors" else METRICS
+    if name in metrics and "@" not in name:
+        return metrics[name], ()
     stem, _, written = name.partition("@")
-    for number, (form, kind, _) in NUMBERS.items():
-        if (found := METRICS.get(f"{stem}@{number}")) and re.fullmatch(form, written):
-            return found, (kind(written),)
+    for number, (form, read, _) in NUMBERS.items():
+        if (found := metrics.get(f"{stem}@{number}")) and re.fullmatch(form, written):
+            return found, (read(written),)
     return None
 
 

@@ -28,6 +28,7 @@ class ModelInputs:
             for each feature, oldest first.
         sequence_features: Names of the sequences, the other keys of the `KeyedJaggedTensor`, each with its greatest
             length.
+        dense_names: Names of the dense features, the columns of `[B, D]`.
     """
 
     tables: EmbeddingBagCollection
@@ -38,6 +39,7 @@ class ModelInputs:
     config: ModelConfig
     sequences: EmbeddingCollection | None = None
     sequence_features: Mapping[str, int] = field(default_factory=dict)
+    dense_names: Sequence[str] = ()
 
     @property
     def labels(self) -> int:

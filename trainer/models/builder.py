@@ -18,6 +18,7 @@ from trainer.models.esmm import esmm
 from trainer.models.experts import mmoe, ple
 from trainer.models.sasrec import sasrec
 from trainer.models.tasks import ModelWithLoss, TaskLosses
+from trainer.models.two_tower import two_tower
 
 MODELS: dict[str, ModelBuilder] = {
     "dlrm": dlrm,
@@ -30,6 +31,7 @@ MODELS: dict[str, ModelBuilder] = {
     "dbmtl": dbmtl,
     "din": din,
     "sasrec": sasrec,
+    "two_tower": two_tower,
 }
 
 
@@ -53,6 +55,7 @@ def build_model(data: DataConfig, model: ModelConfig, predictions: list[str], de
         config=model,
         sequences=sequences,
         sequence_features=data.sequences,
+        dense_names=list(data.dense),
     )
     built = builder(inputs)
     check_names(built)

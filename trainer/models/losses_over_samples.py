@@ -4,7 +4,7 @@ The samples that are compared are those of a lane in a step, or those of the glo
 the number of ranks, as a rank's local batch is not.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.distributed.nn import functional as differentiable
 from torch.nn import functional
 
+from trainer.config.catalogue import LaneRows
 from trainer.config.tasks import TaskConfig
 from trainer.core.errors import InputError
 from trainer.data.order import Lanes
+from trainer.data.rows import NO_ITEM
 
 
 @dataclass(frozen=True)
@@ -28,16 +30,26 @@ class Samples:
         label: Labels.
         group: Groups; without any, every sample has one of its own.
         present: Whether a sample counts; those of weight 0 do not.
+        log_q: Logarithm of the probability of the sample's item in a draw from the catalogue.
     """
 
     prediction: Tensor
     label: Tensor
     group: Tensor
     present: Tensor
+    log_q: Tensor
 
     def in_units(self, size: int) -> Self:
         """Returns samples `[B]` in units of `size` consecutive samples."""
         return self._each(lambda tensor: tensor.unflatten(0, (-1, size)))
+
+    def in_lanes(self, size: int) -> Self:
+        """Returns units `[U, N]` as `[U, N / size, size]`."""
+        return self._each(lambda tensor: tensor.unflatten(1, (-1, size)))
+
+    def rows(self, start: int, stop: int) -> Self:
+        """Returns some rows of each lane of `[U, lanes, rows]`."""
+        return self._each(lambda tensor: tensor[:, :, start:stop])
 
     def of_all_ranks(self) -> Self:
         """Returns the samples of all ranks, in their order; gradients flow to all ranks."""
@@ -71,17 +83,63 @@ def bpr(own: Samples, others: Samples) -> Tensor:
     return functional.softplus(-lead).where(lower, 0.0).sum(-1) / lower.sum(-1).clamp(min=1)
 
 
-def in_batch_softmax(own: Samples, others: Samples, temperature: float = 1.0) -> Tensor:
+def in_batch_softmax(own: Samples, others: Samples, temperature: float = 1.0, log_q: bool = False) -> Tensor:
     """Returns the cross-entropy of finding a query's item among the items of all samples, times the label.
 
     Predictions are `[U, N, 2, D]`: the vectors of the query and of the item. Those other items count that are of
-    another group, the item's id: an item is no negative of itself.
+    another group, the item's id: an item is no negative of itself. With `log_q` the other samples are taken for draws
+    from the catalogue, and those items count that can be drawn.
     """
     query, item = own.prediction.unbind(2)
     positive = (query * item).sum(-1) / temperature
-    negatives = query @ others.prediction[:, :, 1].mT / temperature  # where a correction by item would be subtracted
+    negatives = query @ others.prediction[:, :, 1].mT / temperature
     counts = others.present[:, None] & ~_same_group(own, others)
+    if log_q:
+        draws = (others.present.sum(-1) - 1).clamp(min=1)
+        counts = counts & others.log_q.isfinite()[:, None]
+        negatives = negatives - expected(others.log_q, draws[:, None])[:, None]
     return own.label * (torch.logaddexp(positive, _logsumexp(negatives, counts)) - positive)
+
+
+def sampled_softmax(
+    own: Samples, others: Samples, rows: LaneRows, temperature: float = 1.0, log_q: bool = False
+) -> Tensor:
+    """Returns the cross-entropy of finding a query's item among negatives from the catalogue, times the label.
+
+    Predictions are `[U, N, 2, D]`, for one or more lanes with their negatives. The samples of a unit share what was
+    drawn for all its lanes, and each has hard negatives of its own. An item is no negative of itself.
+
+    Args:
+        own: The samples of this rank.
+        others: Those whose drawn negatives count.
+        rows: The rows of a lane.
+        temperature: Divides the inner products.
+        log_q: Whether drawn negatives are corrected for how often they are to be expected.
+    """
+    lanes, end = own.in_lanes(rows.total), rows.samples + rows.drawn
+    samples, hard = lanes.rows(0, rows.samples), lanes.rows(end, rows.total)
+    drawn = others.in_lanes(rows.total).rows(rows.samples, end)
+    query, item = samples.prediction.unbind(3)  # [U, lanes, samples, D]
+    positive = (query * item).sum(-1, keepdim=True)
+    shared = query @ drawn.prediction[..., 1, :].flatten(1, 2)[:, None].mT
+    alone = (query[..., None, :] * hard.prediction[..., 1, :].unflatten(2, (rows.samples, rows.hard))).sum(-1)
+    scores = [score / temperature for score in (positive, shared, alone)]
+    if log_q:
+        scores[1] = scores[1] - expected(drawn.log_q.flatten(1), drawn.log_q[0].numel())[:, None, None]
+    group, of_hard = samples.group[..., None], hard.group.unflatten(2, (rows.samples, rows.hard))
+    counts = [torch.ones_like(group, dtype=torch.bool), group != drawn.group.flatten(1)[:, None, None]]
+    counts.append((group != of_hard) & (of_hard != NO_ITEM))
+    loss = samples.label * (_logsumexp(torch.cat(scores, -1), torch.cat(counts, -1)) - scores[0][..., 0])
+    return functional.pad(loss, (0, rows.negatives)).flatten(1)
+
+
+def expected(log_q: Tensor, draws: Tensor | int) -> Tensor:
+    """Returns the logarithm of how often an item is to be expected among so many draws.
+
+    Divided by that, the sum over the draws is in the mean the sum over all items of the catalogue but the query's own,
+    which is not drawn (Bengio and Senecal, 2008).
+    """
+    return log_q + torch.as_tensor(draws, dtype=log_q.dtype, device=log_q.device).log()
 
 
 def _same_group(own: Samples, others: Samples) -> Tensor:
@@ -93,7 +151,9 @@ def _logsumexp(scores: Tensor, counts: Tensor) -> Tensor:
     return scores.masked_fill(~counts, torch.finfo(scores.dtype).min).logsumexp(-1)
 
 
-LOSSES_OVER_SAMPLES: dict[str, Callable[..., Tensor]] = {loss.__name__: loss for loss in (jrc, bpr, in_batch_softmax)}
+LOSSES_OVER_SAMPLES: dict[str, Callable[..., Tensor]] = {
+    loss.__name__: loss for loss in (jrc, bpr, in_batch_softmax, sampled_softmax)
+}
 """Each takes this rank's samples, those that they are compared with, and those of a task's options that it has."""
 
 
@@ -103,23 +163,19 @@ def check_units(tasks: dict[str, TaskConfig], lanes: Lanes, world_size: int, mic
     Raises:
         InputError: They do.
     """
-    for name in _comparing(tasks, "lane"):
-        if world_size * micro_batches > lanes.lanes:
+    for name, task in tasks.items():
+        whole_lanes = task.loss == "sampled_softmax" or (task.compares_samples and task.across == "lane")
+        if whole_lanes and world_size * micro_batches > lanes.lanes:
             raise InputError(
-                f"tasks.{name}.loss is '{tasks[name].loss}', which compares the samples of a lane, but {world_size} "
+                f"tasks.{name}.loss is '{task.loss}', which needs the samples of a lane together, but {world_size} "
                 f"ranks in {micro_batches} micro-batches cut the {lanes.lanes} lanes; use fewer ranks or a smaller "
                 "train.micro_batches, or more data.lanes in a new run"
             )
-    for name in _comparing(tasks, "batch"):
-        if micro_batches > 1:
+        if task.compares_samples and task.across == "batch" and micro_batches > 1:
             raise InputError(
                 f"tasks.{name}.across is 'batch', but train.micro_batches is {micro_batches}, and a micro-batch is "
                 "only a part of it; use 1 micro-batch or 'lane'"
             )
-
-
-def _comparing(tasks: dict[str, TaskConfig], across: str) -> Iterable[str]:
-    return (name for name, task in tasks.items() if task.compares_samples and task.across == across)
 
 
 class LossOverSamples:
@@ -127,25 +183,27 @@ class LossOverSamples:
 
     Args:
         loss: The loss.
-        samples_per_lane: Samples of a lane in a step; None to compare across the global batch.
+        lane_rows: Rows of a lane in a step; None to compare across the global batch.
     """
 
-    def __init__(self, loss: Callable[..., Tensor], samples_per_lane: int | None) -> None:
-        self._loss, self._samples_per_lane = loss, samples_per_lane
+    def __init__(self, loss: Callable[..., Tensor], lane_rows: int | None) -> None:
+        self._loss, self._lane_rows = loss, lane_rows
 
-    def __call__(self, prediction: Tensor, label: Tensor, group: Tensor | None, present: Tensor) -> Tensor:
+    def __call__(
+        self, prediction: Tensor, label: Tensor, group: Tensor | None, present: Tensor, log_q: Tensor
+    ) -> Tensor:
         """Returns the loss of each sample of the local batch, `[B]`, 0 where it is not present."""
         group = self._positions(label) if group is None else group
-        samples = Samples(prediction, label, group, present)
-        if self._samples_per_lane is None:
+        samples = Samples(prediction, label, group, present, log_q)
+        if self._lane_rows is None:
             own = samples.in_units(len(label))
             everyone = samples.of_all_ranks()
             others = everyone.in_units(len(everyone.label))
         else:
-            own = others = samples.in_units(self._samples_per_lane)
+            own = others = samples.in_units(self._lane_rows)
         return self._loss(own, others).where(own.present, 0.0).flatten()
 
     def _positions(self, label: Tensor) -> Tensor:
         """Returns numbers of the samples that none of those it is compared with has."""
-        first = dist.get_rank() * len(label) if self._samples_per_lane is None else 0
+        first = dist.get_rank() * len(label) if self._lane_rows is None else 0
         return torch.arange(first, first + len(label), device=label.device)

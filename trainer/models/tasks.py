@@ -38,10 +38,13 @@ class TaskLoss:
         self._group = data.groups.index(task.group) if task.group else None
         loss = find_by_name(f"{key}.loss", task.loss, LOSSES | LOSSES_OVER_SAMPLES)
         options = {option: getattr(task, option) for option in task.kind.options if option != "across"}
+        rows = data.catalogue.lane_rows(samples_per_lane)
+        if task.loss == "sampled_softmax":
+            options["rows"] = rows
         self._loss = partial(loss, **options)
         self._over_samples = None
         if task.compares_samples:
-            self._over_samples = LossOverSamples(self._loss, samples_per_lane if task.across == "lane" else None)
+            self._over_samples = LossOverSamples(self._loss, rows.total if task.across == "lane" else None)
 
     def __call__(self, predictions: Predictions, batch: Batch) -> Tensor:
         """Returns the loss of each sample, `[B]`, times the task's weights."""
@@ -49,7 +52,7 @@ class TaskLoss:
         factor = subspace_factor(self._task, self._labels, batch.labels)
         if self._over_samples:
             group = None if self._group is None else batch.groups[:, self._group]
-            each = self._over_samples(prediction, label, group, batch.weights * factor > 0)
+            each = self._over_samples(prediction, label, group, batch.weights * factor > 0, batch.log_q)
         else:
             each = self._loss(prediction, label)
         if each.shape != label.shape:

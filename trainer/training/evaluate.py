@@ -1,6 +1,6 @@
 """Evaluation: every sample of a split exactly once, metrics over all ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 import torch
@@ -14,13 +14,16 @@ from trainer.core.distributed import DistributedContext, broadcast_from_rank0, p
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
+from trainer.data.catalogue import Catalogue, read_catalogue
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
 from trainer.data.vocabulary import check_fingerprints
 from trainer.metrics.checks import check_metrics
-from trainer.metrics.evaluation import Metrics
+from trainer.metrics.evaluation import Metrics, predictions_of_items
+from trainer.metrics.retrieval import ItemVectors
 from trainer.run.reporter import format_metrics
+from trainer.training.item_vectors import item_vectors
 from trainer.training.sharded_model import build_sharded_model
 
 
@@ -30,13 +33,16 @@ class Evaluator:
     Args:
         config: The configuration.
         context: This process among the ranks that evaluate together.
+        catalogue: The catalogue, if it is in memory already.
 
     Attributes:
         splits: The splits that the configuration names, each with its files.
     """
 
-    def __init__(self, config: Config, context: DistributedContext) -> None:
+    def __init__(self, config: Config, context: DistributedContext, catalogue: Catalogue | None = None) -> None:
         self._config, self._context = config, context
+        self._of_items = list(dict.fromkeys(predictions_of_items(config)))
+        self._catalogue = catalogue or (open_catalogue(config, context) if self._of_items else None)
         self._batch_size = config.evaluate.global_batch_size or config.data.global_batch_size
         if self._batch_size % context.world_size:
             raise InputError(
@@ -75,8 +81,11 @@ class Evaluator:
         # batch is padded with samples of weight 0, as row-wise sharding fails on batches of unequal size.
         lanes = Lanes(files.rows, context.world_size, self._batch_size)
         loader = Loader(files, self._config.data, lanes, context.rank, context.world_size, seed=0, shuffle=False)
-        metrics = Metrics(self._config, context.device)
         model.eval()
+        items = self._item_vectors(model, give_up)
+        if items is None:
+            return None
+        metrics = Metrics(self._config, context.device, items)
         for batch in loader.batches(0, loader.steps_per_epoch):
             if give_up():
                 return None
@@ -84,6 +93,32 @@ class Evaluator:
             metrics.update(outputs)
         model.train()
         return metrics.compute(context)
+
+    def _item_vectors(self, model: nn.Module, give_up: Callable[[], bool]) -> dict[str, ItemVectors] | None:
+        if not self._of_items:
+            return {}
+        assert self._catalogue is not None
+        size = self._batch_size // self._context.world_size
+        data = self._config.data
+        return item_vectors(model, self._catalogue, data, self._of_items, size, self._context, give_up)
+
+
+def open_catalogue(
+    config: Config, context: DistributedContext, lists: Collection[str] | None = None
+) -> Catalogue | None:
+    """Reads the catalogue on rank 0 and returns it on every rank, None if the configuration names none.
+
+    Args:
+        config: The configuration.
+        context: This process among the ranks.
+        lists: As for `read_catalogue`.
+
+    Raises:
+        InputError: It cannot be used.
+    """
+    if not config.data.catalogue.items:
+        return None
+    return broadcast_from_rank0(context, lambda: read_catalogue(config.data, config.model.item_features, lists))
 
 
 def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "test", checkpoint: str = NEWEST) -> None:

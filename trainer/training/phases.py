@@ -6,6 +6,7 @@ from trainer.checkpoint.store import Checkpoint
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.core.run_directory import RunDirectory
+from trainer.data.catalogue import Catalogue
 from trainer.data.dataset import FileSet
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
@@ -38,6 +39,7 @@ class EpochOrder:
         files: The training data.
         lanes: The samples of every step.
         loader: This rank's batches.
+        catalogue: All items; None without data.catalogue.
         first_step: Steps done before.
         last_step: The step that training ends with.
     """
@@ -45,5 +47,6 @@ class EpochOrder:
     files: FileSet
     lanes: Lanes
     loader: Loader
+    catalogue: Catalogue | None
     first_step: int
     last_step: int

@@ -15,6 +15,7 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.loader import Loader
+from trainer.data.negatives import Negatives
 from trainer.data.order import Lanes, check_lanes, default_lanes
 from trainer.metrics.checks import check_metrics, check_watched_metrics
 from trainer.models.losses_over_samples import check_units
@@ -26,7 +27,7 @@ from trainer.run.profiler import check_profile
 from trainer.run.reporter import StallTimer
 from trainer.run.watchdog import watched
 from trainer.training.announce import announce
-from trainer.training.evaluate import Evaluator
+from trainer.training.evaluate import Evaluator, open_catalogue
 from trainer.training.finetune import finetune
 from trainer.training.loss_scale import start_state
 from trainer.training.micro_batches import check_micro_batches
@@ -58,7 +59,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         claimed = claim_run(config, directory, resume, context)
         # Wrong data is refused within seconds, before the model is built, which takes longest.
         order = plan_epochs(config, claimed.start, context)
-        evaluator = Evaluator(config, context)
+        evaluator = Evaluator(config, context, order.catalogue)
         model = build_sharded_model(config, context, order.lanes)
         origin = restore_or_finetune(claimed, model, order)
         reporter = open_reporter(claimed, order)
@@ -120,8 +121,12 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
             "train.steps or train.epochs; raise them or choose another --out"
         )
     rank, world_size, seed = context.rank, context.world_size, config.train.seed
-    loader = Loader(files, config.data, lanes, rank, world_size, seed, config.data.shuffle)
-    return EpochOrder(files=files, lanes=lanes, loader=loader, first_step=first_step, last_step=last_step)
+    catalogue = open_catalogue(config, context, files.files[0].lists)
+    negatives = Negatives(catalogue, config.data, seed) if catalogue else None
+    loader = Loader(files, config.data, lanes, rank, world_size, seed, config.data.shuffle, negatives)
+    return EpochOrder(
+        files=files, lanes=lanes, loader=loader, catalogue=catalogue, first_step=first_step, last_step=last_step
+    )
 
 
 def _plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context: DistributedContext) -> Lanes:

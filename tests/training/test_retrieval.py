@@ -1,0 +1,76 @@
+"""Two towers train and are evaluated over all items as float64 arithmetic says, on any number of ranks, and resumed."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from jobs import launch_rounds, losses, saved_tensors
+from retrieval import ByHand, settings, write_data
+
+from trainer.config.root import Config
+
+RANKS, STEPS = (1, 2, 4), 8  # two epochs, each of whose last batch is short
+PLANS = {1: ["table_wise"], 2: ["row_wise"], 4: ["column_wise"]}
+UNITS = ("lane", "batch")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("retrieval"))
+
+
+@pytest.fixture(scope="module")
+def runs(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+
+    def job(name, ranks, steps=STEPS, **changes):
+        tree = settings(data, planner__sharding_types=PLANS[ranks], train__steps=steps, **changes)
+        return {"config": tree, "out": str(folder / name)}
+
+    rounds = [(ranks, [job(f"{across}-{ranks}", ranks, across=across) for across in UNITS]) for ranks in RANKS]
+    rounds[1][1].extend(
+        [
+            job("resumed", 2, 3, evaluate__every_steps=2),
+            job("resumed", 2, evaluate__every_steps=2),
+            job("parts", 2, train__micro_batches=2),
+        ]
+    )
+    launch_rounds(rounds, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def by_hand(data):
+    """The losses and the metrics of the reference, by unit."""
+    found = {}
+    for across in UNITS:
+        reference = ByHand(data, Config.model_validate(settings(data, across, train__steps=STEPS)))
+        found[across] = reference.losses(STEPS), reference.metrics()
+    return found
+
+
+def evaluation(out):
+    lines = [json.loads(line) for line in (out / "evaluations.jsonl").read_text().splitlines()]
+    return {name.removesuffix("/sampled"): value for name, value in lines[-1].items() if "/sampled" in name}
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("across", UNITS)
+def test_losses_and_metrics_are_those_of_the_reference(runs, by_hand, across, ranks):
+    curve, metrics = by_hand[across]
+    assert curve[-1] != pytest.approx(curve[0], rel=1e-2)
+    np.testing.assert_allclose(losses(runs / f"{across}-{ranks}"), curve, rtol=1e-5)
+    found = evaluation(runs / f"{across}-{ranks}")
+    assert found == pytest.approx(metrics, rel=1e-5)
+
+
+def test_a_resume_is_bit_for_bit(runs):
+    assert losses(runs / "resumed") == losses(runs / "lane-2")
+    assert evaluation(runs / "resumed") == evaluation(runs / "lane-2")
+    expected, found = saved_tensors(runs / "lane-2", STEPS), saved_tensors(runs / "resumed", STEPS)
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+def test_micro_batches_take_the_same_steps(runs):
+    np.testing.assert_allclose(losses(runs / "parts"), losses(runs / "lane-2"), rtol=1e-6)

@@ -1,0 +1,143 @@
+"""The catalogue in memory: every item with its features, to draw negatives from and to evaluate over."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from trainer.config.catalogue import CatalogueConfig
+from trainer.config.data import DataConfig
+from trainer.core.errors import InputError
+from trainer.data.batch import Batch, to_batch
+from trainer.data.dataset import FileSet, find_files
+from trainer.data.decode import Chunk, decode
+from trainer.data.row_groups import RowGroupReader
+from trainer.data.rows import NO_ITEM, Rows
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All items, `I`, by rising id.
+
+    Attributes:
+        ids: Their ids, `[I]` int64, as in the groups of samples.
+        weights: Their weights as negatives, `[I]` float64.
+        rows: `I + 1` rows as a data set has them, of weight 0 and without features of the query. The last one is no
+            item and has no features.
+    """
+
+    ids: np.ndarray
+    weights: np.ndarray
+    rows: Rows
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """Where each item's share of the weights ends, `[I]` float64."""
+        return np.cumsum(self.weights)
+
+    @cached_property
+    def _log_q(self) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return np.log(np.append(self.weights, 0.0) / self.ends[-1]).astype(np.float32)
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the row of each id, of any shape; `I` for one that is not in the catalogue."""
+        found = np.minimum(np.searchsorted(self.ids, ids), len(self) - 1)
+        return np.where(self.ids[found] == ids, found, len(self))
+
+    def draw(self, uniform: np.ndarray) -> np.ndarray:
+        """Returns the rows of items drawn by weight; `uniform` are numbers in [0, 1), `[N]`."""
+        return np.searchsorted(self.ends, uniform * self.ends[-1], side="right")
+
+    def log_q(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the logarithm of the probability of each id in a draw, float32; minus infinity if it cannot be."""
+        return self._log_q[self.find(ids)]
+
+    def batches(self, data: DataConfig, rank: int, world_size: int, size: int) -> Iterator[Batch]:
+        """Yields the items of a rank's share in batches of `size` rows, as many on every rank.
+
+        Shares follow one another; what lacks of the last ones is filled with rows that are no item.
+        """
+        share = -(-len(self) // world_size)
+        for start in range(0, share, size):
+            place = np.arange(start, start + size)
+            rows = np.where(place < share, np.minimum(rank * share + place, len(self)), len(self))
+            yield to_batch(self.rows.take(rows), data, 0.0)
+
+
+def read_catalogue(data: DataConfig, item_features: Collection[str], lists: Collection[str] | None = None) -> Catalogue:
+    """Reads the catalogue.
+
+    Args:
+        data: The data.
+        item_features: Names of the features of items.
+        lists: The sparse features that are lists in the samples which items will be joined with; None if with none.
+
+    Raises:
+        InputError: A file cannot be read, a value is not allowed, an id is there twice, or no item has a weight.
+    """
+    columns = _columns(data, item_features)
+    files = find_files("catalogue.items", data.catalogue.items, columns)
+    here = files.files[0].lists
+    _check_lists(files, columns, here, lists)
+    reader = RowGroupReader(files, columns)
+    chunks = [Chunk(reader.read(group), range(group.rows), f"{reader.where(group)}, ") for group in files.row_groups]
+    items = decode(chunks, columns, here)
+    items = items.take(items.groups[0].argsort(kind="stable"))
+    ids, weights = items.groups[0], items.numbers[-1].astype(np.float64)
+    _check_items(files, ids, weights)
+    bags = here if lists is None else [name for name in data.sparse if name in lists]
+    return Catalogue(ids, weights, _as_samples(items, columns, data, bags))
+
+
+def _columns(data: DataConfig, item_features: Collection[str]) -> DataConfig:
+    """Returns the catalogue's columns as those of a data set without labels."""
+    changes = {
+        "dense": {name: feature for name, feature in data.dense.items() if name in item_features},
+        "sparse": {name: feature for name, feature in data.sparse.items() if name in item_features},
+        "labels": [],
+        "numeric_labels": [],
+        "groups": [data.catalogue.id],
+        "weight": data.catalogue.weight,
+        "catalogue": CatalogueConfig(),
+    }
+    return data.model_copy(update=changes)
+
+
+def _check_lists(files: FileSet, columns: DataConfig, here: Collection[str], there: Collection[str] | None) -> None:
+    for name in columns.sparse:
+        if there is not None and (name in here) != (name in there):
+            is_here, is_there = ("a list", "single ids") if name in here else ("single ids", "a list")
+            raise InputError(
+                f"{files.files[0].name}: column '{name}' is {is_here}, but {is_there} in data.train; make them alike"
+            )
+
+
+def _check_items(files: FileSet, ids: np.ndarray, weights: np.ndarray) -> None:
+    name = files.files[0].name
+    if len(twice := ids[1:][ids[1:] == ids[:-1]]):
+        raise InputError(f"{name}: item {twice[0]} is there twice; data.catalogue.items has a row for each item")
+    if not weights.any():
+        raise InputError(f"{name}: every weight is 0, so that no item can be drawn; give some item a weight above 0")
+
+
+def _as_samples(items: Rows, columns: DataConfig, data: DataConfig, lists: Collection[str]) -> Rows:
+    """Returns the rows of items as those of samples, and one more that is empty."""
+    rows = Rows.padding(len(items) + 1, data, lists)
+    single = [name for name in data.sparse if name not in lists]
+    blocks = [
+        (rows.numbers, [*data.dense], items.numbers, [*columns.dense]),
+        (rows.ids, single, items.ids, [name for name in columns.sparse if name not in items.bags]),
+        (rows.groups, data.groups, items.groups, columns.groups),
+    ]
+    for block, names, values, present in blocks:
+        for name, column in zip(present, values, strict=False):  # the last of the numbers is the weight
+            block[names.index(name), :-1] = column
+    rows.groups[data.groups.index(columns.groups[0]), -1] = NO_ITEM
+    bags = {name: pa.concat_arrays([bag, rows.bags[name].slice(len(items))]) for name, bag in items.bags.items()}
+    return replace(rows, bags=rows.bags | bags)

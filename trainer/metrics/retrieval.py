@@ -1,0 +1,86 @@
+"""Metrics of the rank of a query's item among all items of the catalogue.
+
+Every relevant sample, one whose label is above 0, is a query, and its item is the one to be found. Items with equal
+scores count as the mean over all their orders, as in `ranking`.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.metrics.base import Samples, Sums
+from trainer.metrics.ratio import ratio
+
+BLOCK = 1 << 22  # scores at a time
+
+
+class ItemVectors(NamedTuple):
+    """The items of the catalogue, `I`.
+
+    Attributes:
+        ids: Their ids, rising, `[I]` int64.
+        vectors: Their vectors, `[I, D]` float32.
+    """
+
+    ids: Tensor
+    vectors: Tensor
+
+
+class ItemRanks(Sums):
+    """The weight of the queries by the rank of their item, `[I + 2]`.
+
+    The first `I + 1` are the differences of the weight at a rank to that at the rank before, so that a tie of any
+    size changes two of them. The last one is the weight of all queries; an item outside the catalogue has no rank.
+
+    Args:
+        device: Device of the predictions.
+        items: The items to rank.
+    """
+
+    def __init__(self, device: torch.device, items: ItemVectors) -> None:
+        super().__init__(device, (len(items.ids) + 2,))
+        self._items = items
+
+    def add(self, samples: Samples) -> None:
+        """Adds the relevant samples of this rank."""
+        assert samples.items is not None
+        relevant = (samples.weights > 0) & (samples.labels > 0)
+        weights, wanted = samples.weights[relevant], samples.items[relevant]
+        self.state[-1] += weights.sum()
+        place = torch.searchsorted(self._items.ids, wanted).clamp(max=len(self._items.ids) - 1)
+        known = self._items.ids[place] == wanted
+        above, ties = self._compare(samples.predictions[relevant, 0][known], place[known])
+        each = weights[known] / ties
+        self.state.index_add_(0, above, each)
+        self.state.index_add_(0, above + ties, -each)
+
+    def _compare(self, queries: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns how many items are above the one at `place`, and how many are level with it, itself included."""
+        own = _scores(queries[:, None], self._items.vectors[place][:, None])[:, 0]
+        above, ties = torch.zeros_like(place), torch.ones_like(place)
+        step = max(1, BLOCK // max(1, len(queries)))
+        for start in range(0, len(self._items.ids), step):
+            scores = _scores(queries, self._items.vectors[start : start + step])
+            others = torch.arange(start, start + scores.shape[1], device=place.device) != place[:, None]
+            level = scores == own
+            above += (others & ~level & ~(scores < own)).sum(1)  # so that NaN is not found
+            ties += (others & level).sum(1)
+        return above, ties
+
+
+def _scores(queries: Tensor, vectors: Tensor) -> Tensor:
+    # In float64 and rounded, so that equal vectors tie wherever they stand in a product of matrices.
+    return (queries @ vectors.double().mT).float()
+
+
+def recall(ranks: Tensor, k: int) -> dict[str, float]:
+    """Returns the share of the queries whose item is among the first k of all items."""
+    return ratio(ranks[:-1].cumsum(0)[:k].sum().item(), ranks[-1].item())
+
+
+def mrr(ranks: Tensor) -> dict[str, float]:
+    """Returns the mean of one over the rank of the query's item among all items."""
+    weights = ranks[:-1].cumsum(0)
+    reciprocal = 1 / torch.arange(1, len(weights) + 1, dtype=weights.dtype)
+    return ratio((weights * reciprocal).sum().item(), ranks[-1].item())

@@ -1,0 +1,63 @@
+"""Two towers for retrieval: a vector of the query and a vector of the item, compared by their inner product.
+
+As neither tower sees features of the other side, vectors of items can be computed ahead of all queries (Covington et
+al., RecSys 2016; Yi et al., RecSys 2019).
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainer.models.base import ModelInputs, Predictions
+from trainer.models.pooled import PooledModel, tower
+
+
+class TwoTowers(nn.Module):
+    """A tower over the query's features and one over the item's.
+
+    Args:
+        inputs: The inputs of the model's builder.
+    """
+
+    def __init__(self, inputs: ModelInputs) -> None:
+        super().__init__()
+        config, widths = inputs.config, feature_widths(inputs)
+        self._predictions, self._normalize = inputs.predictions, config.normalize
+        self._widths = [*widths.values()]
+        self._of_item = [name in config.item_features for name in widths]
+        self.query, self.item = (
+            tower(
+                sum(width for width, of_item in zip(self._widths, self._of_item, strict=True) if of_item is side),
+                config.tower_layers,
+                config.vector_dim,
+                inputs.device,
+            )
+            for side in (False, True)
+        )
+
+    def forward(self, vector: Tensor) -> Predictions:
+        """Returns the vectors of query and item, `[B, 2, D]`, for features `[B, W]`, as every prediction."""
+        features = [*zip(vector.split(self._widths, dim=1), self._of_item, strict=True)]
+        sides = [
+            part(torch.cat([feature for feature, of_item in features if of_item is side], dim=1))
+            for part, side in ((self.query, False), (self.item, True))
+        ]
+        vectors = torch.stack(sides, dim=1).float()
+        if self._normalize:
+            vectors = functional.normalize(vectors, dim=2)
+        return dict.fromkeys(self._predictions, vectors)
+
+
+def feature_widths(inputs: ModelInputs) -> dict[str, int]:
+    """Returns the width of each feature in the vector of a sample, in order."""
+    of_tables = {
+        feature: table.embedding_dim
+        for table in inputs.tables.embedding_bag_configs()
+        for feature in table.feature_names
+    }
+    return dict.fromkeys(inputs.dense_names, 1) | {name: of_tables[name] for name in inputs.sparse_features}
+
+
+def two_tower(inputs: ModelInputs) -> nn.Module:
+    """Builds the two towers."""
+    return PooledModel(inputs, TwoTowers(inputs))

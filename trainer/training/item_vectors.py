@@ -1,0 +1,55 @@
+"""The vectors of all items of the catalogue, as the model in training gives them."""
+
+from collections.abc import Callable, Collection
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.config.data import DataConfig
+from trainer.core.distributed import DistributedContext
+from trainer.data.catalogue import Catalogue
+from trainer.metrics.retrieval import ItemVectors
+
+
+def item_vectors(
+    model: nn.Module,
+    catalogue: Catalogue,
+    data: DataConfig,
+    predictions: Collection[str],
+    batch_size: int,
+    context: DistributedContext,
+    give_up: Callable[[], bool],
+) -> dict[str, ItemVectors] | None:
+    """Returns the vectors of all items by prediction, `I x D x 4` bytes each, on every rank.
+
+    Each rank computes those of a share of the items; all of them call the model equally often.
+
+    Args:
+        model: The model with its loss, in evaluation.
+        catalogue: The items.
+        data: The data.
+        predictions: Names of the predictions `[B, 2, D]`, whose second vector is the item's.
+        batch_size: Items of a rank in a batch.
+        context: This process among the ranks.
+        give_up: Called before every batch; returns whether to give up, the same on all ranks.
+    """
+    parts: dict[str, list[Tensor]] = {name: [] for name in predictions}
+    for batch in catalogue.batches(data, context.rank, context.world_size, batch_size):
+        if give_up():
+            return None
+        _, outputs = model(batch.to(context.device))
+        for name, vectors in parts.items():
+            vectors.append(outputs.predictions[name][:, 1])
+    ids = torch.from_numpy(catalogue.ids).to(context.device)
+    share = -(-len(ids) // context.world_size)
+    return {
+        name: ItemVectors(ids, _of_all_ranks(torch.cat(vectors)[:share], context)[: len(ids)])
+        for name, vectors in parts.items()
+    }
+
+
+def _of_all_ranks(share: Tensor, context: DistributedContext) -> Tensor:
+    whole = share.new_empty(context.world_size * len(share), *share.shape[1:])
+    dist.all_gather_into_tensor(whole, share.contiguous())
+    return whole

@@ -12,8 +12,8 @@ from sequences import sequence_config
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes
-from trainer.plan.allowed_types import OF_SEQUENCES, with_allowed_types
-from trainer.plan.plan_file import load_plan, plan_to_json, table_plans
+from trainer.plan.allowed_types import OF_SEQUENCES, check_types, with_allowed_types
+from trainer.plan.plan_file import load_plan, plan_to_json, shards_of, table_plans
 from trainer.plan.planner import plan_for, topology
 from trainer.plan.report import render_plan
 from trainer.plan.sharding import sharders
@@ -145,6 +145,20 @@ def test_sequences_are_planned(tmp_path):
     )
     assert plan.keys() == {"films", "city"}
     assert plan["films"].sharding_type in OF_SEQUENCES
+
+
+def test_sequences_are_refused_in_column_shards_of_several_widths(tmp_path):
+    tree = sequence_config(tmp_path, "din", planner__sharding_types=["column_wise"])
+    tree["data"]["sparse"]["item"]["table"] = "other"
+    settings = Config.model_validate(tree)
+    model = build_unsharded_model(settings, torch.device("cpu"))
+    plan = plan_for(model, sharders(settings.comms), settings.data, settings.planner, settings.optimizer, 4, 2, "cpu")
+    check_types(plan, settings)
+    shards = shards_of(table_plans(plan)["other"])
+    shards[0].shard_sizes[1] = 16
+    del shards[1:]
+    with pytest.raises(InputError, match="cuts tables of sequences into shards of 8 and 16 columns; make them equal"):
+        check_types(plan, settings)
 
 
 def test_sequences_take_the_memory_of_all_their_ids(tmp_path):

@@ -187,7 +187,7 @@ def _grew(config: FinetuneConfig, data: DataConfig, label: str, here: Weights, s
 
 
 def _sources(config: FinetuneConfig, pairs: dict[str, str], here: Weights, there: Weights) -> dict[str, str]:
-    sources = {here.names[label]: there.names[source] for label, source in pairs.items()}
+    sources = {here.names[label]: there.names[source] for label, source in pairs.items()} | _managed(pairs, here, there)
     if not config.optimizer_state:
         return sources
     for label, source in pairs.items():
@@ -202,6 +202,22 @@ def _sources(config: FinetuneConfig, pairs: dict[str, str], here: Weights, there
             raise InputError(
                 f"finetune.optimizer_state is true, but another optimizer trained '{source}' of '{config.checkpoint}': "
                 f"its state is {before or 'empty'} there and {now or 'empty'} here; set it to false"
+            )
+        sources |= {ours[slot]: theirs[slot] for slot in ours}
+    return sources
+
+
+def _managed(pairs: dict[str, str], here: Weights, there: Weights) -> dict[str, str]:
+    """Returns the tensors to fill of the tables whose ids are managed: without its ids a row means nothing."""
+    sources = {}
+    for label, source in pairs.items():
+        ours, theirs = (
+            side.slots.get(f"managed.{name_in_model(name)}", {}) for side, name in ((here, label), (there, source))
+        )
+        if ours.keys() != theirs.keys():
+            raise InputError(
+                f"table '{label}' has {'managed' if ours else 'other'} ids, and '{source}' of the checkpoint has "
+                f"{'managed' if theirs else 'other'} ones, whose rows are of other ids; list it in finetune.exclude"
             )
         sources |= {ours[slot]: theirs[slot] for slot in ours}
     return sources

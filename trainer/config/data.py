@@ -36,11 +36,13 @@ class SparseFeature(Section):
     """How the embeddings of a sample's ids become one; none leaves them a sequence, for models that read sequences."""
     max_ids: pydantic.PositiveInt | None = None
     """Length of a sequence at most, with pooling none only: of a longer list its last ids are kept, the newest."""
-    ids: Literal["error", "modulo", "hash", "vocabulary"] = "error"
-    """What becomes of an id: error refuses one outside [0, rows), modulo wraps it, hash mixes it (strings too), and
-    vocabulary looks it up in a list of ids (strings too)."""
+    ids: Literal["error", "modulo", "hash", "vocabulary", "managed"] = "error"
+    """What becomes of an id: error refuses one outside [0, rows), modulo wraps it, hash mixes it, vocabulary looks it
+    up in a list of ids, managed gives it a row when it is first seen. The last three take strings, too."""
     vocabulary: Annotated[str | None, MayChange] = None
     """For ids = "vocabulary": a file that data.vocabulary made, on any fsspec URL. A resume needs the same contents."""
+    evict: Literal["least_recent", "least_used"] = "least_recent"
+    """For ids = "managed": the id whose row a new one gets when all are in use."""
     hotness: pydantic.PositiveFloat = 1.0
     """Ids per sample to expect on average; only the planner uses it."""
 
@@ -101,13 +103,15 @@ class DataConfig(Section):
                     f"{'unset' if feature.vocabulary is None else 'set'}; set ids to 'vocabulary' and vocabulary to a "
                     "file of data.vocabulary, or neither"
                 )
+            _check_managed(name, feature)
             self._check_shared_table(name, feature)
         return self
 
     def _check_shared_table(self, name: str, feature: SparseFeature) -> None:
         first = next(n for n in self.sparse if self.table_of(n) == self.table_of(name))
-        listed = "vocabulary" in (feature.ids, self.sparse[first].ids)  # then a row is of one id
-        for key in ("rows", "dimension", "pooling", *(("ids", "vocabulary") if listed else ())):
+        # A row is of one id then.
+        of_one = not {"vocabulary", "managed"}.isdisjoint((feature.ids, self.sparse[first].ids))
+        for key in ("rows", "dimension", "pooling", *(("ids", "vocabulary", "evict") if of_one else ())):
             here, there = getattr(feature, key), getattr(self.sparse[first], key)
             if here != there:
                 raise InputError(
@@ -134,6 +138,11 @@ class DataConfig(Section):
         given = sorted(catalogue.model_dump(exclude_defaults=True))
         if given and not catalogue.items:
             raise InputError(f"data.catalogue.{given[0]} is set, but data.catalogue.items is empty; name its files")
+        if catalogue.items and self.managed_tables:
+            raise InputError(
+                f"data.catalogue.items is set, but table '{next(iter(self.managed_tables))}' has managed ids, which a "
+                "catalogue does not take yet; use 'hash' or 'vocabulary'"
+            )
         if catalogue.items and catalogue.id not in self.groups:
             raise InputError(
                 f"data.catalogue.id is {catalogue.id!r}, which data.groups does not name; it has: {self.groups}"
@@ -170,6 +179,12 @@ class DataConfig(Section):
         return {name: feature.max_ids for name, feature in self.sparse.items() if feature.max_ids is not None}
 
     @property
+    def managed_tables(self) -> dict[str, list[str]]:
+        """The features of every table whose ids are managed."""
+        tables = self.features_of_tables().items()
+        return {table: names for table, names in tables if self.sparse[names[0]].ids == "managed"}
+
+    @property
     def columns(self) -> list[str]:
         """The columns that training reads."""
         others = [name for name in (self.weight, self.catalogue.hard_negatives) if name]
@@ -186,4 +201,14 @@ def _check_length(name: str, feature: SparseFeature) -> None:
         raise InputError(
             f"data.sparse.{name}.max_ids is {feature.max_ids}, but data.sparse.{name}.pooling is '{feature.pooling}', "
             "which takes all ids; set pooling to 'none' or leave max_ids out"
+        )
+
+
+def _check_managed(name: str, feature: SparseFeature) -> None:
+    if feature.ids == "managed" and feature.rows < 2:
+        raise InputError(f"data.sparse.{name}.rows is {feature.rows}; managed ids need one for unseen ids and one more")
+    if feature.ids != "managed" and feature.evict != "least_recent":
+        raise InputError(
+            f"data.sparse.{name}.evict is '{feature.evict}', but data.sparse.{name}.ids is '{feature.ids}', which "
+            "evicts nothing; leave it out or set ids to 'managed'"
         )

@@ -20,7 +20,7 @@ from trainer.data.readers.base import FileContents, Reader
 from trainer.data.readers.registry import make_reader
 from trainer.data.vocabulary import open_vocabulary
 
-TEXT = ("hash", "vocabulary")  # the rules for ids that take strings, too
+TEXT = ("hash", "vocabulary", "managed")  # the rules for ids that take strings, too
 FOOTER_THREADS = 16  # a footer costs requests of an object store, which wait for one another on one thread
 
 

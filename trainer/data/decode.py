@@ -16,7 +16,7 @@ from trainer.data.buffers import empty
 from trainer.data.dataset import is_string
 from trainer.data.hashing import hash_text, mix, modulo
 from trainer.data.readers.base import Column
-from trainer.data.rows import NO_ID, NO_ITEM, Rows
+from trainer.data.rows import NO_ID, NO_ITEM, Rows, id_dtype
 from trainer.data.vocabulary import open_vocabulary
 
 TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -69,11 +69,14 @@ def decode(
         InputError: A value is not allowed; the message names row group, row, column and value.
     """
     single = [name for name in config.sparse if name not in lists]
-    bags = {name: pa.concat_arrays([_bags(name, config.sparse[name], chunk) for chunk in chunks]) for name in lists}
+    dtype = id_dtype(config)
+    bags = {
+        name: pa.concat_arrays([_bags(name, config.sparse[name], dtype, chunk) for chunk in chunks]) for name in lists
+    }
     hard = np.concatenate([_hard_negatives(config.catalogue, chunk) for chunk in chunks], axis=1)
     return Rows(
         _stack(chunks, _numbers(config), np.float32, order),
-        _stack(chunks, [partial(_ids, name, config.sparse[name]) for name in single], np.int32, order),
+        _stack(chunks, [partial(_ids, name, config.sparse[name]) for name in single], dtype, order),
         bags if order is None else {name: bag.take(order) for name, bag in bags.items()},
         _stack(chunks, [partial(_group, name) for name in config.groups], np.int64, order),
         hard if order is None else hard[:, order],
@@ -87,7 +90,9 @@ def _numbers(config: DataConfig) -> list[Decoder]:
     return [*dense, *labels, partial(_weight, config.weight)]
 
 
-def _stack(chunks: Sequence[Chunk], decoders: list[Decoder], dtype: type, order: np.ndarray | None) -> np.ndarray:
+def _stack(
+    chunks: Sequence[Chunk], decoders: list[Decoder], dtype: np.typing.DTypeLike, order: np.ndarray | None
+) -> np.ndarray:
     """Returns columns as a block, `[C, R]`, its rows in order."""
     rows = sum(len(chunk.rows) for chunk in chunks)
     block, column = empty((len(decoders), rows), dtype), np.empty(rows, dtype)
@@ -179,10 +184,11 @@ def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
         return _into_table(name, feature, array, chunk)
     missing = array.is_null().to_numpy(zero_copy_only=False)
     filled = array.fill_null("" if is_string(array.type) else 0)  # allowed in any table, and replaced below
-    return np.where(missing, np.int32(NO_ID), _into_table(name, feature, filled, chunk).astype(np.int32))
+    dtype = np.int64 if feature.ids == "managed" else np.int32
+    return np.where(missing, dtype(NO_ID), _into_table(name, feature, filled, chunk).astype(dtype))
 
 
-def _bags(name: str, feature: SparseFeature, chunk: Chunk) -> pa.LargeListArray:
+def _bags(name: str, feature: SparseFeature, dtype: np.dtype, chunk: Chunk) -> pa.LargeListArray:
     """Returns the ids of each row, of a sequence its last ones; a null list is empty, a null in a list is left out."""
     array = chunk.array(name)
     lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
@@ -193,7 +199,7 @@ def _bags(name: str, feature: SparseFeature, chunk: Chunk) -> pa.LargeListArray:
         array = array.drop_null()
     if feature.max_ids:
         offsets, array = _last(offsets, array, feature.max_ids)
-    ids = _into_table(name, feature, array, chunk).astype(np.int32, copy=False)
+    ids = _into_table(name, feature, array, chunk).astype(dtype, copy=False)
     return pa.LargeListArray.from_arrays(offsets, ids)
 
 
@@ -213,12 +219,14 @@ def _last(offsets: np.ndarray, array: pa.Array, length: int) -> tuple[np.ndarray
 
 
 def _into_table(name: str, feature: SparseFeature, array: pa.Array, chunk: Chunk) -> np.ndarray:
-    """Returns the chunk's ids in [0, rows), of any integer type, by the feature's rule."""
+    """Returns the chunk's ids in [0, rows), of any integer type, by the feature's rule; managed ones as 63 bits."""
     # Checked here because the tables do not: TorchRec trains on row 0 instead of an id out of range, with one line on
     # stderr, or ends with an IndexError that names no column.
     ids = hash_text(array) if is_string(array.type) else array.to_numpy(zero_copy_only=False)
     if feature.ids == "vocabulary":
         return open_vocabulary(name, feature).rows_of(ids.astype(np.int64))
+    if feature.ids == "managed":
+        return ids.astype(np.int64) & np.iinfo(np.int64).max  # rows come later; below 0 is no id
     if feature.ids == "hash":
         return modulo(mix(ids), np.uint64(feature.rows))
     limit = min(feature.rows, np.iinfo(ids.dtype).max + 1)

@@ -17,14 +17,19 @@ NO_ID = -1  # stands in `Rows.ids` where a row has no id
 NO_ITEM = np.iinfo(np.int64).min  # stands where a row has no item, or fewer hard negatives than others
 
 
+def id_dtype(config: DataConfig) -> np.dtype:
+    """Returns the type of ids in memory: that of rows of tables, or that of managed ids, which get their rows later."""
+    return np.dtype(np.int64 if config.managed_tables else np.int32)
+
+
 @dataclass(frozen=True)
 class Rows:
     """`R` rows of a data set, all columns of a kind in one block.
 
     Attributes:
         numbers: Dense features, labels and, last, the weight, `[C, R]` float32.
-        ids: Features with at most one id per row, `[S, R]` int32, NO_ID where there is none.
-        bags: Features with a list of ids per row, by name, each `[R]` lists of int32.
+        ids: Features with at most one id per row, `[S, R]`, NO_ID where there is none.
+        bags: Features with a list of ids per row, by name, each `[R]` lists.
         groups: Columns that rows are grouped by, `[G, R]` int64.
         hard_negatives: Items that are negatives of the row, `[H, R]` int64, NO_ITEM where it has fewer.
     """
@@ -56,8 +61,8 @@ class Rows:
         numbers = len(config.dense) + len(config.labels) + 1
         return Rows(
             np.zeros((numbers, rows), np.float32),
-            np.full((len(config.sparse) - len(lists), rows), NO_ID, np.int32),
-            {name: pa.array([[]] * rows, pa.large_list(pa.int32())) for name in lists},
+            np.full((len(config.sparse) - len(lists), rows), NO_ID, id_dtype(config)),
+            {name: pa.array([[]] * rows, pa.large_list(pa.from_numpy_dtype(id_dtype(config)))) for name in lists},
             np.zeros((len(config.groups), rows), np.int64),
             np.full((config.catalogue.hard, rows), NO_ITEM, np.int64),
         )

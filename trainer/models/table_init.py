@@ -9,6 +9,8 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from trainer.core.splitmix import splitmix64
 from trainer.models.embeddings import table_of_weight
 
+STEP_FACTOR = 0x9E3779B97F4A7C15  # odd, so that no two steps have the same product
+
 
 def initialize_tables(model: nn.Module, seed: int) -> None:
     """Sets every weight of every table as a function of `(seed, table, row, column)`, whatever the plan.
@@ -29,13 +31,18 @@ def initialize_tables(model: nn.Module, seed: int) -> None:
 def _fill(
     local_shard: Tensor, whole: torch.Size, offsets: list[int], table: str, seed: int, block_rows: int = 65536
 ) -> None:
-    bound = whole[0] ** -0.5
     columns = torch.arange(offsets[1], offsets[1] + local_shard.shape[1], device=local_shard.device)
     for start in range(0, local_shard.shape[0], block_rows):  # in blocks: the counters take more memory than the values
         block = local_shard[start : start + block_rows]
         rows = torch.arange(offsets[0] + start, offsets[0] + start + len(block), device=local_shard.device)
-        unit = _uniform(rows[:, None] * whole[1] + columns, zlib.crc32(table.encode()) << 32 ^ seed)
-        block.copy_((2 * unit - 1) * bound)
+        block.copy_(initial_rows(rows, columns, whole, table, seed))
+
+
+def initial_rows(rows: Tensor, columns: Tensor, whole: torch.Size, table: str, seed: int, step: int = 0) -> Tensor:
+    """Returns initial values of rows `[N]` and columns `[C]` of a table of a size; another step gives other ones."""
+    key = zlib.crc32(table.encode()) << 32 ^ seed ^ (step * STEP_FACTOR) % 2**64
+    unit = _uniform(rows[:, None] * whole[1] + columns, key)
+    return (2 * unit - 1) * whole[0] ** -0.5
 
 
 def _uniform(counter: Tensor, key: int) -> Tensor:

@@ -24,6 +24,7 @@ from trainer.metrics.evaluation import Metrics, predictions_of_items
 from trainer.metrics.retrieval import ItemVectors
 from trainer.run.reporter import format_metrics
 from trainer.training.item_vectors import item_vectors
+from trainer.training.managed_ids import ManagedIds
 from trainer.training.sharded_model import build_sharded_model
 
 
@@ -64,13 +65,14 @@ class Evaluator:
 
     @torch.no_grad()
     def evaluate(
-        self, model: nn.Module, split: str, give_up: Callable[[], bool] = lambda: False
+        self, model: nn.Module, split: str, managed: ManagedIds, give_up: Callable[[], bool] = lambda: False
     ) -> dict[str, float] | None:
         """Evaluates on a split.
 
         Args:
             model: It must not be attached to a training pipeline.
             split: validation or test.
+            managed: The rows of managed ids, which stay as they are.
             give_up: Called before every batch; returns whether to give up, the same on all ranks.
 
         Returns:
@@ -89,7 +91,7 @@ class Evaluator:
         for batch in loader.batches(0, loader.steps_per_epoch):
             if give_up():
                 return None
-            _, outputs = model(batch.to(context.device))
+            _, outputs = model(managed.looked_up(batch).to(context.device))
             metrics.update(outputs)
         model.train()
         return metrics.compute(context)
@@ -144,7 +146,7 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
         model = build_sharded_model(config if config.optimizer.ema.evaluate else _without_averages(config), context)
         restore(chosen, model.evaluated(), context, partial=True)
         with model.averaged():
-            metrics = evaluator.evaluate(model.model, split)
+            metrics = evaluator.evaluate(model.model, split, model.managed)
         if context.is_rank0 and metrics:
             print(f"step {chosen.step:,}  {split}: {format_metrics(metrics)}")
             run.write_json(f"evaluation-{split}.json", {"step": chosen.step, "split": split, **metrics})

@@ -50,11 +50,12 @@ def finetune(
     source = broadcast_from_rank0(context, lambda: find_source(url, config.take))
     if config.optimizer_state:
         initialize()
-    tensors = model.tensors() if config.optimizer_state else model.weights()
+    tensors = model.tensors() if config.optimizer_state else model.weights() | model.managed.tensors()
     # Rank 0 matches for all, so it needs the names of every rank: no rank holds the state of every table.
     here = shapes_of(tensors, context)
     found = broadcast_from_rank0(context, lambda: _match(config, data, Weights.of(here, model.frozen()), source))
     fill(source.url, tensors, found.sources, context)
+    model.managed.begin_anew()
     if config.optimizer_state:
         model.optimizers.tables.earlier_steps = source.step + source.train_state.get("earlier_table_steps", 0)
     facts = {"checkpoint": source.url, "step": source.step, "optimizer_state": config.optimizer_state}

@@ -28,6 +28,7 @@ def finish(session: Session, step: int, model: nn.Module) -> None:
         outcome += f", before {session.order.last_step}: {reason}"
         session.reporter.log(f"step {step:,}  training ends early: {reason}")
         _save_unless_saved(session, step)
+    session.model.managed.end()
     evaluated_step = _evaluate(session, step, model)
     session.saver.wait()
     if session.saver.saved_step != step:  # a run without its last checkpoint is no success to a scheduler

@@ -108,6 +108,7 @@ class Session:
 
     def _counts(self) -> dict[str, float]:
         skipped = {"skipped_steps": self.step_state.skipped} if self.step_state.skipped else {}
+        skipped |= self.model.managed.report()
         return ({"loss_scale": self.step_state.loss_scale} if self.config.train.scales_loss else {}) | skipped
 
     def steps(self) -> Iterator[int]:
@@ -136,8 +137,10 @@ class Session:
         Raises:
             Stopped: A signal requested a stop.
         """
-        with self.model.averaged(), part("evaluation"):
-            metrics = self.evaluator.evaluate(model, split, partial(self._stop_requested, step, split))
+        with self.model.averaged(), self.model.managed.rewound(), part("evaluation"):
+            metrics = self.evaluator.evaluate(
+                model, split, self.model.managed, partial(self._stop_requested, step, split)
+            )
         if metrics is None:
             self.stop(step)
         self.reporter.evaluation(step if of_step is None else of_step, split, metrics)
@@ -173,7 +176,7 @@ class Session:
         }
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}
         self.reporter.flush()  # storage without append gets the lines up to here, which a resume does not write again
-        with part("save"):
+        with part("save"), self.model.managed.rewound():
             self.saver.save(step, self.model.tensors(), train_state, texts)
         self.reporter.resume_clock()
 

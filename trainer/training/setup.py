@@ -73,7 +73,9 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
             reporter=reporter,
             histograms=Histograms(config.report.histograms_every_steps, context),
             profiler=open_profiler(claimed, order, requests, reporter),
-            batches=StallTimer(order.loader.batches(order.first_step, order.last_step)),
+            batches=StallTimer(
+                model.managed.batches(order.loader.batches(order.first_step, order.last_step), order.first_step)
+            ),
             stop_requests=stop_requests,
             watchdog=watchdog,
             step_state=start_state(
@@ -159,7 +161,7 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
     config, context = claimed.config, claimed.context
 
     def initialize() -> None:  # by any batch, as the step changes no weight
-        model.initialize_optimizer_state(next(order.loader.batches(0, 1)).to(context.device))
+        model.initialize_optimizer_state(model.managed.looked_up(next(order.loader.batches(0, 1))).to(context.device))
 
     if claimed.start is None:
         facts = finetune(config.finetune, config.data, model, initialize, context)

@@ -31,6 +31,7 @@ from trainer.plan.planner import check_planner, make_plan
 from trainer.plan.report import render_plan
 from trainer.plan.sharding import shard, sharders
 from trainer.training.cut import Cut, CutSequences, CutTables, needs_cut
+from trainer.training.managed_ids import ManagedIds, check_managed
 from trainer.training.precision import AUTOCAST, allow_tf32
 
 
@@ -43,6 +44,7 @@ class ShardedModel:
         optimizers: The optimizers of its tables and of its dense part.
         cut: Where backward stops before the tables, if it does.
         averages: The averages of its weights; None without optimizer.ema.decay.
+        managed: The rows of managed ids.
         plan: The placement of its tables.
         plan_json: The plan in the form of plan.json.
         plan_table: The plan as a table to print.
@@ -53,6 +55,7 @@ class ShardedModel:
     optimizers: Optimizers
     cut: Cut
     averages: Averages | None
+    managed: ManagedIds
     plan: ShardingPlan
     plan_json: dict[str, Any]
     plan_table: str
@@ -70,12 +73,12 @@ class ShardedModel:
     def evaluated(self) -> State:
         """Returns what an evaluation needs under their names in checkpoints, as views."""
         averages = self.averages.tensors() if self.averages and self.averages.evaluated else {}
-        return self.weights() | averages
+        return self.weights() | averages | self.managed.tensors()
 
     def tensors(self) -> State:
-        """Returns weights, optimizer state and averages under their names in checkpoints, as views."""
+        """Returns weights, optimizer state, averages and the rows of ids under their names in checkpoints, as views."""
         averages = self.averages.tensors() if self.averages else {}
-        return all_tensors(self.model, self.optimizers) | averages
+        return all_tensors(self.model, self.optimizers) | averages | self.managed.tensors()
 
     def averaged(self) -> AbstractContextManager[None]:
         """Inside the block the weights are their averages, if these are to be evaluated."""
@@ -142,6 +145,7 @@ def build_sharded_model(config: Config, context: DistributedContext, lanes: Lane
     by_kind = sharders(config.comms, CutTables, CutSequences) if needs_cut(config) else sharders(config.comms)
     plan = make_plan(unsharded, by_kind, config.data, with_allowed_types(config), config.optimizer, context)
     check_types(plan, config)
+    check_managed(config.data, plan)
     check_comms(config.comms, plan, config.data, local_batch_sizes(config, context.world_size))
     # Before `shard`, which replaces the tables inside the unsharded model.
     plan_json = plan_to_json(plan, context.world_size)
@@ -161,6 +165,7 @@ def build_sharded_model(config: Config, context: DistributedContext, lanes: Lane
         optimizers=Optimizers(model, replicated_tables(plan), config.optimizer, lanes.steps if lanes else 1),
         cut=cut,
         averages=averages,
+        managed=ManagedIds(config.data, context),
         plan=plan,
         plan_json=plan_json,
         plan_table=plan_table,

@@ -13,6 +13,7 @@ from trainer.run.recording import part
 from trainer.training.loss_scale import LossScale
 from trainer.training.micro_batches import forward_in_parts
 from trainer.training.overflow import OverflowCheck
+from trainer.training.row_resets import RowResets
 from trainer.training.session import Session
 from trainer.training.step_state import StepResult
 
@@ -43,6 +44,8 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         self._world_size, self._step_state = context.world_size, session.step_state
         self._loss_scale = LossScale(config.train, self._step_state)
         self._overflow = OverflowCheck(session, self._loss_scale)
+        self._managed = model.managed
+        self._reset = RowResets(model.tensors, config.optimizer, config.train.seed)
         self._step, self._loss = 0, torch.zeros(())
         self.skipped = False
         self.gradient_norm: Tensor | None = None
@@ -73,6 +76,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Computes the loss and, of all micro-batches but the last, the gradients."""
+        self._managed.begin(self._step, self._reset)
         self._overflow.before_forward()
         if self._micro_batches == 1:
             loss, outputs = self._model_with_loss(batch)

@@ -1,0 +1,96 @@
+"""The rows of managed ids, against a dict in plain Python."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.data.managed import COUNTS, EVICTED, IDS, LAST_USED, OVERFLOWED, SHARED, USED, RowMap
+
+BATCHES = st.lists(st.lists(st.integers(0, 12), max_size=14), max_size=12)
+RULES = st.sampled_from(["least_recent", "least_used"])
+
+
+class Naive:
+    """The same with a dict from ids to [row, last step, count]."""
+
+    def __init__(self, rows, evict):
+        self.rows, self.evict, self.known = rows, evict, {}
+        self.evicted = self.overflowed = 0
+
+    def update(self, batch, step):
+        counts = {one: batch.count(one) for one in sorted(set(batch))}
+        for one in counts.keys() & self.known.keys():
+            row, _, count = self.known[one]
+            self.known[one] = [row, step, count + counts[one]]
+        new = sorted(counts.keys() - self.known.keys(), key=lambda one: (-counts[one], one))
+        free = [row for row in range(1, self.rows) if row not in {row for row, _, _ in self.known.values()}]
+        idle = [(row, last, count, one) for one, (row, last, count) in self.known.items() if one not in counts]
+        rule = (lambda x: (x[1], x[2], x[0])) if self.evict == "least_recent" else (lambda x: (x[2], x[1], x[0]))
+        taken = sorted(idle, key=rule)[: max(0, len(new) - len(free))]
+        for _, _, _, one in taken:
+            del self.known[one]
+        rows = free + sorted(row for row, *_ in taken)
+        for row, one in zip(rows, new, strict=False):
+            self.known[one] = [row, step, counts[one]]
+        self.evicted += len(taken)
+        self.overflowed += max(0, len(new) - len(rows))
+        return sorted(row for row, *_ in taken)
+
+
+def contents(one):
+    return {int(one.state[IDS, row]): [row, *one.state[1:, row].tolist()] for row in range(1, one.totals[USED] + 1)}
+
+
+def updates(one, batches):
+    return [
+        one.update(*np.unique(np.array(b, np.int64), return_counts=True), step) for step, b in enumerate(batches, 1)
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(BATCHES, st.integers(2, 9), RULES)
+def test_as_a_dict_would(batches, rows, evict):
+    ours, naive = RowMap(rows, evict), Naive(rows, evict)
+    for step, batch in enumerate(batches, 1):
+        change = ours.update(*np.unique(np.array(batch, np.int64), return_counts=True), step)
+        assert change.evicted.tolist() == naive.update(batch, step)
+        assert contents(ours) == naive.known
+        expected = [naive.known.get(one, [SHARED])[0] for one in range(13)]
+        assert ours.rows_of(np.arange(13)).tolist() == expected
+    assert ours.totals.tolist() == [len(naive.known), naive.evicted, naive.overflowed]
+
+
+@settings(max_examples=80, deadline=None)
+@given(BATCHES, st.integers(2, 9), RULES, st.integers(0, 12))
+def test_changes_can_be_undone_and_made_again(batches, rows, evict, kept):
+    whole, part = RowMap(rows, evict), RowMap(rows, evict)
+    changes = updates(whole, batches)
+    updates(part, batches[:kept])
+    after = whole.state.copy(), whole.totals.copy()
+    for change in reversed(changes[kept:]):
+        whole.undo(change)
+    assert (whole.state == part.state).all()
+    assert (whole.totals == part.totals).all()
+    assert (whole.rows_of(np.arange(13)) == part.rows_of(np.arange(13))).all()
+    for change in changes[kept:]:
+        whole.redo(change)
+    assert (whole.state == after[0]).all()
+    assert (whole.totals == after[1]).all()
+
+
+def test_the_largest_ids_and_numbers():
+    one = RowMap(4, "least_recent")
+    updates(one, [[2**63 - 1, 0, 0], [5, 7, 9]])
+    assert contents(one) == {5: [3, 2, 1], 7: [1, 2, 1], 9: [2, 2, 1]}
+    assert one.rows_of(np.array([2**63 - 1, 9, 0])).tolist() == [SHARED, 2, SHARED]
+    assert one.totals[[USED, EVICTED, OVERFLOWED]].tolist() == [3, 2, 0]
+
+
+@pytest.mark.parametrize(("evict", "kept"), [("least_recent", 2), ("least_used", 1)])
+def test_the_two_rules_differ(evict, kept):
+    one = RowMap(3, evict)
+    updates(one, [[1, 1, 1], [2], [3]])
+    assert kept in contents(one)
+    assert one.state[COUNTS, one.rows_of(np.array([kept]))[0]] == (1 if kept == 2 else 3)
+    assert one.state[LAST_USED].max() == 3

@@ -1,0 +1,84 @@
+"""Sets rows of tables to initial values, wherever their shards are."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint.state_dict import State, is_table, table_of
+from trainer.config.optim import OptimizerConfig
+from trainer.core.local_shards import placed_shards
+from trainer.models.table_init import initial_rows
+from trainer.optim.sharded_tables import ACCUMULATORS
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A local shard of a table, of its average, or of its optimizer state.
+
+    Attributes:
+        name: Its name in checkpoints.
+        shard: The shard.
+        first: The row of the table where it begins.
+        columns: The column of the table where it begins.
+        size: The whole table's.
+    """
+
+    name: str
+    shard: Tensor
+    first: int
+    column: int
+    size: torch.Size
+
+
+class RowResets:
+    """Gives rows of a sharded model new initial values, as if they had never been trained.
+
+    Args:
+        tensors: Returns weights, optimizer state and averages under their names in checkpoints, as views.
+        config: The optimizers.
+        seed: Seed of the initial values.
+    """
+
+    def __init__(self, tensors: Callable[[], State], config: OptimizerConfig, seed: int) -> None:
+        self._tensors, self._config, self._seed = tensors, config, seed
+        self._steps: Tensor | None = None
+        self._parts: dict[str, list[_Part]] = {}
+
+    @torch.no_grad()
+    def __call__(self, table: str, rows: Tensor, step: int) -> None:
+        """Resets rows `[N]` of a table, to values that depend on the step, too."""
+        if not self._parts:  # torch's optimizers have their state from their first step on
+            self._find()
+        for part in self._parts.get(table, ()):  # none on a rank without a shard of the table
+            local = rows[(rows >= part.first) & (rows < part.first + len(part.shard))].to(part.shard.device)
+            if len(local):
+                part.shard[local - part.first] = self._values(part, local, table, step)
+
+    def _find(self) -> None:
+        tensors = self._tensors()
+        self._steps = tensors.get("ema_steps")
+        sizes = {table_of(name): value.size() for name, value in tensors.items() if is_table(name)}
+        parts = defaultdict(list)
+        for name, value in tensors.items():
+            if is_table(name) or name.startswith(("table.", "ema_touched.")):
+                size = sizes[table_of(name)]
+                for shard, offsets in placed_shards(value):
+                    # Row-wise state of a table with column shards has all rows for each of them.
+                    part = _Part(name, shard, offsets[0] % size[0], (offsets[1:] or [0])[0], size)
+                    parts[table_of(name)].append(part)
+        self._parts = dict(parts)
+
+    def _values(self, part: _Part, rows: Tensor, table: str, step: int) -> Tensor:
+        if is_table(part.name):  # or its average, which begins at the weight
+            columns = torch.arange(part.column, part.column + part.shard.shape[1], device=rows.device)
+            return initial_rows(rows, columns, part.size, table, self._seed, step).to(part.shard.dtype)
+        start = 0.0
+        if part.name.startswith("ema_touched."):
+            assert self._steps is not None
+            start = float(self._steps)
+        elif part.name.rpartition(".")[2] in ACCUMULATORS:
+            start = self._config.of_table(table).initial_accumulator or 0.0
+        return torch.full((), start, dtype=part.shard.dtype, device=rows.device)

@@ -5,10 +5,7 @@ writes they follow no change of the code.
 """
 
 import json
-import os
 import tempfile
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -40,17 +37,8 @@ FOUND_OF = (10, 50)  # recall@k
 LABELS = {"label": "liked", "loved": "loved"}
 
 
-@dataclass
-class Result:
-    """What was measured of one model.
-
-    Attributes:
-        values: Metrics on the test split with each seed, by label or name; none of a label that it does not predict.
-        seconds: Time of each training.
-    """
-
-    values: dict[str, list[float]] = field(default_factory=dict)
-    seconds: list[float] = field(default_factory=list)
+Result = dict[str, list[float]]
+"""Metrics of a model on the test split with each seed, by label or name; none of a label that it does not predict."""
 
 
 def main() -> None:
@@ -86,33 +74,28 @@ def train(words: list[str], out: Path, metrics: dict[str, str]) -> Result:
         out: Where the run directories go.
         metrics: Names of the metrics in evaluations, by what the result calls them.
     """
-    result = Result()
+    result: Result = {}
     for seed in SEEDS:
-        command = read_command(["train", *words, "--out", f"{out}-{seed}", "--train.seed", str(seed)])
-        start = time.monotonic()
-        command()
-        result.seconds.append(time.monotonic() - start)
+        read_command(["train", *words, "--out", f"{out}-{seed}", "--train.seed", str(seed)])()
         test = json.loads(Path(f"{out}-{seed}", "evaluations.jsonl").read_text().splitlines()[-1])
         for name, metric in metrics.items():
-            result.values.setdefault(name, []).append(test[metric])
+            result.setdefault(name, []).append(test[metric])
     return result
 
 
 def baselines() -> dict[str, Result]:
     """Returns the results of the baselines, which have no seed."""
-    data, results = load_config("movielens").data, {"popularity": Result(), "logistic regression": Result()}
+    data, by_popularity, by_regression = load_config("movielens").data, Result(), Result()
     training, test = (pq.read_table(folder) for folder in (data.train[0], data.test[0]))
     samples, test_samples = read_samples(training, data), read_samples(test, data)
     for label in LABELS:
         known, true = (_column(one, label) for one in (training, test))
-        start = time.monotonic()
         scores = popularity(_column(training, "item_id"), known, _column(test, "item_id"))
-        _add(results["popularity"], label, auc(scores, true), start)
-        start = time.monotonic()
+        by_popularity[label] = [auc(scores, true)]
         model = LogisticRegression(len(data.dense), sum(feature.rows for feature in data.sparse.values()))
         scores = model.fit(samples, torch.from_numpy(known).double())(test_samples).detach().numpy()
-        _add(results["logistic regression"], label, auc(scores, true), start)
-    return results
+        by_regression[label] = [auc(scores, true)]
+    return {"popularity": by_popularity, "logistic regression": by_regression}
 
 
 def popularity_of_all() -> dict[str, Result]:
@@ -120,22 +103,13 @@ def popularity_of_all() -> dict[str, Result]:
     config = load_config(RETRIEVAL["two_tower"][0])
     training, test = (pq.read_table(folder) for folder in (config.data.train[0], config.data.test[0]))
     items = np.sort(_column(pq.read_table(config.data.catalogue.items[0]), "item_id"))
-    start, result = time.monotonic(), Result()
     likes = np.bincount(_column(training, "item_id"), _column(training, "label"), minlength=items[-1] + 1)
     wanted = np.searchsorted(items, _column(test, "item_id")[_column(test, "label") > 0])
-    for k in FOUND_OF:
-        result.values[f"recall@{k}"] = [recall_of_counts(likes[items], wanted, k)]
-    result.seconds.append(time.monotonic() - start)
-    return {"popularity": result}
+    return {"popularity": {f"recall@{k}": [recall_of_counts(likes[items], wanted, k)] for k in FOUND_OF}}
 
 
 def _column(table: pa.Table, name: str) -> np.ndarray:
     return table[name].to_numpy()
-
-
-def _add(result: Result, label: str, found: float, start: float) -> None:
-    result.values[label] = [found]
-    result.seconds.append(time.monotonic() - start)
 
 
 def render(results: dict[str, Result], headers: dict[str, str]) -> str:
@@ -145,15 +119,9 @@ def render(results: dict[str, Result], headers: dict[str, str]) -> str:
         results: The results by model.
         headers: The headers of the values' columns, by what results call them.
     """
-    rows = []
-    for name, result in results.items():
-        seconds = f"{np.median(result.seconds):.1f}"
-        rows.append([name, *(_spread(result.values.get(key, [])) for key in headers), seconds])
-    shown = table(["Model", *headers.values(), "Seconds"], rows)
-    return (
-        f"{shown}\n\nThe mean over {len(SEEDS)} seeds, lowest and highest beside it, and the time of a "
-        f"training with its evaluations, on one rank of {os.cpu_count()} cores."
-    )
+    rows = [[name, *(_spread(result.get(key, [])) for key in headers)] for name, result in results.items()]
+    shown = table(["Model", *headers.values()], rows)
+    return f"{shown}\n\nThe mean over {len(SEEDS)} seeds, lowest and highest beside it, on one rank."
 
 
 def _spread(values: list[float]) -> str:

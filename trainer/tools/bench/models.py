@@ -5,6 +5,7 @@ import math
 import tomllib
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -72,7 +73,7 @@ def compare_models(
         InputError: There is no such model.
     """
     data = scratch.url_of("ratings")
-    changes = {"data.global_batch_size": global_batch_size, "data.validation": [], "data.test": []}
+    changes: dict[str, Any] = {"data.global_batch_size": global_batch_size, "data.validation": [], "data.test": []}
     changes["checkpoint.keep.best"] = None  # which needs data.validation
     configs = {name: changed(movielens_config(name, data), changes) for name in models}
     ratings = math.ceil(MEMORY_BATCHES * global_batch_size / TRAIN)

@@ -13,12 +13,10 @@ from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.data.dataset import FileSet, find_files
+from trainer.data.dataset import find_files
 from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives
-from trainer.data.order import Lanes, check_lanes, default_lanes
 from trainer.metrics.checks import check_metrics, check_watched_metrics
-from trainer.models.losses_over_samples import check_units
 from trainer.run.histograms import Histograms
 from trainer.run.lock import locked
 from trainer.run.preemption import stop_on_signals
@@ -29,11 +27,11 @@ from trainer.run.watchdog import watched
 from trainer.training.announce import announce
 from trainer.training.evaluate import Evaluator, open_catalogue
 from trainer.training.finetune import finetune
+from trainer.training.lanes import plan_lanes
 from trainer.training.loss_scale import start_state
-from trainer.training.micro_batches import check_micro_batches
 from trainer.training.phases import ClaimedRun, EpochOrder
 from trainer.training.recorders import open_profiler, open_reporter, open_saver
-from trainer.training.resume import Resume, check_start, find_start, open_run
+from trainer.training.resume import Resume, find_start, open_run
 from trainer.training.session import Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
 
@@ -114,7 +112,7 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
         InputError: The data cannot be used, changed since the checkpoint, or cannot be split over so many ranks.
     """
     files = broadcast_from_rank0(context, lambda: find_files("train", config.data.train, config.data))
-    lanes = _plan_lanes(config, files, start, context)
+    lanes = plan_lanes(config, files, start, context)
     first_step = start.step if start else 0
     last_step = config.train.steps if config.train.steps is not None else (config.train.epochs or 0) * lanes.steps
     if start and first_step > last_step:
@@ -129,24 +127,6 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
     return EpochOrder(
         files=files, lanes=lanes, loader=loader, catalogue=catalogue, first_step=first_step, last_step=last_step
     )
-
-
-def _plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context: DistributedContext) -> Lanes:
-    # A resumed run keeps its lanes, whatever its number of ranks, and with them its order of samples.
-    recorded = start.train_state["lanes"] if start else default_lanes(context.world_size)
-    number = config.data.lanes or recorded
-    check_lanes(number, context.world_size, config.data.global_batch_size)
-    lanes = Lanes(files.rows, number, config.data.global_batch_size, config.data.last_batch == "keep")
-    if lanes.steps == 0:
-        raise InputError(
-            f"data.global_batch_size is {lanes.global_batch_size}, more than the {files.rows} samples to train on, and "
-            "data.last_batch is 'drop'; use a smaller batch or 'keep'"
-        )
-    check_micro_batches(config.train.micro_batches, lanes, context.world_size)
-    check_units(config.named_tasks(), lanes, context.world_size, config.train.micro_batches)
-    if start:
-        check_start(start, number, config, files)
-    return lanes
 
 
 def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOrder) -> dict[str, Any]:

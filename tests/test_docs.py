@@ -36,6 +36,7 @@ DOCS = [
         "checkpoints",
         "models",
         "retrieval",
+        "ids",
         "resources",
         "operating",
         "architecture",

@@ -96,13 +96,8 @@ def claim_run(config: Config, directory: RunDirectory, resume: Resume, context: 
     broadcast_from_rank0(context, lambda: _remove_leftovers(checkpoints))  # the lock is held: no other job writes them
     started = time.monotonic()
     start = broadcast_from_rank0(context, lambda: find_start(checkpoints, resume, directory.url))
-    return ClaimedRun(
-        config=config,
-        context=context,
-        directory=directory,
-        start=start,
-        verify_seconds=time.monotonic() - started,
-    )
+    verify_seconds = time.monotonic() - started
+    return ClaimedRun(config=config, context=context, directory=directory, start=start, verify_seconds=verify_seconds)
 
 
 def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedContext) -> EpochOrder:

@@ -164,7 +164,9 @@ def _losses(predictions: dict[str, Tensor], config: Config, step: Step) -> Tenso
         for unit in units.unique():
             chosen = (units == unit) & (weight > 0)
             given = [predictions[task.prediction][chosen], step.rows[task.label][chosen].double()]
-            options = {option: getattr(task, option) for option in task.kind.options if option != "across"}
+            options = {
+                option: getattr(task, option) for option in task.kind.options if option not in ("across", "log_q")
+            }
             if task.compares_samples:
                 given.append(step.rows[task.group][chosen])
             total = total + (TASKS[name][1](*given, **options) * weight[chosen]).sum()

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,8 @@ class Job:
 
 def send(rank: ForkedTrainer, number: signal.Signals) -> None:
     if rank.poll() is None:
-        rank.send_signal(number)
+        with suppress(ProcessLookupError):  # it may end meanwhile
+            rank.send_signal(number)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

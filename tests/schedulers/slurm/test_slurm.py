@@ -324,7 +324,8 @@ def test_a_finished_run_is_never_started_again(clusters, tmp_path):
     assert (status["state"], status["num_restarts"]) == ("SUCCEEDED", 0)
     assert status["msg"].startswith("succeeded: finished at step 7; ")
     shell.cluster.run("scontrol", "requeue", number(handle))
-    shell.wait(handle, "PENDING")
+    while not shell.status(handle)["num_restarts"]:
+        time.sleep(0.2)
     assert shell.wait(handle)["state"] == "SUCCEEDED"
     assert shell.torchx("log", handle) == "sh/0 once\n"
 

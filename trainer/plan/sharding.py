@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv, ShardingPlan
@@ -44,15 +45,7 @@ class Sharder(EmbeddingBagCollectionSharder):
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingBagCollection:
         """Returns a collection of tables, sharded."""
-        tables = self._tables(
-            module=module,
-            table_name_to_parameter_sharding=params,
-            env=env,
-            fused_params=self.fused_params,
-            device=device,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
-            module_fqn=module_fqn,
-        )
+        tables = self._tables(**_arguments(self, module, params, env, device, module_fqn))
         _divide_row_wise_sums_only(tables, module)
         return tables
 
@@ -94,15 +87,26 @@ class SequenceSharder(EmbeddingCollectionSharder):
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingCollection:
         """Returns a collection of tables, sharded."""
-        return self._sequences(
-            module=module,
-            table_name_to_parameter_sharding=params,
-            env=env,
-            fused_params=self.fused_params,
-            device=device,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
-            module_fqn=module_fqn,
-        )
+        return self._sequences(**_arguments(self, module, params, env, device, module_fqn))
+
+
+def _arguments(
+    sharder: BaseEmbeddingSharder[Any],
+    module: nn.Module,
+    params: dict[str, ParameterSharding],
+    env: ShardingEnv,
+    device: torch.device | None,
+    module_fqn: str | None,
+) -> dict[str, Any]:
+    return {
+        "module": module,
+        "table_name_to_parameter_sharding": params,
+        "env": env,
+        "fused_params": sharder.fused_params,
+        "device": device,
+        "qcomm_codecs_registry": sharder.qcomm_codecs_registry,
+        "module_fqn": module_fqn,
+    }
 
 
 def sharders(

@@ -1,0 +1,82 @@
+"""The columns that a model's predictions become where they are used: probabilities, values, scores and vectors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trainer.config.root import Config
+from trainer.config.tasks import TaskConfig
+from trainer.models.base import Predictions
+
+OutputKind = Literal["probability", "probabilities", "value", "score", "vector"]
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """A column of answers.
+
+    Attributes:
+        name: Its name, `PREDICTION_KIND`; of vectors `PREDICTION_query` and `PREDICTION_item`.
+        kind: A probability `[B]`, one for each class `[B, C]`, a value `[B]`, a score that only orders samples `[B]`,
+            or a vector `[B, D]`.
+        prediction: Name of the model's prediction.
+        compute: Returns the column from the prediction.
+    """
+
+    name: str
+    kind: OutputKind
+    prediction: str
+    compute: Callable[[Tensor], Tensor]
+
+
+def model_outputs(config: Config) -> list[ModelOutput]:
+    """Returns the outputs of a model in the order of its tasks, each once."""
+    found = [output for task in config.named_tasks().values() for output in _outputs_of(task)]
+    return list({output.name: output for output in found}.values())
+
+
+def compute_outputs(outputs: list[ModelOutput], predictions: Predictions | Tensor) -> dict[str, Tensor]:
+    """Returns the outputs by name, float32, from what a model returns: predictions by name, or `[B, T]` in order."""
+    if isinstance(predictions, Tensor):
+        names = list(dict.fromkeys(output.prediction for output in outputs))
+        predictions = dict(zip(names, predictions.unbind(1), strict=True))
+    return {output.name: output.compute(predictions[output.prediction].float()) for output in outputs}
+
+
+def _outputs_of(task: TaskConfig) -> list[ModelOutput]:
+    prediction = str(task.prediction)
+    if task.output == "vectors":
+        sides = enumerate(("query", "item"))
+        return [
+            ModelOutput(f"{prediction}_{side}", "vector", prediction, partial(_side, place=place))
+            for place, side in sides
+        ]
+    kind, compute = _kind_of(task)
+    return [ModelOutput(f"{prediction}_{kind}", kind, prediction, compute)]
+
+
+def _kind_of(task: TaskConfig) -> tuple[OutputKind, Callable[[Tensor], Tensor]]:
+    if task.loss == "bpr":
+        return "score", _unchanged
+    if task.loss == "softmax":
+        return "probabilities", partial(torch.softmax, dim=1)
+    if task.output == "value":
+        return "value", _unchanged
+    return "probability", torch.exp if task.output == "log_probability" else _probability
+
+
+def _unchanged(prediction: Tensor) -> Tensor:
+    return prediction
+
+
+def _side(vectors: Tensor, place: int) -> Tensor:
+    return vectors[:, place]
+
+
+def _probability(logits: Tensor) -> Tensor:
+    """Returns the sigmoid of logits `[B]`, or of the differences of those of two classes `[B, 2]`."""
+    return torch.sigmoid(logits[:, 1] - logits[:, 0] if logits.dim() == 2 else logits)

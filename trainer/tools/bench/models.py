@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from trainer.config.root import READY_MADE, Config, load_config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
@@ -79,7 +80,7 @@ def compare_models(
     ratings = math.ceil(MEMORY_BATCHES * global_batch_size / TRAIN)
     broadcast_from_rank0(context, lambda: make_ratings(data, ratings))
     comparisons = []
-    for name, config in configs.items():
+    for name, config in tqdm(configs.items(), "models", unit="model", disable=not context.is_rank0):
         with open_session(config, scratch.url_of(name), "never", context) as session:
             comparisons.append(_compare(name, session, steps, repeats))
     return comparisons

@@ -3,15 +3,14 @@
 By default each plan restores itself and two others, and is restored by two others; `--all` takes every pair.
 """
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from forked import run_forked
 from jobs import config, launch, saved_tensors, write_rows
+from reshard import run_rounds
 
 from trainer.models.embeddings import table_of_weight
 
@@ -114,11 +113,7 @@ def states(request, tmp_path_factory):
         restores(folder, data, 1, chosen, lambda kind, optimizers: place(folder, 2, kind, kind, optimizers)),
         restores(folder, data, 4, chosen, lambda kind, optimizers: place(folder, 1, kind, kind, optimizers)),
     ]
-    file = folder / "moves.json"
-    file.write_text(json.dumps(rounds))
-    script = str(Path(__file__).parents[1] / "support/reshard.py")
-    done = subprocess.run([sys.executable, script, file], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-20000:]
+    run_forked(run_rounds, rounds, folder=folder)
     return folder
 
 

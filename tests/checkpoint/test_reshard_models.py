@@ -3,15 +3,14 @@
 By default a sample of the models and plans; `--all` takes every pair of plans of every model.
 """
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import run_forked
 from jobs import launch, saved_tensors
 from ready_made import NAMES, ready_made, sampled, write_ratings
+from reshard import run_rounds
 from test_reshard import canonical
 
 from trainer.config.root import Config
@@ -70,11 +69,7 @@ def states(request, tmp_path_factory):
         }
         for name, kind in restored
     ]
-    file = folder / "moves.json"
-    file.write_text(json.dumps([(RESTORED_ON, tasks)]))
-    script = str(Path(__file__).parents[1] / "support/reshard.py")
-    done = subprocess.run([sys.executable, script, file], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-20000:]
+    run_forked(run_rounds, [(RESTORED_ON, tasks)], folder=folder)
     return folder
 
 

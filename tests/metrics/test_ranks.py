@@ -1,16 +1,13 @@
 """Metrics do not depend on the number of ranks, on which of them has a sample, or on the order."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from evaluated import on_all_ranks
+from forked import run_forked
 
 from trainer.metrics.registry import METRICS
-
-SUPPORT = Path(__file__).parents[1] / "support"
 
 
 def tasks():
@@ -39,10 +36,7 @@ def tasks():
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    (folder / "job.json").write_text(json.dumps(tasks()))
-    command = [sys.executable, SUPPORT / "evaluated.py", folder / "job.json", folder / "out.json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_forked(on_all_ranks, tasks(), folder / "out.json", folder=folder)
     return {ranks: json.loads((folder / f"out.json.{ranks}").read_text()) for ranks in (1, 2, 4)}
 
 

@@ -5,22 +5,18 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from command import run_trainer, write_config
-from disturbed import FROZEN
-from forked import QUIET
+from disturbed import FROZEN, train
+from forked import QUIET, start_forked
 from jobs import config
 
 from trainer.run.exchange import partners
 
 HOST = re.escape(socket.gethostname())
 STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # as our components start torchrun: rank 0 hosts the store
-SCRIPT = Path(__file__).parents[1] / "support" / "disturbed.py"
 
 
 @pytest.fixture
@@ -31,12 +27,11 @@ def file(rows, tmp_path):
 def run_disturbed(rank, disturbance, file, out, seconds):
     """Trains on three ranks, one of them disturbed; returns the exit code and the output."""
     log = out.with_suffix(".log")
-    flags = ["train", file, "--out", out, "--train.preflight-seconds", str(seconds)]
-    command = [sys.executable, SCRIPT, "3", str(rank), disturbance, *flags]
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            command, env=os.environ | QUIET | STORE, stdout=stream, stderr=stream, start_new_session=True
-        )
+    log.touch()
+    words = ["train", str(file), "--out", str(out), "--train.preflight-seconds", str(seconds)]
+    process = start_forked(
+        train, 3, rank, disturbance, *words, environment=os.environ | QUIET | STORE, output=log, errors=log
+    )
     try:
         deadline = time.monotonic() + 300
         while process.poll() is None:
@@ -49,7 +44,7 @@ def run_disturbed(rank, disturbance, file, out, seconds):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, log.read_text()
+    return process.wait(), log.read_text()
 
 
 def test_every_host_is_measured(file, tmp_path):

@@ -1,14 +1,14 @@
-"""The trainer as a user starts it: `python -m trainer`, or the same under torchrun."""
+"""Commands as a user types them, but forked: `python -m trainer`, the same under torchrun, and `torchx`."""
 
+import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import tomli_w
-from forked import QUIET, ForkedTrainer
+from forked import QUIET, ForkedProcess, start_forked, torchrun, torchx, trainer
 
 from components.launch import SIGNALS
 from trainer.config.root import Config, load_config
@@ -26,15 +26,21 @@ def run_trainer(
 
 def start_trainer(
     arguments: Iterable[object], output: Path, errors: Path, ranks: int, restarts: int = 0, **environment: str
-) -> subprocess.Popen | ForkedTrainer:
+) -> ForkedProcess:
     """Starts `python -m trainer ARGUMENTS` on the CPU, under torchrun unless `ranks` is 0."""
     words, variables = [str(word) for word in arguments], os.environ | QUIET | environment
     if not ranks:
-        return ForkedTrainer(words, variables, output, errors)
-    torchrun = f"--nproc-per-node {ranks} --max-restarts {restarts} --signals-to-handle {SIGNALS}"
-    command = [sys.executable, "-m", "torch.distributed.run", *torchrun.split(), "-m", "trainer", *words]
-    with output.open("a") as out, errors.open("a") as err:
-        return subprocess.Popen(command, env=variables, start_new_session=True, stdout=out, stderr=err)
+        return start_forked(trainer, *words, environment=variables, output=output, errors=errors)
+    flags = f"--nproc-per-node {ranks} --max-restarts {restarts} --signals-to-handle {SIGNALS} -m trainer"
+    return start_forked(torchrun, *flags.split(), *words, environment=variables, output=output, errors=errors)
+
+
+def run_torchx(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs `torchx WORDS` in a directory and returns how it ended."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(cwd):
+        output, errors = Path(folder, "output"), Path(folder, "errors")
+        process = start_forked(torchx, *words, environment=os.environ | environment, output=output, errors=errors)
+        return subprocess.CompletedProcess(words, process.wait(600), output.read_text(), errors.read_text())
 
 
 def write_config(file: Path, tree: dict) -> Path:

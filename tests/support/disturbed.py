@@ -1,7 +1,4 @@
-"""The trainer on several ranks, one of which is disturbed as soon as it has joined the process group.
-
-`python tests/support/disturbed.py RANKS RANK DISTURBANCE ARGUMENTS`, with the arguments of `python -m trainer`.
-"""
+"""The trainer on several ranks, one of which is disturbed as soon as it has joined the process group."""
 
 import os
 import signal
@@ -48,20 +45,17 @@ def fail() -> None:
     dist.send = send
 
 
-def run(disturbed: int, disturbance: str, arguments: list[str]) -> None:
-    """Runs the trainer on this rank."""
+def train(ranks: int, disturbed: int, disturbance: str, *arguments: str) -> None:
+    """Runs `python -m trainer ARGUMENTS` on forked ranks."""
+    run_on_ranks(ranks, _run, disturbed, disturbance, arguments)
 
+
+def _run(disturbed: int, disturbance: str, arguments: tuple[str, ...]) -> None:
     def join(*positional: object, **named: object) -> None:
         JOIN(*positional, **named)
         globals()[disturbance]()
 
     if int(os.environ["RANK"]) == disturbed:
         dist.init_process_group = join
-    if code := main(arguments):
+    if code := main([*arguments]):
         sys.exit(code)
-
-
-if __name__ == "__main__":
-    import trainer.training.loop  # noqa: F401 - once for all ranks
-
-    run_on_ranks(int(sys.argv[1]), run, int(sys.argv[2]), *sys.argv[3:4], sys.argv[4:])

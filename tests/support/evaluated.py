@@ -1,12 +1,6 @@
-"""Metrics of given predictions, without a model.
-
-`python tests/support/evaluated.py JOB.json OUT.json` computes metrics on several numbers of ranks. JOB.json has a list
-of `tasks`, each with names of metrics and settings, and columns of samples; OUT.json gets the metrics of each task by
-number of ranks.
-"""
+"""Metrics of given predictions, without a model, on several numbers of ranks."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +63,24 @@ def computed(names: list[str] | None, columns: Columns, **settings: Any) -> dict
         return {name: value for name, value in metrics.compute(context).items() if name != "samples"}
 
 
-def on_ranks(ranks: int, job: str, out: str) -> None:
-    """Computes the metrics of a job on several ranks, each with other samples in another order, the last with most."""
+def on_all_ranks(tasks: list[dict], out: Path) -> None:
+    """Computes metrics on 1, 2 and 4 ranks, each with other samples in another order, the last with most.
+
+    Args:
+        tasks: Names of metrics, settings, and columns of samples.
+        out: Gets the metrics of each task, by number of ranks.
+    """
     from ranks import run_on_ranks
 
-    run_on_ranks(ranks, _rank, job, out)
+    for ranks in (1, 2, 4):
+        run_on_ranks(ranks, _rank, tasks, Path(f"{out}.{ranks}"))
 
 
-def _rank(job: str, out: str) -> None:
+def _rank(tasks: list[dict], out: Path) -> None:
     with process_group() as context:
         order = np.random.default_rng(context.world_size)
         found = []
-        for task in json.loads(Path(job).read_text()):
+        for task in tasks:
             columns = {name: np.array(values) for name, values in task["columns"].items()}
             shuffled = order.permutation(len(columns["labels"]))
             bounds = [len(shuffled) * (rank // 2) // context.world_size for rank in range(context.world_size)]
@@ -89,9 +89,4 @@ def _rank(job: str, out: str) -> None:
             add(metrics, {name: values[mine] for name, values in columns.items()}, parts=3)
             found.append(metrics.compute(context))
         if context.is_rank0:
-            Path(out).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    for ranks in (1, 2, 4):
-        on_ranks(ranks, sys.argv[1], f"{sys.argv[2]}.{ranks}")
+            out.write_text(json.dumps(found))

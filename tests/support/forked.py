@@ -1,4 +1,4 @@
-"""The trainer in a process of its own that is forked from one which has imported torch and TorchRec.
+"""Processes that are forked from one which has imported torch and TorchRec: of the trainer, of torchrun, of functions.
 
 Importing takes 4 of the 5 processor seconds that a small run needs; the rest of a process is as ever.
 """
@@ -9,24 +9,21 @@ import runpy
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from multiprocessing.context import BaseContext
 from pathlib import Path
-
-from trainer.commands import COMMANDS
 
 QUIET = {"TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
 """Variables of every trainer: no progress bar, no GPU."""
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([f"trainer.{function.partition(':')[0]}" for function, _ in COMMANDS.values()])
+FORKS.set_forkserver_preload(["preloaded"])
 
 
-class ForkedTrainer:
-    """`python -m trainer ARGUMENTS`, with the methods of `subprocess.Popen` that tests use."""
+class ForkedProcess:
+    """A process that calls a function, with the methods of `subprocess.Popen` that tests and torchrun use."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], output: Path, errors: Path) -> None:
-        # Read by tqdm and torch when they are imported, in the process that all others come from.
-        os.environ |= QUIET | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-        sys.audit("subprocess.Popen", sys.executable, arguments, None, None)  # which multiprocessing does not tell
-        self._process = FORKS.Process(target=_run, args=(arguments, environment, output, errors))
+    def __init__(self, context: BaseContext, function: Callable[..., None], *arguments: object) -> None:
+        self._process = context.Process(target=function, args=arguments)
         self._process.start()
         assert self._process.pid
         self.pid = self._process.pid
@@ -39,7 +36,7 @@ class ForkedTrainer:
         """Returns the exit code once it has ended."""
         self._process.join(timeout)
         if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("trainer", timeout or 0)
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0)
         return self._process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -51,12 +48,73 @@ class ForkedTrainer:
         self._process.kill()
 
 
-def _run(arguments: list[str], environment: dict[str, str], output: Path, errors: Path) -> None:
+def start_forked(
+    function: Callable[..., None], *arguments: object, environment: dict[str, str], output: Path, errors: Path
+) -> ForkedProcess:
+    """Starts a process that calls a function, in a session of its own."""
+    # Read by tqdm and torch when they are imported, in the process that all others come from.
+    os.environ |= QUIET | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    sys.audit("subprocess.Popen", sys.executable, arguments, None, None)  # which multiprocessing does not tell
+    return ForkedProcess(FORKS, _call, function, arguments, environment, output, errors)
+
+
+def run_forked(function: Callable[..., None], *arguments: object, folder: Path) -> str:
+    """Calls a function in a process of its own, which has to succeed; returns what it prints, into files there."""
+    output, errors = folder / "forked-output.txt", folder / "forked-errors.txt"
+    for file in (output, errors):
+        file.write_text("")
+    process = start_forked(function, *arguments, environment=dict(os.environ), output=output, errors=errors)
+    assert process.wait() == 0, output.read_text()[-3000:] + errors.read_text()[-20000:]
+    return output.read_text()
+
+
+def trainer(*words: str) -> None:
+    """`python -m trainer WORDS`."""
+    sys.argv[1:] = words
+    runpy.run_module("trainer", run_name="__main__", alter_sys=True)
+
+
+def torchrun(*words: str) -> None:
+    """`torchrun WORDS`, which have to name the trainer, but that ranks are forked, too."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+    from torch.distributed.run import main
+
+    SubprocessHandler._popen = _fork_rank
+    main(words)
+
+
+def torchx(*words: str) -> None:
+    """`torchx WORDS`."""
+    from torchx.cli.main import main
+
+    sys.argv[:] = ["torchx", *words]
+    sys.exit(main())
+
+
+def _call(
+    function: Callable[..., None], arguments: tuple, environment: dict[str, str], output: Path, errors: Path
+) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
     for stream, file in ((1, output), (2, errors)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    sys.argv[1:] = arguments
     sys.path[:0] = [os.getcwd(), *environment["PYTHONPATH"].split(os.pathsep)]
-    runpy.run_module("trainer", run_name="__main__", alter_sys=True)
+    function(*arguments)
+
+
+def _fork_rank(_: object, command: tuple[str, ...], environment: dict[str, str]) -> ForkedProcess:
+    words = command[command.index("trainer") + 1 :]
+    rank = ForkedProcess(multiprocessing.get_context("fork"), _rank, words, environment)
+    os.setpgid(rank.pid, rank.pid)  # here, too: torchrun may send the group a signal at once
+    return rank
+
+
+def _rank(words: tuple[str, ...], environment: dict[str, str]) -> None:
+    os.setpgid(0, 0)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):  # torchrun's own
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.update(environment)
+    trainer(*words)

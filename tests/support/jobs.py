@@ -1,19 +1,14 @@
-"""Several training runs in one process group, for tests that compare runs.
-
-`python tests/support/jobs.py ROUNDS.json`, where ROUNDS.json is a list of numbers of ranks, each with a list of jobs
-{"config": {...}, "out": ...}.
-"""
+"""Several training runs in one process group, for tests that compare runs."""
 
 import functools
 import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from forked import run_forked
 
 LABELS = ["label"]
 
@@ -66,17 +61,19 @@ def config(data: Path, **changes: object) -> dict:
 
 
 def launch(jobs: list[dict], ranks: int, folder: Path) -> str:
-    """Runs the jobs one after the other in one process group of `ranks` ranks on Gloo; returns their output."""
+    """Runs the jobs one after the other in one process group of `ranks` ranks on Gloo; returns their output.
+
+    Args:
+        jobs: `{"config": {...}, "out": ...}`; also `resume`, and `count` to write the bytes that were sent.
+        ranks: The number of ranks.
+        folder: Of the output.
+    """
     return launch_rounds([(ranks, jobs)], folder)
 
 
 def launch_rounds(rounds: list[tuple[int, list[dict]]], folder: Path) -> str:
     """Runs jobs on one number of ranks after another; returns their output."""
-    file = folder / "rounds.json"
-    file.write_text(json.dumps(rounds))
-    done = subprocess.run([sys.executable, __file__, file], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-20000:]
-    return done.stdout
+    return run_forked(run_rounds, rounds, folder=folder)
 
 
 def losses(out: Path) -> list[float]:
@@ -152,15 +149,9 @@ def run_jobs(jobs: list[dict]) -> None:
                 Path(job["out"], f"sent-{context.rank}.json").write_text(json.dumps(sent))
 
 
-def main(file: str) -> None:
-    from trainer.commands import import_quickly
-
-    import_quickly("trainer.training.loop")
+def run_rounds(rounds: list[tuple[int, list[dict]]]) -> None:
+    """Runs jobs on forked ranks."""
     from ranks import run_on_ranks
 
-    for ranks, jobs in json.loads(Path(file).read_text()):
+    for ranks, jobs in rounds:
         run_on_ranks(ranks, run_jobs, jobs)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

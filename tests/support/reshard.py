@@ -1,13 +1,6 @@
-"""Restores checkpoints under other plans without a step in between, for tests that compare them.
-
-`python tests/support/reshard.py ROUNDS.json`, where ROUNDS.json is a list of numbers of ranks, each with a list of
-{"config": {...}, "moves": {FROM: TO}}: FROM is a run directory whose newest checkpoint is restored under the
-configuration's plan, TO where the state is then written, as another run's checkpoint of the same step.
-"""
+"""Restores checkpoints under other plans without a step in between, for tests that compare them."""
 
 import json
-import sys
-from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
 from ranks import run_on_ranks
@@ -56,6 +49,13 @@ def run_moves(tasks: list[dict]) -> None:
                 move(start, model, after, context)
 
 
-if __name__ == "__main__":
-    for ranks, tasks in json.loads(Path(sys.argv[1]).read_text()):
+def run_rounds(rounds: list[tuple[int, list[dict]]]) -> None:
+    """Restores checkpoints on forked ranks, on one number of them after another.
+
+    Args:
+        rounds: Numbers of ranks, each with a list of `{"config": {...}, "moves": {FROM: TO}}`: FROM is a run directory
+            whose newest checkpoint is restored under the configuration's plan, TO where the state is then written, as
+            another run's checkpoint of the same step.
+    """
+    for ranks, tasks in rounds:
         run_on_ranks(ranks, run_moves, tasks)

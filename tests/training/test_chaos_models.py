@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from command import start_trainer, write_config
-from forked import ForkedTrainer
+from forked import ForkedProcess
 from jobs import losses, saved_tensors
 from ready_made import NAMES, ready_made, sampled, write_ratings
 from test_chaos import evaluations, text_of
@@ -54,7 +54,7 @@ class Job:
         assert [rank.wait(PATIENCE_SECONDS) for rank in self._start()] == [0] * RANKS, text_of(self._log)
         return self
 
-    def _start(self) -> list[ForkedTrainer]:
+    def _start(self) -> list[ForkedProcess]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -65,7 +65,7 @@ class Job:
             for rank in range(RANKS)
         ]
 
-    def _interrupt(self, ranks: list[ForkedTrainer]) -> bool:
+    def _interrupt(self, ranks: list[ForkedProcess]) -> bool:
         """Kills one rank and then the others, as torchrun does, or asks one to stop; returns whether all still ran."""
         in_time, first = all(rank.poll() is None for rank in ranks), self._random.choice(ranks)
         if self._random.random() < STOPPED:
@@ -79,7 +79,7 @@ class Job:
             rank.wait(PATIENCE_SECONDS)
         return in_time
 
-    def _wait(self, condition: Callable[[], bool], ranks: list[ForkedTrainer]) -> None:
+    def _wait(self, condition: Callable[[], bool], ranks: list[ForkedProcess]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition() and all(rank.poll() is None for rank in ranks):
             assert time.monotonic() < deadline, text_of(self._log)
@@ -93,7 +93,7 @@ class Job:
         return Path(f"{self.out}.log")
 
 
-def send(rank: ForkedTrainer, number: signal.Signals) -> None:
+def send(rank: ForkedProcess, number: signal.Signals) -> None:
     if rank.poll() is None:
         with suppress(ProcessLookupError):  # it may end meanwhile
             rank.send_signal(number)

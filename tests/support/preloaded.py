@@ -1,0 +1,11 @@
+"""Imports what trainers and `torchx` do, in the process that all of them are forked from."""
+
+from trainer.commands import COMMANDS, import_quickly
+
+for module in (
+    *(f"trainer.{function.partition(':')[0]}" for function, _ in COMMANDS.values()),
+    *(f"components.{name}" for name in ("cli.run", "cli.jobs", "data", "dlrm", "tools")),
+    "torch.distributed.run",
+    "torchx.cli.main",
+):
+    import_quickly(module)

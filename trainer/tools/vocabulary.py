@@ -27,9 +27,8 @@ from trainer.data.vocabulary import METADATA
 from trainer.tools.id_counts import IdCounts
 
 MIB = 2**20
-SHARE_OF_MEMORY = (
-    4  # of a limit of counts: they are there twice while they are joined, and Arrow groups in a hash table
-)
+# Of a limit of counts: they are there twice while they are joined, and Arrow groups in a hash table.
+SHARE_OF_MEMORY = 4
 
 
 def vocabulary(

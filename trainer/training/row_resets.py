@@ -22,7 +22,7 @@ class _Part:
         name: Its name in checkpoints.
         shard: The shard.
         first: The row of the table where it begins.
-        columns: The column of the table where it begins.
+        column: The column of the table where it begins.
         size: The whole table's.
     """
 

@@ -84,7 +84,8 @@ class Session:
         if result.skipped:
             self.reporter.log(f"step {step:,} is skipped: its loss or a gradient is not finite")
         with part("report"):
-            self.reporter.step(step, epoch, result.means, samples, self.batches.stalled_seconds, self._counts())
+            counts = self.step_state.report(self.config.train.scales_loss) | self.model.managed.report()
+            self.reporter.step(step, epoch, result.means, samples, self.batches.stalled_seconds, counts)
             if self.reporter.due(step):
                 self.reporter.scalars(step, lambda: self._scalars(step, result))
             if self.histograms.due(step):
@@ -105,11 +106,6 @@ class Session:
         if request is Request.PROFILE:
             self.profiler.begin_requested(step)
         return request
-
-    def _counts(self) -> dict[str, float]:
-        skipped = {"skipped_steps": self.step_state.skipped} if self.step_state.skipped else {}
-        skipped |= self.model.managed.report()
-        return ({"loss_scale": self.step_state.loss_scale} if self.config.train.scales_loss else {}) | skipped
 
     def steps(self) -> Iterator[int]:
         """Yields the steps to take: up to the last, or to the evaluation after which training ends early."""

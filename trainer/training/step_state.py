@@ -19,6 +19,11 @@ class StepState:
     loss_scale: float = 1.0
     finite_steps: int = 0
 
+    def report(self, scales_loss: bool) -> dict[str, float]:
+        """Returns the loss scale if the loss is scaled, and the number of skipped steps if there are any."""
+        scale = {"loss_scale": self.loss_scale} if scales_loss else {}
+        return scale | ({"skipped_steps": self.skipped} if self.skipped else {})
+
 
 @dataclass(frozen=True)
 class StepResult:

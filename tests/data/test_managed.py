@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.managed import COUNTS, EVICTED, IDS, LAST_USED, OVERFLOWED, SHARED, USED, RowMap
+from trainer.data.managed import COUNTS, EVICTED, HALF_LIFE, IDS, LAST_USED, OVERFLOWED, SHARED, USED, RowMap
 
 BATCHES = st.lists(st.lists(st.integers(0, 12), max_size=14), max_size=12)
+APART = st.sampled_from([1, HALF_LIFE // 3, HALF_LIFE, 70 * HALF_LIFE])  # steps from a batch to the next
 RULES = st.sampled_from(["least_recent", "least_used"])
 
 
@@ -21,11 +22,15 @@ class Naive:
     def update(self, batch, step):
         counts = {one: batch.count(one) for one in sorted(set(batch))}
         for one in counts.keys() & self.known.keys():
-            row, _, count = self.known[one]
-            self.known[one] = [row, step, count + counts[one]]
+            row, last, count = self.known[one]
+            self.known[one] = [row, step, count // 2 ** ((step - last) // HALF_LIFE) + counts[one]]
         new = sorted(counts.keys() - self.known.keys(), key=lambda one: (-counts[one], one))
         free = [row for row in range(1, self.rows) if row not in {row for row, _, _ in self.known.values()}]
-        idle = [(row, last, count, one) for one, (row, last, count) in self.known.items() if one not in counts]
+        idle = [
+            (row, last, count // 2 ** ((step - last) // HALF_LIFE), one)
+            for one, (row, last, count) in self.known.items()
+            if one not in counts
+        ]
         rule = (lambda x: (x[1], x[2], x[0])) if self.evict == "least_recent" else (lambda x: (x[2], x[1], x[0]))
         taken = sorted(idle, key=rule)[: max(0, len(new) - len(free))]
         for _, _, _, one in taken:
@@ -42,19 +47,20 @@ def contents(one):
     return {int(one.state[IDS, row]): [row, *one.state[1:, row].tolist()] for row in range(1, one.totals[USED] + 1)}
 
 
-def updates(one, batches):
+def updates(one, batches, apart=1):
     return [
-        one.update(*np.unique(np.array(b, np.int64), return_counts=True), step) for step, b in enumerate(batches, 1)
+        one.update(*np.unique(np.array(batch, np.int64), return_counts=True), number * apart)
+        for number, batch in enumerate(batches, 1)
     ]
 
 
 @settings(max_examples=150, deadline=None)
-@given(BATCHES, st.integers(2, 9), RULES)
-def test_as_a_dict_would(batches, rows, evict):
+@given(BATCHES, st.integers(2, 9), RULES, APART)
+def test_as_a_dict_would(batches, rows, evict, apart):
     ours, naive = RowMap(rows, evict), Naive(rows, evict)
-    for step, batch in enumerate(batches, 1):
-        change = ours.update(*np.unique(np.array(batch, np.int64), return_counts=True), step)
-        assert change.evicted.tolist() == naive.update(batch, step)
+    for number, batch in enumerate(batches, 1):
+        change = ours.update(*np.unique(np.array(batch, np.int64), return_counts=True), number * apart)
+        assert change.evicted.tolist() == naive.update(batch, number * apart)
         assert contents(ours) == naive.known
         expected = [naive.known.get(one, [SHARED])[0] for one in range(13)]
         assert ours.rows_of(np.arange(13)).tolist() == expected
@@ -94,3 +100,10 @@ def test_the_two_rules_differ(evict, kept):
     assert kept in contents(one)
     assert one.state[COUNTS, one.rows_of(np.array([kept]))[0]] == (1 if kept == 2 else 3)
     assert one.state[LAST_USED].max() == 3
+
+
+@pytest.mark.parametrize(("apart", "kept"), [(HALF_LIFE // 2, 1), (HALF_LIFE, 2)])
+def test_what_was_frequent_once_leaves_in_the_end(apart, kept):
+    one = RowMap(3, "least_used")
+    updates(one, [[1] * 6, [], [2, 2], [3]], apart)  # 1 does not occur for three times so many steps
+    assert kept in contents(one)

@@ -4,54 +4,36 @@ import json
 import shutil
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from command import write_config
-from jobs import config, launch_rounds, losses, saved_tensors, write_rows
+from jobs import launch_rounds, losses, saved_tensors
+from managed import KINDS, rows_of_ids, settings, write_ids
 
 from trainer.__main__ import main as trainer
+from trainer.config.data import DataConfig
+from trainer.core.distributed import DistributedContext
 from trainer.models.table_init import initial_rows
+from trainer.training.managed_ids import ManagedIds
 
 STEPS, HALF = 12, 5
-MANAGED = {"ids": "managed", "rows": 60}
-KINDS = {"row_wise": "rowwise_adagrad", "column_wise": "adam", "data_parallel": "adagrad"}
 
 
-def settings(data, kind="row_wise", steps=STEPS, **changes):
-    """Two features of one table, of which rows are taken all the time, and one with too few rows for a batch."""
-    mode = {"planner__mode": "data_parallel"} if kind == "data_parallel" else {"planner__sharding_types": [kind]}
-    tree = config(
+def resumable(data, kind="row_wise", steps=STEPS, **changes):
+    return settings(
         data,
-        **mode,
+        kind,
         data__validation=[str(data)],
-        optimizer__sparse={"name": KINDS[kind], "learning_rate": 0.1},
-        optimizer__dense={"name": "adamw", "learning_rate": 0.01},
-        optimizer__ema={"decay": 0.9, "tables": True},
         checkpoint__every_steps=HALF,
         evaluate__every_steps=4,
         train__steps=steps,
         **changes,
     )
-    tree["data"]["sparse"] |= {"s0": MANAGED | {"table": "ids"}, "s1": MANAGED | {"table": "ids"}}
-    tree["data"]["sparse"]["s2"] = {"ids": "managed", "rows": 20, "evict": "least_used"}
-    return tree
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Ids of 64 bits, strings, and lists of them."""
-    folder = write_rows(tmp_path_factory.mktemp("managed") / "data", [130, 126])
-    for file in folder.glob("*.parquet"):
-        table = pq.read_table(file)
-        wide = pa.array([None if n % 17 == 0 else (n - 50) * 10**16 for n in table["s0"].to_pylist()], pa.int64())
-        table = table.set_column(table.schema.get_field_index("s0"), "s0", wide)
-        bags = pa.array([[(n - 50) * 10**16, (n - 49) * 10**16][: n % 3] for n in table["s1"].to_pylist()])
-        table = table.set_column(table.schema.get_field_index("s1"), "s1", bags)
-        text = pa.array([f"item {n}" for n in table["s2"].to_pylist()])
-        pq.write_table(table.set_column(table.schema.get_field_index("s2"), "s2", text), file, row_group_size=64)
-    return folder
+    return write_ids(tmp_path_factory.mktemp("managed") / "data")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +44,7 @@ def runs(data, tmp_path_factory, request):
 
     def jobs(name, steps, **options):
         return [
-            {"config": settings(data, kind, steps), "out": str(folder / f"{kind}-{name}")} | options for kind in kinds
+            {"config": resumable(data, kind, steps), "out": str(folder / f"{kind}-{name}")} | options for kind in kinds
         ]
 
     rounds = [(4, jobs("4", STEPS) + jobs("half", HALF)), (2, jobs("2", STEPS)), (1, jobs("1", STEPS))]
@@ -83,7 +65,7 @@ def evaluations(out):
 def test_any_number_of_ranks_and_any_resume_gives_the_same(runs):
     for found in runs.values():
         expected, tensors = losses(found["4"]), saved_tensors(found["4"], STEPS)
-        managed = [name for name in tensors if name.startswith("managed.")]
+        managed = rows_of_ids(tensors)
         assert len(managed) == 8
         for out in found.values():
             assert losses(out) == pytest.approx(expected, abs=1e-5)
@@ -91,7 +73,7 @@ def test_any_number_of_ranks_and_any_resume_gives_the_same(runs):
                 [one["auc"] for one in evaluations(found["4"])], abs=1e-3
             )
             other = saved_tensors(out, STEPS)
-            assert all(torch.equal(other[name], tensors[name]) for name in managed)
+            assert all(torch.equal(other[name], value) for name, value in managed.items())
 
 
 def test_a_resume_on_as_many_ranks_is_exact(runs):
@@ -101,6 +83,42 @@ def test_a_resume_on_as_many_ranks_is_exact(runs):
         before, after = saved_tensors(found["4"], STEPS), saved_tensors(found["4r"], STEPS)
         assert before.keys() == after.keys()
         assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+def test_a_resumed_run_keeps_its_rule(data, tmp_path):
+    def rule(steps, evict):
+        tree = resumable(data, steps=steps)
+        for name in ("s0", "s1", "s2"):
+            own = {"ids": "managed", "rows": 80}  # more than a batch needs, so that some ids leave and others stay
+            tree["data"]["sparse"][name] = own | ({"evict": evict} if evict else {})
+        return tree
+
+    recent, unset, used = "least_recent", None, "least_used"
+    rounds = [("recent", STEPS, recent), ("resumed", HALF, recent), ("resumed", STEPS, unset)]
+    rounds += [("used", STEPS, used), ("unset", STEPS, unset), ("changed", HALF, recent), ("changed", STEPS, used)]
+    jobs = [{"config": rule(steps, evict), "out": str(tmp_path / name)} for name, steps, evict in rounds]
+    launch_rounds([(1, jobs)], tmp_path)
+    names = ("recent", "resumed", "used", "unset", "changed")
+    found = {name: rows_of_ids(saved_tensors(tmp_path / name, STEPS)) for name in names}
+    alike = {(one, two) for one in names for two in names if equal(found[one], found[two])}
+    assert alike - {(name, name) for name in names} == {
+        *(("recent", "resumed"), ("resumed", "recent")),
+        *(("used", "unset"), ("unset", "used")),
+    }
+
+
+def equal(tensors, others):
+    return all(torch.equal(others[name], value) for name, value in tensors.items())
+
+
+def test_a_checkpoint_without_a_rule_is_of_the_earlier_default():
+    features = {"a": {"ids": "managed", "rows": 9}, "b": {"ids": "managed", "rows": 9, "evict": "least_used"}}
+    managed = ManagedIds(
+        DataConfig.model_validate({"sparse": features}), DistributedContext(0, 1, 0, 1, torch.device("cpu"))
+    )
+    assert managed.rules() == {"a": "least_used", "b": "least_used"}
+    managed.keep_rules({})
+    assert managed.rules() == {"a": "least_recent", "b": "least_used"}
 
 
 def test_what_is_reported(runs):
@@ -117,7 +135,7 @@ def test_what_is_reported(runs):
 
 def test_a_row_of_a_new_id_is_as_fresh_as_at_the_start(data, tmp_path):
     # At a rate of 0 a row has its initial values, or those of the step that gave it to another id.
-    still = settings(data, steps=2, checkpoint__asynchronous=False)
+    still = resumable(data, steps=2, checkpoint__asynchronous=False)
     still["checkpoint"]["every_steps"] = 1
     still["optimizer"]["sparse"]["learning_rate"] = 0.0
     launch_rounds([(2, [{"config": still, "out": str(tmp_path / "out")}])], tmp_path)
@@ -137,7 +155,7 @@ def test_a_row_of_a_new_id_is_as_fresh_as_at_the_start(data, tmp_path):
 
 def test_fine_tuning_takes_the_rows_with_the_table(runs, data, tmp_path, capfd):
     source = runs["row_wise"]["1"]
-    tree = settings(
+    tree = resumable(
         data, steps=1, data__global_batch_size=16, finetune={"checkpoint": str(source), "optimizer_state": False}
     )
     launch_rounds([(1, [{"config": tree, "out": str(tmp_path / "tuned")}])], tmp_path)

@@ -41,8 +41,9 @@ class SparseFeature(Section):
     up in a list of ids, managed gives it a row when it is first seen. The last three take strings, too."""
     vocabulary: Annotated[str | None, MayChange] = None
     """For ids = "vocabulary": a file that data.vocabulary made, on any fsspec URL. A resume needs the same contents."""
-    evict: Literal["least_recent", "least_used"] = "least_recent"
-    """For ids = "managed": the id whose row a new one gets when all are in use."""
+    evict: Annotated[Literal["least_used", "least_recent"] | None, MayChange] = None
+    """For ids = "managed": the id whose row a new one gets when all are in use. Unset: that of the run so far,
+    least_used for a new run."""
     hotness: pydantic.PositiveFloat = 1.0
     """Ids per sample to expect on average; only the planner uses it."""
 
@@ -207,7 +208,8 @@ def _check_length(name: str, feature: SparseFeature) -> None:
 def _check_managed(name: str, feature: SparseFeature) -> None:
     if feature.ids == "managed" and feature.rows < 2:
         raise InputError(f"data.sparse.{name}.rows is {feature.rows}; managed ids need one for unseen ids and one more")
-    if feature.ids != "managed" and feature.evict != "least_recent":
+    # Earlier runs wrote least_recent, then the default, to their config.toml whatever the ids.
+    if feature.ids != "managed" and feature.evict == "least_used":
         raise InputError(
             f"data.sparse.{name}.evict is '{feature.evict}', but data.sparse.{name}.ids is '{feature.ids}', which "
             "evicts nothing; leave it out or set ids to 'managed'"

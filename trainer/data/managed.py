@@ -1,7 +1,6 @@
 """Rows of a table for ids as they come: an id gets a row when it is first seen, and may lose it to another one."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -9,6 +8,7 @@ FREE = -1  # in place of an id; ids are at least 0
 SHARED = 0  # the row of all ids that have none of their own
 IDS, LAST_USED, COUNTS = range(3)  # of a row: its id, the last step that used it, the samples' ids that it stood for
 USED, EVICTED, OVERFLOWED = range(3)  # in totals: rows with an id; ids that lost theirs; ids of a batch that got none
+HALF_LIFE = 1000  # steps without an id that halve its count, so that what was frequent once does not stay for ever
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,20 @@ class RowMap:
 
     Args:
         rows: Rows of the table.
-        evict: Whose row a new id gets when none is free: least_recent takes that of the id that was used the longest
-            ago, least_used that of the rarest; of equal ones by the other rule, and then the first row.
+        evict: Whose row a new id gets when none is free: least_used takes that of the rarest id, least_recent that of
+            the id that was used the longest ago; of equal ones by the other rule, and then the first row.
 
     Attributes:
+        evict: As above.
         state: Id, last step and count of each row, `[3, R]` int64.
         totals: Rows in use, evictions, and ids that got no row, summed over steps, `[3]` int64.
     """
 
-    def __init__(self, rows: int, evict: Literal["least_recent", "least_used"]) -> None:
+    def __init__(self, rows: int, evict: str) -> None:
+        self.evict = evict
         self.state = np.zeros((3, rows), np.int64)
         self.state[IDS] = FREE
         self.totals = np.zeros(3, np.int64)
-        self._rules = (LAST_USED, COUNTS) if evict == "least_recent" else (COUNTS, LAST_USED)
         self._index: tuple[np.ndarray, np.ndarray] | None = None
 
     def forget_index(self) -> None:
@@ -81,7 +82,7 @@ class RowMap:
         order = np.lexsort((ids[~known], -counts[~known]))  # the most frequent first: the last ones may get no row
         new, new_counts = ids[~known][order], counts[~known][order]
         free = np.arange(self.totals[USED] + 1, min(self.totals[USED] + 1 + len(new), self.state.shape[1]))
-        evicted = self._evicted(rows[known], len(new) - len(free))
+        evicted = self._evicted(rows[known], len(new) - len(free), step)
         given = np.append(free, evicted).astype(np.int64)
         new, new_counts, overflowed = new[: len(given)], new_counts[: len(given)], len(new) - len(given)
 
@@ -91,7 +92,7 @@ class RowMap:
             [
                 np.concatenate([ids[known], new]),
                 np.full(len(touched), step),
-                np.concatenate([before[COUNTS, : known.sum()] + counts[known], new_counts]),
+                np.concatenate([self._counts(rows[known], step) + counts[known], new_counts]),
             ]
         )
         totals = self.totals + np.array([len(free), len(evicted), overflowed])
@@ -114,7 +115,12 @@ class RowMap:
         self.state[:, rows] = state
         self.totals[:] = totals
 
-    def _evicted(self, used: np.ndarray, number: int) -> np.ndarray:
+    def _counts(self, rows: np.ndarray, step: int) -> np.ndarray:
+        """Returns the counts of rows as they are in a step: halved for every `HALF_LIFE` steps without their ids."""
+        idle = step - self.state[LAST_USED, rows]
+        return self.state[COUNTS, rows] >> np.minimum(idle // HALF_LIFE, 63)
+
+    def _evicted(self, used: np.ndarray, number: int, step: int) -> np.ndarray:
         """Returns the rows to take from their ids, at most so many and none that this step uses."""
         idle = np.ones(self.totals[USED] + 1, bool)
         idle[SHARED], idle[used] = False, False
@@ -123,7 +129,9 @@ class RowMap:
         if number <= 0:
             return rows[:0]
         # By the value of the last one and not by np.argpartition, which leaves open which of equal ones it takes.
-        first, second = (self.state[rule, rows] for rule in self._rules)
+        first, second = self._counts(rows, step), self.state[LAST_USED, rows]
+        if self.evict == "least_recent":
+            first, second = second, first
         last = np.partition(first, number - 1)[number - 1]
         sure, tied = rows[first < last], rows[first == last]
         tied = tied[second[first == last].argsort(kind="stable")]

@@ -1,7 +1,7 @@
 """Managed ids: gives the ids of every global batch their rows, the same on every rank."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -21,6 +21,7 @@ from trainer.models.embeddings import name_in_model, table_of_name
 from trainer.optim.table_averages import CACHING
 
 Reset = Callable[[str, Tensor, int], None]
+DEFAULT, EARLIER_DEFAULT = "least_used", "least_recent"  # of `evict`; checkpoints with the earlier one do not record it
 
 
 def check_managed(config: DataConfig, plan: ShardingPlan) -> None:
@@ -54,10 +55,20 @@ class ManagedIds:
     def __init__(self, config: DataConfig, context: DistributedContext) -> None:
         self._features = config.managed_tables
         features = {table: config.sparse[names[0]] for table, names in self._features.items()}
-        self._maps = {table: RowMap(feature.rows, feature.evict) for table, feature in features.items()}
+        self._maps = {table: RowMap(feature.rows, feature.evict or DEFAULT) for table, feature in features.items()}
+        self._kept = [table for table, feature in features.items() if feature.evict is None]
         self._context = context
         self._group = background_group(context) if self._maps and context.world_size > 1 else None
         self._ahead: deque[tuple[int, dict[str, Change]]] = deque()  # changes of the steps that have not begun
+
+    def rules(self) -> dict[str, str]:
+        """Returns `evict` of each table, for checkpoints."""
+        return {table: one.evict for table, one in self._maps.items()}
+
+    def keep_rules(self, saved: Mapping[str, str]) -> None:
+        """Takes the `rules` of a checkpoint for the tables whose configuration leaves `evict` unset."""
+        for table in self._kept:
+            self._maps[table].evict = saved.get(table, EARLIER_DEFAULT)
 
     def batches(self, batches: Iterator[Batch], steps_done: int) -> Iterator[Batch]:
         """Yields batches with rows in the place of ids, which get their rows in the order of the steps."""

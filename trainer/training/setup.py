@@ -147,6 +147,7 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
     started = time.monotonic()
     restore(claimed.start, model.tensors(), context)
     model.optimizers.tables.earlier_steps = claimed.start.train_state.get("earlier_table_steps", 0)
+    model.managed.keep_rules(claimed.start.train_state.get("evict", {}))
     seconds = claimed.verify_seconds + time.monotonic() - started
     earlier = broadcast_from_rank0(context, lambda: json.loads(claimed.directory.read("run.json") or "{}"))
     finetuned = {"finetune": earlier["finetune"]} if "finetune" in earlier else {}

@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo check test test-all test-slurm24 lint docs costs models clean
+.PHONY: demo check test test-all test-slurm24 lint docs costs models ids clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -45,6 +45,10 @@ costs: $(VENV)/ready
 # How well the built-in models predict MovieLens: the table in docs/models.md. A few minutes, of a quiet machine.
 models: $(VENV)/ready data/movielens/summary.json
 	python -m docs.models
+
+# What each rule for ids costs in AUC on MovieLens: the table in docs/ids.md. A few minutes.
+ids: $(VENV)/ready data/movielens/summary.json
+	python -m docs.ids
 
 $(VENV)/ready: requirements-cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

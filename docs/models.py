@@ -112,15 +112,16 @@ def _column(table: pa.Table, name: str) -> np.ndarray:
     return table[name].to_numpy()
 
 
-def render(results: dict[str, Result], headers: dict[str, str]) -> str:
+def render(results: dict[str, Result], headers: dict[str, str], compared: str = "Model") -> str:
     """Returns the table of results, and what they were measured on.
 
     Args:
-        results: The results by model.
+        results: The results by model, or by what else is compared.
         headers: The headers of the values' columns, by what results call them.
+        compared: The header of the first column.
     """
     rows = [[name, *(_spread(result.get(key, [])) for key in headers)] for name, result in results.items()]
-    shown = table(["Model", *headers.values()], rows)
+    shown = table([compared, *headers.values()], rows)
     return f"{shown}\n\nThe mean over {len(SEEDS)} seeds, lowest and highest beside it, on one rank."
 
 

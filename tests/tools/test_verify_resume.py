@@ -18,6 +18,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from command import write_config
 from jobs import config, saved_tensors
+from managed import settings as managed
+from managed import write_ids
 
 from trainer.__main__ import main as trainer
 from trainer.config.root import READY_MADE
@@ -117,11 +119,12 @@ def shrunk(name):
 
 @pytest.fixture(scope="module")
 def verified(request, folder, rows):
-    """The component's end for ready-made configurations, and for a model that forgets; two run at a time."""
+    """The component's end for ready-made configurations, managed ids, and a model that forgets; two run at a time."""
     (folder / "forgetful.py").write_text(FORGETFUL)
     write_config(folder / "forgetful.toml", config(rows, model__name="forgetful:Forgetful"))
     cases = {name: ["--config", name, "--keep", f"kept-{name}", "--", *shrunk(name)] for name in names(request.config)}
-    cases["forgetful"] = ["--config", "forgetful.toml"]
+    write_config(folder / "managed.toml", managed(write_ids(folder / "ids"), "row_wise"))
+    cases |= {name: ["--config", f"{name}.toml"] for name in ("forgetful", "managed")}
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(cases, pool.map(lambda arguments: verify(folder, *arguments), cases.values()), strict=True))
 
@@ -138,6 +141,13 @@ def test_a_ready_made_configuration_passes(folder, verified, name):
     tensors = saved_tensors(kept / "baseline", STEPS)
     assert int(verdicts[0][2]) == len(tensors) + STEPS + len(json.loads(state(kept / "baseline").read_text())) - 1
     assert json.loads((kept / "resumed-on-2/run.json").read_text())["world_size"] == 2
+
+
+def test_managed_ids_pass(verified):
+    done = verified["managed"]
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.findall(r"(PASS|FAIL) on ([^:]*):", done.stderr) == [("PASS", "1 rank again"), ("PASS", "2 ranks")]
+    assert re.search(r"rows of managed ids +equal \(8\) +equal \(8\)", done.stderr), done.stderr[-3000:]
 
 
 def state(run):

@@ -75,6 +75,8 @@ def _kind(name: str) -> str:
     part, _, rest = name.partition(".")
     if part == "model":
         return "weights of tables" if table_of_weight(rest) else "weights of the dense part"
+    if part == "managed":
+        return "rows of managed ids"
     return "averages of weights" if part.startswith("ema") else f"{part} optimizer: {name.rpartition('.')[2]}"
 
 

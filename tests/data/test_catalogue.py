@@ -103,7 +103,7 @@ def test_every_item_is_in_one_batch_of_one_rank(folder, ranks):
 def steps_of(folder, ranks, start=0, stop=6, seed=0):
     """Returns the items of every lane and step, by the rows of all ranks."""
     config = data(folder, negatives=DRAWN, hard_negatives="avoided", hard_negatives_per_sample=HARD)
-    files = find_files("train", config.train, config)
+    files = find_files("data.train", config.train, config)
     negatives = Negatives(read_catalogue(config, FEATURES, files.files[0].lists), config, seed)
     lanes, found = Lanes(files.rows, 4, 40), []
     for rank in range(ranks):
@@ -130,7 +130,7 @@ def test_every_lane_step_epoch_and_seed_has_draws_of_its_own(folder):
 
 def test_negatives_follow_the_samples_and_weigh_nothing(folder):
     config = data(folder, negatives=DRAWN, hard_negatives="avoided", hard_negatives_per_sample=HARD)
-    files = find_files("train", config.train, config)
+    files = find_files("data.train", config.train, config)
     negatives = Negatives(read_catalogue(config, FEATURES, files.files[0].lists), config, 0)
     loader = Loader(files, config, Lanes(files.rows, 4, 40), 0, 1, 0, False, negatives)
     batch, table = next(loader.batches(0, 1)), pq.read_table(folder / "train.parquet").to_pylist()

@@ -59,7 +59,7 @@ def folder(tmp_path_factory):
 
 def make_loader(folder, rank=0, world=1, lanes=8, size=64, seed=3, shuffle=True, keep=True, **changes) -> Loader:
     config = DataConfig(**(CONFIG | {"train": [folder]} | changes))
-    files = find_files("train", config.train, config)
+    files = find_files("data.train", config.train, config)
     return Loader(files, config, Lanes(files.rows, lanes, size, keep), rank, world, seed, shuffle)
 
 
@@ -332,10 +332,10 @@ def test_several_features_on_one_table(folder):
 def test_fingerprint_tells_changes(folder, tmp_path):
     config = DataConfig(**CONFIG)
     pq.write_table(table(0, 10), tmp_path / "x.parquet")
-    before = find_files("train", [str(tmp_path)], config).fingerprint
-    assert before == find_files("train", [f"{tmp_path}/*.parquet"], config).fingerprint
+    before = find_files("data.train", [str(tmp_path)], config).fingerprint
+    assert before == find_files("data.train", [f"{tmp_path}/*.parquet"], config).fingerprint
     pq.write_table(table(0, 11), tmp_path / "x.parquet")
-    assert before != find_files("train", [str(tmp_path)], config).fingerprint
+    assert before != find_files("data.train", [str(tmp_path)], config).fingerprint
 
 
 def test_memory_file_system():

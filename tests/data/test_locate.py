@@ -21,7 +21,7 @@ def test_every_sample_is_where_it_is_said_to_be(tmp_path, shuffle):
     tree = config(tmp_path, data__shuffle=shuffle)
     tree["data"]["dense"] = {"row_id": {}}
     data = Config.model_validate(tree).data
-    files = find_files("train", data.train, data)
+    files = find_files("data.train", data.train, data)
     lanes = Lanes(files.rows, 8, 64)
     loader = Loader(files, data, lanes, 0, 1, SEED, shuffle)
     for step, batch in enumerate(loader.batches(0, 2 * lanes.steps), 1):

@@ -31,7 +31,7 @@ def arrow_rows(rows, tmp_path_factory):
 
 def batches(data, **changes):
     settings = Config.model_validate(config(data, **changes)).data
-    files = find_files("train", settings.train, settings)
+    files = find_files("data.train", settings.train, settings)
     return list(Loader(files, settings, Lanes(files.rows, 8, 64), 0, 1, seed=3, shuffle=True).batches(0, 6))
 
 

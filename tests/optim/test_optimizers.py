@@ -31,7 +31,7 @@ def build(rows, context):
 
     def build(**changes):
         settings = Config.model_validate(config(rows, **changes))
-        files = find_files("train", settings.data.train, settings.data)
+        files = find_files("data.train", settings.data.train, settings.data)
         lanes = Lanes(files.rows, 8, settings.data.global_batch_size)
         batch = next(Loader(files, settings.data, lanes, 0, 1, 0, False).batches(0, 1))
         return build_sharded_model(settings, context), batch.to(context.device)

@@ -179,7 +179,7 @@ def train(data: Path, case: str, kind: str) -> tuple[dict, dict]:
     model = initial_model(found)
     bags = {**dict(model.tables.embedding_bags.items()), **dict(model.sequences.embeddings.items())}
     optimizers = {name: optimizer_of(case, name, bag.weight, kind in COLUMN_SHARDED) for name, bag in bags.items()}
-    files = find_files("train", found.data.train, found.data)
+    files = find_files("data.train", found.data.train, found.data)
     loader = Loader(files, found.data, Lanes(files.rows, 8, BATCH), 0, 1, found.train.seed, True)
     for step, batch in enumerate(loader.batches(0, STEPS), 1):
         logits = model.head(torch.cat([*pooled(batch.sparse, model)], 1))

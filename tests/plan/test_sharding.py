@@ -123,7 +123,7 @@ def reference(data, kind, name):
         }[name](),
         torch.optim.SGD(dense, settings.optimizer.dense.learning_rate),
     ]
-    files = find_files("train", settings.data.train, settings.data)
+    files = find_files("data.train", settings.data.train, settings.data)
     loader = Loader(files, settings.data, Lanes(files.rows, 8, 64), 0, 1, settings.train.seed, True)
     for batch in loader.batches(0, 20):
         logits = model(batch.dense.double(), batch.sparse)

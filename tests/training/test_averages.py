@@ -95,7 +95,7 @@ def reference(runs):
 
 
 def batches(settings, split, lanes, size):
-    files = find_files(split, getattr(settings.data, split), settings.data)
+    files = find_files(f"data.{split}", getattr(settings.data, split), settings.data)
     shuffle = split == "train"
     loader = Loader(files, settings.data, Lanes(files.rows, lanes, size), 0, 1, settings.train.seed, shuffle)
     return loader.batches(0, STEPS if shuffle else 1)

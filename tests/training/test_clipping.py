@@ -84,7 +84,7 @@ def reference(tree):
         {"params": dense, "lr": limits.learning_rate},
     ]
     optimizer, norms = torch.optim.SGD(groups), []
-    files = find_files("train", settings.data.train, settings.data)
+    files = find_files("data.train", settings.data.train, settings.data)
     loader = Loader(files, settings.data, Lanes(files.rows, 8, 64), 0, 1, settings.train.seed, True)
     for batch in loader.batches(0, STEPS):
         logits = model(batch.dense.double(), batch.sparse)

@@ -114,7 +114,7 @@ def folder(names, tmp_path_factory):
 def trained(settings, rate, weight_decay, momentum):
     """The weights after the same training in one process: float64, plain autograd, and SGD written out."""
     model = plain_model(settings).double()
-    files = find_files("train", settings.data.train, settings.data)
+    files = find_files("data.train", settings.data.train, settings.data)
     loader = Loader(files, settings.data, Lanes(files.rows, 8, 64), 0, 1, settings.train.seed, True)
     buffers = {name: 0.0 for name, _ in model.named_parameters()}
     for step, batch in enumerate(loader.batches(0, STEPS), 1):

@@ -21,6 +21,7 @@ class RunDirectory:
 
     def __init__(self, url: str, key: str = "--out") -> None:
         self.url = os.path.expanduser(url.rstrip("/"))  # TensorBoard, unlike fsspec, would make a directory called ~
+        self.key = key
         with named(key, url):
             self.fs, self._path = open_storage(self.url)
 
@@ -38,7 +39,7 @@ class RunDirectory:
         Raises:
             InputError: It cannot be written.
         """
-        with named("--out", self.url):
+        with named(self.key, self.url):
             self.fs.makedirs(self._path)
             # An object store has no directories, so only a written file shows that the URL can be written to.
             self.write("run.json", self.read("run.json") or "{}")

@@ -7,12 +7,12 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from trainer.config.catalogue import CatalogueConfig
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch, to_batch
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.decode import Chunk, decode
+from trainer.data.features import features_only
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.rows import NO_ITEM, Rows
 
@@ -82,7 +82,7 @@ def read_catalogue(data: DataConfig, item_features: Collection[str], lists: Coll
         InputError: A file cannot be read, a value is not allowed, an id is there twice, or no item has a weight.
     """
     columns = _columns(data, item_features)
-    files = find_files("catalogue.items", data.catalogue.items, columns)
+    files = find_files("data.catalogue.items", data.catalogue.items, columns)
     here = files.files[0].lists
     _check_lists(files, columns, here, lists)
     reader = RowGroupReader(files, columns)
@@ -97,16 +97,8 @@ def read_catalogue(data: DataConfig, item_features: Collection[str], lists: Coll
 
 def _columns(data: DataConfig, item_features: Collection[str]) -> DataConfig:
     """Returns the catalogue's columns as those of a data set without labels."""
-    changes = {
-        "dense": {name: feature for name, feature in data.dense.items() if name in item_features},
-        "sparse": {name: feature for name, feature in data.sparse.items() if name in item_features},
-        "labels": [],
-        "numeric_labels": [],
-        "groups": [data.catalogue.id],
-        "weight": data.catalogue.weight,
-        "catalogue": CatalogueConfig(),
-    }
-    return data.model_copy(update=changes)
+    columns = {"groups": [data.catalogue.id], "weight": data.catalogue.weight}
+    return features_only(data, item_features).model_copy(update=columns)
 
 
 def _check_lists(files: FileSet, columns: DataConfig, here: Collection[str], there: Collection[str] | None) -> None:

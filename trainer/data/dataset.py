@@ -106,11 +106,11 @@ class FileSet:
         return "a file has other row groups"
 
 
-def find_files(split: str, patterns: Sequence[str], config: DataConfig) -> FileSet:
-    """Lists the files of a split and inspects each.
+def find_files(key: str, patterns: Sequence[str], config: DataConfig) -> FileSet:
+    """Lists the files of a data set and inspects each.
 
     Args:
-        split: Name of the split, for messages.
+        key: The key or flag that gave the patterns, for messages.
         patterns: Files, globs or directories, on any fsspec URL.
         config: Names the reader, and the columns that every file must have.
 
@@ -120,8 +120,8 @@ def find_files(split: str, patterns: Sequence[str], config: DataConfig) -> FileS
     """
     reader = make_reader(config)
     if not patterns:
-        raise InputError(f"data.{split} is empty; name at least one {reader.format} file, glob or directory")
-    urls = sorted({url for pattern in patterns for url in list_files(f"data.{split}", pattern, reader)})
+        raise InputError(f"{key} is empty; name at least one {reader.format} file, glob or directory")
+    urls = sorted({url for pattern in patterns for url in list_files(key, pattern, reader)})
     with ThreadPoolExecutor(FOOTER_THREADS) as pool:
         files = FileSet(tuple(pool.map(lambda url: _inspect(url, reader, config), urls)))
     for file in files.files:
@@ -132,7 +132,7 @@ def find_files(split: str, patterns: Sequence[str], config: DataConfig) -> FileS
             )
     if files.rows == 0:
         where = without_secrets(", ".join(patterns))
-        raise InputError(f"data.{split} has no rows in its {len(urls)} files ({where}); nothing to read")
+        raise InputError(f"{key} has no rows in its {len(urls)} files ({where}); nothing to read")
     return files
 
 

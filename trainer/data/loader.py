@@ -18,7 +18,7 @@ from trainer.data.batch import Batch, to_batch
 from trainer.data.dataset import FileSet, RowGroup
 from trainer.data.decode import Chunk, decode
 from trainer.data.negatives import Negatives
-from trainer.data.order import Lanes, Window, ends_of, epoch_order, row_slices, share_of, window_order, windows
+from trainer.data.order import Lanes, Window, ends_of, epoch_order, share_of, window_order, windows
 from trainer.data.row_groups import RowGroupReader, SharedRowGroup, shared
 from trainer.data.rows import Rows
 from trainer.data.vocabulary import fingerprints
@@ -108,12 +108,8 @@ class Loader:
         """Returns, for each of this rank's lanes, the windows that hold its samples from `offset` on."""
         order = epoch_order(self._files.row_groups, self._seed, epoch, self._shuffle)
         ends, size = ends_of(order), self._config.shuffle_window_rows
-        return {
-            lane: [
-                one for one in windows(row_slices(order, ends, *self._lanes.bounds(lane)), size) if one.stop > offset
-            ]
-            for lane in self._share.lanes
-        }
+        lanes = {lane: self._lanes.row_slices(order, ends, lane) for lane in self._share.lanes}
+        return {lane: [one for one in windows(rows, size) if one.stop > offset] for lane, rows in lanes.items()}
 
     def _read_lane(
         self, epoch: int, lane: int, plan: list[Window], offset: int, kept: dict[RowGroup, SharedRowGroup]

@@ -57,6 +57,10 @@ class Lanes:
         start, stop = self.bounds(lane)
         return stop - start
 
+    def row_slices(self, order: list[RowGroup], ends: np.ndarray, lane: int) -> "list[RowSlice]":
+        """Returns the rows of a lane; `ends` is `ends_of(order)`."""
+        return row_slices(order, ends, *self.bounds(lane))
+
     def samples_in_step(self, step: int) -> int:
         """Returns the samples of a step of the epoch, over all ranks and without padding."""
         return sum(

@@ -1,7 +1,7 @@
 """Opens the row groups of a data set, and shares those that several windows need."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
@@ -15,16 +15,17 @@ from trainer.data.readers.registry import make_reader
 
 
 class RowGroupReader:
-    """Reads the columns of row groups that training needs.
+    """Reads columns of row groups.
 
     Args:
         files: The data set.
-        config: Names the reader and the columns.
+        config: Names the reader.
+        columns: The columns. Unset: those that training needs.
     """
 
-    def __init__(self, files: FileSet, config: DataConfig) -> None:
+    def __init__(self, files: FileSet, config: DataConfig, columns: Sequence[str] | None = None) -> None:
         self._files, self._reader = files, make_reader(config)
-        self._columns = list(dict.fromkeys(config.columns))
+        self._columns = config.columns if columns is None else [*columns]
 
     @contextmanager
     def open(self, group: RowGroup) -> Iterator[Column]:

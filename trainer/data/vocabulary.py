@@ -67,6 +67,17 @@ def open_vocabulary(name: str, feature: SparseFeature) -> Vocabulary:
     return found
 
 
+def listed_ids(name: str, feature: SparseFeature) -> pa.Array:
+    """Returns the ids of a sparse feature's vocabulary, in the order of their rows after those for unseen ones.
+
+    Raises:
+        InputError: It cannot be read, or is none.
+    """
+    open_vocabulary(name, feature)  # refuses one that cannot be used
+    with named(f"data.sparse.{name}.vocabulary", str(feature.vocabulary)):
+        return _read_table(str(feature.vocabulary))["id"].combine_chunks()
+
+
 def fingerprints(config: DataConfig) -> dict[str, str]:
     """Returns the fingerprint of the vocabulary of each sparse feature that has one."""
     listed = {name: feature for name, feature in config.sparse.items() if feature.ids == "vocabulary"}
@@ -106,10 +117,14 @@ def _read(key: str, url: str) -> Vocabulary:
 
 @cache
 def _load(url: str) -> Vocabulary:
-    fs, path = open_storage(url)
-    table = pq.read_table(pa.BufferReader(fs.cat_file(path)), columns=["id", "count"])
+    table = _read_table(url)
     settings = json.loads(table.schema.metadata[METADATA])
     return _vocabulary(table["id"].combine_chunks(), settings["unseen_rows"])
+
+
+def _read_table(url: str) -> pa.Table:
+    fs, path = open_storage(url)
+    return pq.read_table(pa.BufferReader(fs.cat_file(path)), columns=["id", "count"])
 
 
 def _vocabulary(ids: pa.Array, unseen_rows: int) -> Vocabulary:

@@ -65,7 +65,9 @@ class TaskLoss:
         Raises:
             InputError: The message names the label and its value.
         """
-        if self._task.loss != "softmax" or batch.labels.is_cuda:  # a GPU would have to be waited for in every step
+        if self._task.loss != "softmax" or not batch.labels.numel():
+            return
+        if batch.labels.is_cuda:  # it would have to be waited for in every step
             return
         label, classes = batch.labels[:, self._label], self._prediction(predictions).shape[1]
         if len(wrong := label[~are_classes(label, classes)]):

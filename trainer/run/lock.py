@@ -53,7 +53,7 @@ class RunLock:
         Raises:
             InputError: Another job holds it.
         """
-        with named("--out", self._run.url):
+        with named(self._run.key, self._run.url):
             self._run.fs.makedirs(self._run.path())
             created = self._read() is None and self._create()
         if not created:
@@ -89,15 +89,17 @@ class RunLock:
         holder = self._read()
         if holder is not None and not _is_dead(holder) and self._is_renewed(holder):
             raise InputError(
-                f"--out is '{self._run.url}', which {_name(holder)} is writing to; stop it or choose another --out "
-                f"(the lock of a dead job expires after {STALE_SECONDS:.0f} s)"
+                f"{self._run.key} is '{self._run.url}', which {_name(holder)} is writing to; stop it or choose another "
+                f"{self._run.key} (the lock of a dead job expires after {STALE_SECONDS:.0f} s)"
             )
         self._run.write_json(FILE, self._describe())
         time.sleep(SETTLE_SECONDS)
         try:
             self.check()
         except LockLost as error:
-            raise InputError(f"--out is '{self._run.url}': {error}; choose another --out") from error
+            raise InputError(
+                f"{self._run.key} is '{self._run.url}': {error}; choose another {self._run.key}"
+            ) from error
 
     def _is_renewed(self, seen: dict[str, Any]) -> bool:
         print(

@@ -55,7 +55,7 @@ def _steps_per_epoch(config: Config, rates: dict[str, LearningRate]) -> int | No
     """Returns the steps of an epoch by the data, None if nothing is counted in epochs."""
     if config.train.steps is not None and all(rate.schedule.unit == "steps" for rate in rates.values()):
         return None
-    files, data = find_files("train", config.data.train, config.data), config.data
+    files, data = find_files("data.train", config.data.train, config.data), config.data
     # An epoch has the same steps on any number of ranks up to 8, and hardly more on others.
     lanes = Lanes(files.rows, data.lanes or default_lanes(1), data.global_batch_size, data.last_batch == "keep")
     if lanes.steps == 0:

@@ -8,6 +8,7 @@ from torch import nn
 
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.checkpoint.restore import restore
+from trainer.checkpoint.store import Checkpoint
 from trainer.config.averages import AverageConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, process_group
@@ -25,7 +26,7 @@ from trainer.metrics.retrieval import ItemVectors
 from trainer.run.reporter import format_metrics
 from trainer.training.item_vectors import item_vectors
 from trainer.training.managed_ids import ManagedIds
-from trainer.training.sharded_model import build_sharded_model
+from trainer.training.sharded_model import ShardedModel, build_sharded_model
 
 
 class Evaluator:
@@ -52,7 +53,7 @@ class Evaluator:
             )
         self.splits: dict[str, FileSet] = {
             split: broadcast_from_rank0(
-                context, lambda split=split: find_files(split, getattr(config.data, split), config.data)
+                context, lambda split=split: find_files(f"data.{split}", getattr(config.data, split), config.data)
             )
             for split in ("validation", "test")
             if getattr(config.data, split)
@@ -142,15 +143,25 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
         if split not in evaluator.splits:
             raise InputError(f"--split is {split}, but data.{split} is empty; name at least one Parquet file")
         chosen = broadcast_from_rank0(context, lambda: find_checkpoint(run, "--out", checkpoint, "--checkpoint"))
-        check_fingerprints(config.data, chosen.train_state.get("vocabularies", {}), chosen.url)
-        model = build_sharded_model(config if config.optimizer.ema.evaluate else _without_averages(config), context)
-        restore(chosen, model.evaluated(), context, partial=True)
+        model = restore_evaluated(config, chosen, context)
         with model.averaged():
             metrics = evaluator.evaluate(model.model, split, model.managed)
         if context.is_rank0 and metrics:
             print(f"step {chosen.step:,}  {split}: {format_metrics(metrics)}")
             run.write_json(f"evaluation-{split}.json", {"step": chosen.step, "split": split, **metrics})
             print(f"written to {without_secrets(run.url_of(f'evaluation-{split}.json'))}")
+
+
+def restore_evaluated(config: Config, checkpoint: Checkpoint, context: DistributedContext) -> ShardedModel:
+    """Builds a model and fills it with what evaluations look at; they are made inside of `averaged()`.
+
+    Raises:
+        InputError: The checkpoint is another model's, or the model cannot be built.
+    """
+    check_fingerprints(config.data, checkpoint.train_state.get("vocabularies", {}), checkpoint.url)
+    model = build_sharded_model(config if config.optimizer.ema.evaluate else _without_averages(config), context)
+    restore(checkpoint, model.evaluated(), context, partial=True)
+    return model
 
 
 def _without_averages(config: Config) -> Config:

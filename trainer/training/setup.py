@@ -106,7 +106,7 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
     Raises:
         InputError: The data cannot be used, changed since the checkpoint, or cannot be split over so many ranks.
     """
-    files = broadcast_from_rank0(context, lambda: find_files("train", config.data.train, config.data))
+    files = broadcast_from_rank0(context, lambda: find_files("data.train", config.data.train, config.data))
     lanes = plan_lanes(config, files, start, context)
     first_step = start.step if start else 0
     last_step = config.train.steps if config.train.steps is not None else (config.train.epochs or 0) * lanes.steps

@@ -1,0 +1,106 @@
+"""Columns of a data set that go to an output as they are, of any Arrow type."""
+
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.config.data import DataConfig
+from trainer.core.errors import InputError, nearest
+from trainer.data.dataset import FOOTER_THREADS, FileSet, RowGroup, inspect
+from trainer.data.order import RowSlice, ends_of, row_slices
+from trainer.data.readers.registry import make_reader
+from trainer.data.row_groups import RowGroupReader
+
+ALL = "*"
+
+
+def kept_schema(key: str, names: Sequence[str], files: FileSet, config: DataConfig) -> pa.Schema:
+    """Returns names and types of the columns to keep.
+
+    Args:
+        key: The flag that names them.
+        names: The columns, or `*` for all.
+        files: The data set.
+        config: Names the reader.
+
+    Raises:
+        InputError: A file lacks a column or has it in another type, or Parquet cannot store it.
+    """
+    if not names:
+        return pa.schema([])
+    reader = make_reader(config)
+    with ThreadPoolExecutor(FOOTER_THREADS) as pool:
+        schemas = [*pool.map(lambda file: inspect(file.url, reader).schema, files.files)]
+    wanted = schemas[0].names if ALL in names else names
+    for file, schema in zip(files.files, schemas, strict=True):
+        extra = [name for name in schema.names if name not in wanted] if ALL in names else []
+        _check(key, file.name, extra, wanted, schema, schemas[0])
+    schema = pa.schema([pa.field(name, schemas[0].field(name).type) for name in wanted])
+    _check_parquet(key, schema)
+    return schema
+
+
+def _check(
+    key: str, file: str, extra: Collection[str], wanted: Sequence[str], schema: pa.Schema, first: pa.Schema
+) -> None:
+    for name in (*extra, *wanted):
+        if wanted.count(name) > 1:
+            raise InputError(f"{key} has '{name}' twice; name each column once")
+        if name in extra or (name not in schema.names and name in first.names):
+            raise InputError(
+                f"{file}: column '{name}' is in some files and not in others; name the columns to keep in {key}"
+            )
+        if name not in schema.names:
+            raise InputError(f"{key} has '{name}', which {file} does not{nearest(name, schema.names)}")
+        here, there = schema.field(name).type, first.field(name).type
+        if here != there:
+            raise InputError(
+                f"{file}: column '{name}' is of type {here}, but {there} in the first file; make them alike, or leave "
+                f"it out of {key}"
+            )
+
+
+def _check_parquet(key: str, schema: pa.Schema) -> None:
+    for field in schema:
+        try:
+            pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+        except pa.ArrowException as error:
+            raise InputError(
+                f"column '{field.name}' is of type {field.type}, which Parquet cannot store; leave it out of {key}"
+            ) from error
+
+
+class KeptColumns:
+    """Reads the columns to keep, range by range.
+
+    Args:
+        files: The data set.
+        config: Names the reader.
+        schema: The columns.
+    """
+
+    def __init__(self, files: FileSet, config: DataConfig, schema: pa.Schema) -> None:
+        self._groups, self._schema = files.row_groups, schema
+        self._ends = ends_of(self._groups)
+        self._reader = RowGroupReader(files, config, schema.names)
+        self._latest: tuple[RowGroup, pa.Table] | None = None
+
+    def read(self, start: int, stop: int) -> dict[str, pa.ChunkedArray]:
+        """Returns the columns of the rows in `[start, stop)` of the data set.
+
+        Raises:
+            InputError: A file is gone or damaged.
+        """
+        if not self._schema.names:
+            return {}
+        slices = row_slices(self._groups, self._ends, start, stop)
+        table = pa.concat_tables([self._slice(one) for one in slices])
+        return dict(zip(table.column_names, table.columns, strict=True))
+
+    def _slice(self, rows: RowSlice) -> pa.Table:
+        if self._latest is None or self._latest[0] != rows.group:  # of a large row group the next part needs more
+            column = self._reader.read(rows.group)
+            self._latest = rows.group, pa.table([column(name) for name in self._schema.names], schema=self._schema)
+        return self._latest[1].slice(rows.start, len(rows))

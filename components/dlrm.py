@@ -1,4 +1,4 @@
-"""Jobs for recommendation models: training on one node or on many, and evaluation."""
+"""Jobs for recommendation models: training on one node or on many, evaluation and batch inference."""
 
 import torchx
 from torchx.specs import AppDef
@@ -215,6 +215,70 @@ def evaluate(
     """
     return launch.torchrun(
         *("evaluate", config, "--out", out, "--split", split, "--checkpoint", checkpoint),
+        *trainer_args,
+        name=name,
+        j=j,
+        node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
+        max_retries=max_retries,
+    )
+
+
+def predict(
+    *trainer_args: str,
+    config: str,
+    out: str,
+    source: list[str],
+    to: str,
+    checkpoint: str = "newest",
+    keep_columns: str = "*",
+    outputs: list[str] | None = None,
+    rows_per_part: int = 262_144,
+    batch_size: int = 4096,
+    j: str = "1x2",
+    h: str | None = None,
+    cpu: int = 2,
+    gpu: int = 0,
+    memMB: int = 4096,
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
+    max_retries: int = 0,
+    name: str = "predict",
+) -> AppDef:
+    """Writes a model's outputs for every row of a data set; a job that was interrupted continues where it was.
+
+    Example: torchx run dlrm.predict --config movielens --out runs/a --source data/movielens/test --to predictions
+
+    Args:
+        trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
+        config: Configuration file (TOML), as the job sees it.
+        out: Run directory that holds the checkpoint, a path or an fsspec URL.
+        source: Files, globs or directories to predict, on any fsspec URL, separated by commas.
+        to: Directory or fsspec URL for the parts, which every node reaches.
+        checkpoint: Checkpoint to predict with: newest, best (by the run's checkpoint.keep.best) or the number of a
+            step.
+        keep_columns: Columns of the data to keep, separated by commas; * for all, nothing for none.
+        outputs: Outputs of the model to write, separated by commas; all without it.
+        rows_per_part: Rows of each file that is written, a multiple of batch_size.
+        batch_size: Rows that a rank computes at once.
+        j: NODESxPROCS: nodes, and processes (ranks) on each.
+        h: Named resource of each node; replaces cpu, gpu and memMB.
+        cpu: CPU cores of each node.
+        gpu: GPUs of each node.
+        memMB: Memory of each node in MB.
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
+        max_retries: Number of times that the scheduler restarts a failed job.
+        name: Name of the job; its app id begins with it.
+    """
+    return launch.torchrun(
+        *("predict", config, "--out", out, "--source", *source, "--to", to, "--checkpoint", checkpoint),
+        *("--keep-columns", *filter(None, keep_columns.split(","))),
+        *(("--outputs", *outputs) if outputs else ()),
+        *("--rows-per-part", str(rows_per_part), "--batch-size", str(batch_size)),
         *trainer_args,
         name=name,
         j=j,

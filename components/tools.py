@@ -1,4 +1,4 @@
-"""Tools for runs: TensorBoard, sharding plans, schedules, checkpoints, a check of resuming, and benchmarks."""
+"""Tools for runs: TensorBoard, sharding plans, schedules, checkpoints, vectors, a check of resuming, and benchmarks."""
 
 import torchx
 from torchx.specs import AppDef
@@ -161,6 +161,72 @@ def checkpoints(
     )
 
 
+def embed(
+    *trainer_args: str,
+    config: str,
+    out: str,
+    to: str,
+    output: str | None = None,
+    table: str | None = None,
+    source: list[str] | None = None,
+    id_column: str | None = None,
+    checkpoint: str = "newest",
+    rows_per_part: int = 262_144,
+    j: str = "1x1",
+    h: str | None = None,
+    cpu: int = 2,
+    gpu: int = 0,
+    memMB: int = 4096,
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
+    max_retries: int = 0,
+    name: str = "embed",
+) -> AppDef:
+    """Writes the vectors of a whole catalogue, or of all ids of a table, for a vector index.
+
+    Example: torchx run tools.embed --config movielens_two_tower --out runs/a --output liked_item --to vectors
+
+    Args:
+        trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
+        config: Configuration file (TOML), as the job sees it.
+        out: Run directory that holds the checkpoint, a path or an fsspec URL.
+        to: Directory or fsspec URL for the vectors, which every node reaches.
+        output: Output of the model, NAME_item or NAME_query; set this or table.
+        table: Embedding table; set this or output.
+        source: Of an output, files, globs or directories with a row for each id, separated by commas; without it those
+            of data.catalogue.items.
+        id_column: Of an output, column of the source with the ids; without it data.catalogue.id.
+        checkpoint: Checkpoint to take: newest, best (by the run's checkpoint.keep.best) or the number of a step.
+        rows_per_part: Vectors of each file that is written.
+        j: NODESxPROCS: nodes, and processes (ranks) on each.
+        h: Named resource of each node; replaces cpu, gpu and memMB.
+        cpu: CPU cores of each node.
+        gpu: GPUs of each node.
+        memMB: Memory of each node in MB.
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
+        max_retries: Number of times that the scheduler restarts a failed job.
+        name: Name of the job; its app id begins with it.
+    """
+    return launch.torchrun(
+        *("embed", config, "--out", out, "--to", to, "--checkpoint", checkpoint),
+        *(("--output", output) if output else ()),
+        *(("--table", table) if table else ()),
+        *(("--source", *source) if source else ()),
+        *(("--id-column", id_column) if id_column else ()),
+        *("--rows-per-part", str(rows_per_part)),
+        *trainer_args,
+        name=name,
+        j=j,
+        node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
+        max_retries=max_retries,
+    )
+
+
 def verify_resume(
     *args: str,
     config: str,
@@ -219,12 +285,12 @@ def bench(
     mounts: list[str] | None = None,
     metadata: dict[str, str] | None = None,
 ) -> AppDef:
-    """Measures reading and training; with `checkpoint`, saves and restores; with `features` or `models`, these.
+    """Measures reading and training; with `checkpoint`, saves and restores; `features`, `models`, `predict`: these.
 
     Example: torchx run -s local_cwd tools.bench checkpoint --out runs/bench
 
     Args:
-        args: `checkpoint`, `features` or `models`, and more arguments of `python -m trainer bench`.
+        args: `checkpoint`, `features`, `models` or `predict`, and more arguments of `python -m trainer bench`.
         out: Directory to write the results to.
         h: Named resource of the node; replaces cpu, gpu and memMB.
         cpu: CPU cores of the node.

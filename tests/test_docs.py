@@ -37,6 +37,7 @@ DOCS = [
         "models",
         "retrieval",
         "ids",
+        "serving",
         "resources",
         "operating",
         "architecture",

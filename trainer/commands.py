@@ -15,6 +15,14 @@ COMMANDS = {
         "training.evaluate:evaluate",
         "CONFIG --out RUN_DIR: evaluate a run's newest or best checkpoint, or one by its step.",
     ),
+    "predict": (
+        "tools.predict:predict",
+        "CONFIG --out RUN_DIR --source FILES --to DIR: write a model's outputs for every row of a data set.",
+    ),
+    "embed": (
+        "tools.embed:embed",
+        "CONFIG --out RUN_DIR --output NAME --to DIR: write vectors of a whole catalogue, or of a table.",
+    ),
     "plan": ("tools.plan:print_plan", "CONFIG: print the sharding plan for this machine."),
     "schedule": (
         "tools.schedule:show_schedule",
@@ -34,7 +42,7 @@ COMMANDS = {
     ),
     "bench": (
         "tools.bench:bench",
-        "[checkpoint|features|models] --out DIR: measure loader and loop, saves and restores, features or models.",
+        "[checkpoint|features|models|predict] --out DIR: measure loader and loop, saves and restores, and so on.",
     ),
     "movielens": ("datasets.movielens:movielens", "--out DIR: make the MovieLens-100k data set."),
     "criteo": ("datasets.criteo:criteo", "--source FILES --out URL: convert Criteo's click logs to Parquet."),

@@ -12,6 +12,10 @@ COMPONENTS = {
     "dlrm.evaluate": [
         *("--config", "c.toml", "--out", "runs/a", "--split", "validation", "--checkpoint", "best", "-j", "2x1"),
     ],
+    "dlrm.predict": [
+        *("--config", "c.toml", "--out", "runs/a", "--source", "s3://b/a.parquet,b", "--to", "s3://b/p", "-j", "2x4"),
+        *("--keep_columns", "user,item", "--outputs", "click_probability", "--checkpoint", "100", "--gpu", "4"),
+    ],
     "data.movielens": ["--wheel", "ratings.whl"],
     "data.criteo": ["--source", "a.gz,b*.gz", "--dense_transform", "none"],
     "data.synthetic": ["--rows", "5", "--", "--quiet", "True"],
@@ -20,6 +24,10 @@ COMPONENTS = {
     "tools.plan": ["--config", "c.toml", "--nproc", "16", "--", "--planner.mode", "data_parallel"],
     "tools.schedule": ["--config", "c.toml", "--draw", "s3://b/rates.svg", "--", "--steps-per-epoch", "10"],
     "tools.checkpoints": ["--out", "s3://b/run", "--verify", "True", "--convert", "plain.pt", "--step", "0"],
+    "tools.embed": [
+        *("--config", "c.toml", "--out", "runs/a", "--to", "s3://b/v", "--output", "liked_item", "-j", "1x2"),
+        *("--source", "a.parquet,b", "--id_column", "item"),
+    ],
     "tools.verify_resume": ["--config", "c.toml", "--ranks", "4", "--keep", "kept", "--", "--train.seed", "1"],
     "tools.bench": ["--out", "runs/bench"],
 }

@@ -1,0 +1,33 @@
+#!/bin/bash
+#SBATCH --job-name=predict
+#SBATCH --chdir=/here
+#SBATCH --output=/here/slurm-jobs/NAME-ID/slurm-%j.log
+#SBATCH --nodes=2
+#SBATCH --ntasks=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --mem=4096
+#SBATCH --gpus-per-node=4
+#SBATCH --signal=B:USR1@120
+#SBATCH --open-mode=append
+#SBATCH --requeue
+# `sbatch /here/slurm-jobs/NAME-ID/torchx-job.sh` runs the job again.
+
+warned= step=
+trap warned=yes USR1  # before anything that takes time: by itself the signal would end the job as failed
+job_dir=/here/slurm-jobs/NAME-ID
+log=$job_dir/slurm-$SLURM_JOB_ID.log
+role=trainer
+max_retries=0
+max_free_restarts=20
+open_mode=append
+srun_args=(--cpus-per-task=2)
+
+setup() {
+    :
+}
+
+replica() {
+    exec bash -c 'exec torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-id '"'""$SLURM_JOB_ID""'"' --rdzv-endpoint "${TORCHX_RANK0_HOST:?names the host of replica 0 and is not set}:$((20000 + $(id='"'""$SLURM_JOB_ID""'"'; if [ ${id//[0-9]} ]; then cksum <<< $id | cut -d '"'"' '"'"' -f 1; else echo $id; fi) % 10000))" --max-restarts 0 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 --shutdown-timeout 120 --tee 3 -m trainer predict c.toml --out runs/a --source s3://b/a.parquet b --to s3://b/p --checkpoint 100 --keep-columns user item --outputs click_probability --rows-per-part 262144 --batch-size 4096'
+}
+

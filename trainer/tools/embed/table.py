@@ -1,0 +1,93 @@
+"""The rows of a table by the ids that they belong to."""
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+from trainer.checkpoint.choice import find_checkpoint
+from trainer.config.root import Config
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0
+from trainer.core.errors import InputError, nearest
+from trainer.core.local_shards import placed_shards
+from trainer.core.run_directory import RunDirectory
+from trainer.core.storage import named
+from trainer.models.embeddings import table_of_weight
+from trainer.run.lock import locked
+from trainer.tools.embed.ids import TableIds, ids_of_table
+from trainer.tools.predict.job import say_next
+from trainer.tools.predict.part_files import PartFiles
+from trainer.tools.predict.record import begin, find_earlier, of_checkpoint
+from trainer.tools.predict.steps import to_arrow
+from trainer.training.evaluate import restore_evaluated
+
+
+def embed_table(
+    config: Config, out: str, to: str, table: str, checkpoint: str, rows_per_part: int, context: DistributedContext
+) -> None:
+    """Writes the rows of a table, as evaluations look them up.
+
+    Raises:
+        InputError: There is no such table or checkpoint, or the directory holds parts of another job.
+    """
+    directory = broadcast_from_rank0(context, lambda: _open(config, to, table, rows_per_part))
+    with locked(directory, context):
+        earlier = broadcast_from_rank0(context, lambda: find_earlier(directory))
+        run, choice = RunDirectory(out), earlier.choice(checkpoint)
+        chosen = broadcast_from_rank0(context, lambda: find_checkpoint(run, "--out", choice, "--checkpoint"))
+        model = restore_evaluated(config, chosen, context)
+        ids = ids_of_table(config.data, table, model.managed)
+        record = {"checkpoint": of_checkpoint(chosen), "table": table, "rows_per_part": rows_per_part}
+        record["averages"] = bool(model.averages and model.averages.evaluated)
+        rows = len(ids.rows)
+        record, missing = broadcast_from_rank0(context, lambda: begin(directory, earlier, record, rows))
+        parts = PartFiles(directory, rows, rows_per_part)
+        with model.averaged():
+            weights = [value for name, value in model.weights().items() if table_of_weight(name) == table]
+            for number in missing:
+                vectors = _gathered(weights, ids.rows[slice(*parts.parts[number])], _dimension(config, table), context)
+                broadcast_from_rank0(context, lambda n=number, v=vectors: _write(parts, n, ids, v))
+        if context.is_rank0:
+            with named("--to", directory.url):
+                parts.commit(record)
+            say_next(directory, parts)
+
+
+def _open(config: Config, to: str, table: str, rows_per_part: int) -> RunDirectory:
+    if table not in (known := config.data.features_of_tables()):
+        raise InputError(f"--table is '{table}', which the model does not have{nearest(table, known)}")
+    if rows_per_part < 1:
+        raise InputError(f"--rows-per-part is {rows_per_part}; it must be at least 1")
+    return RunDirectory(to, "--to")
+
+
+def _dimension(config: Config, table: str) -> int:
+    feature = config.data.sparse[config.data.features_of_tables()[table][0]]
+    return feature.dimension or config.model.embedding_dim
+
+
+def _gathered(weights: list[Tensor], rows: np.ndarray, dimension: int, context: DistributedContext) -> Tensor:
+    """Returns rows of a table, `[R, D]` float32, on the CPU of every rank.
+
+    Args:
+        weights: The table, if this rank has any of it.
+        rows: The rows.
+        dimension: Columns of the table.
+        context: This process among the ranks.
+    """
+    wanted = torch.from_numpy(rows).to(context.device)
+    found = torch.zeros(len(rows), dimension, device=context.device)
+    for weight in weights:
+        if context.is_rank0 or isinstance(weight, ShardedTensor):  # every rank has all of one that is replicated
+            for shard, (row, column) in placed_shards(weight):
+                here = (wanted >= row) & (wanted < row + len(shard))
+                found[here, column : column + shard.shape[1]] = shard[wanted[here] - row].float()
+    dist.all_reduce(found)
+    return found.cpu()
+
+
+def _write(parts: PartFiles, number: int, ids: TableIds, vectors: Tensor) -> None:
+    start, stop = parts.parts[number]
+    parts.write(number, pa.table({ids.name: ids.ids.slice(start, stop - start), "vector": to_arrow("vector", vectors)}))

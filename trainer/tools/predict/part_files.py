@@ -1,0 +1,99 @@
+"""The files of a job's parts: written whole or not at all, and listed by a manifest at the end."""
+
+import posixpath
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.core.run_directory import RunDirectory
+from trainer.core.storage import named
+from trainer.data.dataset import FOOTER_THREADS
+from trainer.data.parts import Part, cut_into_parts
+
+MANIFEST = "manifest.json"
+NAME = re.compile(r"part-\d{5,}-of-\d{5,}\.parquet")
+PARTIAL = ".partial"
+ROW_GROUP_ROWS = 65_536  # as many as a shuffle window has, so that such a file can itself be trained on
+
+
+class PartFiles:
+    """The files of parts in a directory.
+
+    Args:
+        directory: The directory.
+        rows: Rows of all parts.
+        size: Rows of a part.
+        names: Names of the columns in the files; empty for those of the tables to write.
+
+    Attributes:
+        parts: The parts.
+    """
+
+    def __init__(self, directory: RunDirectory, rows: int, size: int, names: Sequence[str] = ()) -> None:
+        self._directory, self._names = directory, names
+        self.parts: list[Part] = cut_into_parts(rows, size)
+
+    def name(self, number: int) -> str:
+        """Returns the name of a part's file."""
+        return f"part-{number:05d}-of-{len(self.parts):05d}.parquet"
+
+    def missing(self) -> list[int]:
+        """Returns the numbers of the parts that have no file yet, or one that is not whole."""
+        there = set(part_names(self._directory))
+        candidates = [number for number in range(len(self.parts)) if self.name(number) in there]
+        with ThreadPoolExecutor(FOOTER_THREADS) as pool:
+            whole = dict(zip(candidates, pool.map(self._is_whole, candidates), strict=True))
+        return [number for number in range(len(self.parts)) if not whole.get(number)]
+
+    def _is_whole(self, number: int) -> bool:
+        # On storage that moves files by copying them, a job that is killed can leave a part of one.
+        start, stop = self.parts[number]
+        try:
+            with self._directory.fs.open(self._directory.path(self.name(number)), "rb") as file:
+                return pq.read_metadata(file).num_rows == stop - start
+        except pa.ArrowException:
+            return False
+
+    def write(self, number: int, table: pa.Table) -> None:
+        """Writes the file of a part: there is none, or a whole one.
+
+        Raises:
+            InputError: It cannot be written.
+        """
+        sink = pa.BufferOutputStream()
+        table = table.rename_columns([*self._names]) if self._names else table
+        pq.write_table(table, sink, compression="zstd", row_group_size=ROW_GROUP_ROWS)
+        with named(self._directory.key, self._directory.url):
+            path = self._directory.path(self.name(number))
+            self._directory.fs.write(path, sink.getvalue().to_pybytes(), durable=True)
+
+    def commit(self, facts: dict[str, Any]) -> None:
+        """Writes the manifest, once all parts are there, and removes what interrupted jobs have left.
+
+        Args:
+            facts: What it tells besides the parts.
+        """
+        files = [{"file": self.name(number), "rows": stop - start} for number, (start, stop) in enumerate(self.parts)]
+        for name in _names(self._directory):
+            if name.endswith(f".parquet{PARTIAL}"):
+                with suppress(FileNotFoundError):
+                    self._directory.fs.rm_file(self._directory.path(name))
+        manifest = facts | {"rows": sum(file["rows"] for file in files), "parts": files}
+        self._directory.write_json(MANIFEST, manifest, durable=True)
+
+
+def part_names(directory: RunDirectory) -> list[str]:
+    """Returns the names of the files of parts in a directory."""
+    return sorted(name for name in _names(directory) if NAME.fullmatch(name))
+
+
+def _names(directory: RunDirectory) -> list[str]:
+    try:
+        return [posixpath.basename(path) for path in directory.fs.ls(directory.path(), detail=False)]
+    except FileNotFoundError:
+        return []

@@ -47,6 +47,7 @@ FLAGS = ["--rows", "3000", "--global-batch-size", "64", "--steps", "3", "--repea
             },
         ),
         ("features", {(name, BASELINE): None for name in FEATURES}),
+        ("predict", {("predictions, all columns kept", "evaluation"): 0.9}),
         ("models", {(name, "a bare torch loop"): 0.9 for name in MODELS}),
         (
             "checkpoint",

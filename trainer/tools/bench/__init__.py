@@ -4,6 +4,7 @@
     python -m trainer bench checkpoint --out runs/bench
     python -m trainer bench features --out runs/bench
     python -m trainer bench models --out runs/bench
+    python -m trainer bench predict --out runs/bench
 
 What is compared runs by turns in one process, several times, so that a busy machine slows down both. A ratio is the
 median of the repeats' ratios.
@@ -23,6 +24,7 @@ from trainer.run.provenance import describe_run
 from trainer.tools.bench.checkpoint import compare_checkpoints, render_restores, time_restores
 from trainer.tools.bench.comparison import Comparison, describe_machine, render_comparisons
 from trainer.tools.bench.features import compare_features
+from trainer.tools.bench.inference import compare_inference
 from trainer.tools.bench.loops import compare_loops
 from trainer.tools.bench.models import compare_models
 from trainer.tools.bench.readers import compare_readers
@@ -36,12 +38,17 @@ def _compare_training(session: Session, steps: int, repeats: int) -> list[Compar
     return readers + compare_loops(session, steps, repeats)
 
 
-COMPARE = {"training": _compare_training, "checkpoint": compare_checkpoints, "features": compare_features}
+COMPARE = {
+    "training": _compare_training,
+    "checkpoint": compare_checkpoints,
+    "features": compare_features,
+    "predict": compare_inference,
+}
 """What is measured of the benchmark's own model, by name."""
 
 
 def bench(
-    what: Literal["training", "checkpoint", "features", "models"] = "training",
+    what: Literal["training", "checkpoint", "features", "models", "predict"] = "training",
     /,
     out: str = "runs/bench",
     rows: int = 2_000_000,
@@ -50,7 +57,7 @@ def bench(
     repeats: int = 5,
     models: tuple[str, ...] = (),
 ) -> None:
-    """Measures the loader and the training loop, saving and restoring, features or models, and prints tables.
+    """Measures the loader and the training loop, saves and restores, features, models, predictions, and prints tables.
 
     training: the loader beside plain pyarrow and beside a reader that makes Python objects, on one core and by the
     processor time that they take; training from Parquet beside training on batches in memory; that beside a loop
@@ -65,6 +72,8 @@ def bench(
     models: training with each built-in model, as its ready-made configuration for MovieLens has it, beside the same
     model with unsharded tables in a bare torch loop, both from memory, on random ratings; on several ranks the bare
     loop exchanges nothing.
+
+    predict: predictions of all rows, written with all columns of the data, beside an evaluation of the same rows.
 
     Under torchrun all but the loader's run on all ranks. Writes `OUT/bench-WHAT.json` with every repeat.
 

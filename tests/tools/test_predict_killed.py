@@ -1,10 +1,12 @@
 """A prediction that is killed again and again, on other numbers of ranks, writes what an undisturbed one does."""
 
+import contextlib
 import time
 
 import numpy as np
+import psutil
 import pytest
-from forked_ranks import ForkedRanks
+from command import start_trainer
 from predictions import parts, read, train, write_data
 
 PLANS = {1: "table_wise", 2: "row_wise", 4: "column_wise"}
@@ -21,24 +23,29 @@ def trained(tmp_path_factory):
 
 def start(trained, to, ranks, *flags):
     data, run = trained
-    plan = ("--planner.sharding-types", PLANS[ranks])
-    paths = [run / "config.toml", "--out", run, "--source", data / "new", "--to", to]
-    return ForkedRanks(ranks, ["predict", *map(str, paths), *plan, *flags], to.parent / f"{to.name}.log")
+    words = ["predict", run / "config.toml", "--out", run, "--source", data / "new", "--to", to, *flags]
+    log = to.parent / f"{to.name}.log"
+    return start_trainer([*words, "--planner.sharding-types", PLANS[ranks]], log, log, ranks * (ranks > 1))
 
 
 def kill_after(job, folder, new_parts, seconds):
     """Kills a job once it has written so many parts, unless it ends before; returns whether it was killed."""
     before = len([*folder.glob("*.parquet")])
-    while job.is_running and len([*folder.glob("*.parquet")]) < before + new_parts:
+    while job.poll() is None and len([*folder.glob("*.parquet")]) < before + new_parts:
         time.sleep(0.002)
     time.sleep(seconds)
-    killed = job.is_running
-    job.kill()
-    return killed
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(job.pid)
+        parent.suspend()  # so that it starts no rank meanwhile
+        for one in [*parent.children(recursive=True), parent]:
+            one.kill()
+    code = job.wait()
+    assert code <= 0, "it failed by itself"
+    return code < 0
 
 
 def test_every_row_once_whatever_is_killed(trained, tmp_path, request):
-    start(trained, tmp_path / "undisturbed", 1, *SIZES).end()
+    assert start(trained, tmp_path / "undisturbed", 1, *SIZES).wait() == 0
     kills, random = 20 if request.config.getoption("all") else 5, np.random.default_rng(7)
     killed, interrupted = 0, 0
     folder = tmp_path / "0"
@@ -51,8 +58,9 @@ def test_every_row_once_whatever_is_killed(trained, tmp_path, request):
         killed += kill_after(job, folder, int(random.integers(0, 6)), random.random() * 0.05)
         interrupted += 0 < len([*folder.glob("*.parquet")]) < 40
     assert interrupted >= kills // 2
-    start(trained, folder, 2, *SIZES, "--data.global-batch-size", "128").end()
-    assert [part.name for part in parts(folder)] == [part.name for part in parts(tmp_path / "undisturbed")]
-    for one, other in zip(parts(folder), parts(tmp_path / "undisturbed"), strict=True):
-        assert one.read_bytes() == other.read_bytes(), one.name
+    assert start(trained, folder, 2, *SIZES, "--data.global-batch-size", "128").wait() == 0
+    expected = {part.name: part.read_bytes() for part in parts(tmp_path / "undisturbed")}
+    assert len(expected) == 40
+    for done in {folder, *(manifest.parent for manifest in tmp_path.glob("*/manifest.json"))}:
+        assert {part.name: part.read_bytes() for part in parts(done)} == expected
     assert read(folder)["row_id"].to_pylist() == list(range(640))

@@ -1,6 +1,7 @@
 """A data set in parts of equal size, which ranks take one after the other."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -26,14 +27,18 @@ class PartLanes(Lanes):
 
     parts: tuple[tuple[Part, ...], ...]
 
+    @cached_property
+    def _lengths(self) -> list[int]:
+        return [sum(stop - start for start, stop in parts) for parts in self.parts]
+
     @property
     def steps(self) -> int:
         """Steps until the longest lane ends."""
-        return -(-max(map(self.length, range(self.lanes))) // self.samples_per_step)
+        return -(-max(self._lengths) // self.samples_per_step)
 
     def length(self, lane: int) -> int:
         """Returns the samples of a lane."""
-        return sum(stop - start for start, stop in self.parts[lane])
+        return self._lengths[lane]
 
     def row_slices(self, order: list[RowGroup], ends: np.ndarray, lane: int) -> list[RowSlice]:
         """Returns the rows of a lane; `ends` is `ends_of(order)`."""

@@ -31,6 +31,7 @@ MODELS = {
     "dbmtl": ["movielens_dbmtl"],
     "din": ["movielens_din"],
     "sasrec": ["movielens_sasrec"],
+    "without history": ["movielens_without_history"],
 }
 RETRIEVAL = {"two_tower": ["movielens_two_tower"]}
 FOUND_OF = (10, 50)  # recall@k

@@ -62,11 +62,13 @@ def layers(weights, prefix, x):
     return x
 
 
-def expected(weights, samples, interest):
+def expected(weights, samples, interest, inner_product=False):
     rows = []
     for vector, target, history in zip(*samples, strict=True):
         item = target[0] if len(target) else np.zeros(DIMENSION)
-        rows.append(layers(weights, "over", np.concatenate([vector, item, interest(weights, history, item)])))
+        found = interest(weights, history, item)
+        seen, added = ([], found @ item) if inner_product else (found, 0)
+        rows.append(layers(weights, "over", np.concatenate([vector, item, seen])) + added)
     return np.array(rows)
 
 
@@ -76,6 +78,10 @@ def target_attention(weights, history, item):
         pair = np.concatenate([past, item, past - item, past * item])
         found += layers(weights, "interest.weights", pair)[0] * past
     return found
+
+
+def divided_attention(weights, history, item):
+    return (sum(history) + target_attention(weights, history, item)) / max(len(history), 1) ** 0.5
 
 
 def linear(weights, name, x):
@@ -123,6 +129,7 @@ def last_state(blocks, heads):
         ("din", {"attention_layers": [5, 3], "over_layers": []}, target_attention),
         ("sasrec", {}, last_state(1, 1)),
         ("sasrec", {"attention_blocks": 3, "attention_heads": 2}, last_state(3, 2)),
+        ("din", {"inner_product": True}, divided_attention),
         ("din", {"history": None}, lambda weights, history, item: []),
         ("sasrec", {"history": None}, lambda weights, history, item: []),
     ],
@@ -131,7 +138,8 @@ def test_a_model_is_its_formula(samples, name, keys, interest):
     built, weights = network(name, **keys)
     found = predicted(built, samples)
     assert found.shape == (len(LENGTHS), len(LABELS))
-    np.testing.assert_allclose(found, expected(weights, samples, interest), rtol=1e-5, atol=1e-6)
+    formula = expected(weights, samples, interest, "inner_product" in keys)
+    np.testing.assert_allclose(found, formula, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["din", "sasrec"])

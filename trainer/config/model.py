@@ -18,7 +18,7 @@ USED_BY = {
     "mmoe": ("experts.shared", "experts.layers", "tower_layers"),
     "ple": ("experts.shared", "experts.per_task", "experts.levels", "experts.layers", "tower_layers"),
     "esmm": ("tower_layers",),
-    "din": ("over_layers", "history", "target", "attention_layers"),
+    "din": ("over_layers", "history", "target", "inner_product", "attention_layers"),
     "sasrec": ("over_layers", "history", "target", "attention_blocks", "attention_heads"),
     "dbmtl": ("over_layers", "tower_layers", "relation_layers", "dependencies"),
     "two_tower": ("item_features", "tower_layers", "vector_dim", "normalize"),
@@ -67,6 +67,9 @@ class ModelConfig(Section):
     history: str | None = None
     """The sparse feature, of pooling none, with a user's earlier items for din and sasrec. Unset: the same network
     without a history, to measure what one brings."""
+    inner_product: bool = False
+    """Let the history of din reach the logits by an inner product with the target alone, not through over_layers,
+    which learn the histories of a small data set by heart."""
     attention_layers: list[pydantic.PositiveInt] = [32]
     """Hidden layers of din over each item of the history and the target."""
     attention_blocks: pydantic.PositiveInt = 1

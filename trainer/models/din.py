@@ -13,19 +13,24 @@ class TargetAttention(nn.Module):
 
     As in the paper, the weights are no softmax: their sum says how strong the interest is. Its hidden layers have ReLU
     instead of the paper's Dice, which depends on the other samples of a batch.
+
+    For an inner product the network says by how much a weight differs from 1, over the root of the history's length:
+    without attention that is FISM (Kabbur et al., KDD 2013), which learns from few samples.
     """
 
     def __init__(self, inputs: ModelInputs) -> None:
         super().__init__()
-        dimension = sequence_dimension(inputs)
+        dimension, self._from_one = sequence_dimension(inputs), inputs.config.inner_product
         self.weights = tower(4 * dimension, inputs.config.attention_layers, 1, inputs.device)
 
     def forward(self, history: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """Returns the interest in a target, `[B, D]`, from `[B, L, D]`, `[B]` and `[B, D]`."""
         targets = target[:, None].expand_as(history)
         pairs = torch.cat([history, targets, history - targets, history * targets], dim=2)
-        weights = self.weights(pairs).squeeze(2) * within(lengths, history.shape[1])
-        return torch.einsum("bl,bld->bd", weights, history)
+        weights = self.weights(pairs).squeeze(2)
+        if self._from_one:
+            weights = (1 + weights) / lengths.clamp(min=1).sqrt()[:, None]
+        return torch.einsum("bl,bld->bd", weights * within(lengths, history.shape[1]), history)
 
 
 def din(inputs: ModelInputs) -> nn.Module:

@@ -44,17 +44,20 @@ class _Network(nn.Module):
 
     def __init__(self, inputs: ModelInputs, interest: nn.Module | None, width: int, length: int) -> None:
         super().__init__()
-        self.interest, self._length = interest, length
-        over = vector_width(inputs) + sequence_dimension(inputs) + width
+        self.interest, self._length, self._adds = interest, length, inputs.config.inner_product
+        over = vector_width(inputs) + sequence_dimension(inputs) + (0 if self._adds else width)
         self.over = tower(over, inputs.config.over_layers, inputs.labels, inputs.device)
 
     def forward(self, vector: Tensor, target: JaggedTensor, history: JaggedTensor) -> Tensor:
         """Returns logits `[B, T]`."""
         item = target.to_padded_dense(1).squeeze(1)  # zeros where it is null
         parts = [vector, item]
-        if self.interest is not None:
-            parts.append(self.interest(history.to_padded_dense(self._length), history.lengths(), item))
-        return self.over(torch.cat(parts, dim=1))
+        if self.interest is None:
+            return self.over(torch.cat(parts, dim=1))
+        found = self.interest(history.to_padded_dense(self._length), history.lengths(), item)
+        if self._adds:
+            return self.over(torch.cat(parts, dim=1)) + (found * item).sum(dim=1, keepdim=True)
+        return self.over(torch.cat([*parts, found], dim=1))
 
 
 def sequence_dimension(inputs: ModelInputs) -> int:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from trainer.core.allocator import keep_freed_memory
 from trainer.core.errors import REPORTED_ERRORS, report_error
 from trainer.core.timeouts import COLLECTIVE_SECONDS, FIRST_ERROR_SECONDS
 
@@ -74,6 +75,8 @@ def process_group(collective_seconds: float = COLLECTIVE_SECONDS) -> Iterator[Di
     context = replace(current_context(), collective_timeout=timedelta(seconds=collective_seconds))
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)  # object collectives of NCCL use the current device
+    else:
+        keep_freed_memory()
     cores = len(os.sched_getaffinity(0))
     # More threads than cores made a step three times slower (505 instead of 170 ms), and torch starts one per core.
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // context.local_world_size)))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from command import run_trainer, write_config
 from jobs import config, saved_tensors, write_rows
+from safetensors import safe_open
 
 from trainer.tools.checkpoints import checkpoints
 
@@ -154,6 +155,20 @@ print(state["step"], sum(type(value) is torch.Tensor for value in state.values()
     assert {name.partition(".")[0] for name in plain} == {"model", "dense"}
     assert all(torch.equal(value, plain[name]) for name, value in tensors.items())
     assert contents(finished) == before
+
+
+def test_a_file_of_safetensors_holds_the_same(finished, tmp_path):
+    checkpoints(str(finished), convert=str(tmp_path / "plain.safetensors"))
+    checkpoints(str(finished), convert="memory://safetensors/plain.safetensors")
+    fsspec.filesystem("memory").get_file("safetensors/plain.safetensors", str(tmp_path / "other.safetensors"))
+    for file in ("plain", "other"):
+        with safe_open(tmp_path / f"{file}.safetensors", "pt") as found:
+            tensors = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118 (it is no dict)
+            assert found.metadata() == {"step": "6"}
+        expected = saved_tensors(finished, 6)
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(tensors[name], value) for name, value in expected.items())
+    assert [*tmp_path.glob("*.partial")] == []
 
 
 def test_the_newest_good_one_is_converted_or_the_one_asked_for(copy, tmp_path):

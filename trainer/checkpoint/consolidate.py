@@ -1,8 +1,9 @@
 """A checkpoint as plain tensors: no shards, no plan, no process group."""
 
 import posixpath
+import tempfile
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -10,38 +11,43 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from trainer.checkpoint.io import CheckpointReader
+from trainer.core.errors import InputError
 from trainer.core.storage import Storage, named, open_storage
 
+SAFETENSORS = ".safetensors"
 
-def read_tensors(url: str) -> dict[str, Tensor]:
-    """Returns all tensors of a checkpoint, whole and in memory, under their names there."""
+
+def read_tensors(url: str, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Tensor]:
+    """Returns the wanted tensors of a checkpoint, whole and in memory, under their names there."""
     reader = CheckpointReader(url)
     entries = reader.read_metadata().state_dict_metadata
     # torch's dcp_to_torch_save reads local directories only.
     tensors = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in entries.items()
-        if isinstance(entry, TensorStorageMetadata)
+        if isinstance(entry, TensorStorageMetadata) and wanted(name)
     }
     dcp.load(tensors, storage_reader=reader, no_dist=True)
     return tensors
 
 
-def write_plain(state: dict[str, Any], file: str) -> None:
+def write_plain(tensors: dict[str, Tensor], step: int, file: str) -> None:
     """Writes one file that `torch.load(file, weights_only=True)` reads; it appears once it is complete.
 
     Args:
-        state: Tensors and numbers by name.
-        file: Any fsspec URL.
+        tensors: Tensors by name.
+        step: Steps done.
+        file: Any fsspec URL. One that ends in `.safetensors` is of that format.
 
     Raises:
-        InputError: It cannot be written.
+        InputError: It cannot be written, or safetensors is not installed.
     """
+    save = _safetensors(tensors, step) if file.endswith(SAFETENSORS) else _plain(tensors, step)
     with named("--convert", file):
         fs, path = open_storage(file)
         fs.makedirs(posixpath.dirname(path))
         try:
-            _save(state, fs, f"{path}.partial")
+            save(fs, f"{path}.partial")
             fs.mv(f"{path}.partial", path)
         except OSError:
             with suppress(OSError):
@@ -49,9 +55,35 @@ def write_plain(state: dict[str, Any], file: str) -> None:
             raise
 
 
-def _save(state: dict[str, Any], fs: Storage, path: str) -> None:
+def _plain(tensors: dict[str, Tensor], step: int) -> Callable[[Storage, str], None]:
+    def save(fs: Storage, path: str) -> None:
+        try:
+            with fs.open(path, "wb") as file:
+                torch.save({"step": step, **tensors}, file)  # pyrefly: ignore
+        except RuntimeError as error:  # torch's type for a failed write
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+
+    return save
+
+
+def _safetensors(tensors: dict[str, Tensor], step: int) -> Callable[[Storage, str], None]:
     try:
-        with fs.open(path, "wb") as file:
-            torch.save(state, file)  # pyrefly: ignore
-    except RuntimeError as error:  # torch's type for a failed write
-        raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise InputError(
+            "--convert names a file of safetensors, which is not installed; pip install 'torchx-recsys[safetensors]'"
+        ) from error
+
+    def save(fs: Storage, path: str) -> None:
+        # It writes local files only, and to make the file in memory would take that of the checkpoint again.
+        with tempfile.TemporaryDirectory() as folder:
+            local = path if fs.is_local else f"{folder}/file"
+            try:
+                save_file(tensors, local, {"step": str(step)})
+            except SafetensorError as error:
+                raise OSError(str(error)) from error
+            if not fs.is_local:
+                fs.put_file(local, path)
+
+    return save

@@ -35,7 +35,7 @@ def checkpoints(out: str, verify: bool = False, convert: str | None = None, step
     Args:
         out: The run directory, any fsspec URL. Nothing is written to it.
         verify: Read all files back and compare them with their manifest; exit code 1 if one is damaged.
-        convert: File to write, any fsspec URL.
+        convert: File to write, any fsspec URL; one that ends in .safetensors is of that format.
         step: Only the checkpoint of this step. Unset: all of them, and the newest good one to convert.
 
     Raises:
@@ -131,9 +131,12 @@ def _convert(found: Checkpoints, out: str, file: str, step: int | None) -> None:
         others = ", ".join(str(other) for other in found.steps() if other != step) or "none"
         raise InputError(f"--step is {step}, whose checkpoint cannot be used: {damage}; there are also: {others}")
 
-    from trainer.checkpoint.consolidate import read_tensors, write_plain
+    from trainer.checkpoint.consolidate import SAFETENSORS, read_tensors, write_plain
 
     tensors = read_tensors(checkpoint.url)
-    write_plain({"step": checkpoint.step, **tensors}, file)
+    write_plain(tensors, checkpoint.step, file)
     print(f"step {checkpoint.step:,}: {len(tensors)} tensors of {without_secrets(checkpoint.url)} are in {file}")
-    print(f"\nNext:  torch.load({file!r}, weights_only=True)")
+    reader = (
+        "safetensors.torch.load_file({!r})" if file.endswith(SAFETENSORS) else "torch.load({!r}, weights_only=True)"
+    )
+    print(f"\nNext:  {reader.format(file)}")

@@ -1,4 +1,4 @@
-"""Tools for runs: TensorBoard, sharding plans, schedules, checkpoints, vectors, a check of resuming, and benchmarks."""
+"""Tools for runs: TensorBoard, plans, schedules, checkpoints, vectors, exports, serving, and benchmarks."""
 
 import torchx
 from torchx.specs import AppDef
@@ -140,7 +140,7 @@ def checkpoints(
         args: After `--`, more arguments of `python -m trainer checkpoints`.
         out: Run directory, a path or an fsspec URL; nothing is written to it.
         verify: Whether to read all files back; the job fails if a checkpoint is damaged.
-        convert: File to write a checkpoint to, a path or an fsspec URL; torch.load reads it.
+        convert: File to write a checkpoint to, a path or an fsspec URL, for torch.load or, by its suffix, safetensors.
         step: Step of the only checkpoint to deal with; converted is the newest good one without it.
         h: Named resource of the node; replaces cpu and memMB.
         cpu: CPU cores of the node.
@@ -224,6 +224,87 @@ def embed(
         j=j,
         node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
         max_retries=max_retries,
+    )
+
+
+def export(
+    *args: str,
+    config: str,
+    out: str,
+    to: str,
+    checkpoint: str = "newest",
+    split: str = "validation",
+    h: str | None = None,
+    cpu: int = 1,
+    memMB: int = 4096,
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
+) -> AppDef:
+    """Exports a checkpoint of a run as a directory that serves with torch alone, and takes raw columns.
+
+    Example: torchx run -s local_cwd tools.export --config movielens --out runs/movielens --to exports/movielens
+
+    Args:
+        args: After `--`, more arguments of `python -m trainer export`, and overrides of the configuration file.
+        config: Configuration file (TOML), as the job sees it.
+        out: Run directory that holds the checkpoint, a path or an fsspec URL.
+        to: Directory to write to, a path or an fsspec URL.
+        checkpoint: Checkpoint to export: newest, best (by the run's checkpoint.keep.best) or the number of a step.
+        split: Split of the data set to take rows from that the exported model is checked with.
+        h: Named resource of the node; replaces cpu and memMB.
+        cpu: CPU cores of the node.
+        memMB: Memory of the node in MB; four times that of the tables is needed, and one GB.
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
+    """
+    return launch.python(
+        *("trainer", "export", config, "--out", out, "--to", to, "--checkpoint", checkpoint, "--split", split),
+        *args,
+        name="export",
+        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
+    )
+
+
+def serve(
+    *args: str,
+    directory: str,
+    port: int = 8000,
+    host: str = "localhost",
+    h: str | None = None,
+    cpu: int = 1,
+    memMB: int = 4096,
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
+) -> AppDef:
+    """Serves an exported model over HTTP, to look at it: JSON in and out.
+
+    Example: torchx run -s local_cwd tools.serve --directory exports/movielens
+
+    Args:
+        args: After `--`, more arguments of `python -m trainer serve`.
+        directory: Directory that tools.export wrote to, a path or an fsspec URL.
+        port: Port to serve at.
+        host: Address to serve at; 0.0.0.0 lets other hosts connect.
+        h: Named resource of the node; replaces cpu and memMB.
+        cpu: CPU cores of the node.
+        memMB: Memory of the node in MB.
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
+    """
+    return launch.python(
+        *("trainer", "serve", "--directory", directory, "--host", host, "--port", str(port)),
+        *args,
+        name="serve",
+        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
+        port_map={"http": port},
     )
 
 

@@ -32,6 +32,14 @@ COMMANDS = {
         "tools.checkpoints:checkpoints",
         "--out RUN_DIR: list a run's checkpoints, verify them, or convert one to a single file.",
     ),
+    "export": (
+        "tools.export.command:export",
+        "CONFIG --out RUN_DIR --to DIR: export a checkpoint as a directory that serves with torch alone.",
+    ),
+    "serve": (
+        "tools.serve.command:serve",
+        "--directory DIR: serve an exported model over HTTP, to look at it.",
+    ),
     "profile": (
         "tools.profile:profile",
         "--out RUN_DIR: profile a few steps of a running job: traces, and where the time of a step goes.",

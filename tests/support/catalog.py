@@ -28,6 +28,11 @@ COMPONENTS = {
         *("--config", "c.toml", "--out", "runs/a", "--to", "s3://b/v", "--output", "liked_item", "-j", "1x2"),
         *("--source", "a.parquet,b", "--id_column", "item"),
     ],
+    "tools.export": [
+        *("--config", "c.toml", "--out", "runs/a", "--to", "s3://b/exports", "--checkpoint", "best"),
+        *("--", "--averages", "False"),
+    ],
+    "tools.serve": ["--directory", "s3://b/exports", "--port", "9000", "--host", "0.0.0.0", "--", "--wait-ms", "5"],
     "tools.verify_resume": ["--config", "c.toml", "--ranks", "4", "--keep", "kept", "--", "--train.seed", "1"],
     "tools.bench": ["--out", "runs/bench"],
 }

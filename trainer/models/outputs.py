@@ -41,10 +41,16 @@ def model_outputs(config: Config) -> list[ModelOutput]:
 
 def compute_outputs(outputs: list[ModelOutput], predictions: Predictions | Tensor) -> dict[str, Tensor]:
     """Returns the outputs by name, float32, from what a model returns: predictions by name, or `[B, T]` in order."""
+    named = by_name(outputs, predictions)
+    return {output.name: output.compute(named[output.prediction]) for output in outputs}
+
+
+def by_name(outputs: list[ModelOutput], predictions: Predictions | Tensor) -> Predictions:
+    """Returns a model's predictions by name, float32."""
     if isinstance(predictions, Tensor):
         names = list(dict.fromkeys(output.prediction for output in outputs))
         predictions = dict(zip(names, predictions.unbind(1), strict=True))
-    return {output.name: output.compute(predictions[output.prediction].float()) for output in outputs}
+    return {name: prediction.float() for name, prediction in predictions.items()}
 
 
 def _outputs_of(task: TaskConfig) -> list[ModelOutput]:

@@ -51,7 +51,8 @@ class LastState(nn.Module):
         last = (lengths.long() - 1).clamp(min=0)
         ages = (last[:, None] - torch.arange(history.shape[1], device=lengths.device)).clamp(min=0)
         states = self.blocks(history + self.positions(ages))
-        newest = states.take_along_dim(last[:, None, None], dim=1).squeeze(1)
+        # Not take_along_dim, which torch.export takes for one number of samples only.
+        newest = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2])).squeeze(1)
         state = self.norm(newest) * (lengths > 0)[:, None]
         return torch.cat([state, state * target], dim=1)
 

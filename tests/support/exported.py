@@ -1,0 +1,45 @@
+"""Answers of exported models in a process that can import neither the trainer nor what it is made of."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ASK = """
+import importlib.util, json, pathlib, sys
+sys.dont_write_bytecode = True
+for name in ("torchrec", "fbgemm_gpu", "trainer", "numpy", "pyarrow"):
+    sys.modules[name] = None
+answers = []
+given = json.load(sys.stdin)
+for directory, columns in given["questions"]:
+    spec = importlib.util.spec_from_file_location("load", pathlib.Path(directory, "load.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = module.load(compiled=given["compiled"], verify=True)(columns)
+    answers.append({name: value.tolist() for name, value in found.items()})
+json.dump(answers, sys.stdout)
+"""
+
+
+def ask(*questions: tuple[Path, dict], python: str = sys.executable, compiled: bool = False) -> list[dict]:
+    """Returns the outputs of exported models, each a directory, for columns."""
+    given = {"compiled": compiled, "questions": [(str(directory), columns) for directory, columns in questions]}
+    done = subprocess.run([python, "-I", "-c", ASK], input=json.dumps(given), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def step_directory(to: Path) -> Path:
+    """Returns the directory that current.json names."""
+    return to / json.loads((to / "current.json").read_text())["directory"]
+
+
+def parity_of(directory: Path) -> dict:
+    """Returns the parity rows and their answers."""
+    return json.loads((directory / "parity.json").read_text())
+
+
+def first_rows(columns: dict, rows: slice) -> dict:
+    """Returns some rows of columns."""
+    return {name: values[rows] for name, values in columns.items()}

@@ -1,0 +1,219 @@
+"""Exported models: answers without torchrec and without the trainer, equal to the trainer's own.
+
+By default three built-in models are exported; `--all` exports all, and asks one in an environment that has torch alone.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from exported import ask, first_rows, parity_of, step_directory
+from jobs import config, launch, write_rows
+from raw_columns import columns_config, write_columns
+from ready_made import NAMES, ready_made, sampled, write_ratings
+from sequences import sequence_config, write_histories
+
+from trainer.__main__ import main as trainer
+from trainer.checkpoint.manifest import find_damage
+from trainer.core.storage import open_storage
+from trainer.tools.vocabulary import vocabulary
+
+ROOT = Path(__file__).parents[2]
+STEPS = 10
+RATES = {"optimizer__sparse__learning_rate": 0.5, "optimizer__dense__learning_rate": 0.05}
+
+
+def pytest_generate_tests(metafunc):
+    if "name" in metafunc.fixturenames:
+        metafunc.parametrize("name", sampled(metafunc.config, NAMES, 3))
+
+
+@pytest.fixture(scope="module")
+def runs(request, tmp_path_factory):
+    """Runs of built-in models, of one with every rule and averages, of one's own, and of one with float16 tables."""
+    folder = tmp_path_factory.mktemp("runs")
+    ratings, plain = write_ratings(folder), write_rows(folder / "plain", [130])
+    raw, histories = write_columns(folder / "raw"), write_histories(folder / "histories", 130)
+    vocabulary((str(raw),), ("listed",), str(folder / "vocabulary"), min_count=8, unseen_rows=3)
+    every_rule = columns_config(
+        raw,
+        folder / "vocabulary/listed.parquet",
+        optimizer__ema={"decay": 0.8, "tables": True},
+        planner__sharding_types=["column_wise"],
+        planner__min_columns=4,
+        train__steps=STEPS,
+    )
+    here = {"train__steps": STEPS, **RATES}
+    trees = {name: ready_made(name, ratings, **here) for name in sampled(request.config, NAMES, 3)}
+    trees |= {
+        "rules": every_rule,
+        "own": sequence_config(histories, "custom:SumOfSequences", data__validation=[str(histories)], **here),
+        "half": config(plain, data__validation=[str(plain)], model__table_precision="fp16", **here),
+    }
+    del trees["own"]["model"]["target"], trees["own"]["model"]["history"], trees["own"]["model"]["over_layers"]
+    launch([{"config": tree, "out": str(folder / name)} for name, tree in trees.items()], 2, folder)
+    return folder
+
+
+def export(runs, name, to, *flags):
+    """Exports a run and returns the directory."""
+    words = ["export", runs / name / "config.toml", "--out", runs / name, "--to", to, *flags]
+    assert trainer([str(word) for word in words]) == 0
+    return step_directory(to)
+
+
+def evaluated(runs, name, split="validation"):
+    """What the command evaluates of a run."""
+    words = ["evaluate", str(runs / name / "config.toml"), "--out", str(runs / name), "--split", split]
+    assert trainer(words) == 0
+    return json.loads((runs / name / f"evaluation-{split}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def exports(runs):
+    """Directories by run."""
+    names = [file.parent.name for file in runs.glob("*/config.toml")]
+    return {name: export(runs, name, runs / "exports" / name) for name in names}
+
+
+@pytest.fixture(scope="module")
+def answers(exports):
+    """The outputs of all models for their parity rows."""
+    directories = exports.values()
+    return dict(zip(exports, ask(*((one, parity_of(one)["columns"]) for one in directories)), strict=True))
+
+
+def assert_parity(directory, found, exact):
+    expected = parity_of(directory)["answers"]
+    assert found.keys() == expected.keys()
+    for output, values in expected.items():
+        np.testing.assert_allclose(found[output], values, rtol=0, atol=0 if exact else 1e-6)
+        assert np.ptp(np.asarray(values), axis=0).max() > 1e-4
+
+
+def test_built_in_models_answer_as_the_trainer_does(exports, answers, name):
+    assert_parity(exports[name], answers[name], exact=False)
+
+
+@pytest.mark.parametrize("run", ["rules", "own", "half"])
+def test_rules_and_models_of_ones_own_too(exports, answers, run):
+    assert_parity(exports[run], answers[run], exact=False)
+
+
+def test_without_lists_and_transforms_the_answers_are_exact(exports, answers):
+    assert_parity(exports["half"], answers["half"], exact=True)
+
+
+def test_one_sample_and_empty_lists(exports):
+    directory = exports["rules"]
+    parity = parity_of(directory)
+    columns, expected = parity["columns"], parity["answers"]
+    nothing = {name: [None] for name in columns}
+    row = next(row for row in range(64) if columns["tags"][row] and columns["history"][row])
+    alone, none, again = ask(
+        (directory, first_rows(columns, slice(row, row + 1))),
+        (directory, nothing),
+        (directory, {name: [None, None] for name in columns}),
+    )
+    for output, values in expected.items():
+        np.testing.assert_allclose(alone[output], values[row : row + 1], atol=1e-6)
+        assert np.isfinite(none[output]).all()
+        np.testing.assert_allclose(again[output], none[output] * 2, atol=1e-7)
+
+
+@pytest.mark.parametrize("run", ["rules", "half"])
+def test_raw_rows_have_the_evaluation_of_the_trainer(runs, exports, run):
+    """The whole split through the loader has the log loss that the command finds, averaged weights or not."""
+    found = evaluated(runs, run)
+    table = pq.read_table([*(runs / ("raw" if run == "rules" else "plain")).glob("*.parquet")])
+    names = [column["name"] for column in json.loads((exports[run] / "signature.json").read_text())["columns"]]
+    (outputs,) = ask((exports[run], {name: table[name].to_pylist() for name in names}))
+    for label in ("label", "bought") if run == "rules" else ("label",):
+        p, y = np.array(outputs[f"{label}_probability"], np.float64), table[label].to_numpy().astype(np.float64)
+        log_loss = -(y * np.log(p) + (1 - y) * np.log1p(-p)).mean()
+        assert log_loss == pytest.approx(found[f"log_loss/{label}" if run == "rules" else "log_loss"], rel=1e-6)
+
+
+def test_trained_weights_instead_of_averages(runs, exports, tmp_path):
+    directory = export(runs, "rules", tmp_path, "--averages", "False")
+    assert parity_of(directory)["answers"] != parity_of(exports["rules"])["answers"]
+    assert json.loads((directory / "signature.json").read_text())["averages"] is False
+
+
+def contents(file):
+    """The texts of a file; of an archive, of all that is in it."""
+    if not zipfile.is_zipfile(file):
+        return [file.read_bytes()]
+    with zipfile.ZipFile(file) as archive:
+        return [archive.read(name) for name in archive.namelist()]
+
+
+def test_files_tell_nothing_of_the_machine_and_hold_no_pickle(runs, exports):
+    for directory in exports.values():
+        for file in directory.iterdir():
+            for content in contents(file):
+                assert not re.search(rb"/(tmp|work|home|root|usr|site-packages)/", content), file
+                assert b"torchrec" not in content or file.name == "load.py"
+                assert not content.startswith((b"\x80\x02", b"\x80\x04", b"PK")), file
+
+
+def test_the_manifest_has_every_file(exports):
+    directory = exports["half"]
+    entries = json.loads((directory / "manifest.json").read_text())["files"]
+    assert {*entries, "manifest.json"} == {file.name for file in directory.iterdir()}
+    assert find_damage(*open_storage(str(directory)), entries) is None
+
+
+WRONG = {
+    "a step without a checkpoint": (["--checkpoint", "7"], "--checkpoint is 7, which is no committed checkpoint"),
+    "a word": (["--checkpoint", "latest"], "--checkpoint is 'latest'; allowed: newest, best"),
+    "no metric": (["--checkpoint", "best"], "has no checkpoint.keep.best"),
+    "an empty split": (["--split", "test"], "--split is test, but data.test is empty"),
+    "no such split": (["--split", "all"], "--split is 'all'"),
+    "no averages": (["--averages", "True"], "train with optimizer.ema.decay"),
+    "other rows": (["--data.sparse.s0.rows", "99"], "data.sparse.s0.rows is 99, but the run was trained with 100"),
+    "another rule": (["--data.sparse.s0.ids", "hash"], "data.sparse.s0.ids is 'hash'"),
+    "another mean": (["--data.dense.d0.mean", "1"], "data.dense.d0.mean is 1.0"),
+    "another model": (["--model.over-layers", "8"], "is another model's"),
+    "no data": (["--data.validation", "nowhere/*.parquet"], "data.validation: no Parquet file"),
+    "an unknown flag": (["--quantise", "int8"], "--quantise"),
+    "a place that cannot be written": (["--to", "/proc/nothing"], "--to is '/proc/nothing'"),
+}
+
+
+@pytest.mark.parametrize(("flags", "words"), WRONG.values(), ids=WRONG)
+def test_wrong_input(runs, tmp_path, capfd, flags, words):
+    to = [] if "--to" in flags else ["--to", str(tmp_path / "to")]
+    command = ["export", str(runs / "half/config.toml"), "--out", str(runs / "half"), *to, *flags]
+    assert trainer(command) == 2
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: ")
+    assert words in line
+    assert not [*tmp_path.rglob("manifest.json")]
+    assert not [*tmp_path.rglob("current.json")]
+
+
+def test_a_second_export_of_a_step_is_refused(runs, exports, capfd):
+    to = str(exports["half"].parent)
+    assert trainer(["export", str(runs / "half/config.toml"), "--out", str(runs / "half"), "--to", to]) == 2
+    assert "holds step-10 already" in capfd.readouterr().err
+
+
+def test_an_environment_with_torch_alone_is_enough(request, exports, tmp_path):
+    if not request.config.getoption("all"):
+        pytest.skip("installs torch anew, for minutes; --all runs it")
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv/bin/python"
+    torch = next(
+        line for line in (ROOT / "requirements-cpu.txt").read_text().splitlines() if line.startswith("torch==")
+    )
+    subprocess.run([python, "-m", "pip", "install", "--quiet", torch], check=True)
+    directory = exports["rules"]
+    (found,) = ask((directory, parity_of(directory)["columns"]), python=str(python))
+    assert_parity(directory, found, exact=False)

@@ -1,0 +1,184 @@
+"""`python -m trainer export`: from a checkpoint to a directory that serves."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from trainer.checkpoint.choice import NEWEST, find_checkpoint
+from trainer.checkpoint.store import Checkpoint
+from trainer.config.root import Config, load_config
+from trainer.core.errors import InputError
+from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
+from trainer.data.dataset import find_files
+from trainer.data.vocabulary import check_fingerprints
+from trainer.models.builder import build_model
+from trainer.models.embeddings import name_in_model
+from trainer.models.outputs import model_outputs
+from trainer.tools.export import load
+from trainer.tools.export.compiled import check_compiler, compile_program
+from trainer.tools.export.directory import check_free, publish, write_manifest
+from trainer.tools.export.program import check_parity, export_program, save_program
+from trainer.tools.export.quality import measure, render
+from trainer.tools.export.quantized import Quantization, quantize_tables
+from trainer.tools.export.reference import Rows, managed_ids, parity, plain_answers, read_rows, torchrec_answers
+from trainer.tools.export.rules import listed_ids
+from trainer.tools.export.served import ServedModel
+from trainer.tools.export.signature import id_types, signature
+from trainer.tools.export.tables import replace_tables
+from trainer.tools.export.weights import read_managed, read_weights
+
+PARITY_ROWS = 64
+TOLERANCE = 1e-6  # of a probability in float32, whose sums a compiler or another processor takes in another order
+
+
+def export(
+    config: Config,
+    out: str,
+    to: str,
+    checkpoint: str = NEWEST,
+    split: Literal["train", "validation", "test"] = "validation",
+    averages: bool | None = None,
+    quantize: Quantization = "none",
+    compile: bool = False,
+) -> None:
+    """Exports a checkpoint of a run as a directory that serves. CONFIG is a TOML file, such as RUN_DIR/config.toml.
+
+    The directory TO/step-N holds model.pt2 (torch.export, the data rules in it: it takes raw columns), signature.json,
+    parity.json (rows of the split with the trainer's answers, which the exported model has given, too), load.py (a
+    loader that needs torch alone) and, last, manifest.json; then TO/current.json names it. Takes four times the memory
+    of the tables.
+
+    Args:
+        config: The configuration, whose features must be those of the run.
+        out: The run directory, any fsspec URL.
+        to: Directory to write to, any fsspec URL.
+        checkpoint: newest, best (by checkpoint.keep.best of RUN_DIR/config.toml), or the number of a step.
+        split: The split of the configuration to take the parity rows from; they are part of the export.
+        averages: Whether to export averaged weights. Unset: as evaluations take them.
+        quantize: Bits of the tables' values: none for float32, int8 or int4, with a scale and a bias for each row. The
+            metrics of the split before and after are printed, and written to signature.json.
+        compile: Add the model as machine code for CPUs (compiled.pt2), which needs g++.
+
+    Raises:
+        InputError: There is no such checkpoint, it is another model's, the data or the model cannot be used, or the
+            directory cannot be written.
+    """
+    if not getattr(config.data, split):
+        raise InputError(f"--split is {split}, but data.{split} is empty; name its files, or another split")
+    if compile:
+        check_compiler()
+    chosen = find_checkpoint(RunDirectory(out), "--out", checkpoint, "--checkpoint")
+    name, ema = f"step-{chosen.step}", config.optimizer.ema
+    averages = ema.decay is not None and ema.evaluate if averages is None else averages
+    check_free(to, name)
+    _check_features(config, chosen)
+    check_fingerprints(config.data, chosen.train_state.get("vocabularies", {}), chosen.url)
+    with tempfile.TemporaryDirectory() as folder:
+        worst = _write(config, chosen, _Choices(split, averages, quantize, compile), Path(folder))
+        size = sum(file.stat().st_size for file in Path(folder).iterdir())
+        url = publish(Path(folder), to, name)
+    print(f"step {chosen.step:,}: {size / 2**20:,.1f} MiB are in {without_secrets(url)}")
+    print(f"rows of data.{split} have the trainer's answers, to within {worst:.1g}")
+
+
+def _check_features(config: Config, chosen: Checkpoint) -> None:
+    """Refuses features with other rules than those that the model was trained with."""
+    trained = load_config(f"{chosen.url}/config.toml").data
+    for kind in ("dense", "sparse"):
+        ours, theirs = getattr(config.data, kind), getattr(trained, kind)
+        if [*ours] != [*theirs]:
+            raise InputError(
+                f"data.{kind} names {', '.join(ours)}, but the run has {', '.join(theirs)}; make them equal"
+            )
+        for name in ours:
+            now, then = (one[name].model_dump(exclude={"vocabulary", "hotness"}) for one in (ours, theirs))
+            if changed := [key for key in now if now[key] != then[key]]:
+                key = changed[0]
+                raise InputError(
+                    f"data.{kind}.{name}.{key} is {now[key]!r}, but the run was trained with {then[key]!r}; use that"
+                )
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """The flags of the same names."""
+
+    split: str
+    averages: bool
+    quantize: Quantization
+    compile: bool
+
+
+def _write(config: Config, chosen: Checkpoint, choices: _Choices, folder: Path) -> float:
+    """Writes all files; returns the greatest difference from the answers of the model before it was exported."""
+    data, outputs, split, quantize = config.data, model_outputs(config), choices.split, choices.quantize
+    files = find_files(f"data.{split}", getattr(data, split), data)
+    types, lists = id_types(files, data), files.files[0].lists
+    described = signature(data, types, lists, outputs)
+    described |= {"model": config.model.name, "step": chosen.step, "averages": choices.averages, "tables": "float32"}
+    model = load_model(config, chosen, choices.averages)
+    state = read_managed(chosen) if data.managed_tables else {}
+    rows = partial(read_rows, files, config, managed_ids(config, state))
+    written = parity(model, torchrec_answers, outputs, rows(), PARITY_ROWS)
+    replace_tables(model, data.sequences)
+    if quantize != "none":
+        described |= {"tables": quantize, "quality": _quantize(model, config, rows, split, quantize)}
+        written = parity(model, plain_answers, outputs, rows(), PARITY_ROWS)
+    of_tables = {table: state[f"managed.{name_in_model(table)}.ids"] for table in data.managed_tables}
+    unsigned = [name for name, dtype in types.items() if dtype == "uint64"]
+    served = ServedModel(model, data, lists, unsigned, listed_ids(data, of_tables), outputs).eval()
+    program = export_program(served, described, config.model.name)
+    if choices.compile:
+        compile_program(program, folder / "compiled.pt2")
+    save_program(program, folder / "model.pt2")
+    _write_json(folder / "signature.json", described)
+    _write_json(folder / "parity.json", {"tolerance": TOLERANCE, **written})
+    shutil.copy(str(load.__file__), folder / "load.py")
+    write_manifest(folder)
+    forms = (False, True) if choices.compile else (False,)
+    return max(check_parity(folder, {"tolerance": TOLERANCE, **written}, config.model.name, form) for form in forms)
+
+
+def _quantize(
+    model: nn.Module, config: Config, rows: Callable[[], Iterator[Rows]], split: str, quantize: Quantization
+) -> dict[str, Any]:
+    """Quantizes the tables, and returns the metrics of the split before and after."""
+    before = measure(model, config, rows())
+    quantize_tables(model, quantize)
+    after = measure(model, config, rows())
+    print(render(split, before, after, quantize))
+    return {"split": split, "float32": before, quantize: after}
+
+
+def load_model(config: Config, chosen: Checkpoint, averages: bool) -> nn.Module:
+    """Returns the model with the weights of a checkpoint, in evaluation."""
+    predictions = list(dict.fromkeys(output.prediction for output in model_outputs(config)))
+    model = build_model(config.data, config.model, predictions, torch.device("cpu"))
+    weights = read_weights(chosen, config.optimizer.ema, averages)
+    here = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    there = {name: tensor.shape for name, tensor in weights.items()}
+    if wrong := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
+        name = wrong[0]
+        raise InputError(
+            f"--out: the checkpoint {chosen.url} is another model's: '{name}' is {_shape(there.get(name))} there, and "
+            f"{_shape(here.get(name))} by the configuration; use the run's own config.toml"
+        )
+    model.load_state_dict(weights, assign=True)
+    return model.eval()
+
+
+def _shape(shape: torch.Size | None) -> str:
+    return "missing" if shape is None else str([*shape])
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,72 @@
+"""The directory of an export: files first, the manifest that commits them, then current.json."""
+
+import json
+import posixpath
+from pathlib import Path
+
+from trainer.checkpoint.manifest import READ_BYTES, FileEntry, add_to, entry_of
+from trainer.core.errors import InputError
+from trainer.core.run_directory import RunDirectory
+from trainer.core.storage import named
+
+MANIFEST, CURRENT = "manifest.json", "current.json"
+
+
+def check_free(to: str, name: str) -> None:
+    """Refuses a directory that holds a whole export of that name.
+
+    Raises:
+        InputError: It does, or cannot be read.
+    """
+    target = RunDirectory(to, "--to")
+    with named("--to", to):
+        if target.read(name, MANIFEST) is not None:
+            raise InputError(f"--to is '{to}', which holds {name} already; name another directory, or delete that")
+
+
+def entries_of(folder: Path) -> dict[str, FileEntry]:
+    """Returns size and checksum of every file in a local folder but the manifest."""
+    found = {}
+    for file in sorted(file for file in folder.iterdir() if file.name != MANIFEST):
+        entry = entry_of(b"")
+        with file.open("rb") as stream:
+            while block := stream.read(READ_BYTES):
+                add_to(entry, block)
+        found[file.name] = entry
+    return found
+
+
+def publish(folder: Path, to: str, name: str) -> str:
+    """Copies the files of a local folder into `to/name`, its manifest last, and then points current.json there.
+
+    Args:
+        folder: The folder.
+        to: Any fsspec URL.
+        name: The directory's name.
+
+    Returns:
+        The URL of the directory.
+
+    Raises:
+        InputError: It cannot be written.
+    """
+    target = RunDirectory(to, "--to")
+    with named("--to", to):
+        target.fs.makedirs(target.path(name))
+        for file in sorted(folder.iterdir(), key=lambda file: (file.name == MANIFEST, file.name)):
+            path = target.path(name, file.name)
+            if file.name == MANIFEST:
+                target.fs.write(path, file.read_bytes(), durable=True)
+            else:
+                with file.open("rb") as source, target.fs.durable(path) as sink:
+                    while block := source.read(READ_BYTES):
+                        sink.write(block)
+        target.write_json(CURRENT, {"directory": name}, durable=True)
+    return posixpath.join(target.url, name)
+
+
+def write_manifest(folder: Path) -> int:
+    """Writes the manifest of a local folder's files and returns their bytes."""
+    entries = entries_of(folder)
+    (folder / MANIFEST).write_text(json.dumps({"version": 1, "files": entries}, indent=2) + "\n")
+    return sum(entry["bytes"] for entry in entries.values())

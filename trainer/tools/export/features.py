@@ -1,0 +1,108 @@
+"""The ids of a feature in plain tensors, and their embeddings: pooled, or as a sequence."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Table(nn.Module):
+    """An embedding table as it was trained.
+
+    Args:
+        weight: `[R, D]`.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Returns the embeddings of rows, `[...]` int64 to `[..., D]` float32."""
+        return functional.embedding(rows, self.weight).float()
+
+
+@dataclass(frozen=True)
+class SingleIds:
+    """At most one id for each sample.
+
+    Attributes:
+        rows: Row of each sample's id, `[B]` int64.
+        present: Whether the sample has one, `[B]`.
+    """
+
+    rows: Tensor
+    present: Tensor
+
+    def pooled(self, table: nn.Module, pooling: str) -> Tensor:
+        """Returns the embeddings, `[B, D]`, zeros without an id; sum and mean are the same."""
+        return torch.where(self.present[:, None], table(self.rows), 0.0)
+
+    def sequence(self, table: nn.Module, length: int) -> "Sequence":
+        """Returns them as sequences of at most one id."""
+        return Sequence(self.pooled(table, "sum")[:, None], self.present.int())
+
+
+@dataclass(frozen=True)
+class IdLists:
+    """A list of ids for each sample.
+
+    Attributes:
+        rows: Rows of all ids, `[N]` int64.
+        lengths: How many of them each sample has, `[B]` int64.
+    """
+
+    rows: Tensor
+    lengths: Tensor
+
+    def pooled(self, table: nn.Module, pooling: str) -> Tensor:
+        """Returns the pooled embeddings, `[B, D]`, zeros for an empty list."""
+        # Looked up first, so that quantized rows go the same way. With a row that no list has: there may be no ids.
+        found = table(self._rows_and_one())
+        places = torch.arange(self.rows.shape[0], device=self.rows.device)
+        offsets = functional.pad(self.lengths.cumsum(0), (1, 0))
+        return functional.embedding_bag(places, found, offsets, mode=pooling, include_last_offset=True)
+
+    def sequence(self, table: nn.Module, length: int) -> "Sequence":
+        """Returns the embeddings of the last ids of each list, at most `length`."""
+        lengths, places = self.lengths.clamp(max=length), torch.arange(length, device=self.rows.device)
+        inside = places < lengths[:, None]
+        start = self.lengths.cumsum(0) - lengths
+        rows = self._rows_and_one()[torch.where(inside, start[:, None] + places, self.rows.shape[0])]
+        return Sequence(torch.where(inside[:, :, None], table(rows), 0.0), lengths.int())
+
+    def _rows_and_one(self) -> Tensor:
+        return torch.cat([self.rows, self.rows.new_zeros(1)])
+
+
+Ids = SingleIds | IdLists
+
+
+class Sequence:
+    """Sequences of embeddings, with those methods of TorchRec's JaggedTensor that need no sizes which depend on values.
+
+    Args:
+        embeddings: Oldest first, padded with zeros, `[B, L, D]`.
+        lengths: `[B]` int32.
+    """
+
+    def __init__(self, embeddings: Tensor, lengths: Tensor) -> None:
+        self._embeddings, self._lengths = embeddings, lengths
+
+    def lengths(self) -> Tensor:
+        """Returns the lengths, `[B]` int32."""
+        return self._lengths
+
+    def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
+        """Returns the first `desired_length` embeddings of each, padded, `[B, desired_length, D]`."""
+        length = self._embeddings.shape[1]
+        found = functional.pad(self._embeddings, (0, 0, 0, (desired_length or length) - length))
+        if padding_value == 0.0:
+            return found
+        places = torch.arange(found.shape[1], device=found.device)
+        return torch.where((places < self._lengths[:, None])[:, :, None], found, padding_value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a sequence has to_padded_dense() and lengths() when it is exported, and no {name}")

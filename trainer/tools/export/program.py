@@ -1,0 +1,91 @@
+"""Exports a module with torch.export, and checks what the exported model answers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from trainer.core.errors import InputError
+from trainer.tools.export.load import load
+
+# What nodes tell of where they come from: paths and source code of the machine that exports.
+ORIGINS = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")
+
+
+def export_program(served: nn.Module, signature: dict[str, Any], name: str) -> ExportedProgram:
+    """Returns the program of a module for batches of any size.
+
+    Args:
+        served: The module.
+        signature: Names its inputs, in order.
+        name: The model's, for the message.
+
+    Raises:
+        InputError: The model is the user's own, and cannot be traced.
+    """
+    entries = signature["inputs"]
+    sizes = {size: Dim(f"size_{place}", min=1 if size == "B" else 0) for place, size in enumerate(_sizes(entries))}
+    shapes = {entry["name"]: {0: sizes[entry["shape"][0]]} for entry in entries}
+    try:
+        with torch.no_grad():
+            program = torch.export.export(served, (_example(entries),), dynamic_shapes=(shapes,), strict=False)
+    except Exception as error:
+        if ":" not in name:
+            raise
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(
+            f"model.name is '{name}', which torch.export cannot trace: {reason}; use its tables by name, and do not "
+            "branch on values"
+        ) from error
+    for module in program.graph_module.modules():
+        for node in getattr(getattr(module, "graph", None), "nodes", ()):
+            for key in ORIGINS:
+                node.meta.pop(key, None)
+    return program
+
+
+def save_program(program: ExportedProgram, file: Path) -> None:
+    """Writes a program with its weights, and without its example inputs, which would be pickled."""
+    program._example_inputs = None
+    torch.export.save(program, file)
+
+
+def _sizes(entries: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(entry["shape"][0] for entry in entries))
+
+
+def _example(entries: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Returns three samples; sizes of 0 and 1 would become constants of the program."""
+    made = {
+        "B": lambda dtype: torch.zeros(3, dtype=dtype),
+        "lengths": lambda _: torch.tensor([2, 0, 3]),
+        "N": lambda _: torch.zeros(5, dtype=torch.int64),
+    }
+    lists = {entry["name"].removesuffix(".values") for entry in entries if entry["shape"] != ["B"]}
+    found = {}
+    for entry in entries:
+        of_list = entry["name"].removesuffix(".lengths") in lists and entry["name"].endswith(".lengths")
+        kind = "lengths" if of_list else "B" if entry["shape"] == ["B"] else "N"
+        found[entry["name"]] = made[kind](getattr(torch, entry["dtype"]))
+    return found
+
+
+def check_parity(directory: Path, parity: dict[str, Any], name: str, compiled: bool = False) -> float:
+    """Returns the greatest difference between the answers of an exported model and those of the trainer.
+
+    Raises:
+        InputError: It is greater than allowed.
+    """
+    found = load(directory, compiled)(parity["columns"])
+    worst = max(
+        (found[output] - torch.tensor(values, dtype=torch.float32)).abs().max().item()
+        for output, values in parity["answers"].items()
+    )
+    if not worst <= parity["tolerance"]:
+        raise InputError(
+            f"model.name is '{name}', whose exported form answers differently, by {worst:.2g} where "
+            f"{parity['tolerance']:g} is allowed; it must not depend on other samples, or branch on values"
+        )
+    return worst

@@ -1,0 +1,98 @@
+"""The trainer's own answers: rows as its loader reads them, looked up by TorchRec in one process, without shards."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config.root import Config
+from trainer.core.distributed import DistributedContext
+from trainer.data.batch import Batch, to_batch
+from trainer.data.dataset import FileSet
+from trainer.data.decode import Chunk, decode
+from trainer.data.row_groups import RowGroupReader
+from trainer.models.base import Predictions
+from trainer.models.outputs import ModelOutput, compute_outputs
+from trainer.tools.export.features import IdLists
+from trainer.training.managed_ids import ManagedIds
+
+ALONE = DistributedContext(0, 1, 0, 1, torch.device("cpu"))
+READ_ROWS = 4096
+
+
+def managed_ids(config: Config, state: dict[str, Tensor]) -> ManagedIds:
+    """Returns the managed ids of a checkpoint, whose `state` is by its names there."""
+    managed = ManagedIds(config.data, ALONE)
+    for name, value in managed.tensors().items():
+        value.copy_(state[name])
+    return managed
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Consecutive rows of a split.
+
+    Attributes:
+        columns: The features' raw values, by column.
+        batch: The same rows as the loader reads them.
+    """
+
+    columns: dict[str, list[Any]]
+    batch: Batch
+
+
+def read_rows(files: FileSet, config: Config, managed: ManagedIds) -> Iterator[Rows]:
+    """Yields the rows of a split in order, some thousand at a time."""
+    data, reader = config.data, RowGroupReader(files, config.data)
+    for group in files.row_groups:
+        with reader.open(group) as column:
+            for start in range(0, group.rows, READ_ROWS):
+                rows = range(start, min(start + READ_ROWS, group.rows))
+                chunk = Chunk(column, rows, f"{reader.where(group)}, ")
+                batch = managed.looked_up(to_batch(decode([chunk], data, files.files[0].lists), data, 1.0))
+                yield Rows({name: chunk.array(name).to_pylist() for name in (*data.dense, *data.sparse)}, batch)
+
+
+Answers = Callable[[nn.Module, Batch], Tensor | Predictions]
+"""Returns what a model predicts for a batch."""
+
+
+def torchrec_answers(model: nn.Module, batch: Batch) -> Tensor | Predictions:
+    """Returns what a model with TorchRec's tables predicts."""
+    return model(batch.dense, batch.sparse)
+
+
+def plain_answers(model: nn.Module, batch: Batch) -> Tensor | Predictions:
+    """Returns what a model with plain tables predicts."""
+    features = batch.sparse.to_dict()
+    ids = {name: IdLists(one.values().long(), one.lengths().long()) for name, one in features.items()}
+    return model(batch.dense, ids)
+
+
+@torch.inference_mode()
+def parity(
+    model: nn.Module, answers: Answers, outputs: list[ModelOutput], rows: Iterator[Rows], number: int
+) -> dict[str, dict[str, list[Any]]]:
+    """Returns the raw `columns` of the first rows, and the model's `answers`.
+
+    Args:
+        model: The model.
+        answers: How to ask it.
+        outputs: The outputs.
+        rows: The rows of a split.
+        number: How many rows to take at most.
+    """
+    found: dict[str, dict[str, list[Any]]] = {"columns": {}, "answers": {}}
+    taken = 0
+    for part in rows:
+        computed = compute_outputs(outputs, answers(model, part.batch))
+        more = {"columns": part.columns, "answers": {name: one.tolist() for name, one in computed.items()}}
+        for kind, columns in more.items():
+            for name, values in columns.items():
+                found[kind].setdefault(name, []).extend(values[: number - taken])
+        taken += len(part.batch.weights)
+        if taken >= number:
+            break
+    return found

@@ -1,0 +1,75 @@
+"""The module that is exported: raw columns in, outputs by name out."""
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config.data import DataConfig
+from trainer.models.embeddings import name_in_model
+from trainer.models.outputs import ModelOutput, compute_outputs
+from trainer.tools.export.features import IdLists, Ids, SingleIds
+from trainer.tools.export.rules import IdRule, ListedIds, dense_values, id_rule
+
+NO_ID = -(2**63)  # stands where a sample has no id; -1 may be the hash of a string
+
+
+def names_of_list(column: str) -> tuple[str, str]:
+    """Returns the names of the two tensors that a column of lists becomes: all ids, and how many each sample has."""
+    return f"{column}.values", f"{column}.lengths"
+
+
+class ServedModel(nn.Module):
+    """A model behind the data rules.
+
+    Args:
+        model: The model, its tables replaced.
+        data: The columns and their rules.
+        lists: The sparse features that are lists of ids.
+        unsigned: Those whose ids have no sign.
+        listed: The ids that are listed, by table.
+        outputs: The outputs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: DataConfig,
+        lists: Collection[str],
+        unsigned: Collection[str],
+        listed: Mapping[str, ListedIds],
+        outputs: list[ModelOutput],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.ids = nn.ModuleDict({name_in_model(table): ids for table, ids in listed.items()})
+        self._data, self._lists, self._outputs = data, lists, outputs
+        self._rules: dict[str, IdRule] = {
+            name: id_rule(feature, name in unsigned, listed.get(data.table_of(name)))
+            for name, feature in data.sparse.items()
+        }
+
+    def forward(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the outputs by name for raw columns.
+
+        Args:
+            columns: Dense features `[B]` float32, NaN where missing; single ids `[B]` int64, NO_ID where missing; lists
+                as the two tensors of `names_of_list`, `[N]` and `[B]` int64.
+        """
+        dense = [dense_values(columns[name], feature) for name, feature in self._data.dense.items()]
+        sparse = {name: self._ids(name, columns) for name in self._data.sparse}
+        if not dense:
+            first = next(iter(sparse.values()))
+            samples = (first.lengths if isinstance(first, IdLists) else first.rows).shape[0]
+            return self._answer(torch.zeros((samples, 0)), sparse)
+        return self._answer(torch.stack(dense, dim=1), sparse)
+
+    def _answer(self, dense: Tensor, sparse: dict[str, Ids]) -> dict[str, Tensor]:
+        return compute_outputs(self._outputs, self.model(dense, sparse))
+
+    def _ids(self, name: str, columns: dict[str, Tensor]) -> Ids:
+        if name in self._lists:
+            values, lengths = names_of_list(name)
+            return IdLists(self._rules[name](columns[values]), columns[lengths])
+        present = columns[name] != NO_ID
+        return SingleIds(self._rules[name](torch.where(present, columns[name], 0)), present)

@@ -1,0 +1,95 @@
+"""Answers requests in batches: those that come within some milliseconds of one another go through the model at once."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Columns = dict[str, Tensor]
+Run = Callable[[Columns], Columns]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that waits.
+
+    Attributes:
+        inputs: Its inputs.
+        samples: How many samples it has.
+        outputs: Is given its outputs.
+    """
+
+    inputs: Columns
+    samples: int
+    outputs: asyncio.Future[Columns]
+
+
+class Batcher:
+    """Joins requests into batches, one of which is computed at a time, in a thread.
+
+    Args:
+        run: The model.
+        wait_seconds: How long the first request of a batch waits for others.
+        samples: Samples of a batch at most, unless a single request has more.
+    """
+
+    def __init__(self, run: Run, wait_seconds: float, samples: int) -> None:
+        self._run, self._wait, self._samples = run, wait_seconds, samples
+        self._queue: asyncio.Queue[Request] = asyncio.Queue()
+
+    async def answer(self, inputs: Columns, samples: int) -> Columns:
+        """Returns the outputs for inputs.
+
+        Args:
+            inputs: The inputs, in the model's order.
+            samples: How many samples they have.
+        """
+        request = Request(inputs, samples, asyncio.get_running_loop().create_future())
+        self._queue.put_nowait(request)
+        return await request.outputs
+
+    async def work(self) -> None:
+        """Answers requests for ever."""
+        first = await self._queue.get()
+        while True:
+            batch, first = await self._collect(first)
+            await self._compute(batch)
+            first = first or await self._queue.get()
+
+    async def _collect(self, first: Request) -> tuple[list[Request], Request | None]:
+        """Returns a batch, and the request that found no room in it."""
+        batch, samples = [first], first.samples
+        end = asyncio.get_running_loop().time() + self._wait
+        while samples < self._samples:
+            try:
+                async with asyncio.timeout_at(end):
+                    request = await self._queue.get()
+            except TimeoutError:
+                break
+            if samples + request.samples > self._samples:
+                return batch, request
+            batch.append(request)
+            samples += request.samples
+        return batch, None
+
+    async def _compute(self, batch: list[Request]) -> None:
+        inputs = {name: torch.cat([request.inputs[name] for request in batch]) for name in batch[0].inputs}
+        try:
+            outputs = await asyncio.to_thread(_without_gradients, self._run, inputs)
+        except Exception as error:
+            for request in batch:
+                if not request.outputs.done():
+                    request.outputs.set_exception(error)
+            return
+        sizes = [request.samples for request in batch]
+        parts = zip(*(output.split(sizes) for output in outputs.values()), strict=True)
+        for request, part in zip(batch, parts, strict=True):
+            if not request.outputs.done():  # the client may have gone
+                request.outputs.set_result(dict(zip(outputs, part, strict=True)))
+
+
+def _without_gradients(run: Run, inputs: Columns) -> Columns:
+    with torch.inference_mode():
+        return run(inputs)

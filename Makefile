@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo check test test-all test-slurm24 lint docs costs models ids clean
+.PHONY: demo check test test-all test-slurm24 lint docs costs models ids serving clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -49,6 +49,10 @@ models: $(VENV)/ready data/movielens/summary.json
 # What each rule for ids costs in AUC on MovieLens: the table in docs/ids.md. A few minutes.
 ids: $(VENV)/ready data/movielens/summary.json
 	python -m docs.ids
+
+# Size, latency and AUC of exported models: the table in docs/serving.md. Some minutes, of a quiet machine.
+serving: $(VENV)/ready data/movielens/summary.json
+	python -m docs.serving
 
 $(VENV)/ready: requirements-cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

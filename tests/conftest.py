@@ -13,6 +13,8 @@ LONGEST = (
     "test_slurm.py",
     "test_slurm_faults",
     "test_verify_resume",
+    "test_predict_killed",
+    "test_embed",
     "test_doctor",
     "test_chaos",
     "test_local_training",

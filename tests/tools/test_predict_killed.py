@@ -1,6 +1,7 @@
 """A prediction that is killed again and again, on other numbers of ranks, writes what an undisturbed one does."""
 
 import contextlib
+import signal
 import time
 
 import numpy as np
@@ -64,3 +65,17 @@ def test_every_row_once_whatever_is_killed(trained, tmp_path, request):
     for done in {folder, *(manifest.parent for manifest in tmp_path.glob("*/manifest.json"))}:
         assert {part.name: part.read_bytes() for part in parts(done)} == expected
     assert read(folder)["row_id"].to_pylist() == list(range(640))
+
+
+def test_a_signal_stops_it_between_two_steps(trained, tmp_path):
+    folder, tiny = tmp_path / "stopped", ("--rows-per-part", "2", "--batch-size", "1")
+    job = start(trained, folder, 1, *tiny)
+    while job.poll() is None and not [*folder.glob("*.parquet")]:
+        time.sleep(0.002)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait() == 75
+    said = (tmp_path / "stopped.log").read_text()
+    assert "SIGTERM: the prediction stops after this step, and keeps the parts that are written" in said
+    assert "The same command continues it." in said
+    assert 0 < len([*folder.glob("*.parquet")]) < 320
+    assert {path.name for path in folder.iterdir() if path.suffix != ".parquet"} == {"job.json"}

@@ -21,6 +21,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1  # prctl(2)
 # One request can arrive twice: from the scheduler to the process itself, and forwarded by torchrun.
 SAME_REQUEST_SECONDS = 2.0
+TRAINING_WORDS = (
+    "training stops after this step and saves",
+    "training ends at once; it resumes from the last checkpoint",
+)
 
 
 class Request(IntEnum):
@@ -33,7 +37,7 @@ class Request(IntEnum):
 
 
 class Stopped(SystemExit):
-    """Training stopped on request, before its last step; the process ends with exit code 75."""
+    """A job stopped on request, before its last step; the process ends with exit code 75."""
 
     def __init__(self) -> None:
         super().__init__(STOPPED)
@@ -46,10 +50,11 @@ class StopRequests:
 
     Args:
         context: This process among the ranks that stop together.
+        words: What the first signal and another one do, for messages.
     """
 
-    def __init__(self, context: DistributedContext) -> None:
-        self._context = context
+    def __init__(self, context: DistributedContext, words: tuple[str, str] = TRAINING_WORDS) -> None:
+        self._context, self._words = context, words
         self._group = background_group(context)
         self._requested_at: float | None = None
         self._pending: tuple[torch.Tensor, dist.Work] | None = None
@@ -99,9 +104,9 @@ class StopRequests:
         name = signal.Signals(number).name
         if self._requested_at is None:
             self._requested_at = time.monotonic()
-            self._log(f"{name}: training stops after this step and saves; a second signal ends it at once")
+            self._log(f"{name}: {self._words[0]}; a second signal ends it at once")
         elif self.waiting_seconds > SAME_REQUEST_SECONDS:
-            self._log(f"{name}: training ends at once; it resumes from the last checkpoint")
+            self._log(f"{name}: {self._words[1]}")
             os._exit(128 + number)
 
     def _log(self, text: str) -> None:
@@ -110,9 +115,9 @@ class StopRequests:
 
 
 @contextmanager
-def stop_on_signals(context: DistributedContext) -> Iterator[StopRequests]:
-    """Lets SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 request a stop, as long as the block runs."""
-    request = StopRequests(context)
+def stop_on_signals(context: DistributedContext, words: tuple[str, str] = TRAINING_WORDS) -> Iterator[StopRequests]:
+    """Lets SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 request a stop, as long as the block runs; the same arguments."""
+    request = StopRequests(context, words)
     if dist.is_torchelastic_launched():
         _follow_parent()
     # Python runs signal handlers in the main thread only, once that leaves a collective, which may hang for minutes.

@@ -8,17 +8,24 @@ from trainer.checkpoint.choice import find_checkpoint
 from trainer.checkpoint.store import Checkpoint
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
+from trainer.core.outcome import FINISHED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.kept import kept_schema
 from trainer.run.lock import locked
+from trainer.run.preemption import Request, Stopped, StopRequests, stop_on_signals
 from trainer.tools.predict.arguments import Arguments, chosen_outputs
 from trainer.tools.predict.part_files import PartFiles
 from trainer.tools.predict.record import Record, begin, find_earlier, make_record
 from trainer.tools.predict.steps import Predictor, predict_parts
 from trainer.training.evaluate import restore_evaluated
+
+WORDS = (
+    "the prediction stops after this step, and keeps the parts that are written",
+    "the prediction ends at once; the same command continues it",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +55,21 @@ def predict_files(config: Config, arguments: Arguments, context: DistributedCont
     """
     broadcast_from_rank0(context, arguments.check)
     directory = broadcast_from_rank0(context, lambda: RunDirectory(arguments.to, "--to"))
-    with locked(directory, context):
+    with stop_on_signals(context, WORDS) as stop_requests, locked(directory, context):
         job = broadcast_from_rank0(context, lambda: _claim(config, arguments, directory))
         parts = PartFiles(directory, job.files.rows, job.record["rows_per_part"], arguments.names)
         if context.is_rank0:
             _announce(job, parts, context)
-        summary = _make(config, arguments, job, parts, context) if job.missing else "nothing is left to do"
+        summary = (
+            _make(config, arguments, job, parts, context, stop_requests) if job.missing else "nothing is left to do"
+        )
         gather_to_all(None, context)  # every rank has written its parts
         if context.is_rank0:
             with named("--to", directory.url):
                 parts.commit({key: job.record[key] for key in ("checkpoint", "kept_columns", "outputs")})
             print(summary)
             say_next(directory, parts)
+            write_outcome(f"{FINISHED_WORD}: {parts.parts[-1][1]:,} rows in {len(parts.parts):,} parts")
 
 
 def _claim(config: Config, arguments: Arguments, directory: RunDirectory) -> Job:
@@ -85,16 +95,32 @@ def _announce(job: Job, parts: PartFiles, context: DistributedContext) -> None:
     )
 
 
-def _make(config: Config, arguments: Arguments, job: Job, parts: PartFiles, context: DistributedContext) -> str:
+def _make(
+    config: Config,
+    arguments: Arguments,
+    job: Job,
+    parts: PartFiles,
+    context: DistributedContext,
+    stop_requests: StopRequests,
+) -> str:
+    def give_up() -> bool:
+        return stop_requests.all_reduce() is Request.STOP
+
     batch_size = job.record["batch_size"]
     evaluate = config.evaluate.model_copy(update={"global_batch_size": batch_size * context.world_size})
     config = config.model_copy(update={"evaluate": evaluate})
     data = arguments.data(config)
     outputs = chosen_outputs(config, arguments.outputs, job.kept)
     model = restore_evaluated(config, job.checkpoint, context)
-    with model.averaged():
-        predictor = Predictor(model, outputs, data, config.data, context.device)
-        return predict_parts(predictor, job.files, data, job.missing, batch_size, job.kept, parts, context)
+    try:
+        with model.averaged():
+            predictor = Predictor(model, outputs, data, config.data, context.device)
+            return predict_parts(predictor, job.files, data, job.missing, batch_size, job.kept, parts, context, give_up)
+    except Stopped:
+        if context.is_rank0:
+            print("\nThe same command continues it.", flush=True)
+            write_outcome(f"{STOPPED_WORD}, parts are in {without_secrets(arguments.to)}")
+        raise
 
 
 def say_next(directory: RunDirectory, parts: PartFiles) -> None:

@@ -1,6 +1,6 @@
 """Computes parts: every rank its own, all of them in equally many steps."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 
@@ -18,6 +18,7 @@ from trainer.data.kept import KeptColumns
 from trainer.data.loader import Loader
 from trainer.data.parts import PartLanes, lanes_of
 from trainer.models.outputs import ModelOutput, compute_outputs
+from trainer.run.preemption import Stopped
 from trainer.tools.predict.part_files import PartFiles
 from trainer.tools.predict.progress import Progress
 from trainer.training.sharded_model import ShardedModel
@@ -60,6 +61,7 @@ def predict_parts(
     kept: pa.Schema,
     parts: PartFiles,
     context: DistributedContext,
+    give_up: Callable[[], bool] = lambda: False,
 ) -> str:
     """Makes parts and writes them, each in the background of the next one.
 
@@ -72,14 +74,19 @@ def predict_parts(
         kept: The columns to keep.
         parts: The parts and where they are written.
         context: This process among the ranks.
+        give_up: Called before every batch; returns whether to give up, the same on all ranks.
 
     Returns:
         Rows and rate.
+
+    Raises:
+        Stopped: It was given up; parts that were whole are written.
     """
     lanes = lanes_of([parts.parts[number] for number in numbers], context.world_size, batch_size)
     loader = Loader(files, data, lanes, context.rank, context.world_size, seed=0, shuffle=False)
     progress = Progress(lanes.rows, context)
-    columns = _counted(predictor.compute(loader.batches(0, lanes.steps)), lanes, progress)
+    batches = _until(give_up, loader.batches(0, lanes.steps))
+    columns = _counted(predictor.compute(batches), lanes, progress)
     with ThreadPoolExecutor(1, "write") as pool:
         written: Future[None] | None = None
         reader = KeptColumns(files, data, kept)
@@ -94,6 +101,13 @@ def predict_parts(
         if written:
             written.result()
     return progress.summary()
+
+
+def _until(give_up: Callable[[], bool], batches: Iterator[Batch]) -> Iterator[Batch]:
+    for batch in batches:
+        if give_up():
+            raise Stopped
+        yield batch
 
 
 def _counted(columns: Iterator[Columns], lanes: PartLanes, progress: Progress) -> Iterator[Columns]:

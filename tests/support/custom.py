@@ -64,6 +64,22 @@ class Normalized(Sum):
         return self.head(self.norm(self.tables(sparse).values()))
 
 
+class Branch(nn.Linear):
+    """A linear layer that doubles its outputs if most of them are positive."""
+
+    def forward(self, vectors):
+        outputs = super().forward(vectors)
+        return 2 * outputs if (outputs > 0).float().mean() > 0.5 else outputs
+
+
+class Branching(Sum):
+    """The same as Sum, with a branch on values, which torch.fx does not see and torch.export does not allow."""
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        self.head = Branch(self.head.in_features, self.head.out_features, device=inputs.device)
+
+
 def sum_of_embeddings(inputs: ModelInputs) -> nn.Module:
     """Is called by `model.name = "custom:sum_of_embeddings"`."""
     assert inputs.config.arguments == {"depth": 3}

@@ -56,6 +56,7 @@ def runs(request, tmp_path_factory):
         "own": sequence_config(histories, "custom:SumOfSequences", data__validation=[str(histories)], **here),
         "half": config(plain, data__validation=[str(plain)], model__table_precision="fp16", **here),
     }
+    trees["branching"] = config(plain, data__validation=[str(plain)], model={"name": "custom:Branching"}, **here)
     del trees["own"]["model"]["target"], trees["own"]["model"]["history"], trees["own"]["model"]["over_layers"]
     launch([{"config": tree, "out": str(folder / name)} for name, tree in trees.items()], 2, folder)
     return folder
@@ -78,7 +79,7 @@ def evaluated(runs, name, split="validation"):
 @pytest.fixture(scope="module")
 def exports(runs):
     """Directories by run."""
-    names = [file.parent.name for file in runs.glob("*/config.toml")]
+    names = [name for file in runs.glob("*/config.toml") if (name := file.parent.name) != "branching"]
     return {name: export(runs, name, runs / "exports" / name) for name in names}
 
 
@@ -197,6 +198,23 @@ def test_wrong_input(runs, tmp_path, capfd, flags, words):
     assert words in line
     assert not [*tmp_path.rglob("manifest.json")]
     assert not [*tmp_path.rglob("current.json")]
+
+
+def test_what_stands_in_the_way_of_a_model_of_ones_own_is_said_in_one_line(runs, tmp_path, capfd):
+    run, to = str(runs / "branching"), tmp_path / "to"
+    assert trainer(["export", f"{run}/config.toml", "--out", run, "--to", str(to)]) == 2
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: model.name is 'custom:Branching', which torch.export cannot trace: ")
+    assert "data-dependent" in line
+    assert not to.exists()
+
+
+def test_what_an_interrupted_export_left_is_replaced(runs, tmp_path):
+    (tmp_path / "step-10").mkdir()
+    (tmp_path / "step-10/model.pt2").write_text("half")
+    directory = export(runs, "half", tmp_path)
+    (found,) = ask((directory, parity_of(directory)["columns"]))
+    assert_parity(directory, found, exact=True)
 
 
 def test_a_second_export_of_a_step_is_refused(runs, exports, capfd):

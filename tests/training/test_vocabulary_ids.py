@@ -89,6 +89,31 @@ def test_a_resume_needs_the_same_vocabulary(rows, tmp_path, capfd):
     assert trainer(["train", str(file), "--out", str(out)]) == 0
 
 
+def test_fine_tuning_takes_a_table_of_the_same_vocabulary_only(rows, tmp_path, capfd):
+    first = vocabulary((str(rows),), ("s0",), str(tmp_path / "a"))["s0"]["url"]
+    other = vocabulary((str(rows),), ("s0",), str(tmp_path / "b"), min_count=2)["s0"]["url"]
+
+    def tree(feature, **finetune):
+        feature = {"rows": 101} | feature
+        return config(rows, train__steps=1, data__sparse__s0=feature, **({"finetune": finetune} if finetune else {}))
+
+    listed = {"ids": "vocabulary", "vocabulary": first}
+    jobs = [{"config": tree(one), "out": str(tmp_path / name)} for name, one in (("listed", listed), ("numbered", {}))]
+    launch(jobs, 1, tmp_path)
+
+    def tuned(out, source, url, **finetune):
+        settings = tree(listed | {"vocabulary": url}, checkpoint=str(tmp_path / source), **finetune)
+        return trainer(["train", str(write_config(tmp_path / "c.toml", settings)), "--out", str(tmp_path / out)])
+
+    for source, url in (("listed", other), ("numbered", first)):
+        assert tuned("refused", source, url) == 2
+        (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert f"data.sparse.s0.vocabulary is '{url}', whose ids have other rows than in finetune.checkpoint" in line
+        assert line.endswith("or list 's0' in finetune.exclude")
+    assert tuned("same", "listed", first) == 0
+    assert tuned("excluded", "listed", other, exclude=["s0"]) == 0
+
+
 WRONG = [
     ({"ids": "vocabulary"}, "data.sparse.s0.ids is 'vocabulary' and data.sparse.s0.vocabulary is unset"),
     ({"vocabulary": "a"}, "data.sparse.s0.ids is 'error' and data.sparse.s0.vocabulary is set"),

@@ -7,6 +7,7 @@ from tabulate import tabulate
 
 from trainer.checkpoint.choice import NEWEST, check_choice, checkpoint_of_step, find_checkpoint
 from trainer.checkpoint.restore import fill, saved_shapes, shapes_of
+from trainer.checkpoint.state_dict import is_table, table_of
 from trainer.checkpoint.store import FOLDER, NAME, Checkpoint, Checkpoints
 from trainer.checkpoint.weight_names import WeightMap, Weights, match
 from trainer.config.data import DataConfig
@@ -16,6 +17,7 @@ from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
+from trainer.data.vocabulary import fingerprints
 from trainer.training.sharded_model import ShardedModel
 
 KEY, TAKE = "finetune.checkpoint", "finetune.take"
@@ -54,6 +56,7 @@ def finetune(
     # Rank 0 matches for all, so it needs the names of every rank: no rank holds the state of every table.
     here = shapes_of(tensors, context)
     found = broadcast_from_rank0(context, lambda: _match(config, data, Weights.of(here, model.frozen()), source))
+    broadcast_from_rank0(context, lambda: _check_vocabularies(config, data, found, source))
     fill(source.url, tensors, found.sources, context)
     model.managed.begin_anew()
     if config.optimizer_state:
@@ -103,6 +106,20 @@ def _match(config: FinetuneConfig, data: DataConfig, here: Weights, source: Chec
                 "or map it to another name in the file finetune.names"
             )
     return found
+
+
+def _check_vocabularies(config: FinetuneConfig, data: DataConfig, found: WeightMap, source: Checkpoint) -> None:
+    """Refuses a table whose ids had other rows in the checkpoint; it may have had another name there."""
+    filled = {table_of(name) for name in found.sources if is_table(name)}
+    known = source.train_state.get("vocabularies", {}).values()
+    for name, fingerprint in fingerprints(data).items():
+        table = data.table_of(name)
+        if table in filled and fingerprint not in known:
+            raise InputError(
+                f"data.sparse.{name}.vocabulary is '{without_secrets(data.sparse[name].vocabulary)}', whose ids have "
+                f"other rows than in {KEY}, '{without_secrets(source.url)}'; name the vocabulary of that run, or list "
+                f"'{table}' in finetune.exclude"
+            )
 
 
 def render(found: WeightMap, optimizer_state: bool) -> str:

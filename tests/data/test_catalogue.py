@@ -1,5 +1,7 @@
 """The catalogue: its rows as those of samples, and negatives that depend on nothing but lane and step."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,7 +10,7 @@ import pytest
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.catalogue import read_catalogue
-from trainer.data.dataset import find_files
+from trainer.data.dataset import DataFile, find_files
 from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives
 from trainer.data.order import Lanes
@@ -21,6 +23,7 @@ ITEMS = {
     "count": [5, 0, 3, 2],
 }
 SAMPLES, DRAWN, HARD = 100, 6, 2
+SAMPLES_FILE = DataFile("", 0, (), ("tags", "history"))
 
 
 def write_items(folder, **columns):
@@ -62,7 +65,7 @@ def folder(tmp_path):
 
 def test_the_rows_of_items_are_those_of_samples(folder):
     """By rising id; what is of the query is empty, and so is all of the last row, which is no item."""
-    catalogue = read_catalogue(data(folder), FEATURES, ["tags", "history"])
+    catalogue = read_catalogue(data(folder), FEATURES, SAMPLES_FILE)
     rows = catalogue.rows
     assert catalogue.ids.tolist() == [3, 4, 7, 9]
     assert catalogue.weights.tolist() == [0, 2, 5, 3]
@@ -104,7 +107,7 @@ def steps_of(folder, ranks, start=0, stop=6, seed=0):
     """Returns the items of every lane and step, by the rows of all ranks."""
     config = data(folder, negatives=DRAWN, hard_negatives="avoided", hard_negatives_per_sample=HARD)
     files = find_files("data.train", config.train, config)
-    negatives = Negatives(read_catalogue(config, FEATURES, files.files[0].lists), config, seed)
+    negatives = Negatives(read_catalogue(config, FEATURES, files.files[0]), config, seed)
     lanes, found = Lanes(files.rows, 4, 40), []
     for rank in range(ranks):
         loader = Loader(files, config, lanes, rank, ranks, seed, True, negatives)
@@ -131,7 +134,7 @@ def test_every_lane_step_epoch_and_seed_has_draws_of_its_own(folder):
 def test_negatives_follow_the_samples_and_weigh_nothing(folder):
     config = data(folder, negatives=DRAWN, hard_negatives="avoided", hard_negatives_per_sample=HARD)
     files = find_files("data.train", config.train, config)
-    negatives = Negatives(read_catalogue(config, FEATURES, files.files[0].lists), config, 0)
+    negatives = Negatives(read_catalogue(config, FEATURES, files.files[0]), config, 0)
     loader = Loader(files, config, Lanes(files.rows, 4, 40), 0, 1, 0, False, negatives)
     batch, table = next(loader.batches(0, 1)), pq.read_table(folder / "train.parquet").to_pylist()
     rows = 10 + DRAWN + 10 * HARD
@@ -163,7 +166,55 @@ def test_negatives_follow_the_samples_and_weigh_nothing(folder):
 def test_catalogues_that_are_refused(folder, columns, words):
     write_items(folder, **columns)
     with pytest.raises(InputError, match=words):
-        read_catalogue(data(folder), FEATURES, ["tags", "history"])
+        read_catalogue(data(folder), FEATURES, SAMPLES_FILE)
+
+
+@pytest.mark.parametrize(
+    ("strings", "words"),
+    [
+        (["items"], "column 'item' has strings, but column 'item' of data.train integers"),
+        (["item"], "column 'item' has integers, but column 'item' of data.train strings"),
+        (["avoided"], "column 'item' has integers, but column 'avoided' of data.train strings"),
+        (["items", "item"], "column 'item' has strings, but column 'avoided' of data.train integers"),
+        (["items", "item", "avoided"], None),
+    ],
+)
+def test_ids_are_integers_or_strings_in_both(folder, strings, words):
+    if "items" in strings:
+        write_items(folder, item=["7", "3", "9", "4"])
+    table = pq.read_table(folder / "train.parquet")
+    for name, kind in (("item", pa.string()), ("avoided", pa.list_(pa.string()))):
+        if name in strings:
+            table = table.set_column(table.schema.get_field_index(name), name, table[name].cast(kind))
+    pq.write_table(table, folder / "train.parquet")
+    config = data(folder, hard_negatives="avoided")
+    config.sparse["item"] = config.sparse["item"].model_copy(update={"ids": "hash"})
+    samples = find_files("data.train", config.train, config).files[0]
+    with pytest.raises(InputError, match=words) if words else nullcontext():
+        read_catalogue(config, FEATURES, samples)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"item": [7, 3, 9, 5]},
+        {"count": [5, 1, 3, 2]},
+        {"price": [1.0, 2.0, 3.0, 4.0]},
+        {"tags": pa.array([[1], [2], None, [5]], pa.list_(pa.int32()))},
+    ],
+)
+def test_a_fingerprint_changes_with_items_weights_and_features(folder, columns):
+    before = read_catalogue(data(folder), FEATURES).fingerprint
+    moved = [2, 0, 3, 1]
+    write_items(
+        folder, **{name: [values[place] for place in moved] for name, values in ITEMS.items() if name != "tags"}
+    )
+    table = pq.read_table(folder / "items.parquet")
+    tags = pa.array([ITEMS["tags"][place] for place in moved], pa.list_(pa.int32()))
+    pq.write_table(table.set_column(0, "tags", tags), folder / "items.parquet")
+    assert read_catalogue(data(folder), FEATURES).fingerprint == before
+    write_items(folder, **columns)
+    assert read_catalogue(data(folder), FEATURES).fingerprint != before
 
 
 def test_a_hard_negative_outside_the_catalogue_is_refused(folder):

@@ -3,11 +3,15 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from command import write_config
 from jobs import launch_rounds, losses, saved_tensors
 from retrieval import ByHand, settings, write_data
 
+from trainer.__main__ import main as trainer
 from trainer.config.root import Config
 
 RANKS, STEPS = (1, 2, 4), 8  # two epochs, each of whose last batch is short
@@ -74,3 +78,22 @@ def test_a_resume_is_bit_for_bit(runs):
 
 def test_micro_batches_take_the_same_steps(runs):
     np.testing.assert_allclose(losses(runs / "parts"), losses(runs / "lane-2"), rtol=1e-6)
+
+
+def test_a_resume_needs_the_same_catalogue(tmp_path, capfd):
+    data = write_data(tmp_path / "data")
+
+    def train(steps, *flags):
+        file = write_config(tmp_path / "config.toml", settings(data, train__steps=steps))
+        return trainer(["train", str(file), "--out", str(tmp_path / "out"), *flags])
+
+    assert train(1) == 0
+    items = pq.read_table(data / "items.parquet")
+    pq.write_table(items.sort_by("s1"), data / "items.parquet")
+    assert train(2) == 0
+    pq.write_table(items.set_column(3, "count", pa.array([1] * len(items))), data / "items.parquet")
+    assert train(3) == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: data.catalogue.items changed since the checkpoint at ")
+    assert train(3, "--data.accept-changed", "True") == 0
+    assert train(4) == 0

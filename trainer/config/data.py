@@ -83,7 +83,7 @@ class DataConfig(Section):
     last_batch: Literal["keep", "drop"] = "keep"
     """The last, short batch of a training epoch: keep pads it with samples of weight zero, drop leaves it out."""
     accept_changed: Annotated[bool, MayChange] = False
-    """Resume although the training files are not those of the checkpoint."""
+    """Resume although the training files or the catalogue are not those of the checkpoint."""
     read_threads: Annotated[pydantic.PositiveInt, MayChange] = 2
     """Threads per rank that read and decode ahead of training."""
     prefetch_batches: Annotated[pydantic.PositiveInt, MayChange] = 8

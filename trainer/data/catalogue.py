@@ -1,16 +1,18 @@
 """The catalogue in memory: every item with its features, to draw negatives from and to evaluate over."""
 
+import hashlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch, to_batch
-from trainer.data.dataset import FileSet, find_files
+from trainer.data.dataset import DataFile, FileSet, find_files
 from trainer.data.decode import Chunk, decode
 from trainer.data.features import features_only
 from trainer.data.row_groups import RowGroupReader
@@ -26,11 +28,13 @@ class Catalogue:
         weights: Their weights as negatives, `[I]` float64.
         rows: `I + 1` rows as a data set has them, of weight 0 and without features of the query. The last one is no
             item and has no features.
+        fingerprint: Changes with any item, its weight and its features.
     """
 
     ids: np.ndarray
     weights: np.ndarray
     rows: Rows
+    fingerprint: str
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -70,29 +74,32 @@ class Catalogue:
             yield to_batch(self.rows.take(rows), data, 0.0)
 
 
-def read_catalogue(data: DataConfig, item_features: Collection[str], lists: Collection[str] | None = None) -> Catalogue:
+def read_catalogue(data: DataConfig, item_features: Collection[str], samples: DataFile | None = None) -> Catalogue:
     """Reads the catalogue.
 
     Args:
         data: The data.
         item_features: Names of the features of items.
-        lists: The sparse features that are lists in the samples which items will be joined with; None if with none.
+        samples: A file of the samples that items will be joined with; None if with none.
 
     Raises:
-        InputError: A file cannot be read, a value is not allowed, an id is there twice, or no item has a weight.
+        InputError: A file cannot be read, a value is not allowed, an id is there twice, no item has a weight, or a
+            column is of another type in the samples.
     """
     columns = _columns(data, item_features)
     files = find_files("data.catalogue.items", data.catalogue.items, columns)
     here = files.files[0].lists
-    _check_lists(files, columns, here, lists)
+    if samples:
+        _check_lists(files, columns, here, samples.lists)
+        _check_texts(files, columns, data.catalogue.hard_negatives, samples)
     reader = RowGroupReader(files, columns)
     chunks = [Chunk(reader.read(group), range(group.rows), f"{reader.where(group)}, ") for group in files.row_groups]
     items = decode(chunks, columns, here)
     items = items.take(items.groups[0].argsort(kind="stable"))
     ids, weights = items.groups[0], items.numbers[-1].astype(np.float64)
     _check_items(files, ids, weights)
-    bags = here if lists is None else [name for name in data.sparse if name in lists]
-    return Catalogue(ids, weights, _as_samples(items, columns, data, bags))
+    bags = [name for name in data.sparse if name in samples.lists] if samples else here
+    return Catalogue(ids, weights, _as_samples(items, columns, data, bags), _fingerprint(items))
 
 
 def _columns(data: DataConfig, item_features: Collection[str]) -> DataConfig:
@@ -101,13 +108,36 @@ def _columns(data: DataConfig, item_features: Collection[str]) -> DataConfig:
     return features_only(data, item_features).model_copy(update=columns)
 
 
-def _check_lists(files: FileSet, columns: DataConfig, here: Collection[str], there: Collection[str] | None) -> None:
+def _check_lists(files: FileSet, columns: DataConfig, here: Collection[str], there: Collection[str]) -> None:
     for name in columns.sparse:
-        if there is not None and (name in here) != (name in there):
+        if (name in here) != (name in there):
             is_here, is_there = ("a list", "single ids") if name in here else ("single ids", "a list")
             raise InputError(
                 f"{files.files[0].name}: column '{name}' is {is_here}, but {is_there} in data.train; make them alike"
             )
+
+
+def _check_texts(files: FileSet, columns: DataConfig, hard_negatives: str | None, samples: DataFile) -> None:
+    """Refuses columns of which one has integers and the other strings: no id would be the same in both."""
+    (item,), file = columns.groups, files.files[0]
+    pairs = [(name, name) for name in (*columns.sparse, item)] + ([(item, hard_negatives)] if hard_negatives else [])
+    for here, there in pairs:
+        if (here in file.texts) != (there in samples.texts):
+            kinds = ("strings", "integers") if here in file.texts else ("integers", "strings")
+            raise InputError(
+                f"{file.name}: column '{here}' has {kinds[0]}, but column '{there}' of data.train {kinds[1]}; make "
+                "them alike"
+            )
+
+
+def _fingerprint(items: Rows) -> str:
+    digest = hashlib.sha256()
+    for block in (items.groups, items.numbers, items.ids):
+        digest.update(block.tobytes())
+    for bag in items.bags.values():
+        for values in (pc.list_value_length(bag), bag.flatten()):  # pyrefly: ignore[missing-attribute]
+            digest.update(values.to_numpy(zero_copy_only=False).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _check_items(files: FileSet, ids: np.ndarray, weights: np.ndarray) -> None:

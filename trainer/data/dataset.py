@@ -33,12 +33,14 @@ class DataFile:
         size_bytes: Its size.
         row_groups: The rows of each of its row groups.
         lists: The sparse features that are lists of ids in it.
+        texts: The columns of ids that are strings in it: sparse features, groups and hard negatives.
     """
 
     url: str
     size_bytes: int
     row_groups: tuple[int, ...]
     lists: tuple[str, ...]
+    texts: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -162,7 +164,10 @@ def _inspect(url: str, reader: Reader, config: DataConfig) -> DataFile:
     name, found = without_secrets(url), inspect(url, reader)
     _check_columns(name, found.schema, config)
     lists = tuple(feature for feature in config.sparse if is_list(found.schema.field(feature).type))
-    return DataFile(url, found.size_bytes, found.row_groups, lists)
+    hard = [config.catalogue.hard_negatives] if config.catalogue.hard_negatives else []
+    ids = dict.fromkeys([*config.sparse, *config.groups, *hard])
+    texts = tuple(column for column in ids if is_string(id_type(found.schema.field(column).type)))
+    return DataFile(url, found.size_bytes, found.row_groups, lists, texts)
 
 
 def inspect(url: str, reader: Reader) -> FileContents:

@@ -1,6 +1,6 @@
 """Evaluation: every sample of a split exactly once, metrics over all ranks."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -16,7 +16,7 @@ from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.catalogue import Catalogue, read_catalogue
-from trainer.data.dataset import FileSet, find_files
+from trainer.data.dataset import DataFile, FileSet, find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
 from trainer.data.vocabulary import check_fingerprints
@@ -26,6 +26,7 @@ from trainer.metrics.retrieval import ItemVectors
 from trainer.run.reporter import format_metrics
 from trainer.training.item_vectors import item_vectors
 from trainer.training.managed_ids import ManagedIds
+from trainer.training.resume import check_catalogue
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
 
 
@@ -107,21 +108,29 @@ class Evaluator:
 
 
 def open_catalogue(
-    config: Config, context: DistributedContext, lists: Collection[str] | None = None
+    config: Config, context: DistributedContext, samples: DataFile | None = None, start: Checkpoint | None = None
 ) -> Catalogue | None:
     """Reads the catalogue on rank 0 and returns it on every rank, None if the configuration names none.
 
     Args:
         config: The configuration.
         context: This process among the ranks.
-        lists: As for `read_catalogue`.
+        samples: As for `read_catalogue`.
+        start: The checkpoint that a run resumes from.
 
     Raises:
-        InputError: It cannot be used.
+        InputError: It cannot be used, or changed since the checkpoint.
     """
     if not config.data.catalogue.items:
         return None
-    return broadcast_from_rank0(context, lambda: read_catalogue(config.data, config.model.item_features, lists))
+
+    def read() -> Catalogue:
+        catalogue = read_catalogue(config.data, config.model.item_features, samples)
+        if start:
+            check_catalogue(start, catalogue.fingerprint, config)
+        return catalogue
+
+    return broadcast_from_rank0(context, read)
 
 
 def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "test", checkpoint: str = NEWEST) -> None:

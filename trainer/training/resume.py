@@ -78,3 +78,17 @@ def check_start(start: Checkpoint, lanes: int, config: Config, files: FileSet) -
             "--data.accept-changed True resumes from the same step"
         )
     check_fingerprints(config.data, saved.get("vocabularies", {}), start.url)
+
+
+def check_catalogue(start: Checkpoint, fingerprint: str, config: Config) -> None:
+    """Refuses to resume from a checkpoint with another catalogue, from which other negatives would be drawn.
+
+    Raises:
+        InputError: It differs; the message names the flag that accepts it.
+    """
+    saved = start.train_state.get("catalogue")  # earlier checkpoints have none
+    if saved and fingerprint != saved and not config.data.accept_changed:
+        raise InputError(
+            f"data.catalogue.items changed since the checkpoint at {start.url}: its items, their weights or their "
+            "features; --data.accept-changed True resumes from the same step"
+        )

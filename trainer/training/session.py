@@ -169,6 +169,7 @@ class Session:
             "step_state": asdict(self.step_state),
             "data": self.order.files.description(),
             "vocabularies": fingerprints(self.config.data),
+            "catalogue": self.order.catalogue.fingerprint if self.order.catalogue else None,
             "evict": self.model.managed.rules(),
         }
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}

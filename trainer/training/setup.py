@@ -116,7 +116,7 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
             "train.steps or train.epochs; raise them or choose another --out"
         )
     rank, world_size, seed = context.rank, context.world_size, config.train.seed
-    catalogue = open_catalogue(config, context, files.files[0].lists)
+    catalogue = open_catalogue(config, context, files.files[0], start)
     negatives = Negatives(catalogue, config.data, seed) if catalogue else None
     loader = Loader(files, config.data, lanes, rank, world_size, seed, config.data.shuffle, negatives)
     return EpochOrder(

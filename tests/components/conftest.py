@@ -1,7 +1,7 @@
 import os
-import subprocess
 
 import pytest
+from command import run_torchx
 
 
 @pytest.fixture
@@ -9,14 +9,7 @@ def torchx(tmp_path):
     """Runs the `torchx` command in an empty directory, with no configuration of the user's."""
 
     def run(*args, **env):
-        return subprocess.run(
-            ["torchx", *args],
-            cwd=tmp_path,
-            env=os.environ | {"HOME": str(tmp_path), "COLUMNS": "200"} | env,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        return run_torchx(*args, cwd=tmp_path, **{"HOME": str(tmp_path), "COLUMNS": "200"} | env)
 
     return run
 

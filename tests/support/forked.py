@@ -86,9 +86,11 @@ def torchrun(*words: str) -> None:
 def torchx(*words: str) -> None:
     """`torchx WORDS`."""
     from torchx.cli.main import main
+    from torchx.runner.config import DEFAULT_CONFIG_DIRS
 
+    DEFAULT_CONFIG_DIRS[:] = [str(Path.home()), str(Path.cwd())]  # which TorchX looks up when it is imported
     sys.argv[:] = ["torchx", *words]
-    sys.exit(main())
+    sys.exit(main([*words]))
 
 
 def _call(

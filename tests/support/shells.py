@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from command import run_torchx
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 RUN = ("run", "-s", "local_cwd")
@@ -29,10 +30,7 @@ class Shells:
         """Types `torchx WORDS` in a shell of its own, in a directory of its own."""
         folder = self.home / "elsewhere"
         folder.mkdir(exist_ok=True)
-        command = ["torchx", *map(str, words)]
-        return subprocess.run(
-            command, cwd=folder, env=self.environment | environment, capture_output=True, text=True, timeout=600
-        )
+        return run_torchx(*map(str, words), cwd=folder, **self.environment | environment)
 
     def open(self, *words: object, cwd: Path | None = None) -> subprocess.Popen[str]:
         """Types `torchx WORDS` in a shell, which is the leader of its session, and does not wait."""

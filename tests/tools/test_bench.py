@@ -5,13 +5,12 @@ import functools
 import json
 import operator
 import re
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
+from command import run_trainer
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -61,8 +60,7 @@ FLAGS = ["--rows", "3000", "--global-batch-size", "64", "--steps", "3", "--repea
     ],
 )
 def test_bench(tmp_path, what, targets):
-    command = [sys.executable, "-m", "trainer", "bench", what, "--out", str(tmp_path), *FLAGS]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_trainer("bench", what, "--out", tmp_path, *FLAGS)
     assert done.returncode == 0, done.stderr
     assert "measured" in done.stdout
 

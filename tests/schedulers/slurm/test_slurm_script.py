@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from catalog import COMPONENTS
+from command import run_torchx
 from torchx.runner import get_runner
 from torchx.schedulers import get_scheduler_factories
 
@@ -53,8 +54,7 @@ def torchx(tmp_path):
 
     def run(*args, **env):
         path = str(Path(sys.executable).parent)
-        environment = os.environ | {"PATH": path, "HOME": str(tmp_path), "COLUMNS": "200"} | env
-        return subprocess.run(["torchx", *args], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return run_torchx(*args, cwd=tmp_path, **{"PATH": path, "HOME": str(tmp_path), "COLUMNS": "200"} | env)
 
     return run
 

@@ -15,7 +15,7 @@ data/movielens/summary.json: | $(VENV)/ready
 check: $(VENV)/ready lint
 	pytest --unit --numprocesses 2 -r fE --ignore tests/tools/test_bench.py
 
-# All tests, of the two largest matrices a sample. Most of a test's time is waiting, for Python to import torch above
+# All tests, of the largest matrices a sample. Most of a test's time is waiting, for Python to import torch above
 # all; files are spread over more workers than cores, in the order of tests/conftest.py: xdist would begin with those
 # of many tests, and end with the slowest.
 test: $(VENV)/ready lint

@@ -17,12 +17,15 @@ LONGEST = (
     "test_embed",
     "test_doctor",
     "test_chaos",
+    "test_managed_",
+    "test_sequences",
     "test_local_training",
     "test_preemption",
     "test_object_store",
     "test_elastic",
     "test_world_sizes",
     "test_saver",
+    "test_built_in_models",
     "test_reshard",
     "test_bench",
     "test_sharding",
@@ -39,6 +42,7 @@ LONGEST = (
     "test_resume_tables",
     "test_dense_parts",
     "test_stop_early",
+    "test_tasks",
     "test_cut",
     "test_finetune",
     "test_evaluate",
@@ -66,6 +70,19 @@ def pytest_collection_modifyitems(items):
     items.sort(
         key=lambda item: next((place for place, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST))
     )
+
+
+def pytest_generate_tests(metafunc):
+    """Parametrizes tests by the matrix of their module: `MATRIX`, names and a function of whether it is run whole."""
+    names, cells = getattr(metafunc.module, "MATRIX", ("", None))
+    if names and {*names.split(", ")} <= {*metafunc.fixturenames}:
+        metafunc.parametrize(names, cells(metafunc.config.getoption("all")))
+
+
+@pytest.fixture(scope="module")
+def matrix(request):
+    """The cells of the module's matrix that are run."""
+    return request.module.MATRIX[1](request.config.getoption("all"))
 
 
 def pytest_runtest_setup(item):

@@ -16,7 +16,7 @@ from test_reshard import canonical
 from trainer.config.root import Config
 
 KINDS = ["table_wise", "row_wise", "column_wise", "data_parallel"]
-SAMPLE, STEPS, TRAINED_ON, RESTORED_ON = 6, 3, 2, 4
+SAMPLE, STEPS, TRAINED_ON, RESTORED_ON = 5, 3, 2, 4
 Move = tuple[str, str, str]
 
 
@@ -32,7 +32,7 @@ def kinds_of(name: str) -> list[str]:
     return [kind for kind in KINDS if kind != "data_parallel" or not data.sequences]
 
 
-def moves(config: pytest.Config) -> list[Move]:
+def moves(whole: bool) -> list[Move]:
     """Returns models, each with the plans before and after."""
     everything = [
         (name, before, after)
@@ -41,29 +41,27 @@ def moves(config: pytest.Config) -> list[Move]:
         for after in kinds_of(name)
         if before != after
     ]
-    return sampled(config, everything, SAMPLE)
+    return sampled(everything, SAMPLE, whole)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "before" in metafunc.fixturenames:
-        metafunc.parametrize(("name", "before", "after"), moves(metafunc.config))
+MATRIX = "name, before, after", moves
 
 
 @pytest.fixture(scope="module")
-def states(request, tmp_path_factory):
+def states(matrix, tmp_path_factory):
     """Trained on 2 ranks, then restored under other plans on 4."""
     folder = tmp_path_factory.mktemp("reshard-models")
-    data, chosen = write_ratings(folder), moves(request.config)
-    trained = dict.fromkeys((name, before) for name, before, _ in chosen)
+    data = write_ratings(folder)
+    trained = dict.fromkeys((name, before) for name, before, _ in matrix)
     jobs = [{"config": planned(data, *one), "out": str(folder / "-".join(one))} for one in trained]
     launch(jobs, TRAINED_ON, folder)
-    restored = dict.fromkeys((name, after) for name, _, after in chosen)
+    restored = dict.fromkeys((name, after) for name, _, after in matrix)
     tasks = [
         {
             "config": planned(data, name, kind),
             "moves": {
                 str(folder / f"{name}-{before}"): str(folder / f"{name}-{before}-to-{kind}")
-                for of, before, after in chosen
+                for of, before, after in matrix
                 if (of, after) == (name, kind)
             },
         }

@@ -27,7 +27,7 @@ from trainer.models.base import ModelInputs
 from trainer.models.embeddings import collections
 from trainer.models.table_init import initialize_tables
 
-STEPS, BATCH, RANKS = 50, 64, (1, 2, 4)
+STEPS, BATCH, RANKS = 30, 64, (1, 2, 4)
 SHARDED = ("table_wise", "row_wise", "column_wise", "table_row_wise", "grid_shard")
 COLUMN_SHARDED = ("column_wise", "grid_shard")
 # With a smaller eps, Adagrad and Adam turn rounding of gradients near zero into steps of full size.
@@ -128,20 +128,18 @@ def amounts_to(case: str, table: str) -> dict:
     return BY_TABLE[table][1] if case == "by table" else CASES[case]
 
 
-def matrix(request_config: pytest.Config) -> list[tuple[str, str, int]]:
+def combinations(whole: bool) -> list[tuple[str, str, int]]:
     """Returns cases with plans and numbers of ranks: all, or one for each case, each of them about as often."""
     chosen = []
     for number, case in enumerate((*CASES, "by table")):
         kinds = (*SHARDED, "data_parallel") if case in REPLICABLE else SHARDED
         every = list(product(kinds, RANKS))
         random.Random(0).shuffle(every)
-        chosen += [(case, *one) for one in (every if request_config.getoption("all") else [every[number % len(every)]])]
+        chosen += [(case, *one) for one in (every if whole else [every[number % len(every)]])]
     return chosen
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" in metafunc.fixturenames:
-        metafunc.parametrize(("case", "kind", "ranks"), matrix(metafunc.config))
+MATRIX = "case, kind, ranks", combinations
 
 
 def place(folder: Path, case: str, kind: str, ranks: int) -> Path:
@@ -149,11 +147,11 @@ def place(folder: Path, case: str, kind: str, ranks: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(request, tmp_path_factory):
+def trained(matrix, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     data = write_bags(folder / "data", 10 * BATCH)
     jobs = {ranks: [] for ranks in RANKS}
-    for case, kind, ranks in matrix(request.config):
+    for case, kind, ranks in matrix:
         out = place(folder, case, kind, ranks)
         jobs[ranks].append({"config": settings(data, kind, *sections(case)), "out": str(out)})
     launch_rounds([(ranks, some) for ranks, some in jobs.items() if some], folder)

@@ -3,8 +3,6 @@
 import random
 from pathlib import Path
 
-import pytest
-
 from trainer.models.builder import MODELS
 from trainer.tools.bench.features import changed
 from trainer.tools.bench.models import movielens_config
@@ -29,6 +27,6 @@ def ready_made(name: str, data: Path, **changes: object) -> dict:
     return changed(movielens_config(name, str(data)), small | given).model_dump(mode="json", exclude_none=True)
 
 
-def sampled(config: pytest.Config, everything: list, count: int) -> list:
-    """Returns so many of a matrix, or all of them with `--all`."""
-    return everything if config.getoption("all") else random.Random(0).sample(everything, count)
+def sampled(everything: list, count: int, whole: bool) -> list:
+    """Returns so many of a matrix, or all of it."""
+    return everything if whole else random.Random(0).sample(everything, count)

@@ -29,13 +29,11 @@ STEPS = 10
 RATES = {"optimizer__sparse__learning_rate": 0.5, "optimizer__dense__learning_rate": 0.05}
 
 
-def pytest_generate_tests(metafunc):
-    if "name" in metafunc.fixturenames:
-        metafunc.parametrize("name", sampled(metafunc.config, NAMES, 3))
+MATRIX = "name", lambda whole: sampled(NAMES, 3, whole)
 
 
 @pytest.fixture(scope="module")
-def runs(request, tmp_path_factory):
+def runs(matrix, tmp_path_factory):
     """Runs of built-in models, of one with every rule and averages, of one's own, and of one with float16 tables."""
     folder = tmp_path_factory.mktemp("runs")
     ratings, plain = write_ratings(folder), write_rows(folder / "plain", [130])
@@ -50,7 +48,7 @@ def runs(request, tmp_path_factory):
         train__steps=STEPS,
     )
     here = {"train__steps": STEPS, **RATES}
-    trees = {name: ready_made(name, ratings, **here) for name in sampled(request.config, NAMES, 3)}
+    trees = {name: ready_made(name, ratings, **here) for name in matrix}
     trees |= {
         "rules": every_rule,
         "own": sequence_config(histories, "custom:SumOfSequences", data__validation=[str(histories)], **here),

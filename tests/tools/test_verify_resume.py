@@ -82,23 +82,16 @@ def data_of(name: str) -> str:
     return next(source for source in DATA if name.startswith(source))
 
 
-def names(config: pytest.Config) -> list[str]:
-    """Returns the ready-made configurations to prove."""
-    return NAMES if config.getoption("all") else SAMPLED
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "name" in metafunc.fixturenames:
-        metafunc.parametrize("name", names(metafunc.config))
+MATRIX = "name", lambda whole: NAMES if whole else SAMPLED
 
 
 @pytest.fixture(scope="module")
-def folder(request, tmp_path_factory):
+def folder(matrix, tmp_path_factory):
     """A directory with a small data set for every ready-made configuration."""
     folder = tmp_path_factory.mktemp("verify")
     for name in ("train.txt", "day_0", "day_23"):
         click_log(folder / name, 350)
-    for source in {data_of(name) for name in names(request.config)}:
+    for source in {data_of(name) for name in matrix}:
         make(*DATA[source].split(), cwd=folder)
     return folder
 
@@ -118,11 +111,11 @@ def shrunk(name):
 
 
 @pytest.fixture(scope="module")
-def verified(request, folder, rows):
+def verified(matrix, folder, rows):
     """The component's end for ready-made configurations, managed ids, and a model that forgets; two run at a time."""
     (folder / "forgetful.py").write_text(FORGETFUL)
     write_config(folder / "forgetful.toml", config(rows, model__name="forgetful:Forgetful"))
-    cases = {name: ["--config", name, "--keep", f"kept-{name}", "--", *shrunk(name)] for name in names(request.config)}
+    cases = {name: ["--config", name, "--keep", f"kept-{name}", "--", *shrunk(name)] for name in matrix}
     write_config(folder / "managed.toml", managed(write_ids(folder / "ids"), "row_wise"))
     cases |= {name: ["--config", f"{name}.toml"] for name in ("forgetful", "managed")}
     with ThreadPoolExecutor(2) as pool:

@@ -20,7 +20,7 @@ from jobs import losses, saved_tensors
 from ready_made import NAMES, ready_made, sampled, write_ratings
 from test_chaos import evaluations, text_of
 
-RANKS, STEPS, INTERRUPTIONS = 2, 40, 4
+RANKS, STEPS, INTERRUPTIONS = 2, 40, 3
 SAVE_EVERY, EVALUATE_EVERY = 4, 10
 MOST_STEPS, MOST_SECONDS = 7, 0.1  # that an interruption comes after a start
 STOPPED = 1 / 3  # of the interruptions ask a rank to stop
@@ -99,9 +99,7 @@ def send(rank: ForkedProcess, number: signal.Signals) -> None:
             rank.send_signal(number)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "name" in metafunc.fixturenames:
-        metafunc.parametrize("name", sampled(metafunc.config, NAMES, 2))
+MATRIX = "name", lambda whole: sampled(NAMES, 2, whole)
 
 
 @pytest.fixture(scope="module")

@@ -27,24 +27,20 @@ CUTS = {
 }
 
 
-def pairs(config: pytest.Config) -> list[tuple[str, str]]:
-    if config.getoption("all"):
-        return list(product(PLANS, OPTIMIZERS))
-    return list(zip(PLANS, cycle(OPTIMIZERS)))
+def pairs(whole: bool) -> list[tuple[str, str]]:
+    return list(product(PLANS, OPTIMIZERS) if whole else zip(PLANS, cycle(OPTIMIZERS)))
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "plan" in metafunc.fixturenames:
-        metafunc.parametrize(("plan", "optimizer"), pairs(metafunc.config))
+MATRIX = "plan, optimizer", pairs
 
 
 @pytest.fixture(scope="module")
-def runs(request, tmp_path_factory):
+def runs(matrix, tmp_path_factory):
     """Every pair on two ranks, without a cut and with one."""
     folder = tmp_path_factory.mktemp("cut")
     data = write_rows(folder / "data", [130, 126])
     jobs = []
-    for plan, optimizer in pairs(request.config):
+    for plan, optimizer in matrix:
         mode = {"planner__mode": "data_parallel"} if plan == "data_parallel" else {"planner__sharding_types": [plan]}
         for name, changes in CUTS.items():
             tree = config(

@@ -53,7 +53,7 @@ def test_every_row_once_whatever_is_killed(trained, tmp_path, request):
     while killed < kills:
         if (folder / "manifest.json").exists():  # it has ended in spite of all kills; another one
             folder = tmp_path / str(killed)
-        ranks = int(random.choice([1, 2, 4]))
+        ranks = int(random.choice([1, 2, 4], p=[0.5, 0.3, 0.2]))
         sizes = SIZES if random.integers(2) or not [*folder.glob("*.parquet")] else OTHERS
         job = start(trained, folder, ranks, *sizes)
         killed += kill_after(job, folder, int(random.integers(0, 6)), random.random() * 0.05)

@@ -41,7 +41,8 @@ def embed_table(
         ids = ids_of_table(config.data, table, model.managed)
         record = {"checkpoint": of_checkpoint(chosen), "table": table, "rows_per_part": rows_per_part}
         record["averages"] = bool(model.averages and model.averages.evaluated)
-        rows = len(ids.rows)
+        if not (rows := len(ids.rows)):
+            raise InputError(f"--table is '{table}', in which no id has a row yet; train first")
         record, missing = broadcast_from_rank0(context, lambda: begin(directory, earlier, record, rows))
         parts = PartFiles(directory, rows, rows_per_part)
         with model.averaged():

@@ -69,7 +69,7 @@ def predict_files(config: Config, arguments: Arguments, context: DistributedCont
                 parts.commit({key: job.record[key] for key in ("checkpoint", "kept_columns", "outputs")})
             print(summary)
             say_next(directory, parts)
-            write_outcome(f"{FINISHED_WORD}: {parts.parts[-1][1]:,} rows in {len(parts.parts):,} parts")
+            write_outcome(f"{FINISHED_WORD}: {parts.parts[-1][1]:,} rows in {parts}")
 
 
 def _claim(config: Config, arguments: Arguments, directory: RunDirectory) -> Job:
@@ -89,7 +89,7 @@ def _announce(job: Job, parts: PartFiles, context: DistributedContext) -> None:
     there = len(parts.parts) - len(job.missing)
     print(
         f"step {job.checkpoint.step:,} of {without_secrets(job.checkpoint.run_url)}: {job.files.rows:,} rows in "
-        f"{len(parts.parts):,} parts, {there:,} of which are there; ranks: {context.world_size}, "
+        f"{parts}, {there:,} of which are there; ranks: {context.world_size}, "
         f"rows at once: {job.record['batch_size']:,}",
         flush=True,
     )
@@ -126,5 +126,5 @@ def _make(
 def say_next(directory: RunDirectory, parts: PartFiles) -> None:
     """Prints where the parts of a job are, and how they are read."""
     url = without_secrets(directory.url)
-    print(f"{parts.parts[-1][1]:,} rows are in {len(parts.parts):,} parts in {url}")
+    print(f"{parts.parts[-1][1]:,} rows are in {parts} in {url}")
     print(f"\nNext:  pyarrow.dataset.dataset('{url}', exclude_invalid_files=True).head(5)")

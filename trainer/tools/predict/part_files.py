@@ -38,6 +38,9 @@ class PartFiles:
         self._directory, self._names = directory, names
         self.parts: list[Part] = cut_into_parts(rows, size)
 
+    def __str__(self) -> str:
+        return f"{len(self.parts):,} part{'s' * (len(self.parts) != 1)}"
+
     def name(self, number: int) -> str:
         """Returns the name of a part's file."""
         return f"part-{number:05d}-of-{len(self.parts):05d}.parquet"

@@ -74,7 +74,10 @@ def measure(folder: Path, rows: int, seconds: float) -> str:
         "synthetic": train("synthetic", synthetic(folder, rows), folder),
     }
     exports = {
-        name: {tables: export(run, folder / "exports" / name / tables, flag) for tables, flag in TABLES.items()}
+        name: {
+            tables: export(run, folder / "exports" / name / tables, flag, compile=name == "synthetic")
+            for tables, flag in TABLES.items()
+        }
         for name, run in runs.items()
     }
     lines = []
@@ -111,9 +114,9 @@ def train(config: str, flags: list[str], folder: Path) -> Run:
     return Run(f"{out}/config.toml", out)
 
 
-def export(run: Run, to: Path, quantize: str) -> Path:
-    """Exports a run, compiled too, with the metrics of its test split, and returns the directory."""
-    words = ["--out", run.out, "--to", str(to), "--split", "test", "--quantize", quantize, "--compile", "True"]
+def export(run: Run, to: Path, quantize: str, compile: bool) -> Path:
+    """Exports a run, with the metrics of its test split, and returns the directory."""
+    words = ["--out", run.out, "--to", str(to), "--split", "test", "--quantize", quantize, "--compile", str(compile)]
     read_command(["export", run.config, *words])()
     return to / json.loads((to / "current.json").read_text())["directory"]
 

@@ -1,10 +1,12 @@
 """Exported models: answers without torchrec and without the trainer, equal to the trainer's own.
 
-By default three built-in models are exported; `--all` exports all, and asks one in an environment that has torch alone.
+By default three built-in models are exported; `--all` exports all, and compiles one, and asks one in an environment
+that has torch alone.
 """
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -26,6 +28,7 @@ from trainer.tools.vocabulary import vocabulary
 
 ROOT = Path(__file__).parents[2]
 STEPS = 10
+PATHS = rb"/(tmp|work|home|root|usr|site-packages)/"
 RATES = {"optimizer__sparse__learning_rate": 0.5, "optimizer__dense__learning_rate": 0.05}
 
 
@@ -157,7 +160,7 @@ def test_files_tell_nothing_of_the_machine_and_hold_no_pickle(runs, exports):
     for directory in exports.values():
         for file in directory.iterdir():
             for content in contents(file):
-                assert not re.search(rb"/(tmp|work|home|root|usr|site-packages)/", content), file
+                assert not re.search(PATHS, content), file
                 assert b"torchrec" not in content or file.name == "load.py"
                 assert not content.startswith((b"\x80\x02", b"\x80\x04", b"PK")), file
 
@@ -233,3 +236,18 @@ def test_an_environment_with_torch_alone_is_enough(request, exports, tmp_path):
     directory = exports["rules"]
     (found,) = ask((directory, parity_of(directory)["columns"]), python=str(python))
     assert_parity(directory, found, exact=False)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+def test_machine_code_answers_the_same(runs, tmp_path, request):
+    if not request.config.getoption("all"):
+        pytest.skip("compiles for half a minute; --all runs it")
+    directory = export(runs, "rules", tmp_path, "--compile", "True", "--quantize", "int8")
+    parity = parity_of(directory)
+    one = {name: values[:1] for name, values in parity["columns"].items()}
+    many, single = ask((directory, parity["columns"]), (directory, one), compiled=True)
+    for output, values in parity["answers"].items():
+        np.testing.assert_allclose(many[output], values, atol=1e-6)
+        np.testing.assert_allclose(single[output], values[:1], atol=1e-6)
+    for content in contents(directory / "compiled.pt2"):
+        assert not re.search(PATHS, content)

@@ -1,7 +1,6 @@
-"""Exports with quantized tables and as machine code: how far they are from float32, and that the files say so."""
+"""Exports with quantized tables: how far they are from float32, and that the files say so."""
 
 import json
-import shutil
 import zipfile
 
 import numpy as np
@@ -116,16 +115,3 @@ def test_without_a_compiler(runs, tmp_path, monkeypatch, capfd):
     assert trainer([str(word) for word in words]) == 2
     assert "--compile is True, which needs g++" in capfd.readouterr().err
     assert not (tmp_path / "to").exists()
-
-
-@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
-def test_machine_code_answers_the_same(runs, request):
-    if not request.config.getoption("all"):
-        pytest.skip("compiles for half a minute; --all runs it")
-    directory = export(runs, "compiled", "--compile", "True", "--quantize", "int8")
-    parity = parity_of(directory)
-    one = {name: values[:1] for name, values in parity["columns"].items()}
-    many, single = ask((directory, parity["columns"]), (directory, one), compiled=True)
-    for output, values in parity["answers"].items():
-        np.testing.assert_allclose(many[output], values, atol=1e-6)
-        np.testing.assert_allclose(single[output], values[:1], atol=1e-6)

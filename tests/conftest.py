@@ -28,6 +28,8 @@ LONGEST = (
     "test_built_in_models",
     "test_reshard",
     "test_bench",
+    "test_export",
+    "test_serve",
     "test_sharding",
     "test_resume",
     "test_kubernetes_training",

@@ -87,7 +87,8 @@ def export(
         size = sum(file.stat().st_size for file in Path(folder).iterdir())
         url = publish(Path(folder), to, name)
     print(f"step {chosen.step:,}: {size / 2**20:,.1f} MiB are in {without_secrets(url)}")
-    print(f"rows of data.{split} have the trainer's answers, to within {worst:.1g}")
+    asked = "trainer" if quantize == "none" else "quantized model"
+    print(f"rows of data.{split} have the {asked}'s answers, to within {worst:.1g}")
 
 
 def _check_features(config: Config, chosen: Checkpoint) -> None:

@@ -3,7 +3,12 @@
 import json
 import subprocess
 import sys
+import sysconfig
+import venv
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ASK = """
 import importlib.util, json, pathlib, sys
@@ -43,3 +48,33 @@ def parity_of(directory: Path) -> dict:
 def first_rows(columns: dict, rows: slice) -> dict:
     """Returns some rows of columns."""
     return {name: values[rows] for name, values in columns.items()}
+
+
+def environment_with(package: str, folder: Path) -> str:
+    """Makes an environment that holds a package and what it requires, and nothing else; returns its Python.
+
+    The packages are links to those of this environment, as torch is a gigabyte to install, and its wheel for CUDA four.
+    """
+    venv.create(folder)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    required: set[str] = set()
+    require(package, required)
+    for name in required:
+        for entry in {file.parts[0] for file in distribution(name).files or ()} - {"..", "__pycache__"}:
+            (site / entry).symlink_to(distribution(name).locate_file(entry))
+    return str(folder / "bin/python")
+
+
+def require(package: str, found: set[str]) -> None:
+    """Adds a package to those found, and the packages that it requires, as far as they are installed."""
+    try:
+        needed = distribution(package).requires or []
+    except PackageNotFoundError:  # of CUDA
+        return
+    if package in found:
+        return
+    found.add(package)
+    for line in needed:
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            require(requirement.name, found)

@@ -1,21 +1,19 @@
 """Exported models: answers without torchrec and without the trainer, equal to the trainer's own.
 
-By default three built-in models are exported; `--all` exports all, and compiles one, and asks one in an environment
-that has torch alone.
+By default three built-in models are exported; `--all` exports all, and compiles one.
 """
 
 import json
 import re
 import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from exported import ask, first_rows, parity_of, step_directory
+from exported import ask, environment_with, first_rows, parity_of, step_directory
 from jobs import config, launch, write_rows
 from raw_columns import columns_config, write_columns
 from ready_made import NAMES, ready_made, sampled, write_ratings
@@ -26,7 +24,6 @@ from trainer.checkpoint.manifest import find_damage
 from trainer.core.storage import open_storage
 from trainer.tools.vocabulary import vocabulary
 
-ROOT = Path(__file__).parents[2]
 STEPS = 10
 PATHS = rb"/(tmp|work|home|root|usr|site-packages)/"
 RATES = {"optimizer__sparse__learning_rate": 0.5, "optimizer__dense__learning_rate": 0.05}
@@ -224,17 +221,12 @@ def test_a_second_export_of_a_step_is_refused(runs, exports, capfd):
     assert "holds step-10 already" in capfd.readouterr().err
 
 
-def test_an_environment_with_torch_alone_is_enough(request, exports, tmp_path):
-    if not request.config.getoption("all"):
-        pytest.skip("installs torch anew, for minutes; --all runs it")
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    python = tmp_path / "venv/bin/python"
-    torch = next(
-        line for line in (ROOT / "requirements-cpu.txt").read_text().splitlines() if line.startswith("torch==")
-    )
-    subprocess.run([python, "-m", "pip", "install", "--quiet", torch], check=True)
+def test_an_environment_with_torch_alone_is_enough(exports, tmp_path):
+    python = environment_with("torch", tmp_path / "venv")
+    for package in ("torchrec", "numpy", "pyarrow", "trainer"):
+        assert subprocess.run([python, "-I", "-c", f"import {package}"], capture_output=True).returncode == 1
     directory = exports["rules"]
-    (found,) = ask((directory, parity_of(directory)["columns"]), python=str(python))
+    (found,) = ask((directory, parity_of(directory)["columns"]), python=python)
     assert_parity(directory, found, exact=False)
 
 

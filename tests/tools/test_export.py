@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq

@@ -76,6 +76,7 @@ def compare_models(
     data = scratch.url_of("ratings")
     changes: dict[str, Any] = {"data.global_batch_size": global_batch_size, "data.validation": [], "data.test": []}
     changes["checkpoint.keep.best"] = None  # which needs data.validation
+    changes["optimizer"] = {}  # Adagrad, as in the bare loop; `bench features` measures what other options cost
     configs = {name: changed(movielens_config(name, data), changes) for name in models}
     ratings = math.ceil(MEMORY_BATCHES * global_batch_size / TRAIN)
     broadcast_from_rank0(context, lambda: make_ratings(data, ratings))

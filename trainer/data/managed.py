@@ -13,6 +13,12 @@ USED, EVICTED, OVERFLOWED = range(3)  # in totals: rows with an id; ids that los
 HALF_LIFE = 16
 
 
+def own_rows(ids: np.ndarray) -> np.ndarray:
+    """Returns the rows of a table that an id has for itself, from the id of each row `[R]`."""
+    rows = np.flatnonzero(ids != FREE)
+    return rows[rows != SHARED]
+
+
 @dataclass(frozen=True)
 class Change:
     """What the ids of a step change.

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.config.data import DataConfig
-from trainer.data.managed import FREE, SHARED
+from trainer.data.managed import own_rows
 from trainer.data.vocabulary import listed_ids, open_vocabulary
 from trainer.models.embeddings import name_in_model
 from trainer.training.managed_ids import ManagedIds
@@ -45,8 +45,7 @@ def ids_of_table(config: DataConfig, table: str, managed: ManagedIds) -> TableId
         return TableIds("id", ids, open_vocabulary(names[0], feature).unseen_rows + np.arange(len(ids)))
     if feature.ids == "managed":
         known = managed.tensors()[f"managed.{name_in_model(table)}.ids"].numpy()
-        rows = np.flatnonzero(known != FREE)
-        rows = rows[rows != SHARED]
+        rows = own_rows(known)
         return TableIds("id", pa.array(known[rows]), rows)
     rows = np.arange(feature.rows)
     hashed = any(config.sparse[name].ids == "hash" for name in names)

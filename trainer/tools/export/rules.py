@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from trainer.config.data import DataConfig, DenseFeature, SparseFeature
 from trainer.core.splitmix import splitmix64
-from trainer.data.managed import FREE, SHARED
+from trainer.data.managed import FREE, SHARED, own_rows
 from trainer.data.vocabulary import open_vocabulary
 
 INT64_MAX = 2**63 - 1
@@ -91,8 +91,7 @@ def listed_ids(data: DataConfig, managed: dict[str, Tensor]) -> dict[str, Listed
 
 def _managed_ids(ids: Tensor) -> ListedIds:
     """Returns the ids of a table's rows, of which the first is that of ids without a row."""
-    rows = (ids != FREE).nonzero().flatten()
-    rows = rows[rows != SHARED]
+    rows = torch.from_numpy(own_rows(ids.numpy()))
     keys, order = ids[rows].sort()
     if not len(keys):  # an id that no client can send: they are at least 0
         keys, rows, order = torch.tensor([FREE]), torch.tensor([SHARED]), torch.tensor([0])

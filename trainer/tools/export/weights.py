@@ -41,11 +41,13 @@ def _average(url: str, weights: dict[str, Tensor], ema: AverageConfig) -> None:
     averaged = {name: average for name in weights if (average := f"ema.{name.removeprefix('model.')}") in saved}
     if not averaged or ema.decay is None:
         raise InputError(f"--averages is True, but the checkpoint {url} has none; train with optimizer.ema.decay")
+    dense = {name: average for name, average in averaged.items() if not is_table(name)}
+    found = read_tensors(url, set(dense.values()).__contains__)
     for name, average in averaged.items():
-        if is_table(name):
-            _average_table(url, name, average, weights[name], ema.decay)
+        if name in dense:
+            weights[name].copy_(found[average])
         else:
-            weights[name].copy_(read_tensors(url, {average}.__contains__)[average])
+            _average_table(url, name, average, weights[name], ema.decay)
 
 
 def _average_table(url: str, name: str, average: str, weight: Tensor, decay: float) -> None:

@@ -142,11 +142,12 @@ def _write(config: Config, chosen: Checkpoint, choices: _Choices, folder: Path) 
         compile_program(program, folder / "compiled.pt2")
     save_program(program, folder / "model.pt2")
     _write_json(folder / "signature.json", described)
-    _write_json(folder / "parity.json", {"tolerance": TOLERANCE, **written})
+    expected = {"tolerance": TOLERANCE, **written}
+    _write_json(folder / "parity.json", expected)
     shutil.copy(str(load.__file__), folder / "load.py")
     write_manifest(folder)
     forms = (False, True) if choices.compile else (False,)
-    return max(check_parity(folder, {"tolerance": TOLERANCE, **written}, config.model.name, form) for form in forms)
+    return max(check_parity(folder, expected, config.model.name, form) for form in forms)
 
 
 def _quantize(

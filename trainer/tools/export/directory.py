@@ -65,8 +65,6 @@ def publish(folder: Path, to: str, name: str) -> str:
     return posixpath.join(target.url, name)
 
 
-def write_manifest(folder: Path) -> int:
-    """Writes the manifest of a local folder's files and returns their bytes."""
-    entries = entries_of(folder)
-    (folder / MANIFEST).write_text(json.dumps({"version": 1, "files": entries}, indent=2) + "\n")
-    return sum(entry["bytes"] for entry in entries.values())
+def write_manifest(folder: Path) -> None:
+    """Writes the manifest of a local folder's files."""
+    (folder / MANIFEST).write_text(json.dumps({"version": 1, "files": entries_of(folder)}, indent=2) + "\n")

@@ -144,6 +144,11 @@ def test_trained_weights_instead_of_averages(runs, exports, tmp_path):
     assert json.loads((directory / "signature.json").read_text())["averages"] is False
 
 
+def test_a_key_that_a_resume_may_change_does_not_stand_in_the_way(runs, exports, tmp_path):
+    directory = export(runs, "rules", tmp_path, "--data.sparse.user.evict", "least_recent")
+    assert parity_of(directory) == parity_of(exports["rules"])
+
+
 def contents(file):
     """The texts of a file; of an archive, of all that is in it."""
     if not zipfile.is_zipfile(file):

@@ -139,8 +139,14 @@ def test_managed_ids_and_vocabularies_are_looked_up_as_in_an_evaluation(tmp_path
     tree["data"]["sparse"]["s0"] = {"rows": 40, "ids": "managed"}
     tree["data"]["sparse"]["s1"] = {"rows": 30, "ids": "vocabulary", "vocabulary": str(tmp_path / "v/s1.parquet")}
     launch([{"config": tree, "out": str(tmp_path / "run")}], 1, tmp_path)
-    folder, _ = predict(source=plain, out=tmp_path / "run")
+    folder, _ = predict(*SMALL, source=plain, out=tmp_path / "run")
     found = read(folder)
+    (folder / "manifest.json").unlink()
+    (folder / "part-00002-of-00004.parquet").unlink()
+    flags = ("--data.sparse.s0.evict", "least_recent", "--data.sparse.s1.hotness", "2")  # which a resume may change
+    _, said = predict(*SMALL, *flags, source=plain, out=tmp_path / "run")
+    assert "3 of which are there" in said
+    assert read(folder).equals(found)
     p, label = (found[name].to_numpy().astype(float) for name in ("label_probability", "label"))
     test = json.loads((tmp_path / "run/evaluations.jsonl").read_text().splitlines()[-1])
     loss = -(label * np.log(p) + (1 - label) * np.log(1 - p)).mean()

@@ -1,11 +1,11 @@
 """The data: its files, its columns, and how training reads them."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 
 from trainer.config.catalogue import CatalogueConfig
-from trainer.config.may_change import MayChange
+from trainer.config.may_change import MayChange, fixed_values
 from trainer.config.section import Section
 from trainer.core.errors import InputError
 
@@ -44,7 +44,7 @@ class SparseFeature(Section):
     evict: Annotated[Literal["least_used", "least_recent"] | None, MayChange] = None
     """For ids = "managed": the id whose row a new one gets when all are in use. Unset: that of the run so far,
     least_used for a new run."""
-    hotness: pydantic.PositiveFloat = 1.0
+    hotness: Annotated[pydantic.PositiveFloat, MayChange] = 1.0
     """Ids per sample to expect on average; only the planner uses it."""
 
 
@@ -153,6 +153,11 @@ class DataConfig(Section):
                 f"data.catalogue.hard_negatives_per_sample is {catalogue.hard_negatives_per_sample}, but "
                 "data.catalogue.hard_negatives is unset; set both or none"
             )
+
+    def rules(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Returns the keys that decide the values of the features, by name and by kind, `dense` or `sparse`."""
+        kinds = {"dense": self.dense, "sparse": self.sparse}
+        return {kind: {name: fixed_values(one) for name, one in named.items()} for kind, named in kinds.items()}
 
     def table_of(self, feature: str) -> str:
         """Returns the name of the table that a sparse feature looks its ids up in."""

@@ -14,6 +14,12 @@ class MayChange:
     """
 
 
+def fixed_values(section: Section) -> dict[str, Any]:
+    """Returns the values of the keys without `MayChange`."""
+    fields = type(section).model_fields
+    return {name: getattr(section, name) for name, field in fields.items() if MayChange not in field.metadata}
+
+
 def changed_keys(section: type[Section], earlier: Tree, now: Tree) -> Iterator[tuple[str, Any, Any]]:
     """Yields the keys without `MayChange` whose values differ, each with its two values.
 

@@ -93,20 +93,19 @@ def export(
 
 def _check_features(config: Config, chosen: Checkpoint) -> None:
     """Refuses features with other rules than those that the model was trained with."""
-    trained = load_config(f"{chosen.url}/config.toml").data
-    for kind in ("dense", "sparse"):
-        ours, theirs = getattr(config.data, kind), getattr(trained, kind)
+    trained = load_config(f"{chosen.url}/config.toml").data.rules()
+    for kind, ours in config.data.rules().items():
+        theirs = trained[kind]
         if [*ours] != [*theirs]:
             raise InputError(
                 f"data.{kind} names {', '.join(ours)}, but the run has {', '.join(theirs)}; make them equal"
             )
         for name in ours:
-            now, then = (one[name].model_dump(exclude={"vocabulary", "hotness"}) for one in (ours, theirs))
-            if changed := [key for key in now if now[key] != then[key]]:
-                key = changed[0]
-                raise InputError(
-                    f"data.{kind}.{name}.{key} is {now[key]!r}, but the run was trained with {then[key]!r}; use that"
-                )
+            for key, now in ours[name].items():
+                if now != (then := theirs[name][key]):
+                    raise InputError(
+                        f"data.{kind}.{name}.{key} is {now!r}, but the run was trained with {then!r}; use that"
+                    )
 
 
 @dataclass(frozen=True)

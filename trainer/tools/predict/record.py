@@ -138,12 +138,8 @@ def _shown(value: Any) -> str:
 
 def _fingerprint(config: Config) -> str:
     """Changes with what a model computes from its weights and a row."""
-    features = {
-        name: feature.model_dump(mode="json", exclude={"vocabulary", "hotness"})  # the checkpoint has the vocabulary's
-        for name, feature in (config.data.dense | config.data.sparse).items()
-    }
     tasks = {name: (task.prediction, task.output, task.loss) for name, task in config.named_tasks().items()}
-    about = (features, config.model.model_dump(mode="json"), tasks)
+    about = (config.data.rules(), config.model.model_dump(mode="json"), tasks)
     evaluated = config.optimizer.ema.model_dump(mode="json")
     text = json.dumps([about, evaluated, config.train.precision], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

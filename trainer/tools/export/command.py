@@ -31,7 +31,7 @@ from trainer.tools.export.quality import measure, render
 from trainer.tools.export.quantized import Quantization, quantize_tables
 from trainer.tools.export.reference import Rows, managed_ids, parity, plain_answers, read_rows, torchrec_answers
 from trainer.tools.export.rules import listed_ids
-from trainer.tools.export.served import ServedModel
+from trainer.tools.export.served import Rules, ServedModel
 from trainer.tools.export.signature import id_types, signature
 from trainer.tools.export.tables import replace_tables
 from trainer.tools.export.weights import read_managed, read_weights
@@ -135,7 +135,7 @@ def _write(config: Config, chosen: Checkpoint, choices: _Choices, folder: Path) 
         written = parity(model, plain_answers, outputs, rows(), PARITY_ROWS)
     of_tables = {table: state[f"managed.{name_in_model(table)}.ids"] for table in data.managed_tables}
     unsigned = [name for name, dtype in types.items() if dtype == "uint64"]
-    served = ServedModel(model, data, lists, unsigned, listed_ids(data, of_tables), outputs).eval()
+    served = ServedModel(model, Rules(data, lists, unsigned, listed_ids(data, of_tables)), outputs).eval()
     program = export_program(served, described, config.model.name)
     if choices.compile:
         compile_program(program, folder / "compiled.pt2")

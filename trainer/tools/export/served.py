@@ -19,38 +19,29 @@ def names_of_list(column: str) -> tuple[str, str]:
     return f"{column}.values", f"{column}.lengths"
 
 
-class ServedModel(nn.Module):
-    """A model behind the data rules.
+class Rules(nn.Module):
+    """The data rules: raw columns to what a model takes.
 
     Args:
-        model: The model, its tables replaced.
         data: The columns and their rules.
         lists: The sparse features that are lists of ids.
         unsigned: Those whose ids have no sign.
         listed: The ids that are listed, by table.
-        outputs: The outputs.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        data: DataConfig,
-        lists: Collection[str],
-        unsigned: Collection[str],
-        listed: Mapping[str, ListedIds],
-        outputs: list[ModelOutput],
+        self, data: DataConfig, lists: Collection[str], unsigned: Collection[str], listed: Mapping[str, ListedIds]
     ) -> None:
         super().__init__()
-        self.model = model
         self.ids = nn.ModuleDict({name_in_model(table): ids for table, ids in listed.items()})
-        self._data, self._lists, self._outputs = data, lists, outputs
+        self._data, self._lists = data, lists
         self._rules: dict[str, IdRule] = {
             name: id_rule(feature, name in unsigned, listed.get(data.table_of(name)))
             for name, feature in data.sparse.items()
         }
 
-    def forward(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the outputs by name for raw columns.
+    def forward(self, columns: dict[str, Tensor]) -> tuple[Tensor, dict[str, Ids]]:
+        """Returns the dense features, `[B, D]`, and the rows of ids by sparse feature.
 
         Args:
             columns: Dense features `[B]` float32, NaN where missing; single ids `[B]` int64, NO_ID where missing; lists
@@ -61,11 +52,8 @@ class ServedModel(nn.Module):
         if not dense:
             first = next(iter(sparse.values()))
             samples = (first.lengths if isinstance(first, IdLists) else first.rows).shape[0]
-            return self._answer(torch.zeros((samples, 0)), sparse)
-        return self._answer(torch.stack(dense, dim=1), sparse)
-
-    def _answer(self, dense: Tensor, sparse: dict[str, Ids]) -> dict[str, Tensor]:
-        return compute_outputs(self._outputs, self.model(dense, sparse))
+            return torch.zeros((samples, 0)), sparse
+        return torch.stack(dense, dim=1), sparse
 
     def _ids(self, name: str, columns: dict[str, Tensor]) -> Ids:
         if name in self._lists:
@@ -73,3 +61,22 @@ class ServedModel(nn.Module):
             return IdLists(self._rules[name](columns[values]), columns[lengths])
         present = columns[name] != NO_ID
         return SingleIds(self._rules[name](torch.where(present, columns[name], 0)), present)
+
+
+class ServedModel(nn.Module):
+    """A model behind the data rules.
+
+    Args:
+        model: The model, its tables replaced.
+        rules: The rules.
+        outputs: The outputs.
+    """
+
+    def __init__(self, model: nn.Module, rules: Rules, outputs: list[ModelOutput]) -> None:
+        super().__init__()
+        self.model, self.rules = model, rules
+        self._outputs = outputs
+
+    def forward(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the outputs by name for raw columns."""
+        return compute_outputs(self._outputs, self.model(*self.rules(columns)))

@@ -1,12 +1,14 @@
 """Vectors of a catalogue and of tables: a search in the files finds what the evaluation found; ids are their own."""
 
 import json
+import signal
+import time
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from command import run_trainer, write_config
+from command import run_trainer, start_trainer, write_config
 from jobs import config, launch, saved_tensors, write_rows
 from predictions import read
 
@@ -71,13 +73,15 @@ def tables(tmp_path_factory):
     file = next(data.iterdir())
     table = pq.read_table(file)
     text = pa.array([WORDS[number % 4] for number in table["s2"].to_pylist()])
+    table = table.append_column("unseen", pa.nulls(len(table), pa.int64()))
     pq.write_table(table.set_column(table.column_names.index("s2"), "s2", text), file)
     run("vocabulary", "--source", data, "--columns", "s2", "--out", folder / "words", "--unseen-rows", 3)
     tree = config(data, train__steps=STEPS)
     tree["data"]["sparse"] |= {
         "s0": {"rows": 40, "ids": "managed"},
         "s2": {"rows": 9, "ids": "vocabulary", "vocabulary": str(folder / "words/s2.parquet")},
-        "s3": {"rows": 50, "ids": "hash"},
+        "s3": {"rows": 1000, "ids": "hash"},
+        "unseen": {"rows": 9, "ids": "managed"},
     }
     launch([{"config": tree, "out": str(folder / "run")}], 2, folder)
     return folder
@@ -118,6 +122,33 @@ def test_a_table_is_the_same_from_any_plan_and_number_of_ranks(tables, tmp_path)
         assert read(tmp_path / str(ranks)).equals(read(tmp_path / "1"))
 
 
+def test_a_signal_stops_it_between_two_parts_and_the_same_command_continues_it(tables, tmp_path):
+    words = ["embed", tables / "run/config.toml", "--out", tables / "run", "--table", "s3"]
+    tiny = [*words, "--rows-per-part", 2, "--to", tmp_path / "stopped"]
+    job = start_trainer(tiny, tmp_path / "log", tmp_path / "log", 0)
+    while job.poll() is None and not [*tmp_path.glob("stopped/*.parquet")]:
+        time.sleep(0.002)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait() == 75
+    said = (tmp_path / "log").read_text()
+    assert "SIGTERM: the job stops after this step, and keeps the parts that are written" in said
+    assert "The same command continues it." in said
+    assert 0 < (written := len([*tmp_path.glob("stopped/*.parquet")])) < 500
+    assert {path.name for path in (tmp_path / "stopped").iterdir() if path.suffix != ".parquet"} == {"job.json"}
+    done = run_trainer(*tiny)
+    assert f"1,000 rows in 500 parts, {written} of which are there" in done.stdout
+    run(*words, "--to", tmp_path / "undisturbed")
+    assert read(tmp_path / "stopped").equals(read(tmp_path / "undisturbed"))
+
+
+def test_a_table_without_ids_is_refused(tables, tmp_path, capfd):
+    words = ["embed", tables / "run/config.toml", "--out", tables / "run", "--table", "unseen", "--to", tmp_path / "v"]
+    assert trainer([str(word) for word in words]) == 2
+    line = capfd.readouterr().err
+    assert line == "error: --table is 'unseen', in which no id has a row yet; train first\n"
+    assert not (tmp_path / "v").exists()
+
+
 WRONG = {
     "neither": ([], "--output is None and --table is None; set one of them"),
     "both": (["--table", "s1", "--output", "x"], "set one of them"),
@@ -135,3 +166,4 @@ def test_wrong_input_is_one_line(case, tmp_path, capfd):
     line = capfd.readouterr().err
     assert message in line
     assert line.count("\n") == 1
+    assert not (tmp_path / "v").exists()

@@ -75,7 +75,7 @@ def test_a_signal_stops_it_between_two_steps(trained, tmp_path):
     job.send_signal(signal.SIGTERM)
     assert job.wait() == 75
     said = (tmp_path / "stopped.log").read_text()
-    assert "SIGTERM: the prediction stops after this step, and keeps the parts that are written" in said
+    assert "SIGTERM: the job stops after this step, and keeps the parts that are written" in said
     assert "The same command continues it." in said
     assert 0 < len([*folder.glob("*.parquet")]) < 320
     assert {path.name for path in folder.iterdir() if path.suffix != ".parquet"} == {"job.json"}

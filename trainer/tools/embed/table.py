@@ -7,19 +7,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from trainer.checkpoint.choice import find_checkpoint
+from trainer.checkpoint.store import Checkpoint
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError, nearest
 from trainer.core.local_shards import placed_shards
 from trainer.core.run_directory import RunDirectory
-from trainer.core.storage import named
 from trainer.models.embeddings import table_of_weight
-from trainer.run.lock import locked
+from trainer.run.preemption import Stopped, stop_on_signals
 from trainer.tools.embed.ids import TableIds, ids_of_table
-from trainer.tools.predict.job import say_next
+from trainer.tools.predict.claim import WORDS, Job, choose_checkpoint, claimed
 from trainer.tools.predict.part_files import PartFiles
-from trainer.tools.predict.record import begin, find_earlier, of_checkpoint
+from trainer.tools.predict.record import Record, of_checkpoint
 from trainer.tools.predict.steps import to_arrow
 from trainer.training.evaluate import restore_evaluated
 
@@ -32,36 +31,45 @@ def embed_table(
     Raises:
         InputError: There is no such table or checkpoint, or the directory holds parts of another job.
     """
-    directory = broadcast_from_rank0(context, lambda: _open(config, to, table, rows_per_part))
-    with locked(directory, context):
-        earlier = broadcast_from_rank0(context, lambda: find_earlier(directory))
-        run, choice = RunDirectory(out), earlier.choice(checkpoint)
-        chosen = broadcast_from_rank0(context, lambda: find_checkpoint(run, "--out", choice, "--checkpoint"))
+    with stop_on_signals(context, WORDS) as stop_requests:
+        directory, chosen = broadcast_from_rank0(
+            context, lambda: _find(config, out, to, table, checkpoint, rows_per_part)
+        )
         model = restore_evaluated(config, chosen, context)
         ids = ids_of_table(config.data, table, model.managed)
-        record = {"checkpoint": of_checkpoint(chosen), "table": table, "rows_per_part": rows_per_part}
-        record["averages"] = bool(model.averages and model.averages.evaluated)
-        if not (rows := len(ids.rows)):
-            raise InputError(f"--table is '{table}', in which no id has a row yet; train first")
-        record, missing = broadcast_from_rank0(context, lambda: begin(directory, earlier, record, rows))
-        parts = PartFiles(directory, rows, rows_per_part)
-        with model.averaged():
+        about = {
+            "table": table,
+            "rows_per_part": rows_per_part,
+            "averages": bool(model.averages and model.averages.evaluated),
+        }
+        job = broadcast_from_rank0(context, lambda: _job(directory, chosen, about, len(ids.rows)))
+        with claimed(job, stop_requests, context) as claim, model.averaged():
             weights = [value for name, value in model.weights().items() if table_of_weight(name) == table]
-            for number in missing:
-                vectors = _gathered(weights, ids.rows[slice(*parts.parts[number])], _dimension(config, table), context)
-                broadcast_from_rank0(context, lambda n=number, v=vectors: _write(parts, n, ids, v))
-        if context.is_rank0:
-            with named("--to", directory.url):
-                parts.commit(record)
-            say_next(directory, parts)
+            for number in claim.missing:
+                if claim.give_up():
+                    raise Stopped
+                rows = ids.rows[slice(*claim.parts.parts[number])]
+                vectors = _gathered(weights, rows, _dimension(config, table), context)
+                broadcast_from_rank0(context, lambda n=number, v=vectors: _write(claim.parts, n, ids, v))
 
 
-def _open(config: Config, to: str, table: str, rows_per_part: int) -> RunDirectory:
+def _find(
+    config: Config, out: str, to: str, table: str, checkpoint: str, rows_per_part: int
+) -> tuple[RunDirectory, Checkpoint]:
+    """Finds the directory and the checkpoint, and writes nothing."""
     if table not in (known := config.data.features_of_tables()):
         raise InputError(f"--table is '{table}', which the model does not have{nearest(table, known)}")
     if rows_per_part < 1:
         raise InputError(f"--rows-per-part is {rows_per_part}; it must be at least 1")
-    return RunDirectory(to, "--to")
+    directory = RunDirectory(to, "--to")
+    return directory, choose_checkpoint(directory, out, checkpoint)
+
+
+def _job(directory: RunDirectory, checkpoint: Checkpoint, about: Record, rows: int) -> Job:
+    if not rows:
+        raise InputError(f"--table is '{about['table']}', in which no id has a row yet; train first")
+    record = {"checkpoint": of_checkpoint(checkpoint), **about}
+    return Job(directory=directory, checkpoint=checkpoint, record=record, rows=rows)
 
 
 def _dimension(config: Config, table: str) -> int:

@@ -62,12 +62,11 @@ def find_earlier(directory: RunDirectory) -> EarlierJob:
     return EarlierJob(json.loads(text), is_done)
 
 
-def begin(directory: RunDirectory, earlier: EarlierJob, record: Record, rows: int) -> tuple[Record, list[int]]:
+def begin(directory: RunDirectory, record: Record, rows: int) -> tuple[Record, list[int]]:
     """Writes the record of a new job, or compares it with that of the job to continue.
 
     Args:
         directory: Where the parts are.
-        earlier: What it holds.
         record: The record of this job.
         rows: Rows of all parts.
 
@@ -77,6 +76,7 @@ def begin(directory: RunDirectory, earlier: EarlierJob, record: Record, rows: in
     Raises:
         InputError: The directory holds parts of another job.
     """
+    earlier = find_earlier(directory)  # again: another job can have ended until this one had the lock
     if earlier.record:
         _check(directory, earlier.record, record)
         record = earlier.record

@@ -28,9 +28,9 @@ from trainer.config.root import load_config
 from trainer.core.run_directory import RunDirectory
 from trainer.data.dataset import find_files
 from trainer.tools.bench.comparison import describe_machine
-from trainer.tools.export.command import load_model
 from trainer.tools.export.load import load
 from trainer.tools.export.reference import managed_ids, read_rows
+from trainer.tools.export.weights import SavedWeights, load_model
 
 PAGE = ROOT / "docs" / "serving.md"
 BATCHES = (1, 64, 4096)
@@ -150,7 +150,8 @@ def latency(call: Callable[[], Any], seconds: float) -> Latency:
 def torchrec_quantized(run: Run, folder: Path, seconds: float) -> list[str]:
     """Returns size and latencies of the model as TorchRec quantizes it for serving."""
     config = load_config(run.config)
-    model = load_model(config, find_checkpoint(RunDirectory(run.out), "--out", NEWEST, "--checkpoint"), False)
+    chosen = find_checkpoint(RunDirectory(run.out), "--out", NEWEST, "--checkpoint")
+    model = load_model(config, SavedWeights(chosen, config.optimizer.ema, averages=False))
     files = find_files("data.test", config.data.test, config.data)
     batch = next(read_rows(files, config, managed_ids(config, {}))).batch
     scripted = script(model)

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
@@ -20,7 +19,6 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.dataset import find_files
 from trainer.data.vocabulary import check_fingerprints
-from trainer.models.builder import build_model
 from trainer.models.embeddings import name_in_model
 from trainer.models.outputs import model_outputs
 from trainer.tools.export import load
@@ -34,7 +32,7 @@ from trainer.tools.export.rules import listed_ids
 from trainer.tools.export.served import Rules, ServedModel
 from trainer.tools.export.signature import id_types, signature
 from trainer.tools.export.tables import replace_tables
-from trainer.tools.export.weights import read_managed, read_weights
+from trainer.tools.export.weights import SavedWeights, load_model, read_managed
 
 PARITY_ROWS = 64
 TOLERANCE = 1e-6  # of a probability in float32, whose sums a compiler or another processor takes in another order
@@ -125,7 +123,7 @@ def _write(config: Config, chosen: Checkpoint, choices: _Choices, folder: Path) 
     types, lists = id_types(files, data), files.files[0].lists
     described = signature(data, types, lists, outputs)
     described |= {"model": config.model.name, "step": chosen.step, "averages": choices.averages, "tables": "float32"}
-    model = load_model(config, chosen, choices.averages)
+    model = load_model(config, SavedWeights(chosen, config.optimizer.ema, choices.averages))
     state = read_managed(chosen) if data.managed_tables else {}
     rows = partial(read_rows, files, config, managed_ids(config, state))
     written = parity(model, torchrec_answers, outputs, rows(), PARITY_ROWS)
@@ -158,27 +156,6 @@ def _quantize(
     after = measure(model, config, rows())
     print(render(split, before, after, quantize))
     return {"split": split, "float32": before, quantize: after}
-
-
-def load_model(config: Config, chosen: Checkpoint, averages: bool) -> nn.Module:
-    """Returns the model with the weights of a checkpoint, in evaluation."""
-    predictions = list(dict.fromkeys(output.prediction for output in model_outputs(config)))
-    model = build_model(config.data, config.model, predictions, torch.device("cpu"))
-    weights = read_weights(chosen, config.optimizer.ema, averages)
-    here = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    there = {name: tensor.shape for name, tensor in weights.items()}
-    if wrong := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
-        name = wrong[0]
-        raise InputError(
-            f"--out: the checkpoint {chosen.url} is another model's: '{name}' is {_shape(there.get(name))} there, and "
-            f"{_shape(here.get(name))} by the configuration; use the run's own config.toml"
-        )
-    model.load_state_dict(weights, assign=True)
-    return model.eval()
-
-
-def _shape(shape: torch.Size | None) -> str:
-    return "missing" if shape is None else str([*shape])
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:

@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import pydantic
 from torch import nn
 
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
+from trainer.checkpoint.manifest import FileEntry
 from trainer.checkpoint.store import Checkpoint
 from trainer.config.root import Config, load_config
 from trainer.core.errors import InputError
@@ -23,13 +25,23 @@ from trainer.models.embeddings import name_in_model
 from trainer.models.outputs import model_outputs
 from trainer.tools.export import load
 from trainer.tools.export.compiled import check_compiler, compile_program
-from trainer.tools.export.directory import check_free, publish, write_manifest
+from trainer.tools.export.directory import check_free, files_of, publish, write_manifest
+from trainer.tools.export.looked_up import write_in_shards
 from trainer.tools.export.program import check_parity, export_program, save_program
 from trainer.tools.export.quality import measure, render
 from trainer.tools.export.quantized import Quantization, quantize_tables
-from trainer.tools.export.reference import Rows, managed_ids, parity, plain_answers, read_rows, torchrec_answers
+from trainer.tools.export.reference import (
+    Rows,
+    first_rows,
+    managed_ids,
+    parity,
+    plain_answers,
+    read_rows,
+    torchrec_answers,
+)
 from trainer.tools.export.rules import listed_ids
 from trainer.tools.export.served import Rules, ServedModel
+from trainer.tools.export.shards import Shards
 from trainer.tools.export.signature import id_types, signature
 from trainer.tools.export.tables import replace_tables
 from trainer.tools.export.weights import SavedWeights, load_model, read_managed
@@ -47,6 +59,7 @@ def export(
     averages: bool | None = None,
     quantize: Quantization = "none",
     compile: bool = False,
+    shard_bytes: pydantic.PositiveInt | None = None,
 ) -> None:
     """Exports a checkpoint of a run as a directory that serves. CONFIG is a TOML file, such as RUN_DIR/config.toml.
 
@@ -65,6 +78,8 @@ def export(
         quantize: Bits of the tables' values: none for float32, int8 or int4, with a scale and a bias for each row. The
             metrics of the split before and after are printed, and written to signature.json.
         compile: Add the model as machine code for CPUs (compiled.pt2), which needs g++.
+        shard_bytes: Write tables, which may be larger than a host's memory, apart from the program, to files of at most
+            so many bytes. The loader maps them into memory. Unset: tables are in the program.
 
     Raises:
         InputError: There is no such checkpoint, it is another model's, the data or the model cannot be used, or the
@@ -72,6 +87,9 @@ def export(
     """
     if not getattr(config.data, split):
         raise InputError(f"--split is {split}, but data.{split} is empty; name its files, or another split")
+    if shard_bytes and (compile or quantize != "none"):
+        flag, value = ("--compile", compile) if compile else ("--quantize", quantize)
+        raise InputError(f"--shard-bytes is {shard_bytes}, and {flag} is {value}; tables in shards take neither yet")
     if compile:
         check_compiler()
     chosen = find_checkpoint(RunDirectory(out), "--out", checkpoint, "--checkpoint")
@@ -81,8 +99,8 @@ def export(
     _check_features(config, chosen)
     check_fingerprints(config.data, chosen.train_state.get("vocabularies", {}), chosen.url)
     with tempfile.TemporaryDirectory() as folder:
-        worst = _write(config, chosen, _Choices(split, averages, quantize, compile), Path(folder))
-        size = sum(file.stat().st_size for file in Path(folder).iterdir())
+        worst = _write(config, chosen, _Choices(split, averages, quantize, compile, shard_bytes), Path(folder))
+        size = sum(Path(folder, file).stat().st_size for file in files_of(Path(folder)))
         url = publish(Path(folder), to, name)
     print(f"step {chosen.step:,}: {size / 2**20:,.1f} MiB are in {without_secrets(url)}")
     asked = "trainer" if quantize == "none" else "quantized model"
@@ -114,37 +132,62 @@ class _Choices:
     averages: bool
     quantize: Quantization
     compile: bool
+    shard_bytes: int | None
 
 
 def _write(config: Config, chosen: Checkpoint, choices: _Choices, folder: Path) -> float:
     """Writes all files; returns the greatest difference from the answers of the model before it was exported."""
-    data, outputs, split, quantize = config.data, model_outputs(config), choices.split, choices.quantize
+    data, split = config.data, choices.split
     files = find_files(f"data.{split}", getattr(data, split), data)
     types, lists = id_types(files, data), files.files[0].lists
-    described = signature(data, types, lists, outputs)
+    described = signature(data, types, lists, model_outputs(config))
     described |= {"model": config.model.name, "step": chosen.step, "averages": choices.averages, "tables": "float32"}
-    model = load_model(config, SavedWeights(chosen, config.optimizer.ema, choices.averages))
+    weights = SavedWeights(chosen, config.optimizer.ema, choices.averages)
     state = read_managed(chosen) if data.managed_tables else {}
     rows = partial(read_rows, files, config, managed_ids(config, state))
-    written = parity(model, torchrec_answers, outputs, rows(), PARITY_ROWS)
-    replace_tables(model, data.sequences)
-    if quantize != "none":
-        described |= {"tables": quantize, "quality": _quantize(model, config, rows, split, quantize)}
-        written = parity(model, plain_answers, outputs, rows(), PARITY_ROWS)
-    of_tables = {table: state[f"managed.{name_in_model(table)}.ids"] for table in data.managed_tables}
-    unsigned = [name for name, dtype in types.items() if dtype == "uint64"]
-    served = ServedModel(model, Rules(data, lists, unsigned, listed_ids(data, of_tables)), outputs).eval()
-    program = export_program(served, described, config.model.name)
-    if choices.compile:
-        compile_program(program, folder / "compiled.pt2")
-    save_program(program, folder / "model.pt2")
+    listed = listed_ids(data, {table: state[f"managed.{name_in_model(table)}.ids"] for table in data.managed_tables})
+    rules = partial(Rules, data, lists, [name for name, dtype in types.items() if dtype == "uint64"])
+    known: dict[str, FileEntry] = {}
+    if choices.shard_bytes:
+        shards, samples = Shards(weights, data, choices.shard_bytes), first_rows(rows, PARITY_ROWS)
+        written, known = write_in_shards(config, shards, samples, rules, listed, described, folder)
+    else:
+        written = _write_whole(config, weights, choices, rows, rules(listed), described, folder)
     _write_json(folder / "signature.json", described)
     expected = {"tolerance": TOLERANCE, **written}
     _write_json(folder / "parity.json", expected)
     shutil.copy(str(load.__file__), folder / "load.py")
-    write_manifest(folder)
+    write_manifest(folder, known)
     forms = (False, True) if choices.compile else (False,)
     return max(check_parity(folder, expected, config.model.name, form) for form in forms)
+
+
+def _write_whole(
+    config: Config,
+    weights: SavedWeights,
+    choices: _Choices,
+    rows: Callable[[], Iterator[Rows]],
+    rules: Rules,
+    described: dict[str, Any],
+    folder: Path,
+) -> dict[str, Any]:
+    """Writes the program with the tables in it, and what else of the signature comes to light; returns the parity."""
+    model, outputs, split, quantize = (
+        load_model(config, weights),
+        model_outputs(config),
+        choices.split,
+        choices.quantize,
+    )
+    written = parity(model, torchrec_answers, outputs, rows(), PARITY_ROWS)
+    replace_tables(model, config.data.sequences)
+    if quantize != "none":
+        described |= {"tables": quantize, "quality": _quantize(model, config, rows, split, quantize)}
+        written = parity(model, plain_answers, outputs, rows(), PARITY_ROWS)
+    program = export_program(ServedModel(model, rules, outputs).eval(), described, config.model.name)
+    if choices.compile:
+        compile_program(program, folder / "compiled.pt2")
+    save_program(program, folder / "model.pt2")
+    return written
 
 
 def _quantize(

@@ -24,15 +24,26 @@ def check_free(to: str, name: str) -> None:
             raise InputError(f"--to is '{to}', which holds {name} already; name another directory, or delete that")
 
 
-def entries_of(folder: Path) -> dict[str, FileEntry]:
-    """Returns size and checksum of every file in a local folder but the manifest."""
+def files_of(folder: Path) -> list[str]:
+    """Returns the files in a local folder and below it, by their names there; its manifest is the last."""
+    names = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
+    return sorted(names, key=lambda name: (name == MANIFEST, name))
+
+
+def entries_of(folder: Path, known: dict[str, FileEntry]) -> dict[str, FileEntry]:
+    """Returns size and checksum of every file in a local folder but the manifest; of those that are known, these."""
     found = {}
-    for file in sorted(file for file in folder.iterdir() if file.name != MANIFEST):
-        entry = entry_of(b"")
+    for name in files_of(folder):
+        if name == MANIFEST:
+            continue
+        if name in known:
+            found[name] = known[name]
+            continue
+        file, entry = folder / name, entry_of(b"")
         with file.open("rb") as stream:
             while block := stream.read(READ_BYTES):
                 add_to(entry, block)
-        found[file.name] = entry
+        found[name] = entry
     return found
 
 
@@ -52,10 +63,10 @@ def publish(folder: Path, to: str, name: str) -> str:
     """
     target = RunDirectory(to, "--to")
     with named("--to", to):
-        target.fs.makedirs(target.path(name))
-        for file in sorted(folder.iterdir(), key=lambda file: (file.name == MANIFEST, file.name)):
-            path = target.path(name, file.name)
-            if file.name == MANIFEST:
+        for file_name in files_of(folder):
+            file, path = folder / file_name, target.path(name, file_name)
+            target.fs.makedirs(posixpath.dirname(path))
+            if file_name == MANIFEST:
                 target.fs.write(path, file.read_bytes(), durable=True)
             else:
                 with file.open("rb") as source, target.fs.durable(path) as sink:
@@ -65,6 +76,6 @@ def publish(folder: Path, to: str, name: str) -> str:
     return posixpath.join(target.url, name)
 
 
-def write_manifest(folder: Path) -> None:
-    """Writes the manifest of a local folder's files."""
-    (folder / MANIFEST).write_text(json.dumps({"version": 1, "files": entries_of(folder)}, indent=2) + "\n")
+def write_manifest(folder: Path, known: dict[str, FileEntry]) -> None:
+    """Writes the manifest of a local folder's files, of which size and checksum may be known."""
+    (folder / MANIFEST).write_text(json.dumps({"version": 1, "files": entries_of(folder, known)}, indent=2) + "\n")

@@ -29,7 +29,7 @@ class SingleIds:
     """At most one id for each sample.
 
     Attributes:
-        rows: Row of each sample's id, `[B]` int64.
+        rows: Row of each sample's id, `[B]` int64; or its embedding, `[B, D]`, as below.
         present: Whether the sample has one, `[B]`.
     """
 
@@ -50,7 +50,7 @@ class IdLists:
     """A list of ids for each sample.
 
     Attributes:
-        rows: Rows of all ids, `[N]` int64.
+        rows: Rows of all ids, `[N]` int64; or their embeddings, `[N, D]`, for tables that return what they are given.
         lengths: How many of them each sample has, `[B]` int64.
     """
 
@@ -74,7 +74,7 @@ class IdLists:
         return Sequence(torch.where(inside[:, :, None], table(rows), 0.0), lengths.int())
 
     def _rows_and_one(self) -> Tensor:
-        return torch.cat([self.rows, self.rows.new_zeros(1)])
+        return torch.cat([self.rows, self.rows.new_zeros(1, *self.rows.shape[1:])])
 
 
 Ids = SingleIds | IdLists

@@ -59,7 +59,9 @@ class Model:
         _check_files(directory, verify)
         self.signature: dict[str, Any] = json.loads((directory / "signature.json").read_text())
         self.run: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-        if compiled:
+        if "shards" in self.signature and not compiled:
+            self.run = _InShards(directory)
+        elif compiled:
             file = directory / "compiled.pt2"
             if not file.exists():
                 raise ValueError(f"{directory} has no compiled model; export with --compile True")
@@ -103,6 +105,44 @@ class Model:
         if rows == 0:
             raise ColumnError(f"column '{first}' is empty; send at least one sample")
         return {entry["name"]: found[entry["name"]] for entry in self.signature["inputs"]}
+
+
+class _InShards:
+    """A model whose tables are in files, which are mapped into memory: only the rows of a call are read.
+
+    Args:
+        directory: As for `load`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        index = json.loads((directory / "tables.json").read_text())
+        self._rows = torch.export.load(directory / "rows.pt2").module()
+        self._model = torch.export.load(directory / "model.pt2").module()
+        tables = [(_Table(directory, table), table["features"]) for table in index["tables"].values()]
+        self._tables = {feature: table for table, features in tables for feature in features}
+
+    def __call__(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        rows = self._rows(inputs)
+        return self._model(inputs, {name: self._tables[name](one) for name, one in rows.items()})
+
+
+class _Table:
+    def __init__(self, directory: Path, table: dict[str, Any]) -> None:
+        dtype, self._columns = getattr(torch, table["dtype"]), table["columns"]
+        self._starts = torch.tensor([file["first_row"] for file in table["files"]])
+        self._files = [
+            torch.from_file(str(directory / file["name"]), size=file["rows"] * self._columns, dtype=dtype)
+            for file in table["files"]
+        ]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Returns the embeddings of rows, `[N]` to `[N, D]` float32."""
+        found = torch.empty(len(rows), self._columns)
+        places = torch.searchsorted(self._starts, rows, right=True) - 1
+        for place in places.unique().tolist():
+            here = places == place
+            found[here] = self._files[place].view(-1, self._columns)[rows[here] - self._starts[place]].float()
+        return found
 
 
 def _check_files(directory: Path, verify: bool) -> None:

@@ -1,5 +1,6 @@
 """Exports a module with torch.export, and checks what the exported model answers."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,31 @@ from trainer.tools.export.load import load
 ORIGINS = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")
 
 
-def export_program(served: nn.Module, signature: dict[str, Any], name: str) -> ExportedProgram:
+def export_program(
+    served: nn.Module, signature: dict[str, Any], name: str, embeddings: Sequence[dict[str, Any]] = ()
+) -> ExportedProgram:
     """Returns the program of a module for batches of any size.
 
     Args:
         served: The module.
         signature: Names its inputs, in order.
         name: The model's, for the message.
+        embeddings: Inputs of a second argument, which is looked up for the first: sizes as there, then the columns.
 
     Raises:
         InputError: The model is the user's own, and cannot be traced.
     """
     entries = signature["inputs"]
     sizes = {size: Dim(f"size_{place}", min=1 if size == "B" else 0) for place, size in enumerate(_sizes(entries))}
-    shapes = {entry["name"]: {0: sizes[entry["shape"][0]]} for entry in entries}
+    given = [_example(entries)]
+    if embeddings:
+        lengths = {entry["shape"][0]: len(given[0][entry["name"]]) for entry in entries}
+        given.append({one["name"]: torch.zeros(lengths[one["shape"][0]], *one["shape"][1:]) for one in embeddings})
+    groups = (entries, embeddings)[: len(given)]
+    shapes = tuple({entry["name"]: {0: sizes[entry["shape"][0]]} for entry in group} for group in groups)
     try:
         with torch.no_grad():
-            program = torch.export.export(served, (_example(entries),), dynamic_shapes=(shapes,), strict=False)
+            program = torch.export.export(served, tuple(given), dynamic_shapes=shapes, strict=False)
     except Exception as error:
         if ":" not in name:
             raise

@@ -43,16 +43,31 @@ class Rows:
     batch: Batch
 
 
-def read_rows(files: FileSet, config: Config, managed: ManagedIds) -> Iterator[Rows]:
-    """Yields the rows of a split in order, some thousand at a time."""
+def read_rows(files: FileSet, config: Config, managed: ManagedIds, at_once: int = READ_ROWS) -> Iterator[Rows]:
+    """Yields the rows of a split in order, `at_once` at a time."""
     data, reader = config.data, RowGroupReader(files, config.data)
     for group in files.row_groups:
         with reader.open(group) as column:
-            for start in range(0, group.rows, READ_ROWS):
-                rows = range(start, min(start + READ_ROWS, group.rows))
+            for start in range(0, group.rows, at_once):
+                rows = range(start, min(start + at_once, group.rows))
                 chunk = Chunk(column, rows, f"{reader.where(group)}, ")
                 batch = managed.looked_up(to_batch(decode([chunk], data, files.files[0].lists), data, 1.0))
                 yield Rows({name: chunk.array(name).to_pylist() for name in (*data.dense, *data.sparse)}, batch)
+
+
+def first_rows(rows: Callable[..., Iterator[Rows]], number: int) -> list[Rows]:
+    """Returns the first rows of a split, at least so many if it has them.
+
+    Args:
+        rows: Returns `read_rows`.
+        number: How many.
+    """
+    found: list[Rows] = []
+    for part in rows(at_once=number):
+        found.append(part)
+        if sum(len(one.batch.weights) for one in found) >= number:
+            break
+    return found
 
 
 Answers = Callable[[nn.Module, Batch], Tensor | Predictions]

@@ -85,7 +85,9 @@ def _local(url: str) -> Iterator[Path]:
             return
         with tempfile.TemporaryDirectory() as folder:
             for name in [*json.loads(manifest)["files"], MANIFEST]:
-                target.fs.get_file(target.path(*names, name), f"{folder}/{name}")
+                file = Path(folder, name)
+                file.parent.mkdir(exist_ok=True)
+                target.fs.get_file(target.path(*names, name), str(file))
             yield Path(folder)
 
 

@@ -23,7 +23,7 @@ ITEMS = {
     "count": [5, 0, 3, 2],
 }
 SAMPLES, DRAWN, HARD = 100, 6, 2
-SAMPLES_FILE = DataFile("", 0, (), ("tags", "history"))
+SAMPLES_FILE = DataFile("", 0, (), pa.schema([]), ("tags", "history"))
 
 
 def write_items(folder, **columns):

@@ -18,7 +18,7 @@ def reader(request, tmp_path) -> RowGroupReader:
     with fsspec.open(url, "wb") as file:
         pq.write_table(TABLE, file, row_group_size=2)
     config = DataConfig(dense={"b": {}}, labels=["a"], weight="b")  # pyrefly: ignore
-    return RowGroupReader(FileSet((DataFile(url, 0, (2, 1), ()),)), config)
+    return RowGroupReader(FileSet((DataFile(url, 0, (2, 1), pa.schema([]), ()),)), config)
 
 
 def test_columns_of_a_row_group(reader):

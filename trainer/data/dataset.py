@@ -32,6 +32,7 @@ class DataFile:
         url: Where it is.
         size_bytes: Its size.
         row_groups: The rows of each of its row groups.
+        schema: The names and types of its columns; files with equal ones share it.
         lists: The sparse features that are lists of ids in it.
         texts: The columns of ids that are strings in it: sparse features, groups and hard negatives.
     """
@@ -39,6 +40,7 @@ class DataFile:
     url: str
     size_bytes: int
     row_groups: tuple[int, ...]
+    schema: pa.Schema
     lists: tuple[str, ...]
     texts: tuple[str, ...] = ()
 
@@ -124,8 +126,9 @@ def find_files(key: str, patterns: Sequence[str], config: DataConfig) -> FileSet
     if not patterns:
         raise InputError(f"{key} is empty; name at least one {reader.format} file, glob or directory")
     urls = sorted({url for pattern in patterns for url in list_files(key, pattern, reader)})
+    schemas: dict[pa.Schema, pa.Schema] = {}  # of thousands of files; ranks send them to one another
     with ThreadPoolExecutor(FOOTER_THREADS) as pool:
-        files = FileSet(tuple(pool.map(lambda url: _inspect(url, reader, config), urls)))
+        files = FileSet(tuple(pool.map(lambda url: _inspect(url, reader, config, schemas), urls)))
     for file in files.files:
         if file.lists != files.files[0].lists:
             name = next(iter(set(file.lists) ^ set(files.files[0].lists)))
@@ -160,14 +163,16 @@ def list_files(key: str, pattern: str, reader: Reader) -> list[str]:
     return [fs.unstrip_protocol(found) if "://" in pattern else found for found in paths]
 
 
-def _inspect(url: str, reader: Reader, config: DataConfig) -> DataFile:
-    name, found = without_secrets(url), inspect(url, reader)
-    _check_columns(name, found.schema, config)
-    lists = tuple(feature for feature in config.sparse if is_list(found.schema.field(feature).type))
+def _inspect(url: str, reader: Reader, config: DataConfig, schemas: dict[pa.Schema, pa.Schema]) -> DataFile:
+    found = inspect(url, reader)
+    schema = found.schema.remove_metadata()
+    schema = schemas.setdefault(schema, schema)
+    _check_columns(without_secrets(url), schema, config)
+    lists = tuple(feature for feature in config.sparse if is_list(schema.field(feature).type))
     hard = [config.catalogue.hard_negatives] if config.catalogue.hard_negatives else []
     ids = dict.fromkeys([*config.sparse, *config.groups, *hard])
-    texts = tuple(column for column in ids if is_string(id_type(found.schema.field(column).type)))
-    return DataFile(url, found.size_bytes, found.row_groups, lists, texts)
+    texts = tuple(column for column in ids if is_string(id_type(schema.field(column).type)))
+    return DataFile(url, found.size_bytes, found.row_groups, schema, lists, texts)
 
 
 def inspect(url: str, reader: Reader) -> FileContents:

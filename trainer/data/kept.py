@@ -1,43 +1,38 @@
 """Columns of a data set that go to an output as they are, of any Arrow type."""
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError, nearest
-from trainer.data.dataset import FOOTER_THREADS, FileSet, RowGroup, inspect
+from trainer.data.dataset import FileSet, RowGroup
 from trainer.data.order import RowSlice, ends_of, row_slices
-from trainer.data.readers.registry import make_reader
 from trainer.data.row_groups import RowGroupReader
 
 ALL = "*"
 
 
-def kept_schema(key: str, names: Sequence[str], files: FileSet, config: DataConfig) -> pa.Schema:
+def kept_schema(key: str, names: Sequence[str], files: FileSet) -> pa.Schema:
     """Returns names and types of the columns to keep.
 
     Args:
         key: The flag that names them.
         names: The columns, or `*` for all.
         files: The data set.
-        config: Names the reader.
 
     Raises:
         InputError: A file lacks a column or has it in another type, or Parquet cannot store it.
     """
     if not names:
         return pa.schema([])
-    reader = make_reader(config)
-    with ThreadPoolExecutor(FOOTER_THREADS) as pool:
-        schemas = [*pool.map(lambda file: inspect(file.url, reader).schema, files.files)]
-    wanted = schemas[0].names if ALL in names else names
-    for file, schema in zip(files.files, schemas, strict=True):
-        extra = [name for name in schema.names if name not in wanted] if ALL in names else []
-        _check(key, file.name, extra, wanted, schema, schemas[0])
-    schema = pa.schema([pa.field(name, schemas[0].field(name).type) for name in wanted])
+    first = files.files[0].schema
+    wanted = first.names if ALL in names else names
+    for file in files.files:
+        extra = [name for name in file.schema.names if name not in wanted] if ALL in names else []
+        _check(key, file.name, extra, wanted, file.schema, first)
+    schema = pa.schema([pa.field(name, first.field(name).type) for name in wanted])
     _check_parquet(key, schema)
     return schema
 

@@ -30,7 +30,7 @@ def _predict(session: Session, steps: int) -> float:
     directory.fs.makedirs(directory.path())
     parts = PartFiles(directory, files.rows, max(1, steps // PARTS_PER_RANK) * batch_size)
     numbers = list(range(len(parts.parts)))[: PARTS_PER_RANK * context.world_size]
-    kept = kept_schema("data", (ALL,), files, data)
+    kept = kept_schema("data", (ALL,), files)
     predictor = Predictor(session.model, model_outputs(config), data, config.data, context.device)
     start = time.perf_counter()
     predict_parts(predictor, files, data, numbers, batch_size, kept, parts, context)

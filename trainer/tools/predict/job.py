@@ -50,7 +50,7 @@ def _find(config: Config, arguments: Arguments) -> Prediction:
     arguments.check()
     directory = RunDirectory(arguments.to, "--to")
     files = find_files(arguments.source_key, arguments.source, arguments.data(config))
-    kept = kept_schema(arguments.keep_key, arguments.keep_columns, files, config.data)
+    kept = kept_schema(arguments.keep_key, arguments.keep_columns, files)
     outputs = chosen_outputs(config, arguments.outputs, kept)
     checkpoint = choose_checkpoint(directory, arguments.out, arguments.checkpoint)
     return Prediction(

@@ -1,5 +1,6 @@
 """The files of a job's parts: written whole or not at all, and listed by a manifest at the end."""
 
+import io
 import posixpath
 import re
 from collections.abc import Sequence
@@ -19,6 +20,10 @@ MANIFEST = "manifest.json"
 NAME = re.compile(r"part-\d{5,}-of-\d{5,}\.parquet")
 PARTIAL = ".partial"
 ROW_GROUP_ROWS = 65_536  # as many as a shuffle window has, so that such a file can itself be trained on
+
+# The default is 1 MiB, more than 65,536 numbers have: ids and outputs, of which few repeat, would all be written with a
+# dictionary, which took 1.6 times as long and a sixth more space.
+DICTIONARY_BYTES = 32_768
 
 
 class PartFiles:
@@ -68,12 +73,18 @@ class PartFiles:
         Raises:
             InputError: It cannot be written.
         """
-        sink = pa.BufferOutputStream()
         table = table.rename_columns([*self._names]) if self._names else table
-        pq.write_table(table, sink, compression="zstd", row_group_size=ROW_GROUP_ROWS)
+        sink = io.BytesIO()  # which hands its bytes over without a copy
+        pq.write_table(
+            table,
+            sink,
+            compression="zstd",
+            dictionary_pagesize_limit=DICTIONARY_BYTES,
+            row_group_size=ROW_GROUP_ROWS,
+        )
         with named(self._directory.key, self._directory.url):
             path = self._directory.path(self.name(number))
-            self._directory.fs.write(path, sink.getvalue().to_pybytes(), durable=True)
+            self._directory.fs.write(path, sink.getvalue(), durable=True)
 
     def commit(self, facts: dict[str, Any]) -> None:
         """Writes the manifest, once all parts are there, and removes what interrupted jobs have left.

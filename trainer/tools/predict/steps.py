@@ -63,7 +63,7 @@ def predict_parts(
     context: DistributedContext,
     give_up: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Makes parts and writes them, each in the background of the next one.
+    """Makes parts; reads the columns to keep of each in the background, and writes it in that of the next one.
 
     Args:
         predictor: The model.
@@ -92,10 +92,11 @@ def predict_parts(
         reader = KeptColumns(files, data, kept)
         for number in numbers[context.rank :: context.world_size]:
             start, stop = parts.parts[number]
+            read = pool.submit(reader.read, start, stop)
             found = [*islice(columns, -(-(stop - start) // batch_size))]
             if written:
                 written.result()
-            written = pool.submit(_write, parts, number, reader, found)
+            written = pool.submit(_write, parts, number, read, found)
         for _ in columns:  # the other ranks have one more part, for which they need this one
             pass
         if written:
@@ -116,12 +117,12 @@ def _counted(columns: Iterator[Columns], lanes: PartLanes, progress: Progress) -
         yield found
 
 
-def _write(parts: PartFiles, number: int, reader: KeptColumns, found: list[Columns]) -> None:
+def _write(parts: PartFiles, number: int, kept: Future[dict[str, pa.ChunkedArray]], found: list[Columns]) -> None:
     start, stop = parts.parts[number]
     outputs = {
         name: to_arrow(name, torch.cat([columns[name] for columns in found])[: stop - start]) for name in found[0]
     }
-    parts.write(number, pa.table(reader.read(start, stop) | outputs))
+    parts.write(number, pa.table(kept.result() | outputs))
 
 
 def to_arrow(name: str, values: Tensor) -> pa.Array:

@@ -15,6 +15,7 @@ import pytest
 from command import start_trainer
 from exported import first_rows, parity_of, step_directory
 from jobs import launch
+from predictions import read
 from raw_columns import columns_config, write_columns
 
 from trainer.__main__ import main as trainer
@@ -84,6 +85,29 @@ def test_answers_are_those_of_the_trainer(served, parity):
     assert content["outputs"].keys() == parity["answers"].keys()
     for name, values in parity["answers"].items():
         np.testing.assert_allclose(content["outputs"][name], values, atol=1e-6)
+
+
+def test_answers_are_those_in_the_files_of_a_prediction(served, directory, tmp_path):
+    """Row by row, of a model that takes numbers, ids, lists and strings, any of which can be missing."""
+    run, raw = directory.parents[1] / "run", directory.parents[1] / "raw"
+    words = ["predict", run / "config.toml", "--out", run, "--source", raw, "--to", tmp_path / "parts"]
+    assert trainer([*map(str, words), "--rows-per-part", "64", "--batch-size", "32"]) == 0
+    predicted = read(tmp_path / "parts")
+    names = [column["name"] for column in json.loads((directory / "signature.json").read_text())["columns"]]
+    columns = {name: predicted[name].to_pylist() for name in names}
+    assert all(None in columns[name] for name in ("price", "user", "tags", "word"))
+    whole = [first_rows(columns, slice(0, 150)), first_rows(columns, slice(150, 300))]
+    (first, one), (second, two), *rows = served.ask(
+        *({"columns": some} for some in whole),
+        *({"columns": first_rows(columns, slice(row, row + 1))} for row in range(0, len(predicted), 15)),
+    )
+    assert (first, second) == (200, 200)
+    for name, answers in one["outputs"].items():
+        written = np.array(predicted[name].to_pylist())
+        assert np.ptp(written) > 1e-4
+        np.testing.assert_allclose([*answers, *two["outputs"][name]], written, rtol=0, atol=1e-6)
+        alone = [content["outputs"][name][0] for _, content in rows]
+        np.testing.assert_allclose(alone, written[::15], rtol=0, atol=1e-6)
 
 
 def test_health_and_signature(served, directory):

@@ -2,17 +2,14 @@
 
 import asyncio
 import json
-import re
 import shutil
 import signal
 import socket
-import time
-from pathlib import Path
 
 import aiohttp
 import numpy as np
 import pytest
-from command import start_trainer
+from endpoint import Served
 from exported import first_rows, parity_of, step_directory
 from jobs import launch
 from predictions import read
@@ -35,36 +32,6 @@ def directory(tmp_path_factory):
     words = ["export", folder / "run/config.toml", "--out", folder / "run", "--to", folder / "to"]
     assert trainer([str(word) for word in words]) == 0
     return step_directory(folder / "to")
-
-
-class Served:
-    """The endpoint in a process of its own."""
-
-    def __init__(self, directory: Path, folder: Path) -> None:
-        self.output, self.errors = folder / "output", folder / "errors"
-        words = ["serve", "--directory", directory.parent, "--port", "0", "--batch-samples", "256"]
-        self.process = start_trainer(words, self.output, self.errors, 0)
-        end = time.monotonic() + 60
-        while not (found := re.search(r"at (http://\S+)", self.output.read_text() if self.output.exists() else "")):
-            assert self.process.poll() is None, self.errors.read_text()
-            assert time.monotonic() < end
-            time.sleep(0.1)
-        self.url = found[1]
-
-    def ask(self, *bodies, method="POST", path="/predict"):
-        """Returns the status and the content of each response; all requests are on the way at once."""
-
-        async def one(session, body):
-            data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            async with session.request(method, self.url + path, data=data) as response:
-                return response.status, await response.json()
-
-        async def every():
-            connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(120)
-            async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-                return await asyncio.gather(*(one(session, body) for body in bodies))
-
-        return asyncio.run(every())
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@
 #   docker build -t registry/trainer:1 --build-arg BASE=cuda --build-arg EXTRAS=s3 .
 #
 # BASE is `cpu`, `cuda`, or an image with Python and the matching triple of torch, torchrec and fbgemm-gpu.
-# EXTRAS are extras of the project: s3, gcs, azure, serve, safetensors.
+# EXTRAS are extras of the project: s3, gcs, azure, serve, safetensors, onnx.
 # PIP_EXTRA_INDEX_URL is a package index that has torch's CPU builds, where the default one has not.
 ARG BASE=cpu
 
@@ -15,7 +15,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 FROM python AS cpu
 COPY requirements-cpu.txt ./
 # Without what only tests, extras and clients of a cluster need.
-RUN grep -vE "^(anyio|blinker|boto3|cffi|click|cryptography|[Ff]lask|h11|hypothesis|itsdangerous|kubernetes|moto|py-partiql|pycparser|pyrefly|pytest|responses|ruff|s3transfer|safetensors|starlette|uvicorn|xmltodict)" requirements-cpu.txt > locked.txt \
+RUN grep -vE "^(anyio|blinker|boto3|cffi|click|cryptography|[Ff]lask|flatbuffers|h11|hypothesis|itsdangerous|kubernetes|ml_dtypes|moto|onnx|py-partiql|pycparser|pyrefly|pytest|responses|ruff|s3transfer|safetensors|starlette|uvicorn|xmltodict)" requirements-cpu.txt > locked.txt \
     && pip install --quiet --no-deps -r locked.txt \
     && rm locked.txt requirements-cpu.txt
 

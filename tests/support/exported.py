@@ -13,10 +13,10 @@ from packaging.requirements import Requirement
 ASK = """
 import importlib.util, json, pathlib, sys
 sys.dont_write_bytecode = True
-for name in ("torchrec", "fbgemm_gpu", "trainer", "numpy", "pyarrow"):
+given = json.load(sys.stdin)
+for name in ("torchrec", "fbgemm_gpu", "trainer", "pyarrow", *given["without"]):
     sys.modules[name] = None
 answers = []
-given = json.load(sys.stdin)
 for directory, columns in given["questions"]:
     spec = importlib.util.spec_from_file_location("load", pathlib.Path(directory, "load.py"))
     module = importlib.util.module_from_spec(spec)
@@ -27,9 +27,19 @@ json.dump(answers, sys.stdout)
 """
 
 
-def ask(*questions: tuple[Path, dict], python: str = sys.executable, compiled: bool = False) -> list[dict]:
+TORCH_ALONE, ONNX_ALONE = ("numpy", "onnxruntime", "onnx"), ("torch", "onnx")
+"""What a process is without that has torch alone, or NumPy and onnxruntime alone."""
+
+
+def ask(
+    *questions: tuple[Path, dict],
+    python: str = sys.executable,
+    compiled: bool = False,
+    without: tuple[str, ...] = TORCH_ALONE,
+) -> list[dict]:
     """Returns the outputs of exported models, each a directory, for columns."""
-    given = {"compiled": compiled, "questions": [(str(directory), columns) for directory, columns in questions]}
+    given = {"compiled": compiled, "without": without}
+    given["questions"] = [(str(directory), columns) for directory, columns in questions]
     done = subprocess.run([python, "-I", "-c", ASK], input=json.dumps(given), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -27,6 +27,7 @@ from trainer.tools.export import load
 from trainer.tools.export.compiled import check_compiler, compile_program
 from trainer.tools.export.directory import check_free, files_of, publish, write_manifest
 from trainer.tools.export.looked_up import write_in_shards
+from trainer.tools.export.onnx_program import check_onnx, save_onnx
 from trainer.tools.export.program import check_parity, export_program, save_program
 from trainer.tools.export.quality import measure, render
 from trainer.tools.export.quantized import Quantization, quantize_tables
@@ -46,6 +47,7 @@ from trainer.tools.export.signature import id_types, signature
 from trainer.tools.export.tables import replace_tables
 from trainer.tools.export.weights import SavedWeights, load_model, read_managed
 
+Format = Literal["torch", "onnx"]
 PARITY_ROWS = 64
 TOLERANCE = 1e-6  # of a probability in float32, whose sums a compiler or another processor takes in another order
 
@@ -59,14 +61,15 @@ def export(
     averages: bool | None = None,
     quantize: Quantization = "none",
     compile: bool = False,
+    format: Format = "torch",
     shard_bytes: pydantic.PositiveInt | None = None,
 ) -> None:
     """Exports a checkpoint of a run as a directory that serves. CONFIG is a TOML file, such as RUN_DIR/config.toml.
 
     The directory TO/step-N holds model.pt2 (torch.export, the data rules in it: it takes raw columns), signature.json,
     parity.json (rows of the split with the trainer's answers, which the exported model has given, too), load.py (a
-    loader that needs torch alone) and, last, manifest.json; then TO/current.json names it. Takes four times the memory
-    of the tables.
+    loader that needs torch alone, or for ONNX NumPy and onnxruntime) and, last, manifest.json; then TO/current.json
+    names it. Takes four times the memory of the tables.
 
     Args:
         config: The configuration, whose features must be those of the run.
@@ -78,6 +81,7 @@ def export(
         quantize: Bits of the tables' values: none for float32, int8 or int4, with a scale and a bias for each row. The
             metrics of the split before and after are printed, and written to signature.json.
         compile: Add the model as machine code for CPUs (compiled.pt2), which needs g++.
+        format: torch, or onnx for model.onnx and model.onnx.data instead of model.pt2, which onnxruntime runs.
         shard_bytes: Write tables, which may be larger than a host's memory, apart from the program, to files of at most
             so many bytes. The loader maps them into memory. Unset: tables are in the program.
 
@@ -87,9 +91,9 @@ def export(
     """
     if not getattr(config.data, split):
         raise InputError(f"--split is {split}, but data.{split} is empty; name its files, or another split")
-    if shard_bytes and (compile or quantize != "none"):
-        flag, value = ("--compile", compile) if compile else ("--quantize", quantize)
-        raise InputError(f"--shard-bytes is {shard_bytes}, and {flag} is {value}; tables in shards take neither yet")
+    _check_together(quantize, compile, format, shard_bytes)
+    if format == "onnx":
+        check_onnx()
     if compile:
         check_compiler()
     chosen = find_checkpoint(RunDirectory(out), "--out", checkpoint, "--checkpoint")
@@ -99,12 +103,22 @@ def export(
     _check_features(config, chosen)
     check_fingerprints(config.data, chosen.train_state.get("vocabularies", {}), chosen.url)
     with tempfile.TemporaryDirectory() as folder:
-        worst = _write(config, chosen, _Choices(split, averages, quantize, compile, shard_bytes), Path(folder))
+        worst = _write(config, chosen, _Choices(split, averages, quantize, compile, format, shard_bytes), Path(folder))
         size = sum(Path(folder, file).stat().st_size for file in files_of(Path(folder)))
         url = publish(Path(folder), to, name)
     print(f"step {chosen.step:,}: {size / 2**20:,.1f} MiB are in {without_secrets(url)}")
     asked = "trainer" if quantize == "none" else "quantized model"
     print(f"rows of data.{split} have the {asked}'s answers, to within {worst:.1g}")
+
+
+def _check_together(quantize: Quantization, compile: bool, format: Format, shard_bytes: int | None) -> None:
+    """Refuses flags that do not go together."""
+    if compile and format == "onnx":
+        raise InputError("--compile is True, which compiles model.pt2, but --format is onnx; leave one of them out")
+    if shard_bytes and (compile or quantize != "none" or format == "onnx"):
+        flags = {"--compile": compile, "--quantize": quantize, "--format": format}
+        flag = next(flag for flag, value in flags.items() if value not in (False, "none", "torch"))
+        raise InputError(f"--shard-bytes is {shard_bytes}, and {flag} is {flags[flag]}; leave one of them out")
 
 
 def _check_features(config: Config, chosen: Checkpoint) -> None:
@@ -132,6 +146,7 @@ class _Choices:
     averages: bool
     quantize: Quantization
     compile: bool
+    format: Format
     shard_bytes: int | None
 
 
@@ -142,6 +157,7 @@ def _write(config: Config, chosen: Checkpoint, choices: _Choices, folder: Path) 
     types, lists = id_types(files, data), files.files[0].lists
     described = signature(data, types, lists, model_outputs(config))
     described |= {"model": config.model.name, "step": chosen.step, "averages": choices.averages, "tables": "float32"}
+    described["format"] = choices.format
     weights = SavedWeights(chosen, config.optimizer.ema, choices.averages)
     state = read_managed(chosen) if data.managed_tables else {}
     rows = partial(read_rows, files, config, managed_ids(config, state))
@@ -186,7 +202,10 @@ def _write_whole(
     program = export_program(ServedModel(model, rules, outputs).eval(), described, config.model.name)
     if choices.compile:
         compile_program(program, folder / "compiled.pt2")
-    save_program(program, folder / "model.pt2")
+    if choices.format == "onnx":
+        save_onnx(program, described, config.model.name, folder / load.ONNX)
+    else:
+        save_program(program, folder / "model.pt2")
     return written
 
 

@@ -1,25 +1,30 @@
-"""Loads the exported model of this directory; needs torch and nothing else.
+"""Loads the exported model of this directory; needs torch, or for model.onnx NumPy and onnxruntime, and nothing else.
 
 from load import load
 
 model = load()
 print(model({"price": [1.5, None], "country": [7, 3]}))
 
-A column is a list with a value for each sample, None where it is missing, or a tensor. Columns of strings are hashed
-here, as numbers of 64 bits; every other rule is in the model. signature.json describes the columns.
+A column is a list with a value for each sample, None where it is missing, or a tensor; of model.onnx a NumPy array.
+Columns of strings are hashed here, as numbers of 64 bits; every other rule is in the model. signature.json describes
+the columns.
 """
 
 import hashlib
+import importlib
 import json
 import math
+import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+Tensor = Any
+"""A tensor of torch, or an array of NumPy, whose functions that are used here have the same names."""
+Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
+ONNX = "model.onnx"
 NO_ID = -(2**63)
 BEYOND = {"log1p": -1.0, "log3": -3.0}  # what values must be above, by their transform
 
@@ -58,16 +63,11 @@ class Model:
     def __init__(self, directory: Path, compiled: bool, verify: bool) -> None:
         _check_files(directory, verify)
         self.signature: dict[str, Any] = json.loads((directory / "signature.json").read_text())
-        self.run: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-        if "shards" in self.signature and not compiled:
-            self.run = _InShards(directory)
-        elif compiled:
-            file = directory / "compiled.pt2"
-            if not file.exists():
-                raise ValueError(f"{directory} has no compiled model; export with --compile True")
-            self.run = torch._inductor.aoti_load_package(str(file))
-        else:
-            self.run = torch.export.load(directory / "model.pt2").module()
+        is_onnx = self.signature.get("format") == "onnx"
+        if compiled and not (directory / "compiled.pt2").exists():
+            raise ValueError(f"{directory} has no compiled model; export with --compile True")
+        self.run = _of_onnx(directory) if is_onnx else _of_torch(directory, self.signature, compiled)
+        self._read = _Reader("numpy", "ndarray") if is_onnx else _Reader("torch", "Tensor")
         self._columns = {column["name"]: column for column in self.signature["columns"]}
 
     def __call__(self, columns: dict[str, Any]) -> dict[str, Tensor]:
@@ -76,9 +76,7 @@ class Model:
         Raises:
             ColumnError: A column is missing, unknown, of another type or length, or has a value that is not allowed.
         """
-        inputs = self.inputs(columns)
-        with torch.inference_mode():
-            return self.run(inputs)
+        return self.run(self.inputs(columns))
 
     def inputs(self, columns: dict[str, Any]) -> dict[str, Tensor]:
         """Returns columns as the tensors that the model takes, in its order; the same errors."""
@@ -93,7 +91,7 @@ class Model:
             values = columns[name]
             if isinstance(values, str | bytes | dict) or not hasattr(values, "__len__"):
                 raise ColumnError(f"column '{name}' is a {type(values).__name__}; it must be a list of values")
-            found |= _READ[column["kind"]](column, values)
+            found |= self._read(column, values)
             lengths[name] = len(values)
         return self._checked(found, lengths)
 
@@ -107,6 +105,28 @@ class Model:
         return {entry["name"]: found[entry["name"]] for entry in self.signature["inputs"]}
 
 
+def _of_torch(directory: Path, signature: dict[str, Any], compiled: bool) -> Run:
+    import torch
+
+    if "shards" in signature:
+        run = _InShards(directory)
+    elif compiled:
+        run = torch._inductor.aoti_load_package(str(directory / "compiled.pt2"))
+    else:
+        run = torch.export.load(directory / "model.pt2").module()
+    return torch.inference_mode()(run)
+
+
+def _of_onnx(directory: Path) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)  # as of torch; 0 is one for each core
+    session = onnxruntime.InferenceSession(directory / ONNX, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
+
+
 class _InShards:
     """A model whose tables are in files, which are mapped into memory: only the rows of a call are read.
 
@@ -115,6 +135,8 @@ class _InShards:
     """
 
     def __init__(self, directory: Path) -> None:
+        import torch
+
         index = json.loads((directory / "tables.json").read_text())
         self._rows = torch.export.load(directory / "rows.pt2").module()
         self._model = torch.export.load(directory / "model.pt2").module()
@@ -128,6 +150,8 @@ class _InShards:
 
 class _Table:
     def __init__(self, directory: Path, table: dict[str, Any]) -> None:
+        import torch
+
         dtype, self._columns = getattr(torch, table["dtype"]), table["columns"]
         self._starts = torch.tensor([file["first_row"] for file in table["files"]])
         self._files = [
@@ -137,6 +161,8 @@ class _Table:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Returns the embeddings of rows, `[N]` to `[N, D]` float32."""
+        import torch
+
         found = torch.empty(len(rows), self._columns)
         places = torch.searchsorted(self._starts, rows, right=True) - 1
         for place in places.unique().tolist():
@@ -164,23 +190,77 @@ def _crc32(file: Path) -> int:
     return total
 
 
-def _numbers(column: dict[str, Any], values: Any) -> dict[str, Tensor]:
-    name = column["name"]
-    if isinstance(values, Tensor):
-        if values.dim() != 1 or values.is_complex():
-            raise ColumnError(f"column '{name}' is a tensor {list(values.shape)} of {values.dtype}; it must be [B]")
-        numbers = values.float()
-    else:
-        numbers = torch.tensor([_number(name, row, value) for row, value in enumerate(values)], dtype=torch.float64)
-        numbers = numbers.float()
-    transform = column["transform"]
-    wrong = numbers.isinf() | (numbers <= BEYOND.get(transform, -math.inf))
-    if wrong.any():
-        row = int(wrong.nonzero()[0])
-        raise ColumnError(
-            f"column '{name}', row {row}: {values[row]} has no finite value under the transform '{transform}'"
-        )
-    return {name: numbers}
+class _Reader:
+    """Makes of a column the inputs of the model.
+
+    Args:
+        library: The name of a library of arrays.
+        array: The name of its array.
+    """
+
+    def __init__(self, library: str, array: str) -> None:
+        self._library = importlib.import_module(library)
+        self._array = getattr(self._library, array)
+
+    def __call__(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
+        """Returns the inputs of a column by name; the errors of `Model.inputs`."""
+        kinds = {"number": self._numbers, "id": self._single, "list": self._lists}
+        return kinds[column["kind"]](column, values)
+
+    def _numbers(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
+        name, library = column["name"], self._library
+        if self._is_array(values):
+            if values.ndim != 1 or not _dtype(values).startswith(("float", "bfloat", "int", "uint", "bool")):
+                raise ColumnError(f"column '{name}' is {_of(values)}; it must be [B] of numbers")
+            numbers = values
+        else:
+            found = [_number(name, row, value) for row, value in enumerate(values)]
+            numbers = library.asarray(found, dtype=library.float64)
+        numbers = library.asarray(numbers, dtype=library.float32)
+        transform = column["transform"]
+        wrong = library.isinf(numbers) | (numbers <= BEYOND.get(transform, -math.inf))
+        if wrong.any():
+            row = int(library.argwhere(wrong)[0, 0])
+            raise ColumnError(
+                f"column '{name}', row {row}: {values[row]} has no finite value under the transform '{transform}'"
+            )
+        return {name: numbers}
+
+    def _single(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
+        if self._is_array(values):
+            if values.ndim != 1 or not _dtype(values).startswith(("int", "uint")):
+                raise ColumnError(f"column '{column['name']}' is {_of(values)}; it must be [B] of int64")
+            ids = self._library.asarray(values, dtype=self._library.int64)
+            known = ids[ids != NO_ID]
+        else:
+            found = [_id(column, row, value) for row, value in enumerate(values)]
+            ids = self._ids(found)
+            known = self._ids([id for id, value in zip(found, values, strict=True) if value is not None])
+        _check_range(column, known)
+        return {column["name"]: ids}
+
+    def _lists(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
+        ids: list[int] = []
+        lengths = []
+        for row, one in enumerate(values):
+            if one is not None and (isinstance(one, str | bytes | dict) or not hasattr(one, "__iter__")):
+                raise ColumnError(f"column '{column['name']}', row {row}: {_shown(one)} is not a list of ids")
+            given = one.tolist() if isinstance(one, self._array) else one or ()
+            present = [value for value in given if value is not None]
+            if column.get("max_ids"):
+                present = present[-column["max_ids"] :]
+            ids += (_id(column, row, value) for value in present)
+            lengths.append(len(present))
+        found = self._ids(ids)
+        _check_range(column, found)
+        return {f"{column['name']}.values": found, f"{column['name']}.lengths": self._ids(lengths)}
+
+    def _is_array(self, values: Any) -> bool:
+        """Returns whether values are an array of numbers; one of objects or strings is read as a list is."""
+        return isinstance(values, self._array) and getattr(values.dtype, "kind", "") not in ("O", "U", "T")
+
+    def _ids(self, values: list[int]) -> Tensor:
+        return self._library.asarray(values, dtype=self._library.int64)
 
 
 def _number(name: str, row: int, value: Any) -> float:
@@ -192,33 +272,6 @@ def _number(name: str, row: int, value: Any) -> float:
         return float(value)
     except OverflowError:
         return math.inf
-
-
-def _single(column: dict[str, Any], values: Any) -> dict[str, Tensor]:
-    if isinstance(values, Tensor):
-        ids = _of_tensor(column, values)
-        known = ids[ids != NO_ID]
-    else:
-        ids = torch.tensor([_id(column, row, value) for row, value in enumerate(values)], dtype=torch.int64)
-        known = ids[torch.tensor([value is not None for value in values], dtype=torch.bool)]
-    _check_range(column, known)
-    return {column["name"]: ids}
-
-
-def _lists(column: dict[str, Any], values: Any) -> dict[str, Tensor]:
-    ids: list[int] = []
-    lengths = []
-    for row, one in enumerate(values):
-        if one is not None and (isinstance(one, str | bytes | dict) or not hasattr(one, "__iter__")):
-            raise ColumnError(f"column '{column['name']}', row {row}: {_shown(one)} is not a list of ids")
-        present = [value for value in (one.tolist() if isinstance(one, Tensor) else one or ()) if value is not None]
-        if column.get("max_ids"):
-            present = present[-column["max_ids"] :]
-        ids += (_id(column, row, value) for value in present)
-        lengths.append(len(present))
-    found = torch.tensor(ids, dtype=torch.int64)
-    _check_range(column, found)
-    return {f"{column['name']}.values": found, f"{column['name']}.lengths": torch.tensor(lengths)}
 
 
 def _id(column: dict[str, Any], row: int, value: Any) -> int:
@@ -236,14 +289,6 @@ def _id(column: dict[str, Any], row: int, value: Any) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def _of_tensor(column: dict[str, Any], values: Tensor) -> Tensor:
-    if values.dim() != 1 or values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-        raise ColumnError(
-            f"column '{column['name']}' is a tensor {list(values.shape)} of {values.dtype}; it must be [B] of int64"
-        )
-    return values.long()
-
-
 def _check_range(column: dict[str, Any], ids: Tensor) -> None:
     if column["rule"] != "error":
         return
@@ -252,9 +297,14 @@ def _check_range(column: dict[str, Any], ids: Tensor) -> None:
         raise ColumnError(f"column '{column['name']}': id {wrong[0].item()} is outside [0, {column['rows']})")
 
 
+def _dtype(values: Tensor) -> str:
+    return str(values.dtype).removeprefix("torch.")
+
+
+def _of(values: Tensor) -> str:
+    return f"an array {list(values.shape)} of {_dtype(values)}"
+
+
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
-
-
-_READ = {"number": _numbers, "id": _single, "list": _lists}

@@ -43,16 +43,20 @@ def export_program(
     except Exception as error:
         if ":" not in name:
             raise
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(
-            f"model.name is '{name}', which torch.export cannot trace: {reason}; use its tables by name, and do not "
-            "branch on values"
+            f"model.name is '{name}', which torch.export cannot trace: {first_line(error)}; use its tables by "
+            "name, and do not branch on values"
         ) from error
     for module in program.graph_module.modules():
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
             for key in ORIGINS:
                 node.meta.pop(key, None)
     return program
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def save_program(program: ExportedProgram, file: Path) -> None:
@@ -85,11 +89,16 @@ def check_parity(directory: Path, parity: dict[str, Any], name: str, compiled: b
     """Returns the greatest difference between the answers of an exported model and those of the trainer.
 
     Raises:
-        InputError: It is greater than allowed.
+        InputError: It is greater than allowed, or the model is the user's own, and its exported form does not run.
     """
-    found = load(directory, compiled)(parity["columns"])
+    try:
+        found = load(directory, compiled)(parity["columns"])
+    except Exception as error:
+        if ":" not in name:
+            raise
+        raise InputError(f"model.name is '{name}', whose exported form does not run: {first_line(error)}") from error
     worst = max(
-        (found[output] - torch.tensor(values, dtype=torch.float32)).abs().max().item()
+        (torch.as_tensor(found[output]) - torch.tensor(values, dtype=torch.float32)).abs().max().item()
         for output, values in parity["answers"].items()
     )
     if not worst <= parity["tolerance"]:

@@ -31,6 +31,7 @@ class QuantizedTable(nn.Module):
         """Returns the embeddings of rows, `[...]` int64 to `[..., D]` float32."""
         values = self.values[rows]
         if self._bits == 4:
+            values = values.int()  # as the converter to ONNX shifts bytes into bytes with a sign
             values = torch.stack([values & 15, values >> 4], dim=-1).flatten(-2)[..., : self._columns]
         return values.float() * self.scales[rows].float()[..., None] + self.biases[rows].float()[..., None]
 

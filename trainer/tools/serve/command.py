@@ -16,7 +16,7 @@ from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
 from trainer.tools.export.directory import CURRENT, MANIFEST
-from trainer.tools.export.load import Model, load
+from trainer.tools.export.load import ONNX, Model, load
 
 if TYPE_CHECKING:
     import uvicorn
@@ -65,9 +65,14 @@ def serve(
 
 def _load(directory: str, folder: Path, compiled: bool) -> Model:
     try:
-        return load(folder, compiled, verify=True)
-    except ValueError as error:
+        model = load(folder, compiled, verify=True)
+    except (ValueError, ImportError) as error:
         raise InputError(f"--directory is '{directory}', which cannot be served: {error}") from error
+    if model.signature.get("format") == "onnx":
+        raise InputError(
+            f"--directory is '{directory}', which holds {ONNX}; export with --format torch to serve it here"
+        )
+    return model
 
 
 @contextlib.contextmanager

@@ -155,6 +155,9 @@ WRONG = {
     "no such table": (["--table", "s9"], "--table is 's9', which the model does not have"),
     "no vector": (["--output", "label_probability"], "which is no vector of the model"),
     "a source of a table": (["--table", "s1", "--source", "a"], "leave them out with --table"),
+    "no rows in a part": (["--table", "s1", "--rows-per-part", "0"], "--rows-per-part is 0; it must be at least 1"),
+    "no run": (["--table", "s1"], "which holds no committed checkpoint; train first"),
+    "another word": (["--table", "s1", "--checkpoint", "last"], "--checkpoint is 'last'; allowed: newest, best"),
 }
 
 

@@ -63,7 +63,7 @@ def predict_parts(
     context: DistributedContext,
     give_up: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Makes parts; reads the columns to keep of each in the background, and writes it in that of the next one.
+    """Makes parts; in the background the one before is written, and then the columns to keep are read.
 
     Args:
         predictor: The model.

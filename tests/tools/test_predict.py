@@ -40,6 +40,7 @@ def predict(data, run, tmp_path, capfd):
 
 def test_outputs_are_those_of_float64_in_the_order_of_the_rows(data, run, predict, monkeypatch):
     monkeypatch.setattr("trainer.tools.predict.progress.INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("trainer.tools.predict.part_files.ROW_GROUP_ROWS", 50)
     folder, said = predict(*SMALL)
     found, expected = read(folder), by_hand(data, run)
     given = pq.read_table(data / "new")
@@ -51,6 +52,7 @@ def test_outputs_are_those_of_float64_in_the_order_of_the_rows(data, run, predic
         np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
     assert found.schema.field("vectors_item").type == pa.list_(pa.float32(), 4)
     assert [part.name for part in parts(folder)][3] == "part-00003-of-00007.parquet"
+    assert [pq.read_metadata(part).num_row_groups for part in parts(folder)] == [2, 2, 2, 2, 2, 2, 2]
     assert f"step {STEPS} of {run}: 640 rows in 7 parts, 0 of which are there" in said
     assert "48 of 640 rows (8%)  " in said
     assert "  ETA 00:0" in said
@@ -69,7 +71,8 @@ def test_the_loss_of_predictions_is_that_of_the_evaluation(data, run, predict):
     assert json.loads((folder / "manifest.json").read_text())["checkpoint"]["step"] == best["step"]
 
 
-def test_columns_of_every_type_pass_through(data, run, predict, tmp_path):
+def test_columns_of_every_type_pass_through(data, run, predict, tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.tools.predict.part_files.ROW_GROUP_ROWS", 50)
     given = pq.read_table(data / "new")
     for name, column in zip((every := columns_of_every_type(640)).column_names, every.columns, strict=True):
         given = given.append_column(name, column)

@@ -99,4 +99,6 @@ def _gathered(weights: list[Tensor], rows: np.ndarray, dimension: int, context: 
 
 def _write(parts: PartFiles, number: int, ids: TableIds, vectors: Tensor) -> None:
     start, stop = parts.parts[number]
-    parts.write(number, pa.table({ids.name: ids.ids.slice(start, stop - start), "vector": to_arrow("vector", vectors)}))
+    parts.open(number).add(
+        pa.table({ids.name: ids.ids.slice(start, stop - start), "vector": to_arrow("vector", vectors)})
+    )

@@ -3,9 +3,10 @@
 import io
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -67,24 +68,20 @@ class PartFiles:
         except pa.ArrowException:
             return False
 
-    def write(self, number: int, table: pa.Table) -> None:
-        """Writes the file of a part: there is none, or a whole one.
+    def row_groups(self, number: int, batch_size: int) -> list[Part]:
+        """Returns where the row groups of a part begin and end, of as many whole batches as fit."""
+        start, stop = self.parts[number]
+        size = max(1, ROW_GROUP_ROWS // batch_size) * batch_size
+        return [(first, min(first + size, stop)) for first in range(start, stop, size)]
 
-        Raises:
-            InputError: It cannot be written.
-        """
-        table = table.rename_columns([*self._names]) if self._names else table
-        sink = io.BytesIO()  # which hands its bytes over without a copy
-        pq.write_table(
-            table,
-            sink,
-            compression="zstd",
-            dictionary_pagesize_limit=DICTIONARY_BYTES,
-            row_group_size=ROW_GROUP_ROWS,
-        )
+    def open(self, number: int) -> "PartFile":
+        """Returns the file of a part, to fill it."""
+        start, stop = self.parts[number]
+        return PartFile(stop - start, self._names, partial(self._save, self.name(number)))
+
+    def _save(self, name: str, content: bytes) -> None:
         with named(self._directory.key, self._directory.url):
-            path = self._directory.path(self.name(number))
-            self._directory.fs.write(path, sink.getvalue(), durable=True)
+            self._directory.fs.write(self._directory.path(name), content, durable=True)
 
     def commit(self, facts: dict[str, Any]) -> None:
         """Writes the manifest, once all parts are there, and removes what interrupted jobs have left.
@@ -99,6 +96,37 @@ class PartFiles:
                     self._directory.fs.rm_file(self._directory.path(name))
         manifest = facts | {"rows": sum(file["rows"] for file in files), "parts": files}
         self._directory.write_json(MANIFEST, manifest, durable=True)
+
+
+class PartFile:
+    """The file of a part, filled in memory and written once it is full: there is none, or a whole one.
+
+    Args:
+        rows: Rows of the part.
+        names: Names of the columns; empty for those of the tables to add.
+        save: Writes its bytes.
+    """
+
+    def __init__(self, rows: int, names: Sequence[str], save: Callable[[bytes], None]) -> None:
+        self._left, self._names, self._save = rows, names, save
+        self._sink = io.BytesIO()  # which hands its bytes over without a copy
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, table: pa.Table) -> None:
+        """Adds the next rows.
+
+        Raises:
+            InputError: The part is full, and cannot be written.
+        """
+        table = table.rename_columns([*self._names]) if self._names else table
+        self._writer = self._writer or pq.ParquetWriter(
+            self._sink, table.schema, compression="zstd", dictionary_pagesize_limit=DICTIONARY_BYTES
+        )
+        self._writer.write_table(table, ROW_GROUP_ROWS)
+        self._left -= len(table)
+        if not self._left:
+            self._writer.close()
+            self._save(self._sink.getvalue())
 
 
 def part_names(directory: RunDirectory) -> list[str]:

@@ -19,7 +19,7 @@ from trainer.data.loader import Loader
 from trainer.data.parts import PartLanes, lanes_of
 from trainer.models.outputs import ModelOutput, compute_outputs
 from trainer.run.preemption import Stopped
-from trainer.tools.predict.part_files import PartFiles
+from trainer.tools.predict.part_files import PartFile, PartFiles
 from trainer.tools.predict.progress import Progress
 from trainer.training.sharded_model import ShardedModel
 
@@ -63,7 +63,7 @@ def predict_parts(
     context: DistributedContext,
     give_up: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Makes parts; in the background the one before is written, and then the columns to keep are read.
+    """Makes parts, row group by row group; the columns to keep are read, and all are written, in the background.
 
     Args:
         predictor: The model.
@@ -91,12 +91,13 @@ def predict_parts(
         written: Future[None] | None = None
         reader = KeptColumns(files, data, kept)
         for number in numbers[context.rank :: context.world_size]:
-            start, stop = parts.parts[number]
-            read = pool.submit(reader.read, start, stop)
-            found = [*islice(columns, -(-(stop - start) // batch_size))]
-            if written:
-                written.result()
-            written = pool.submit(_write, parts, number, read, found)
+            part = parts.open(number)
+            for start, stop in parts.row_groups(number, batch_size):
+                read = pool.submit(reader.read, start, stop)
+                found = [*islice(columns, -(-(stop - start) // batch_size))]
+                if written:
+                    written.result()
+                written = pool.submit(_add, part, stop - start, read, found)
         for _ in columns:  # the other ranks have one more part, for which they need this one
             pass
         if written:
@@ -117,12 +118,9 @@ def _counted(columns: Iterator[Columns], lanes: PartLanes, progress: Progress) -
         yield found
 
 
-def _write(parts: PartFiles, number: int, kept: Future[dict[str, pa.ChunkedArray]], found: list[Columns]) -> None:
-    start, stop = parts.parts[number]
-    outputs = {
-        name: to_arrow(name, torch.cat([columns[name] for columns in found])[: stop - start]) for name in found[0]
-    }
-    parts.write(number, pa.table(kept.result() | outputs))
+def _add(part: PartFile, rows: int, kept: Future[dict[str, pa.ChunkedArray]], found: list[Columns]) -> None:
+    outputs = {name: to_arrow(name, torch.cat([columns[name] for columns in found])[:rows]) for name in found[0]}
+    part.add(pa.table(kept.result() | outputs))
 
 
 def to_arrow(name: str, values: Tensor) -> pa.Array:

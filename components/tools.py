@@ -255,7 +255,7 @@ def export(
         split: Split of the data set to take rows from that the exported model is checked with.
         h: Named resource of the node; replaces cpu and memMB.
         cpu: CPU cores of the node.
-        memMB: Memory of the node in MB; four times that of the tables is needed, and one GB.
+        memMB: Memory of the node in MB; one GB is needed, and three times that of the tables, four with --compile.
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].

@@ -209,8 +209,9 @@ WRONG = {
     "less than nothing": (["-5"], "--shard-bytes"),
     "a word": (["1GB"], "--shard-bytes is '1GB'"),
     "less than a row": (["31"], "--shard-bytes is 31, but a row of table 's0' has 32 bytes; set it to at least that"),
-    "quantized": (["99", "--quantize", "int4"], "--shard-bytes is 99, and --quantize is int4; tables in shards"),
-    "compiled": (["99", "--compile", "True"], "--shard-bytes is 99, and --compile is True; tables in shards"),
+    "quantized": (["99", "--quantize", "int4"], "--shard-bytes is 99, and --quantize is int4; leave one of them out"),
+    "compiled": (["99", "--compile", "True"], "--shard-bytes is 99, and --compile is True; leave one of them out"),
+    "for another program": (["99", "--format", "onnx"], "--shard-bytes is 99, and --format is onnx; leave one of"),
 }
 
 

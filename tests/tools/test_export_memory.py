@@ -1,0 +1,63 @@
+"""The memory that exports take, measured by the system, for processes of their own.
+
+By default of a table of 300 MB; `--all` takes one of 1.5 GB.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from exported import ask, parity_of, step_directory
+from jobs import config, launch, write_rows
+
+MIB = 2**20
+COLUMNS = 64
+SHARD_BYTES = 64 * MIB
+
+
+@pytest.fixture(scope="module")
+def table_bytes(request):
+    return (1500 if request.config.getoption("all") else 300) * MIB
+
+
+@pytest.fixture(scope="module")
+def runs(table_bytes, tmp_path_factory):
+    """A run with a large table in column shards, and one with small tables only."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = write_rows(folder / "data", [130])
+    changes = {"model__embedding_dim": COLUMNS, "train__steps": 2, "planner__sharding_types": ["column_wise"]}
+    trees = {name: config(data, data__validation=[str(data)], **changes) for name in ("large", "small")}
+    trees["large"]["data"]["sparse"]["s0"]["rows"] = table_bytes // (4 * COLUMNS)
+    launch([{"config": tree, "out": str(folder / name)} for name, tree in trees.items()], 1, folder)
+    return folder
+
+
+def peak(runs, name, to, *flags):
+    """Exports a run in a process of its own; returns the most memory that it had, in bytes."""
+    words = ["export", runs / name / "config.toml", "--out", runs / name, "--to", to, *flags]
+    process = subprocess.Popen([sys.executable, "-m", "trainer", *map(str, words)], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_maxrss * 1024
+
+
+def test_memory_in_shards_is_that_of_a_small_model(runs, table_bytes, tmp_path):
+    flags = ["--shard-bytes", SHARD_BYTES]
+    small, large = (peak(runs, name, tmp_path / name, *flags) for name in ("small", "large"))
+    assert large - small < table_bytes / 2
+    assert large - small < 150 * MIB
+    directory = step_directory(tmp_path / "large")
+    table = json.loads((directory / "tables.json").read_text())["tables"]["s0"]
+    assert len(table["files"]) == -(-table_bytes // SHARD_BYTES)
+    parity = parity_of(directory)
+    (found,) = ask((directory, parity["columns"]))
+    assert found["label_probability"] == pytest.approx(parity["answers"]["label_probability"], abs=1e-6)
+
+
+def test_memory_of_tables_in_the_program(runs, table_bytes, tmp_path):
+    """Three times that of a single table; the lower bound shows that it is measured at all."""
+    small, large = (peak(runs, name, tmp_path / name) for name in ("small", "large"))
+    assert 1 < (large - small) / table_bytes < 3.3

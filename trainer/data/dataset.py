@@ -126,7 +126,7 @@ def find_files(key: str, patterns: Sequence[str], config: DataConfig) -> FileSet
     if not patterns:
         raise InputError(f"{key} is empty; name at least one {reader.format} file, glob or directory")
     urls = sorted({url for pattern in patterns for url in list_files(key, pattern, reader)})
-    schemas: dict[pa.Schema, pa.Schema] = {}  # of thousands of files; ranks send them to one another
+    schemas: dict[pa.Schema, pa.Schema] = {}  # equal ones are one object, which all ranks are sent once
     with ThreadPoolExecutor(FOOTER_THREADS) as pool:
         files = FileSet(tuple(pool.map(lambda url: _inspect(url, reader, config, schemas), urls)))
     for file in files.files:

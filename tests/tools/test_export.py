@@ -219,10 +219,22 @@ def test_what_an_interrupted_export_left_is_replaced(runs, tmp_path):
     assert_parity(directory, found, exact=True)
 
 
-def test_a_second_export_of_a_step_is_refused(runs, exports, capfd):
-    to = str(exports["half"].parent)
-    assert trainer(["export", str(runs / "half/config.toml"), "--out", str(runs / "half"), "--to", to]) == 2
-    assert "holds step-10 already" in capfd.readouterr().err
+def test_the_same_export_again_is_there_already(runs, tmp_path, capfd):
+    directory = export(runs, "half", tmp_path)
+    times = {file.name: file.stat().st_mtime_ns for file in directory.iterdir()}
+    (tmp_path / "current.json").write_text('{"directory": "step-7"}')
+    assert export(runs, "half", tmp_path) == directory
+    assert "step 10 is in" in capfd.readouterr().out.splitlines()[-1]
+    assert {file.name: file.stat().st_mtime_ns for file in directory.iterdir()} == times
+    command = ["export", str(runs / "half/config.toml"), "--out", str(runs / "half"), "--to", str(tmp_path)]
+    assert trainer([*command, "--quantize", "int8"]) == 2
+    assert (
+        "holds step-10 already: made of another checkpoint or configuration, or with other flags"
+        in capfd.readouterr().err
+    )
+    (directory / "parity.json").write_text("{}")
+    assert trainer(command) == 2
+    assert "holds step-10 already: parity.json is damaged" in capfd.readouterr().err
 
 
 def test_an_environment_with_torch_alone_is_enough(exports, tmp_path):

@@ -4,7 +4,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,10 +23,11 @@ from trainer.data.vocabulary import check_fingerprints
 from trainer.models.embeddings import name_in_model
 from trainer.models.outputs import model_outputs
 from trainer.tools.export import load
-from trainer.tools.export.compiled import check_compiler, compile_program
-from trainer.tools.export.directory import check_free, files_of, publish, write_manifest
+from trainer.tools.export.choices import Choices, Format
+from trainer.tools.export.compiled import compile_program
+from trainer.tools.export.directory import files_of, is_there, publish, write_manifest
 from trainer.tools.export.looked_up import write_in_shards
-from trainer.tools.export.onnx_program import check_onnx, save_onnx
+from trainer.tools.export.onnx_program import save_onnx
 from trainer.tools.export.program import check_parity, export_program, save_program
 from trainer.tools.export.quality import measure, render
 from trainer.tools.export.quantized import Quantization, quantize_tables
@@ -40,14 +40,13 @@ from trainer.tools.export.reference import (
     read_rows,
     torchrec_answers,
 )
-from trainer.tools.export.rules import listed_ids
+from trainer.tools.export.rules import ids_with_rows
 from trainer.tools.export.served import Rules, ServedModel
 from trainer.tools.export.shards import Shards
 from trainer.tools.export.signature import id_types, signature
 from trainer.tools.export.tables import replace_tables
 from trainer.tools.export.weights import SavedWeights, load_model, read_managed
 
-Format = Literal["torch", "onnx"]
 PARITY_ROWS = 64
 TOLERANCE = 1e-6  # of a probability in float32, whose sums a compiler or another processor takes in another order
 
@@ -91,34 +90,24 @@ def export(
     """
     if not getattr(config.data, split):
         raise InputError(f"--split is {split}, but data.{split} is empty; name its files, or another split")
-    _check_together(quantize, compile, format, shard_bytes)
-    if format == "onnx":
-        check_onnx()
-    if compile:
-        check_compiler()
-    chosen = find_checkpoint(RunDirectory(out), "--out", checkpoint, "--checkpoint")
-    name, ema = f"step-{chosen.step}", config.optimizer.ema
+    ema = config.optimizer.ema
     averages = ema.decay is not None and ema.evaluate if averages is None else averages
-    check_free(to, name)
+    choices = Choices(split, averages, quantize, compile, format, shard_bytes)
+    choices.check()
+    chosen = find_checkpoint(RunDirectory(out), "--out", checkpoint, "--checkpoint")
+    name, fingerprint = f"step-{chosen.step}", choices.fingerprint(config, chosen)
+    if is_there(to, name, fingerprint):
+        print(f"step {chosen.step:,} is in {without_secrets(to)} already, and is whole")
+        return
     _check_features(config, chosen)
     check_fingerprints(config.data, chosen.train_state.get("vocabularies", {}), chosen.url)
     with tempfile.TemporaryDirectory() as folder:
-        worst = _write(config, chosen, _Choices(split, averages, quantize, compile, format, shard_bytes), Path(folder))
+        worst = _write(config, chosen, choices, fingerprint, Path(folder))
         size = sum(Path(folder, file).stat().st_size for file in files_of(Path(folder)))
         url = publish(Path(folder), to, name)
     print(f"step {chosen.step:,}: {size / 2**20:,.1f} MiB are in {without_secrets(url)}")
     asked = "trainer" if quantize == "none" else "quantized model"
     print(f"rows of data.{split} have the {asked}'s answers, to within {worst:.1g}")
-
-
-def _check_together(quantize: Quantization, compile: bool, format: Format, shard_bytes: int | None) -> None:
-    """Refuses flags that do not go together."""
-    if compile and format == "onnx":
-        raise InputError("--compile is True, which compiles model.pt2, but --format is onnx; leave one of them out")
-    if shard_bytes and (compile or quantize != "none" or format == "onnx"):
-        flags = {"--compile": compile, "--quantize": quantize, "--format": format}
-        flag = next(flag for flag, value in flags.items() if value not in (False, "none", "torch"))
-        raise InputError(f"--shard-bytes is {shard_bytes}, and {flag} is {flags[flag]}; leave one of them out")
 
 
 def _check_features(config: Config, chosen: Checkpoint) -> None:
@@ -138,19 +127,7 @@ def _check_features(config: Config, chosen: Checkpoint) -> None:
                     )
 
 
-@dataclass(frozen=True)
-class _Choices:
-    """The flags of the same names."""
-
-    split: str
-    averages: bool
-    quantize: Quantization
-    compile: bool
-    format: Format
-    shard_bytes: int | None
-
-
-def _write(config: Config, chosen: Checkpoint, choices: _Choices, folder: Path) -> float:
+def _write(config: Config, chosen: Checkpoint, choices: Choices, fingerprint: str, folder: Path) -> float:
     """Writes all files; returns the greatest difference from the answers of the model before it was exported."""
     data, split = config.data, choices.split
     files = find_files(f"data.{split}", getattr(data, split), data)
@@ -161,7 +138,7 @@ def _write(config: Config, chosen: Checkpoint, choices: _Choices, folder: Path) 
     weights = SavedWeights(chosen, config.optimizer.ema, choices.averages)
     state = read_managed(chosen) if data.managed_tables else {}
     rows = partial(read_rows, files, config, managed_ids(config, state))
-    listed = listed_ids(data, {table: state[f"managed.{name_in_model(table)}.ids"] for table in data.managed_tables})
+    listed = ids_with_rows(data, {table: state[f"managed.{name_in_model(table)}.ids"] for table in data.managed_tables})
     rules = partial(Rules, data, lists, [name for name, dtype in types.items() if dtype == "uint64"])
     known: dict[str, FileEntry] = {}
     if choices.shard_bytes:
@@ -173,7 +150,7 @@ def _write(config: Config, chosen: Checkpoint, choices: _Choices, folder: Path) 
     expected = {"tolerance": TOLERANCE, **written}
     _write_json(folder / "parity.json", expected)
     shutil.copy(str(load.__file__), folder / "load.py")
-    write_manifest(folder, known)
+    write_manifest(folder, fingerprint, known)
     forms = (False, True) if choices.compile else (False,)
     return max(check_parity(folder, expected, config.model.name, form) for form in forms)
 
@@ -181,7 +158,7 @@ def _write(config: Config, chosen: Checkpoint, choices: _Choices, folder: Path) 
 def _write_whole(
     config: Config,
     weights: SavedWeights,
-    choices: _Choices,
+    choices: Choices,
     rows: Callable[[], Iterator[Rows]],
     rules: Rules,
     described: dict[str, Any],

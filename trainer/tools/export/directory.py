@@ -4,7 +4,7 @@ import json
 import posixpath
 from pathlib import Path
 
-from trainer.checkpoint.manifest import READ_BYTES, FileEntry, add_to, entry_of
+from trainer.checkpoint.manifest import READ_BYTES, FileEntry, add_to, entry_of, find_damage
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
@@ -12,16 +12,32 @@ from trainer.core.storage import named
 MANIFEST, CURRENT = "manifest.json", "current.json"
 
 
-def check_free(to: str, name: str) -> None:
-    """Refuses a directory that holds a whole export of that name.
+def is_there(to: str, name: str, fingerprint: str) -> bool:
+    """Returns whether a directory holds the same export, whole; then current.json points there.
+
+    Args:
+        to: Any fsspec URL.
+        name: The directory's name.
+        fingerprint: Tells the export from others.
 
     Raises:
-        InputError: It does, or cannot be read.
+        InputError: It holds another one of that name, or a damaged one, or cannot be read.
     """
     target = RunDirectory(to, "--to")
     with named("--to", to):
-        if target.read(name, MANIFEST) is not None:
-            raise InputError(f"--to is '{to}', which holds {name} already; name another directory, or delete that")
+        written = target.read(name, MANIFEST)
+        if written is None:
+            return False
+        manifest = json.loads(written)
+        reason = "made of another checkpoint or configuration, or with other flags"
+        if manifest.get("fingerprint") == fingerprint:
+            reason = find_damage(target.fs, target.path(name), manifest["files"])
+        if reason:
+            raise InputError(
+                f"--to is '{to}', which holds {name} already: {reason}; name another directory, or delete that"
+            )
+        target.write_json(CURRENT, {"directory": name}, durable=True)
+        return True
 
 
 def files_of(folder: Path) -> list[str]:
@@ -76,6 +92,7 @@ def publish(folder: Path, to: str, name: str) -> str:
     return posixpath.join(target.url, name)
 
 
-def write_manifest(folder: Path, known: dict[str, FileEntry]) -> None:
+def write_manifest(folder: Path, fingerprint: str, known: dict[str, FileEntry]) -> None:
     """Writes the manifest of a local folder's files, of which size and checksum may be known."""
-    (folder / MANIFEST).write_text(json.dumps({"version": 1, "files": entries_of(folder, known)}, indent=2) + "\n")
+    manifest = {"version": 1, "fingerprint": fingerprint, "files": entries_of(folder, known)}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")

@@ -13,6 +13,7 @@ from trainer.tools.export.load import load
 
 # What nodes tell of where they come from: paths and source code of the machine that exports.
 ORIGINS = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")
+LENGTHS = [2, 0, 3]  # of the lists of the samples that a module is traced with
 
 
 def export_program(
@@ -71,17 +72,12 @@ def _sizes(entries: list[dict[str, Any]]) -> list[str]:
 
 def _example(entries: list[dict[str, Any]]) -> dict[str, Tensor]:
     """Returns three samples; sizes of 0 and 1 would become constants of the program."""
-    made = {
-        "B": lambda dtype: torch.zeros(3, dtype=dtype),
-        "lengths": lambda _: torch.tensor([2, 0, 3]),
-        "N": lambda _: torch.zeros(5, dtype=torch.int64),
-    }
-    lists = {entry["name"].removesuffix(".values") for entry in entries if entry["shape"] != ["B"]}
     found = {}
     for entry in entries:
-        of_list = entry["name"].removesuffix(".lengths") in lists and entry["name"].endswith(".lengths")
-        kind = "lengths" if of_list else "B" if entry["shape"] == ["B"] else "N"
-        found[entry["name"]] = made[kind](getattr(torch, entry["dtype"]))
+        size = len(LENGTHS) if entry["shape"] == ["B"] else sum(LENGTHS)
+        # A tensor of its own for each input: inputs that were one would be one in the program.
+        values = LENGTHS if "lengths_of" in entry else [0] * size
+        found[entry["name"]] = torch.tensor(values, dtype=getattr(torch, entry["dtype"]))
     return found
 
 

@@ -70,8 +70,8 @@ class ListedIds(nn.Module):
         return torch.where(self.keys[places] == ids, self.rows[places], unseen)
 
 
-def listed_ids(data: DataConfig, managed: dict[str, Tensor]) -> dict[str, ListedIds]:
-    """Returns the listed ids of each table that has some.
+def ids_with_rows(data: DataConfig, managed: dict[str, Tensor]) -> dict[str, ListedIds]:
+    """Returns the ids that have rows of their own, of each table that lists some.
 
     Args:
         data: The data.

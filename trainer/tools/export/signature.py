@@ -76,5 +76,5 @@ def _inputs(column: dict[str, Any]) -> list[dict[str, Any]]:
     values, lengths = names_of_list(name)
     return [
         {"name": values, "dtype": "int64", "shape": [f"N of {name}"]},
-        {"name": lengths, "dtype": "int64", "shape": ["B"]},
+        {"name": lengths, "dtype": "int64", "shape": ["B"], "lengths_of": values},
     ]

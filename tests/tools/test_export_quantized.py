@@ -9,6 +9,7 @@ import pytest
 import torch
 from exported import ask, parity_of, step_directory
 from jobs import config, launch, write_rows
+from ready_made import ready_made, write_ratings
 
 from trainer.__main__ import main as trainer
 from trainer.tools.export.quantized import BITS, QuantizedTable
@@ -22,12 +23,16 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("quantized")
     data = write_rows(folder / "data", [ROWS], row_group_size=1000)
     changes = {"data__validation": [str(data)], "evaluate__metrics": ["auc", "normalized_entropy"]}
-    launch([{"config": config(data, train__steps=60, **changes), "out": str(folder / "run")}], 1, folder)
+    trees = {
+        "run": config(data, train__steps=60, **changes),
+        "two_tower": ready_made("two_tower", write_ratings(folder)),
+    }
+    launch([{"config": tree, "out": str(folder / name)} for name, tree in trees.items()], 1, folder)
     return folder
 
 
-def export(runs, name, *flags):
-    words = ["export", runs / "run/config.toml", "--out", runs / "run", "--to", runs / name, *flags]
+def export(runs, name, *flags, run="run"):
+    words = ["export", runs / run / "config.toml", "--out", runs / run, "--to", runs / name, *flags]
     assert trainer([str(word) for word in words]) == 0
     return step_directory(runs / name)
 
@@ -63,6 +68,36 @@ def test_little_is_lost_and_the_signature_says_how_much(runs, exports):
         assert quality[name]["auc"] == pytest.approx(found[name], abs=1e-4)
         assert quality[name]["samples"] == ROWS
         assert answers[names.index(name)] != answers[0]
+
+
+def recall(queries, items, wanted, k):
+    """The share of the queries whose item is among the first k, of places shared by equal scores a part."""
+    scores = np.array(queries) @ np.array(items).T
+    own = scores[np.arange(len(wanted)), wanted][:, None]
+    above, level = (scores > own).sum(1), (scores == own).sum(1)
+    return (np.clip(k - above, 0, level) / level).mean()
+
+
+def test_the_metrics_of_a_retrieval_model_rank_the_catalogue(runs):
+    directory = export(runs, "two_tower-int4", "--quantize", "int4", "--split", "test", run="two_tower")
+    split, items = pq.read_table(runs / "ratings/test"), pq.read_table(runs / "ratings/items.parquet")
+    names = [column["name"] for column in json.loads((directory / "signature.json").read_text())["columns"]]
+    of_items = {
+        name: items[name].to_pylist() if name in items.column_names else [None] * items.num_rows for name in names
+    }
+    asked, catalogue = ask((directory, {name: split[name].to_pylist() for name in names}), (directory, of_items))
+    liked = split["label"].to_numpy() > 0
+    places = {item: place for place, item in enumerate(items["item_id"].to_pylist())}
+    wanted = np.array([places[item] for item in split["item_id"].to_pylist()])[liked]
+    quality = json.loads((directory / "signature.json").read_text())["quality"]
+    found = {k: recall(np.array(asked["liked_query"])[liked], catalogue["liked_item"], wanted, k) for k in (10, 50)}
+    assert found[50] > 0
+    for k, value in found.items():
+        assert quality["int4"][f"recall@{k}"] == pytest.approx(value, abs=0.5 / liked.sum())
+    assert trainer(["evaluate", str(runs / "two_tower/config.toml"), "--out", str(runs / "two_tower")]) == 0
+    evaluated = json.loads((runs / "two_tower/evaluation-test.json").read_text())
+    assert quality["float32"] == pytest.approx({name: evaluated[name] for name in quality["float32"]}, rel=1e-6)
+    assert quality["int4"]["mrr"] != quality["float32"]["mrr"]
 
 
 def bytes_of_weights(file):

@@ -75,7 +75,7 @@ def measure(folder: Path, rows: int, seconds: float) -> str:
     }
     exports = {
         name: {
-            tables: export(run, folder / "exports" / name / tables, flag, compile=name == "synthetic")
+            tables: export(run, folder / "exports" / name / tables, flag, "--compile", str(name == "synthetic"))
             for tables, flag in TABLES.items()
         }
         for name, run in runs.items()
@@ -83,13 +83,10 @@ def measure(folder: Path, rows: int, seconds: float) -> str:
     lines = []
     for tables, directory in exports["synthetic"].items():
         changes = [auc_change(exports[name][tables], tables) for name in runs]
-        for compiled in (False, True):
-            file = directory / ("compiled.pt2" if compiled else "model.pt2")
-            model = load(directory, compiled)
-            inputs = [model.inputs(repeated(directory, size)) for size in BATCHES]
-            found = [latency(partial(model.run, one), seconds) for one in inputs]
-            name = f"{tables}{', compiled' if compiled else ''}"
-            lines.append([name, size_of(file), *map(shown, found), *changes])
+        lines.append([tables, *measured(directory, "model.pt2", seconds), *changes])
+        lines.append([f"{tables}, compiled", *measured(directory, "compiled.pt2", seconds), *changes])
+        onnx = export(runs["synthetic"], folder / "exports/onnx" / tables, TABLES[tables], "--format", "onnx")
+        lines.append([f"{tables}, ONNX", *measured(onnx, "model.onnx*", seconds), *changes])
     lines.append([TORCHREC, *torchrec_quantized(runs["synthetic"], folder, seconds), "", ""])
     headers = ["Tables", "MiB", *(f"p50 / p99 ms, {size:,}" for size in BATCHES), *(f"AUC, {name}" for name in runs)]
     machine = describe_machine()
@@ -114,11 +111,19 @@ def train(config: str, flags: list[str], folder: Path) -> Run:
     return Run(f"{out}/config.toml", out)
 
 
-def export(run: Run, to: Path, quantize: str, compile: bool) -> Path:
+def export(run: Run, to: Path, quantize: str, *flags: str) -> Path:
     """Exports a run, with the metrics of its test split, and returns the directory."""
-    words = ["--out", run.out, "--to", str(to), "--split", "test", "--quantize", quantize, "--compile", str(compile)]
+    words = ["--out", run.out, "--to", str(to), "--split", "test", "--quantize", quantize, *flags]
     read_command(["export", run.config, *words])()
     return to / json.loads((to / "current.json").read_text())["directory"]
+
+
+def measured(directory: Path, files: str, seconds: float) -> list[str]:
+    """Returns the size and the latencies of an exported model, whose files have names of a pattern."""
+    model = load(directory, compiled=files == "compiled.pt2")
+    inputs = [model.inputs(repeated(directory, size)) for size in BATCHES]
+    found = [latency(partial(model.run, one), seconds) for one in inputs]
+    return [size_of(*directory.glob(files)), *map(shown, found)]
 
 
 def auc_change(directory: Path, tables: str) -> str:
@@ -175,9 +180,9 @@ def script(model: nn.Module) -> torch.jit.ScriptModule:
     return torch.jit.script(GraphModule(quantized, graph))
 
 
-def size_of(file: Path) -> str:
-    """Returns the size of a file in MiB."""
-    return f"{os.path.getsize(file) / 2**20:,.1f}"
+def size_of(*files: Path) -> str:
+    """Returns the size of files in MiB."""
+    return f"{sum(map(os.path.getsize, files)) / 2**20:,.1f}"
 
 
 def shown(found: Latency) -> str:
@@ -187,4 +192,5 @@ def shown(found: Latency) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of onnxruntime
     main()

@@ -5,6 +5,7 @@ By default one built-in model is exported; `--all` exports all.
 
 import json
 import re
+import subprocess
 import sys
 from functools import partial
 
@@ -185,6 +186,19 @@ def test_wrong_input(runs, tmp_path, capfd, flags, words):
     assert line.startswith("error: ")
     assert words in line
     assert not (tmp_path / "to").exists()
+
+
+def test_the_trainer_imports_none_of_it_unasked():
+    code = "import sys, trainer.tools.export.command; print({'onnx', 'onnxscript', 'onnxruntime'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_what_an_interrupted_export_left_is_not_loaded(runs, tmp_path):
+    (tmp_path / "step-10").mkdir()
+    (tmp_path / "step-10/model.onnx").write_text("half")
+    directory = export(runs, "own", tmp_path)
+    (found,) = ask((directory, parity_of(directory)["columns"]))
+    assert_parity(directory, found)
 
 
 def test_without_the_packages(runs, tmp_path, capfd, monkeypatch):

@@ -8,9 +8,10 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from exported import ask, parity_of, step_directory
-from jobs import config, launch, write_rows
+from jobs import config, launch, saved_tensors, write_rows
 
 MIB = 2**20
 COLUMNS = 64
@@ -52,6 +53,10 @@ def test_memory_in_shards_is_that_of_a_small_model(runs, table_bytes, tmp_path):
     directory = step_directory(tmp_path / "large")
     table = json.loads((directory / "tables.json").read_text())["tables"]["s0"]
     assert len(table["files"]) == -(-table_bytes // SHARD_BYTES)
+    saved = next(value for name, value in saved_tensors(runs / "large", 2).items() if name.endswith("s0.weight"))
+    for file in table["files"]:
+        rows = np.fromfile(directory / file["name"], np.float32).reshape(-1, COLUMNS)
+        assert (rows == saved[file["first_row"] :][: file["rows"]].numpy()).all()
     parity = parity_of(directory)
     (found,) = ask((directory, parity["columns"]))
     assert found["label_probability"] == pytest.approx(parity["answers"]["label_probability"], abs=1e-6)

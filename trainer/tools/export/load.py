@@ -25,6 +25,7 @@ Tensor = Any
 Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 ONNX = "model.onnx"
+ROWS, TABLES = "rows.pt2", "tables.json"  # of a model with tables in shards
 NO_ID = -(2**63)
 BEYOND = {"log1p": -1.0, "log3": -3.0}  # what values must be above, by their transform
 
@@ -137,8 +138,8 @@ class _InShards:
     def __init__(self, directory: Path) -> None:
         import torch
 
-        index = json.loads((directory / "tables.json").read_text())
-        self._rows = torch.export.load(directory / "rows.pt2").module()
+        index = json.loads((directory / TABLES).read_text())
+        self._rows = torch.export.load(directory / ROWS).module()
         self._model = torch.export.load(directory / "model.pt2").module()
         tables = [(_Table(directory, table), table["features"]) for table in index["tables"].values()]
         self._tables = {feature: table for table, features in tables for feature in features}

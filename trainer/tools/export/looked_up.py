@@ -11,16 +11,15 @@ from trainer.checkpoint.manifest import FileEntry
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.models.outputs import ModelOutput, compute_outputs, model_outputs
+from trainer.tools.export import load
 from trainer.tools.export.features import Table
 from trainer.tools.export.program import export_program, save_program
 from trainer.tools.export.reference import Rows, parity, torchrec_answers
 from trainer.tools.export.rules import ListedIds
-from trainer.tools.export.served import Rules
-from trainer.tools.export.shards import INDEX, Shards, put_rows, renumbered, rows_of_samples
+from trainer.tools.export.served import Rules, names_of_list
+from trainer.tools.export.shards import Shards, put_rows, renumbered, rows_of_samples
 from trainer.tools.export.tables import replace_tables
 from trainer.tools.export.weights import load_dense
-
-ROWS = "rows.pt2"
 
 
 def write_in_shards(
@@ -49,13 +48,13 @@ def write_in_shards(
     data, outputs, name = config.data, model_outputs(config), config.model.name
     model, needed = load_dense(config, shards.weights), rows_of_samples(samples, data)
     rows, entries = shards.write(folder, needed)
-    described["shards"] = INDEX
+    described["shards"] = load.TABLES
     put_rows(model, rows)
     number = sum(len(part.batch.weights) for part in samples)
     written = parity(model, torchrec_answers, outputs, renumbered(samples, needed, data), number)
     replace_tables(model, data.sequences)
     _remove_tables(model)
-    save_program(export_program(RowNumbers(rules(listed)), described, name), folder / ROWS)
+    save_program(export_program(RowNumbers(rules(listed)), described, name), folder / load.ROWS)
     given = _embeddings(described, shards.columns(), data)
     looked_up = LookedUpModel(model, rules({}), outputs).eval()
     save_program(export_program(looked_up, described, name, given), folder / "model.pt2")
@@ -127,8 +126,10 @@ def _embeddings(signature: dict[str, Any], columns: dict[str, int], data: DataCo
         columns: Columns of each table.
         data: Names the tables of features.
     """
-    sizes = {entry["name"].removesuffix(".values"): entry["shape"] for entry in signature["inputs"]}
+    sizes = {entry["name"]: entry["shape"] for entry in signature["inputs"]}
+    lists = {column["name"] for column in signature["columns"] if column["kind"] == "list"}
+    inputs = {name: names_of_list(name)[0] if name in lists else name for name in data.sparse}
     return [
-        {"name": name, "dtype": "float32", "shape": [*sizes[name], columns[data.table_of(name)]]}
-        for name in data.sparse
+        {"name": name, "dtype": "float32", "shape": [*sizes[of_ids], columns[data.table_of(name)]]}
+        for name, of_ids in inputs.items()
     ]

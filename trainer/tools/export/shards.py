@@ -16,10 +16,11 @@ from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch
 from trainer.models.embeddings import table_of_weight
+from trainer.tools.export.load import TABLES
 from trainer.tools.export.reference import Rows
 from trainer.tools.export.weights import SavedWeights
 
-FOLDER, INDEX = "tables", "tables.json"
+FOLDER = "tables"
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Shards:
                 "features": self.data.features_of_tables()[table],
                 "files": files,
             }
-        (folder / INDEX).write_text(json.dumps({"tables": index}, indent=1) + "\n")
+        (folder / TABLES).write_text(json.dumps({"tables": index}, indent=1) + "\n")
         return found, entries
 
     def columns(self) -> dict[str, int]:

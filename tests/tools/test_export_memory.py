@@ -5,6 +5,7 @@ By default of a table of 300 MB; `--all` takes one of 1.5 GB.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -32,7 +33,8 @@ def runs(table_bytes, tmp_path_factory):
     trees = {name: config(data, data__validation=[str(data)], **changes) for name in ("large", "small")}
     trees["large"]["data"]["sparse"]["s0"]["rows"] = table_bytes // (4 * COLUMNS)
     launch([{"config": tree, "out": str(folder / name)} for name, tree in trees.items()], 1, folder)
-    return folder
+    yield folder
+    shutil.rmtree(folder)  # pytest would keep it for the next sessions
 
 
 def peak(runs, name, to, *flags):
@@ -45,12 +47,12 @@ def peak(runs, name, to, *flags):
     return usage.ru_maxrss * 1024
 
 
-def test_memory_in_shards_is_that_of_a_small_model(runs, table_bytes, tmp_path):
-    flags = ["--shard-bytes", SHARD_BYTES]
-    small, large = (peak(runs, name, tmp_path / name, *flags) for name in ("small", "large"))
+def test_memory_in_shards_is_that_of_a_small_model(runs, table_bytes):
+    to, flags = runs / "shards", ["--shard-bytes", SHARD_BYTES]
+    small, large = (peak(runs, name, to / name, *flags) for name in ("small", "large"))
     assert large - small < table_bytes / 2
     assert large - small < 150 * MIB
-    directory = step_directory(tmp_path / "large")
+    directory = step_directory(to / "large")
     table = json.loads((directory / "tables.json").read_text())["tables"]["s0"]
     assert len(table["files"]) == -(-table_bytes // SHARD_BYTES)
     saved = next(value for name, value in saved_tensors(runs / "large", 2).items() if name.endswith("s0.weight"))
@@ -62,7 +64,7 @@ def test_memory_in_shards_is_that_of_a_small_model(runs, table_bytes, tmp_path):
     assert found["label_probability"] == pytest.approx(parity["answers"]["label_probability"], abs=1e-6)
 
 
-def test_memory_of_tables_in_the_program(runs, table_bytes, tmp_path):
+def test_memory_of_tables_in_the_program(runs, table_bytes):
     """Three times that of a single table; the lower bound shows that it is measured at all."""
-    small, large = (peak(runs, name, tmp_path / name) for name in ("small", "large"))
+    small, large = (peak(runs, name, runs / "whole" / name) for name in ("small", "large"))
     assert 1 < (large - small) / table_bytes < 3.3

@@ -5,6 +5,7 @@ import re
 import shutil
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from endpoint import Served
 from exported import ask, first_rows, parity_of, step_directory
@@ -29,9 +30,20 @@ PATHS = rb"/(tmp|work|home|root|usr|site-packages)/"
 MATRIX = "name", lambda whole: sampled(NAMES, 1, whole)
 
 
+NAMED = ("s0", "s0.values", "of/a path %", "цена", "s4", "s5")
+
+
+def write_named(folder):
+    """Writes rows whose columns have names that files cannot have, or that lists give their inputs."""
+    (file,) = write_rows(folder, [130]).iterdir()
+    table = pq.read_table(file)
+    pq.write_table(table.rename_columns({f"s{place}": name for place, name in enumerate(NAMED)}), file)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def runs(matrix, tmp_path_factory):
-    """Runs of built-in models, of one with every rule and averages, of one's own, and of one with float16 tables."""
+    """Runs of built-in models, one with every rule and averages, one's own, float16 tables, and names of columns."""
     folder = tmp_path_factory.mktemp("runs")
     ratings, plain = write_ratings(folder), write_rows(folder / "plain", [130])
     raw, histories = write_columns(folder / "raw"), write_histories(folder / "histories", 130)
@@ -50,6 +62,11 @@ def runs(matrix, tmp_path_factory):
     del trees["own"]["model"]["target"], trees["own"]["model"]["history"], trees["own"]["model"]["over_layers"]
     rows = {"data__validation": [str(plain)], "planner__sharding_types": ["row_wise"], **here}
     trees["half"] = config(plain, model__table_precision="fp16", **rows)
+    trees["named"] = config(write_named(folder / "named rows"), **here)
+    trees["named"]["data"] |= {
+        "validation": trees["named"]["data"]["train"],
+        "sparse": {one: {"rows": 110} for one in NAMED},
+    }
     launch([{"config": tree, "out": str(folder / name)} for name, tree in trees.items()], 2, folder)
     return folder
 
@@ -96,7 +113,7 @@ def test_built_in_models_answer_as_with_tables_in_the_program(shards, answers, n
     assert_same(answers, shards[name], name)
 
 
-@pytest.mark.parametrize("run", ["rules", "own", "half"])
+@pytest.mark.parametrize("run", ["rules", "own", "half", "named"])
 def test_rules_and_models_of_ones_own_too(shards, answers, run):
     assert_same(answers, shards[run], run)
 

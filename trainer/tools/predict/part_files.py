@@ -120,7 +120,7 @@ class PartFile:
         """
         table = table.rename_columns([*self._names]) if self._names else table
         self._writer = self._writer or pq.ParquetWriter(
-            self._sink, table.schema, compression="zstd", dictionary_pagesize_limit=DICTIONARY_BYTES
+            self._sink, table.schema, dictionary_pagesize_limit=DICTIONARY_BYTES
         )
         self._writer.write_table(table, ROW_GROUP_ROWS)
         self._left -= len(table)

@@ -19,15 +19,12 @@ def test_stuck_ranks_print_their_stack(file, tmp_path):
     job = Training(file, tmp_path / "out", "--train.stuck-seconds", "3").after_steps(5)
     _, second = job.workers()
     os.kill(second, signal.SIGSTOP)
-    job.wait_until(lambda: "has been stuck" in job.output(), seconds=120)
+    stuck = re.compile(r"rank 0 has been stuck for \d+ s in the work after step (\d+), in \w+ \(.*:\d+\):\n")
+    job.wait_until(lambda: stuck.search(job.output()), seconds=120)  # on a busy machine the start is slow, too
     os.kill(second, signal.SIGCONT)
     before = job.steps()
     job.wait_until(lambda: job.steps() > before)  # it was only slow
     job.signal(signal.SIGTERM).end()
-    output = re.search(
-        r"rank 0 has been stuck for \d+ s in the work after step (\d+), in \w+ \(.*:\d+\):\n", job.output()
-    )
-    assert output, job.output()[-3000:]
     assert 'loop.py", line' in job.output()
 
 

@@ -4,7 +4,6 @@ By default of a table of 300 MB; `--all` takes one of 1.5 GB.
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -37,14 +36,20 @@ def runs(table_bytes, tmp_path_factory):
     shutil.rmtree(folder)  # pytest would keep it for the next sessions
 
 
+# A process has at least the peak of the one that started it, and that of tests is large: so a small one starts it.
+MEASURE = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(code)
+"""
+
+
 def peak(runs, name, to, *flags):
     """Exports a run in a process of its own; returns the most memory that it had, in bytes."""
-    words = ["export", runs / name / "config.toml", "--out", runs / name, "--to", to, *flags]
-    process = subprocess.Popen([sys.executable, "-m", "trainer", *map(str, words)], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return usage.ru_maxrss * 1024
+    words = ["-m", "trainer", "export", runs / name / "config.toml", "--out", runs / name, "--to", to, *flags]
+    measured = [sys.executable, "-c", MEASURE, sys.executable, *map(str, words)]
+    return int(subprocess.run(measured, check=True, capture_output=True, text=True).stdout) * 1024
 
 
 def test_memory_in_shards_is_that_of_a_small_model(runs, table_bytes):

@@ -1,0 +1,78 @@
+"""The problem of a sharding plan: tables, and the ranks that hold them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """An embedding table and how it is used.
+
+    Attributes:
+        name: Its name.
+        rows: Its rows.
+        columns: Its columns.
+        hotness: Average number of ids in a sample, of each of its features.
+        is_pooled: Whether the embeddings of a sample are pooled, not a sequence.
+        value_bytes: Bytes of each of its values.
+        state_per_value: Values of the optimizer's state, of 4 bytes, for each value of the table.
+        state_per_row: The same for each row of each shard.
+        averages_per_value: Bytes of averages for each value.
+        averages_per_row: The same for each row of each shard.
+        kinds: Sharding types that it can have.
+        kernels: Compute kernels that it can have.
+        min_columns: Least columns of a column shard.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    hotness: Sequence[float]
+    is_pooled: bool
+    value_bytes: int
+    state_per_value: int
+    state_per_row: int
+    averages_per_value: int
+    averages_per_row: int
+    kinds: Sequence[str]
+    kernels: Sequence[str]
+    min_columns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """The ranks, which are all alike.
+
+    Attributes:
+        number: Number of ranks.
+        per_host: Ranks of each host.
+        on_gpu: Whether they have GPUs.
+        gpu_bytes: GPU memory for tables, per rank; 0 without GPUs.
+        host_bytes: Host memory for tables, per rank.
+        gpu_bandwidth: Of GPU memory; bandwidths are in bytes per millisecond.
+        host_bandwidth: Of host memory.
+        pcie_bandwidth: Between GPU and host memory.
+        intra_bandwidth: Between two ranks of a host.
+        inter_bandwidth: From a rank to other hosts.
+        batch_size: Samples of a rank in a step.
+        bytes_of_value: Bytes of an exchanged value: of all-to-all forward and backward, of partial sums forward and
+            backward; None for those of the table.
+    """
+
+    number: int
+    per_host: int
+    on_gpu: bool
+    gpu_bytes: int
+    host_bytes: int
+    gpu_bandwidth: float
+    host_bandwidth: float
+    pcie_bandwidth: float
+    intra_bandwidth: float
+    inter_bandwidth: float
+    batch_size: int
+    bytes_of_value: tuple[float, float, float, float] | None = None
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts."""
+        return self.number // self.per_host

@@ -1,0 +1,54 @@
+"""Options with their costs: what the search knows of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.plan.search.options import Options, all_options
+from trainer.plan.search.problem import Ranks, Table
+from trainer.plan.search.torchrec_costs import costs
+from trainer.plan.search.torchrec_memory import shard_bytes, total_bytes
+
+
+@dataclass(frozen=True)
+class Rated:
+    """Options, what a shard of them costs and takes, and the same of all shards together.
+
+    Attributes:
+        options: The options.
+        phases: Milliseconds of a shard in each phase of a step, `[O, 4]`.
+        cost: Milliseconds of a shard, `[O]`.
+        memory: Bytes of the largest shard, on the GPU and on the host, `[O, 2]`.
+        total_cost: Milliseconds of all shards.
+        total_memory: Bytes of all shards.
+        starts: Number of the first option of each table, `[T]`.
+    """
+
+    options: Options
+    phases: np.ndarray
+    cost: np.ndarray
+    memory: np.ndarray
+    total_cost: np.ndarray
+    total_memory: np.ndarray
+    starts: np.ndarray
+
+    @property
+    def tables(self) -> int:
+        """Number of tables."""
+        return len(self.starts)
+
+    def of_table(self, table: int) -> slice:
+        """Returns the options of a table."""
+        stop = self.starts[table + 1] if table + 1 < self.tables else len(self.options)
+        return slice(int(self.starts[table]), int(stop))
+
+
+def rate(tables: Sequence[Table], ranks: Ranks) -> Rated:
+    """Returns the options of tables with their costs; every table has to have one."""
+    options = all_options(tables, ranks)
+    phases = costs(options, tables, ranks)
+    cost = phases.sum(axis=1)
+    memory = shard_bytes(options, tables, ranks)
+    starts = np.searchsorted(options.table, np.arange(len(tables)))
+    return Rated(options, phases, cost, memory, cost * options.shards, total_bytes(options, tables, ranks), starts)

@@ -1,0 +1,108 @@
+"""The search: bound, placement under a bisected limit, improvement."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.plan.search.bound import Bound, allowed_under, lower_bound, relax
+from trainer.plan.search.improve import improve
+from trainer.plan.search.placement import Placement, place
+from trainer.plan.search.problem import Ranks, Table
+from trainer.plan.search.rated import Rated, rate
+
+WIDER = 1.05  # the limit after one under which nothing was placed
+BISECTIONS = 10
+GRAINS = (0.0, 0.2)
+PARTS = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5)  # of the memory that choices may take, as shards leave gaps
+TRIES = 2000  # to pack tables anew
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A placement and what it is compared with.
+
+    Attributes:
+        placement: The placement.
+        bound: What no plan is better than.
+    """
+
+    placement: Placement
+    bound: Bound
+
+    @property
+    def gap(self) -> float:
+        """How much slower the slowest rank is than the bound, relative."""
+        return self.placement.cost / self.bound.cost - 1
+
+
+class NothingFits(Exception):
+    """No choice of options fits the memory of the ranks: proven, or not found.
+
+    Attributes:
+        is_proven: Whether it is certain.
+    """
+
+    def __init__(self, is_proven: bool) -> None:
+        super().__init__(f"proven: {is_proven}")
+        self.is_proven = is_proven
+
+
+def solve(tables: Sequence[Table], ranks: Ranks) -> Solution:
+    """Returns the best placement found; the same tables and ranks give the same.
+
+    Raises:
+        NothingFits: There is none.
+    """
+    rated = rate(tables, ranks)
+    return solve_rated(rated, ranks, np.array([ranks.gpu_bytes, ranks.host_bytes], dtype=float))
+
+
+def solve_rated(rated: Rated, ranks: Ranks, memory: np.ndarray) -> Solution:
+    """Returns the best placement of rated options that is found under a limit of memory per rank, `[2]`.
+
+    Raises:
+        NothingFits: There is none.
+    """
+    bound = lower_bound(rated, memory, ranks.number)
+    if not np.isfinite(bound.cost):
+        raise NothingFits(is_proven=True)
+    best = _tightest(rated, ranks, memory, bound)
+    if best is None:
+        raise NothingFits(is_proven=False)
+    return Solution(improve(best, bound.cost, TRIES), bound)
+
+
+def _tightest(rated: Rated, ranks: Ranks, memory: np.ndarray, bound: Bound) -> Placement | None:
+    """Returns the placement under the least limit at which one is found."""
+    low = limit = bound.cost
+    found = None
+    widest = float(rated.cost.max() * rated.tables)
+    while found is None and limit < widest * WIDER:
+        low, limit = limit, limit * WIDER if limit < 2 * bound.cost else limit * 2
+        found = _place(rated, ranks, memory, limit)
+    if found is None:
+        return None
+    high = found.cost
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        closer = _place(rated, ranks, memory, middle)
+        if closer is None:
+            low = middle
+        else:
+            found, high = closer, min(middle, closer.cost)
+    return found
+
+
+def _place(rated: Rated, ranks: Ranks, memory: np.ndarray, limit: float) -> Placement | None:
+    allowed = allowed_under(rated, limit, memory)
+    for part in PARTS:
+        relaxed = relax(rated, allowed, part * memory * ranks.number)
+        if not np.isfinite(relaxed.cost):
+            return None
+        for grain in GRAINS:
+            if found := place(rated, ranks, memory, limit, relaxed, grain):
+                return found
+        if not relaxed.prices.any():  # less memory does not change the choices
+            continue
+    return None

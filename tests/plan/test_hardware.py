@@ -6,22 +6,26 @@ from jobs import config
 
 from trainer.config.root import Config
 from trainer.plan.hardware import HOSTS
-from trainer.plan.planner import GB_PER_SECOND, GIB, topology
+from trainer.plan.memory import GIB
+from trainer.plan.ranks import GB_PER_SECOND, ranks_to_plan_for
+
+HALF = ("--planner.host-memory-gib", "72")
 
 
-def topology_of(device="cuda", **planner):
-    changes = {f"planner__{key}": value for key, value in planner.items()}
-    return topology(Config.model_validate(config("nowhere", **changes)).planner, 16, 8, device)
+def ranks_of(device="cuda", **planner):
+    changes = {f"planner__{key}": value for key, value in ({"reserve": 0.0} | planner).items()}
+    settings = Config.model_validate(config("nowhere", **changes))
+    return ranks_to_plan_for(settings.data, settings.planner, settings.comms, 16, 8, device)
 
 
 @pytest.mark.parametrize("name", [name for name, host in HOSTS.items() if host.gpu])
 def test_memory_and_bandwidths_are_the_hosts(name):
-    host, found = HOSTS[name], topology_of(hardware=name)
-    assert found.devices[0].storage.hbm == host.gpu.memory_gib * GIB
-    assert found.devices[0].storage.ddr == host.memory_gib * GIB // 8
-    assert found.hbm_mem_bw == host.gpu.hbm_gb_per_second * GB_PER_SECOND
-    assert found.comms_bandwidths.intra_host_bw == host.gpu.nvlink_gb_per_second * GB_PER_SECOND
-    assert found.comms_bandwidths.inter_host_bw == host.network_gb_per_second / host.gpus * GB_PER_SECOND
+    host, found = HOSTS[name], ranks_of(hardware=name)
+    assert found.gpu_bytes == host.gpu.memory_gib * GIB
+    assert found.host_bytes == host.memory_gib * GIB // 8
+    assert found.gpu_bandwidth == host.gpu.hbm_gb_per_second * GB_PER_SECOND
+    assert found.intra_bandwidth == host.gpu.nvlink_gb_per_second * GB_PER_SECOND
+    assert found.inter_bandwidth == host.network_gb_per_second / host.gpus * GB_PER_SECOND
 
 
 def test_keys_that_are_set_win():
@@ -32,17 +36,17 @@ def test_keys_that_are_set_win():
         "inter_node_gb_per_second": 4.0,
         "hbm_gb_per_second": 500.0,
     }
-    found = topology_of(hardware="h100", **own)
-    assert (found.devices[0].storage.hbm, found.devices[0].storage.ddr) == (10 * GIB, 20 * GIB)
-    assert found.hbm_mem_bw == 500 * GB_PER_SECOND
-    assert found.comms_bandwidths.intra_host_bw == 30 * GB_PER_SECOND
-    assert found.comms_bandwidths.inter_host_bw == 4 * GB_PER_SECOND
+    found = ranks_of(hardware="h100", **own)
+    assert (found.gpu_bytes, found.host_bytes) == (10 * GIB, 20 * GIB)
+    assert found.gpu_bandwidth == 500 * GB_PER_SECOND
+    assert found.intra_bandwidth == 30 * GB_PER_SECOND
+    assert found.inter_bandwidth == 4 * GB_PER_SECOND
 
 
 def test_a_host_without_a_gpu_has_its_memory_and_usual_bandwidths():
-    found = topology_of("cpu", hardware="cpu.8xlarge", reserve=0.0)
-    assert found.devices[0].storage.ddr == 256 * GIB // 8
-    assert found.comms_bandwidths.intra_host_bw == topology_of("cpu").comms_bandwidths.intra_host_bw
+    found = ranks_of("cpu", hardware="cpu.8xlarge", reserve=0.0)
+    assert found.host_bytes == 256 * GIB // 8
+    assert found.intra_bandwidth == ranks_of("cpu").intra_bandwidth
 
 
 def test_a_plan_for_two_hosts_that_this_machine_is_not():
@@ -53,6 +57,9 @@ def test_a_plan_for_two_hosts_that_this_machine_is_not():
 
 def test_tables_that_do_not_fit_are_refused():
     done = run_trainer("plan", "criteo_terabyte", "--world-size", "1", "--planner.hardware", "a100_1")
+    assert done.returncode == 2
+    assert "found no place in the memory of the ranks" in done.stderr  # on the GPU and the host together, it might
+    done = run_trainer("plan", "criteo_terabyte", "--world-size", "1", "--planner.hardware", "a100_1", *HALF)
     assert done.returncode == 2
     assert "do not fit the memory of the ranks" in done.stderr
 

@@ -12,11 +12,12 @@ from sequences import sequence_config
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes
-from trainer.plan.allowed_types import OF_SEQUENCES, check_types, with_allowed_types
+from trainer.plan.allowed_types import OF_SEQUENCES, check_types
 from trainer.plan.plan_file import load_plan, plan_to_json, shards_of, table_plans
-from trainer.plan.planner import plan_for, topology
+from trainer.plan.planner import plan_for
+from trainer.plan.ranks import ranks_to_plan_for
 from trainer.plan.report import render_plan
-from trainer.plan.sharding import sharders
+from trainer.plan.torchrec_planner import topology_of
 from trainer.training.sharded_model import build_unsharded_model
 
 KINDS = ["table_wise", "row_wise", "table_row_wise", "column_wise", "grid_shard", "data_parallel"]
@@ -25,8 +26,7 @@ KINDS = ["table_wise", "row_wise", "table_row_wise", "column_wise", "grid_shard"
 def planned(tmp_path, ranks=4, local=2, **changes):
     settings = Config.model_validate(config(tmp_path, **changes))
     task = build_unsharded_model(settings, torch.device("cpu"))
-    kinds, planner, optimizer = sharders(settings.comms), settings.planner, settings.optimizer
-    return task, plan_for(task, kinds, settings.data, planner, optimizer, ranks, local, "cpu")
+    return task, plan_for(task, settings, ranks, local, "cpu")
 
 
 def one_of_each(tmp_path):
@@ -41,8 +41,8 @@ def test_every_table_gets_the_type_that_it_asks_for(tmp_path):
 
 def test_a_saved_plan_is_loaded_as_it_was(tmp_path):
     task, plan = one_of_each(tmp_path)
-    (tmp_path / "plan.json").write_text(json.dumps(plan_to_json(plan, 4)))
-    assert load_plan(str(tmp_path / "plan.json"), table_shapes(task), 4) == plan
+    (tmp_path / "plan.json").write_text(json.dumps(plan_to_json(plan, table_shapes(task), 4)))
+    assert load_plan(str(tmp_path / "plan.json"), table_shapes(task), 4, 2, "cpu") == plan
 
 
 def test_the_printed_plan_adds_up(tmp_path):
@@ -57,11 +57,7 @@ def test_the_printed_plan_adds_up(tmp_path):
 
 def first_table(plan):
     module, *_ = plan["modules"].values()
-    return next(table for table in module.values() if table["shards"])
-
-
-def first_shard(plan):
-    return first_table(plan)["shards"][0]
+    return next(iter(module.values()))
 
 
 @pytest.mark.parametrize(
@@ -71,34 +67,35 @@ def first_shard(plan):
         (lambda plan: next(iter(plan["modules"].values())).pop("s3"), "a plan for other tables; they differ in: s3"),
         (lambda plan: plan.pop("modules"), "cannot be read as a plan: 'modules' is missing"),
         (lambda plan: first_table(plan).pop("ranks"), r"cannot be read as a plan: 'modules\..*\.ranks' is missing"),
-        (lambda plan: first_shard(plan).update(placement="0"), "placement is '0': string should match"),
+        (lambda plan: first_table(plan).update(ranks="0-"), "ranks is '0-': string should match"),
+        (lambda plan: first_table(plan).update(shard_columns=5), "which do not make up 16 columns; plan anew"),
         (lambda plan: plan.update(modules=[]), r"cannot be read as a plan: modules is \[\]"),
         (lambda plan: plan.pop("world_size"), "cannot be read as a plan: 'world_size' is missing"),
     ],
 )
 def test_a_plan_of_another_job_is_refused(tmp_path, change, message):
     task, plan = planned(tmp_path)
-    content = plan_to_json(plan, 4)
+    content = plan_to_json(plan, table_shapes(task), 4)
     change(content)
     (tmp_path / "plan.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=message):
-        load_plan(str(tmp_path / "plan.json"), table_shapes(task), 4)
+        load_plan(str(tmp_path / "plan.json"), table_shapes(task), 4, 2, "cpu")
 
 
 def test_a_file_that_is_no_plan_is_refused(tmp_path):
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(InputError, match=r"planner.plan is '.*plan.json', which is not JSON: Expecting"):
-        load_plan(str(tmp_path / "plan.json"), {}, 4)
+        load_plan(str(tmp_path / "plan.json"), {}, 4, 2, "cpu")
     with pytest.raises(InputError, match=r"planner.plan is '.*', which cannot be used: .*Is a directory"):
-        load_plan(str(tmp_path), {}, 4)
+        load_plan(str(tmp_path), {}, 4, 2, "cpu")
 
 
 def test_tables_of_another_shape_are_refused(tmp_path):
-    _, plan = planned(tmp_path)
+    task, plan = planned(tmp_path)
     other, _ = planned(tmp_path, data__sparse__s2={"rows": 7})
-    (tmp_path / "plan.json").write_text(json.dumps(plan_to_json(plan, 4)))
+    (tmp_path / "plan.json").write_text(json.dumps(plan_to_json(plan, table_shapes(task), 4)))
     with pytest.raises(ValueError, match=r"table 's2' is \(102, 16\); the model's is \(7, 16\)"):
-        load_plan(str(tmp_path / "plan.json"), table_shapes(other), 4)
+        load_plan(str(tmp_path / "plan.json"), table_shapes(other), 4, 2, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +109,10 @@ def test_tables_of_another_shape_are_refused(tmp_path):
             {"planner__tables": {"s0": {"compute_kernels": ["fused"], "sharding_types": ["data_parallel"]}}},
             "planner.tables.s0: none of its compute_kernels",
         ),
-        ({"model__embedding_dim": 6}, "has shards of 6 columns, and FBGEMM's kernels need a multiple of 4"),
+        (
+            {"model__embedding_dim": 6, "planner__sharding_types": ["table_wise"]},
+            "has shards of 6 columns, and FBGEMM's kernels need a multiple of 4",
+        ),
         ({"data__global_batch_size": 2**40}, "data.global_batch_size is 1099511627776; its ids and embeddings, "),
         ({"data__sparse__s0": {"rows": 2**31 - 1}}, "the tables, 128 GiB without their optimizer's"),
     ],
@@ -139,10 +139,7 @@ def test_what_looks_odd_and_can_be_planned(tmp_path, changes):
 def test_sequences_are_planned(tmp_path):
     settings = Config.model_validate(sequence_config(tmp_path, "din"))
     model = build_unsharded_model(settings, torch.device("cpu"))
-    planner = with_allowed_types(settings)
-    plan = table_plans(
-        plan_for(model, sharders(settings.comms), settings.data, planner, settings.optimizer, 4, 2, "cpu")
-    )
+    plan = table_plans(plan_for(model, settings, 4, 2, "cpu"))
     assert plan.keys() == {"films", "city"}
     assert plan["films"].sharding_type in OF_SEQUENCES
 
@@ -152,7 +149,7 @@ def test_sequences_are_refused_in_column_shards_of_several_widths(tmp_path):
     tree["data"]["sparse"]["item"]["table"] = "other"
     settings = Config.model_validate(tree)
     model = build_unsharded_model(settings, torch.device("cpu"))
-    plan = plan_for(model, sharders(settings.comms), settings.data, settings.planner, settings.optimizer, 4, 2, "cpu")
+    plan = plan_for(model, settings, 4, 2, "cpu")
     check_types(plan, settings)
     shards = shards_of(table_plans(plan)["other"])
     shards[0].shard_sizes[1] = 16
@@ -169,16 +166,7 @@ def test_sequences_take_the_memory_of_all_their_ids(tmp_path):
     model = build_unsharded_model(settings, torch.device("cpu"))
     expected = f"its ids and embeddings, {64e6 * (4 * 16 + 8) / 2**30:.3g} GiB, do not fit"
     with pytest.raises(InputError, match=re.escape(expected)):
-        plan_for(
-            model,
-            sharders(settings.comms),
-            settings.data,
-            with_allowed_types(settings),
-            settings.optimizer,
-            4,
-            2,
-            "cpu",
-        )
+        plan_for(model, settings, 4, 2, "cpu")
 
 
 def test_a_job_uses_the_plan_that_the_plan_command_wrote(tmp_path):
@@ -200,5 +188,7 @@ def test_the_planner_counts_with_the_bandwidths_that_it_is_given(tmp_path):
     settings = Config.model_validate(
         config(tmp_path, planner__intra_node_gb_per_second=300.0, planner__inter_node_gb_per_second=25.0)
     )
-    bandwidths = topology(settings.planner, 16, 8, "cpu").comms_bandwidths
-    assert (bandwidths.intra_host_bw, bandwidths.inter_host_bw) == (3e8, 2.5e7)  # bytes per millisecond
+    ranks = ranks_to_plan_for(settings.data, settings.planner, settings.comms, 16, 8, "cpu")
+    assert (ranks.intra_bandwidth, ranks.inter_bandwidth) == (3e8, 2.5e7)  # bytes per millisecond
+    bandwidths = topology_of(ranks).comms_bandwidths
+    assert (bandwidths.intra_host_bw, bandwidths.inter_host_bw) == (3e8, 2.5e7)

@@ -44,6 +44,8 @@ class PlannerConfig(Section):
 
     mode: Annotated[Literal["model_parallel", "data_parallel"], MayChange] = "model_parallel"
     """model_parallel shards the tables as planned, data_parallel replicates all of them."""
+    engine: Annotated[Literal["search", "torchrec"], MayChange] = "search"
+    """What plans: this project's search, which prints how far from the best possible it is, or TorchRec's planner."""
     plan: Annotated[str | None, MayChange] = None
     """A plan.json to use instead of planning, with its ranks and kernels."""
     sharding_types: Annotated[list[str], MayChange] = []
@@ -51,7 +53,7 @@ class PlannerConfig(Section):
     tables: dict[str, TablePlan] = {}
     """Choices for single tables, by table name; they replace the choices for all."""
     min_columns: Annotated[pydantic.PositiveInt | None, MayChange] = None
-    """Least columns of a column shard. Unset: 128, or all columns of a narrower table."""
+    """Least columns of a column shard. Unset: 32; with engine torchrec 128."""
     hardware: Annotated[str | None, MayChange] = None
     """Host to plan for, such as h100 (see docs/resources.md); it sets what is unset below. Unset: this machine."""
     memory_gib: Annotated[GibiBytes | None, MayChange] = None

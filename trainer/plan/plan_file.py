@@ -1,29 +1,37 @@
-"""plan.json: a sharding plan as a readable file that a job can load."""
+"""plan.json: a sharding plan as a readable file that a job can load.
+
+Version 2 has for each table what decides its shards. Version 1 spells out every shard; a plan is still written so if
+its shards are not even, which only plans made by hand are.
+"""
 
 import json
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import pydantic
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleShardingPlan, ParameterSharding, ShardingPlan
 
 from trainer.config.section import explain
 from trainer.core.errors import InputError
 from trainer.core.storage import named, read_text
 from trainer.models.embeddings import name_in_model, table_of_name
+from trainer.plan.sharding_plan import PlannedTable
+
+Shapes = dict[str, tuple[int, int]]
 
 
 class ShardInFile(pydantic.BaseModel):
-    """One shard of a table in plan.json."""
+    """One shard of a table in plan.json, version 1."""
 
     offsets: list[int]
     sizes: list[int]
     placement: Annotated[str, pydantic.Field(pattern=r"^rank:\d+/\w+(:\d+)?$")]
 
 
-class TableInFile(pydantic.BaseModel):
-    """One table in plan.json; one that every rank holds whole has no shards."""
+class SpelledTable(pydantic.BaseModel):
+    """One table in plan.json, version 1; one that every rank holds whole has no shards."""
 
     sharding_type: str
     compute_kernel: str
@@ -31,11 +39,30 @@ class TableInFile(pydantic.BaseModel):
     shards: list[ShardInFile]
 
 
-class PlanFile(pydantic.BaseModel):
-    """The content of plan.json."""
+class SpelledPlan(pydantic.BaseModel):
+    """The content of plan.json, version 1."""
 
     world_size: int
-    modules: dict[str, dict[str, TableInFile]]
+    modules: dict[str, dict[str, SpelledTable]]
+
+
+class EvenTable(pydantic.BaseModel):
+    """One table in plan.json, version 2; `0-3,8` are the ranks 0 to 3 and 8."""
+
+    sharding_type: str
+    compute_kernel: str
+    rows: pydantic.PositiveInt
+    columns: pydantic.PositiveInt
+    shard_columns: pydantic.PositiveInt
+    ranks: Annotated[str, pydantic.Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
+    cache_load_factor: float | None = None
+
+
+class EvenPlan(pydantic.BaseModel):
+    """The content of plan.json, version 2."""
+
+    world_size: int
+    modules: dict[str, dict[str, EvenTable]]
 
 
 def table_plans(plan: ShardingPlan) -> dict[str, ParameterSharding]:
@@ -53,21 +80,71 @@ def shards_of(table: ParameterSharding) -> list[ShardMetadata]:
     return table.sharding_spec.shards if table.sharding_spec else []  # pyrefly: ignore[missing-attribute]
 
 
-def plan_to_json(plan: ShardingPlan, world_size: int) -> dict[str, Any]:
-    """Returns the content of plan.json."""
+def plan_to_json(plan: ShardingPlan, shapes: Shapes, world_size: int) -> dict[str, Any]:
+    """Returns the content of plan.json.
+
+    Args:
+        plan: The plan.
+        shapes: Rows and columns of every table.
+        world_size: Ranks of the plan.
+    """
     # TorchRec's ShardingPlan._serialize() has no inverse.
+    even = all(_is_even(sharding, shapes[table]) for table, sharding in table_plans(plan).items())
     return {
-        "version": 1,
+        "version": 2 if even else 1,
         "world_size": world_size,
         "modules": {
-            path: {table_of_name(name): _table_to_json(sharding) for name, sharding in module.items()}
+            path: {
+                (table := table_of_name(name)): _even(sharding, shapes[table]) if even else _spelled(sharding)
+                for name, sharding in module.items()
+            }
             for path, module in plan.plan.items()
             if isinstance(module, EmbeddingModuleShardingPlan)
         },
     }
 
 
-def _table_to_json(table: ParameterSharding) -> dict[str, Any]:
+def _planned(table: ParameterSharding, shape: tuple[int, int]) -> PlannedTable:
+    """Returns what decides the shards of a table, if they are even."""
+    shards = shards_of(table)
+    return PlannedTable(
+        rows=shape[0],
+        columns=shape[1],
+        kind=table.sharding_type,
+        kernel=table.compute_kernel,
+        shard_columns=shards[0].shard_sizes[1] if shards else shape[1],
+        ranks=table.ranks or [],
+        cached=table.cache_params.load_factor if table.cache_params else None,
+    )
+
+
+def _is_even(table: ParameterSharding, shape: tuple[int, int]) -> bool:
+    shards = [(shard.shard_offsets, shard.shard_sizes) for shard in shards_of(table)]
+    return bool(table.ranks) and (not shards or shards == _planned(table, shape).blocks())
+
+
+def _even(table: ParameterSharding, shape: tuple[int, int]) -> dict[str, Any]:
+    planned = _planned(table, shape)
+    return {
+        "sharding_type": planned.kind,
+        "compute_kernel": planned.kernel,
+        "rows": planned.rows,
+        "columns": planned.columns,
+        "shard_columns": planned.shard_columns,
+        "ranks": ",".join(_ranges(planned.ranks)),
+        **({"cache_load_factor": planned.cached} if planned.cached else {}),
+    }
+
+
+def _ranges(ranks: Sequence[int]) -> Iterator[str]:
+    start = 0
+    for stop in range(1, len(ranks) + 1):
+        if stop == len(ranks) or ranks[stop] != ranks[stop - 1] + 1:
+            yield f"{ranks[start]}-{ranks[stop - 1]}" if stop - start > 1 else str(ranks[start])
+            start = stop
+
+
+def _spelled(table: ParameterSharding) -> dict[str, Any]:
     return {
         "sharding_type": table.sharding_type,
         "compute_kernel": table.compute_kernel,
@@ -79,13 +156,15 @@ def _table_to_json(table: ParameterSharding) -> dict[str, Any]:
     }
 
 
-def load_plan(url: str, shapes: dict[str, tuple[int, int]], world_size: int) -> ShardingPlan:
+def load_plan(url: str, shapes: Shapes, world_size: int, local_world_size: int, device_type: str) -> ShardingPlan:
     """Reads a plan.json; its ranks and kernels are used as they are.
 
     Args:
         url: URL of the file.
         shapes: Rows and columns of every table of the model.
         world_size: Ranks of this job.
+        local_world_size: Ranks on each of its nodes.
+        device_type: cpu or cuda.
 
     Raises:
         InputError: The file is no plan, or one for other tables or another number of ranks.
@@ -93,41 +172,60 @@ def load_plan(url: str, shapes: dict[str, tuple[int, int]], world_size: int) -> 
     with named("planner.plan", url):
         text = read_text(url)
     try:
-        content = PlanFile.model_validate(json.loads(text)).model_dump()
+        content = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"planner.plan is '{url}', which is not JSON: {error}") from error
+    form = EvenPlan if isinstance(content, dict) and content.get("version") == 2 else SpelledPlan
+    try:
+        found = form.model_validate(content)
     except pydantic.ValidationError as error:
-        raise InputError(
-            f"planner.plan is '{url}', which cannot be read as a plan: {explain(error, PlanFile)}"
-        ) from error
-    plan = plan_from_json(content)
-    if content["world_size"] != world_size:
-        raise InputError(
-            f"planner.plan is '{url}', a plan for {content['world_size']} ranks; this job has {world_size}"
+        raise InputError(f"planner.plan is '{url}', which cannot be read as a plan: {explain(error, form)}") from error
+    if found.world_size != world_size:
+        raise InputError(f"planner.plan is '{url}', a plan for {found.world_size} ranks; this job has {world_size}")
+    modules: dict[str, ModuleShardingPlan] = {
+        path: EmbeddingModuleShardingPlan(
+            {
+                name_in_model(name): _sharding(url, name, table, local_world_size, device_type)
+                for name, table in module.items()
+            }
         )
+        for path, module in found.modules.items()
+    }
+    plan = ShardingPlan(modules)
     _check_shapes(url, plan, shapes)
     return plan
 
 
-def plan_from_json(content: dict[str, Any]) -> ShardingPlan:
-    """Returns the plan in the content of a plan.json."""
-    return ShardingPlan(
-        plan={
-            path: EmbeddingModuleShardingPlan(
-                {name_in_model(name): _table_from_json(table) for name, table in module.items()}
-            )
-            for path, module in content["modules"].items()
-        }
+def _sharding(
+    url: str, name: str, table: EvenTable | SpelledTable, local_world_size: int, device_type: str
+) -> ParameterSharding:
+    if isinstance(table, SpelledTable):
+        shards = [ShardMetadata(shard.offsets, shard.sizes, shard.placement) for shard in table.shards]
+        spec = EnumerableShardingSpec(shards) if shards else None
+        return ParameterSharding(table.sharding_type, table.compute_kernel, table.ranks, spec)
+    planned = PlannedTable(
+        rows=table.rows,
+        columns=table.columns,
+        kind=table.sharding_type,
+        kernel=table.compute_kernel,
+        shard_columns=table.shard_columns,
+        ranks=[rank for part in table.ranks.split(",") for rank in _range(part)],
+        cached=table.cache_load_factor,
     )
+    if not planned.is_whole:
+        raise InputError(
+            f"planner.plan is '{url}', where table '{name}' has {len(planned.ranks)} shards of {table.shard_columns} "
+            f"columns, which do not make up {table.columns} columns; plan anew"
+        )
+    return planned.sharding(device_type, local_world_size)
 
 
-def _table_from_json(table: dict[str, Any]) -> ParameterSharding:
-    shards = [ShardMetadata(shard["offsets"], shard["sizes"], shard["placement"]) for shard in table["shards"]]
-    spec = EnumerableShardingSpec(shards) if shards else None
-    return ParameterSharding(table["sharding_type"], table["compute_kernel"], table["ranks"], spec)
+def _range(part: str) -> range:
+    first, _, last = part.partition("-")
+    return range(int(first), int(last or first) + 1)
 
 
-def _check_shapes(url: str, plan: ShardingPlan, shapes: dict[str, tuple[int, int]]) -> None:
+def _check_shapes(url: str, plan: ShardingPlan, shapes: Shapes) -> None:
     planned = table_plans(plan)
     if planned.keys() != shapes.keys():
         differing = ", ".join(sorted(planned.keys() ^ shapes.keys()))

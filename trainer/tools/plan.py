@@ -10,13 +10,13 @@ from trainer.core.distributed import current_context
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage
+from trainer.models.embeddings import table_shapes
 from trainer.optim.table_optimizers import check_table_optimizers
-from trainer.plan.allowed_types import with_allowed_types
 from trainer.plan.communication import check_comms
 from trainer.plan.plan_file import plan_to_json
-from trainer.plan.planner import host_of, plan_for
+from trainer.plan.planner import plan_for
+from trainer.plan.ranks import host_of
 from trainer.plan.report import render_plan
-from trainer.plan.sharding import sharders
 from trainer.training.sharded_model import build_unsharded_model, local_batch_sizes
 
 
@@ -47,14 +47,12 @@ def print_plan(config: Config, world_size: int = 2, out: str | None = None) -> N
     model = build_unsharded_model(config, torch.device("meta"))
     on_each_node, device_type = _nodes(config.planner, world_size)
     check_table_optimizers(config, device_type)
-    planner = with_allowed_types(config)
-    ranks = (world_size, on_each_node, device_type)
-    plan = plan_for(model, sharders(config.comms), config.data, planner, config.optimizer, *ranks)
+    plan = plan_for(model, config, world_size, on_each_node, device_type)
     check_comms(config.comms, plan, config.data, local_batch_sizes(config, world_size))
     print(render_plan(plan, model, world_size))
     if out:
         with named("--out", out):
             fs, path = open_storage(out)
-            fs.pipe_file(path, json.dumps(plan_to_json(plan, world_size), indent=2).encode())
+            fs.pipe_file(path, json.dumps(plan_to_json(plan, table_shapes(model), world_size), indent=2).encode())
         url = without_secrets(out)
         print(f"\nwritten to {url}; use it with --planner.plan {url} on {world_size} ranks")

@@ -23,7 +23,7 @@ from trainer.optim.dense_weights import freeze
 from trainer.optim.optimizers import Optimizers
 from trainer.optim.table_averages import check_kernels
 from trainer.optim.table_optimizers import check_table_optimizers, fuse
-from trainer.plan.allowed_types import check_types, with_allowed_types
+from trainer.plan.allowed_types import check_types
 from trainer.plan.communication import check_comms, communication_volume
 from trainer.plan.memory import allocating
 from trainer.plan.plan_file import plan_to_json, replicated_tables
@@ -143,17 +143,17 @@ def build_sharded_model(config: Config, context: DistributedContext, lanes: Lane
     allow_tf32(config.train, context.device)
     unsharded = build_unsharded_model(config, context.device, lanes)
     by_kind = sharders(config.comms, CutTables, CutSequences) if needs_cut(config) else sharders(config.comms)
-    plan = make_plan(unsharded, by_kind, config.data, with_allowed_types(config), config.optimizer, context)
+    plan = make_plan(unsharded, config, context)
     check_types(plan, config)
     check_managed(config.data, plan)
     check_comms(config.comms, plan, config.data, local_batch_sizes(config, context.world_size))
     # Before `shard`, which replaces the tables inside the unsharded model.
-    plan_json = plan_to_json(plan, context.world_size)
+    shapes = table_shapes(unsharded)
+    plan_json = plan_to_json(plan, shapes, context.world_size)
     plan_table = render_plan(plan, unsharded, context.world_size)
     communication_bytes = communication_volume(plan, unsharded, config.data, config.comms, context)
     if config.optimizer.ema.tables:
         check_kernels(plan)
-    shapes = table_shapes(unsharded)
     model = shard(unsharded, by_kind, plan, context, config.train.seed)
     with allocating(shapes, torch.float32.itemsize):
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema.decay else None

@@ -1,10 +1,11 @@
 """A bound that no plan is better than, by Lagrangian relaxation, and the prices of memory that come with it.
 
-Ranks are alike, so the slowest of them takes at least the mean of all, and all shards together take at most the memory of
-all ranks. Of these two sums the least cost under a limit of memory is bounded from below by the least of cost plus
+Ranks are alike, so the slowest of them takes at least the mean of all, and all shards together take at most the memory
+of all ranks. Of these two sums the least cost under a limit of memory is bounded from below by the least of cost plus
 memory at any price, for each table by itself; the best prices give the value of the linear program (Geoffrion 1974).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from trainer.plan.search.rated import Rated
 
 STEPS = 48  # of a bisection: to the last bits of a price
+BEYOND = 1e12  # times the mean price, at which nothing but memory counts
 CLOSE = 1e-7  # of the bound, relative
 
 
@@ -47,6 +49,8 @@ def relax(rated: Rated, allowed: np.ndarray, capacity: np.ndarray) -> Relaxed:
         return nothing
     prices = problem.best_prices()
     value = problem.value(prices)
+    if value > problem.most():  # no choice of options costs as much, so none fits
+        return nothing
     return Relaxed(value, prices, cost + rated.total_memory @ prices)
 
 
@@ -61,6 +65,10 @@ class _Problem:
         """Returns whether either kind of memory holds the tables, each where it takes the least of it."""
         least = np.minimum.reduceat(self._memory, self._rated.starts, axis=0).sum(axis=0)
         return bool((least <= self._capacity).all())
+
+    def most(self) -> float:
+        """Returns the cost of the dearest options."""
+        return float(np.maximum.reduceat(np.where(np.isfinite(self._cost), self._cost, 0), self._rated.starts).sum())
 
     def value(self, prices: np.ndarray) -> float:
         """Returns the bound at some prices."""
@@ -85,43 +93,52 @@ class _Problem:
         return self._both_prices()
 
     def _both_prices(self) -> np.ndarray:
-        """Returns the prices where both kinds of memory are scarce: a dearer host makes the GPU dearer."""
+        """Returns the prices where both kinds of memory are scarce: where the bound, which is concave, is greatest."""
         prices = np.zeros(2)
-        low, high = 0.0, self._unit(1)
-        for step in range(2 * STEPS):
-            prices[1] = high if step < STEPS and not low else (low + high) / 2
+
+        def value(price: float) -> float:
+            prices[1] = price
             prices[0] = self._price(prices, 0)
-            if self.used(prices)[1] <= self._capacity[1]:
-                high = prices[1]
-                low = low or high / 2**60
-            else:
-                low, high = prices[1], max(high, 4 * prices[1]) if prices[1] >= high else high
-        prices[1] = high
-        prices[0] = self._price(prices, 0)
+            return self.value(prices)
+
+        high = self._unit(1) / BEYOND
+        while value(8 * high) > value(high) and value(high) <= self.most():
+            high *= 8
+        low, high = 0.0, 8 * high
+        for _ in range(STEPS):
+            left, right = low + (high - low) / 3, high - (high - low) / 3
+            low, high = (left, high) if value(left) < value(right) else (low, right)
+        value((low + high) / 2)
         return prices
 
     def _price(self, prices: np.ndarray, memory: int) -> float:
         """Returns the least price of one kind of memory at which it suffices, at given prices of the other."""
+
         def suffices(price: float) -> bool:
             prices[memory] = price
             return bool(self.used(prices)[memory] <= self._capacity[memory])
 
-        if suffices(0.0):
-            return 0.0
-        low, high = 0.0, self._unit(memory)
-        while not suffices(high):
-            low, high = high, 8 * high
-            if high > 1e30:
-                return high
-        for _ in range(STEPS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if suffices(middle) else (middle, high)
-        return high
+        return _least(suffices, self._unit(memory))
 
     def _unit(self, memory: int) -> float:
         """Returns a price of the right size."""
         finite = np.isfinite(self._cost)
         return float(self._cost[finite].mean() / max(1.0, self._rated.total_memory[finite, memory].mean()))
+
+
+def _least(suffices: Callable[[float], bool], unit: float) -> float:
+    """Returns the least price that suffices, by bisection; one beyond all prices if none does."""
+    if suffices(0.0):
+        return 0.0
+    low, high = 0.0, unit
+    while not suffices(high):
+        low, high = high, 8 * high
+        if high > BEYOND * unit:
+            return high
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high
 
 
 def cheapest(reduced: np.ndarray, rated: Rated) -> np.ndarray:
@@ -157,6 +174,7 @@ def lower_bound(rated: Rated, memory: np.ndarray, ranks: int) -> Bound:
         memory: Bytes of a rank, `[2]`.
         ranks: Number of ranks.
     """
+
     def mean(limit: float) -> Relaxed:
         return relax(rated, allowed_under(rated, limit, memory), memory * ranks)
 

@@ -119,7 +119,7 @@ class _Search:
         return [*found]
 
     def _swap(self, slowest: int, target: float) -> bool:
-        """Swaps a shard of the slowest rank for a cheaper one of another rank: the pair that leaves both the fastest."""
+        """Swaps a shard of the slowest rank for a cheaper one of another: the pair that leaves both the fastest."""
         placement = self._placement
         table, rank = _single_shards(placement)
         option = placement.option[table]

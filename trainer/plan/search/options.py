@@ -61,6 +61,11 @@ def all_options(tables: Sequence[Table], ranks: Ranks) -> Options:
     return Options(table, kind, kernel, columns, cached, pieces, shards, -(-rows_of_table // parts))
 
 
+def has_options(table: Table, ranks: Ranks) -> bool:
+    """Returns whether a table can be sharded as allowed."""
+    return any(True for _ in _options(table, ranks))
+
+
 def _options(table: Table, ranks: Ranks) -> Iterator[tuple[int, int, int, float]]:
     for kind in _kinds(table, ranks):
         for columns in _widths(table, kind, ranks):

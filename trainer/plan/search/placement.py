@@ -113,9 +113,9 @@ def _fullest(candidates: np.ndarray, full: np.ndarray, number: int) -> np.ndarra
 
 
 def place(
-    rated: Rated, ranks: Ranks, memory: np.ndarray, limit: float, relaxed: Relaxed, grain: float = 0.0
+    rated: Rated, ranks: Ranks, memory: np.ndarray, limit: float, relaxed: Relaxed, grain: float
 ) -> Placement | None:
-    """Places all tables under a limit of cost: those on all ranks, then those on hosts, then single shards, dearest first.
+    """Places all tables under a limit of cost: on all ranks, then on hosts, then single shards, dearest first.
 
     A table whose choice fits nowhere takes its next cheapest option that does.
 
@@ -125,6 +125,7 @@ def place(
         memory: Bytes of a rank, `[2]`.
         limit: Milliseconds of a rank.
         relaxed: The relaxed problem, whose choices are placed.
+        grain: How much dearer an option is if a shard of it fills a rank: small shards leave smaller gaps.
 
     Returns:
         The placement; None if a table fits nowhere.

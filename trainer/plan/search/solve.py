@@ -11,7 +11,7 @@ from trainer.plan.search.placement import Placement, place
 from trainer.plan.search.problem import Ranks, Table
 from trainer.plan.search.rated import Rated, rate
 
-WIDER = 1.05  # the limit after one under which nothing was placed
+FIRST, WIDER = 1.05, 1.5  # the limit after one under which nothing was placed: times 1.05, then that to the 1.5, ...
 BISECTIONS = 10
 GRAINS = (0.0, 0.2)
 PARTS = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5)  # of the memory that choices may take, as shards leave gaps
@@ -75,14 +75,12 @@ def solve_rated(rated: Rated, ranks: Ranks, memory: np.ndarray) -> Solution:
 
 def _tightest(rated: Rated, ranks: Ranks, memory: np.ndarray, bound: Bound) -> Placement | None:
     """Returns the placement under the least limit at which one is found."""
-    low = limit = bound.cost
-    found = None
-    widest = float(rated.cost.max() * rated.tables)
-    while found is None and limit < widest * WIDER:
-        low, limit = limit, limit * WIDER if limit < 2 * bound.cost else limit * 2
-        found = _place(rated, ranks, memory, limit)
-    if found is None:
-        return None
+    widest = float(np.maximum.reduceat(rated.cost, rated.starts).sum())  # under which a rank holds any choice of all
+    low, limit, wider = bound.cost, bound.cost, FIRST
+    while (found := _place(rated, ranks, memory, limit)) is None:
+        if limit > widest:
+            return None
+        low, limit, wider = limit, limit * wider, wider**WIDER
     high = found.cost
     for _ in range(BISECTIONS):
         middle = (low + high) / 2

@@ -67,7 +67,9 @@ def costs(options: Options, tables: Sequence[Table], ranks: Ranks) -> np.ndarray
     backward_comms = between[1] + backward_out / exchange + np.where(of_rows, backward_out * COPY / device, 0.0)
     if replicated.any():
         size = np.array([table.rows for table in tables])[options.table] * columns * value
-        backward_comms = np.where(replicated, _all_reduce(size, ranks) + size * REPLICATED_UPDATE / device, backward_comms)
+        backward_comms = np.where(
+            replicated, _all_reduce(size, ranks) + size * REPLICATED_UPDATE / device, backward_comms
+        )
     return np.stack([forward, forward_comms, BACKWARD * forward, backward_comms], axis=1)
 
 

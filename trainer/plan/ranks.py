@@ -1,0 +1,72 @@
+"""The ranks that are planned for: their memory and bandwidths, from the configuration, its hardware or this machine."""
+
+import torch
+from torchrec.distributed.planner.constants import DDR_MEM_BW, HBM_MEM_BW, HBM_TO_DDR_MEM_BW
+
+from trainer.config.data import DataConfig
+from trainer.config.plan import CommsConfig, PlannerConfig
+from trainer.plan.communication import BYTES_PER_VALUE
+from trainer.plan.hardware import HOSTS, Host
+from trainer.plan.memory import GIB, host_memory_bytes
+from trainer.plan.search.problem import Ranks
+
+GB_PER_SECOND = 1e9 / 1e3  # bandwidths are counted in bytes per millisecond
+# TorchRec's own defaults, for hardware of which no figures are given.
+UNKNOWN_HARDWARE = {
+    "intra_node_gb_per_second": 600.0,
+    "inter_node_gb_per_second": 12.5,
+    "hbm_gb_per_second": HBM_MEM_BW / GB_PER_SECOND,
+}
+
+
+def ranks_to_plan_for(
+    data: DataConfig,
+    config: PlannerConfig,
+    comms: CommsConfig,
+    world_size: int,
+    local_world_size: int,
+    device_type: str,
+) -> Ranks:
+    """Returns the ranks with the memory, without the reserved part, and the bandwidths that a planner counts with."""
+    config = _with_hardware(config, local_world_size)
+    host = int(config.host_memory_gib * GIB) if config.host_memory_gib else host_memory_bytes() // local_world_size
+    on_gpu = device_type != "cpu"
+    bandwidths = {key: getattr(config, key) * GB_PER_SECOND for key in UNKNOWN_HARDWARE}
+    sizes = BYTES_PER_VALUE[comms.forward], BYTES_PER_VALUE[comms.backward]
+    return Ranks(
+        number=world_size,
+        per_host=local_world_size,
+        on_gpu=on_gpu,
+        gpu_bytes=int(_gpu_memory_bytes(config) * (1 - config.reserve)) if on_gpu else 0,
+        host_bytes=host if on_gpu else int(host * (1 - config.reserve)),
+        gpu_bandwidth=bandwidths["hbm_gb_per_second"],
+        host_bandwidth=DDR_MEM_BW,
+        pcie_bandwidth=HBM_TO_DDR_MEM_BW,
+        intra_bandwidth=bandwidths["intra_node_gb_per_second"],
+        inter_bandwidth=bandwidths["inter_node_gb_per_second"],
+        batch_size=data.global_batch_size // world_size,
+        bytes_of_value=None if comms.forward == comms.backward == "fp32" else sizes * 2,
+    )
+
+
+def _with_hardware(config: PlannerConfig, local_world_size: int) -> PlannerConfig:
+    """Returns the configuration with its unset figures set: to those of its hardware, else to TorchRec's defaults."""
+    figures: dict[str, float | None] = dict(UNKNOWN_HARDWARE)
+    if host := host_of(config):
+        figures |= {"host_memory_gib": host.memory_gib / local_world_size}
+        figures |= (
+            {"inter_node_gb_per_second": host.network_gb_per_second_per_gpu} if host.network_gb_per_second else {}
+        )
+        if host.gpu:
+            figures |= {"memory_gib": host.gpu.memory_gib, "hbm_gb_per_second": host.gpu.hbm_gb_per_second}
+            figures |= {"intra_node_gb_per_second": host.gpu.nvlink_gb_per_second}
+    return config.model_copy(update={key: value for key, value in figures.items() if getattr(config, key) is None})
+
+
+def host_of(config: PlannerConfig) -> Host | None:
+    """Returns the kind of host that is planned for, or None for this machine."""
+    return HOSTS[config.hardware] if config.hardware else None
+
+
+def _gpu_memory_bytes(config: PlannerConfig) -> float:
+    return config.memory_gib * GIB if config.memory_gib else torch.cuda.get_device_properties(0).total_memory

@@ -1,0 +1,85 @@
+"""The tables to plan, and the choices that the configuration leaves for each."""
+
+from torch import nn
+
+from trainer.config.optim import OptimizerConfig
+from trainer.config.plan import SHARDING_TYPES, PlannerConfig, TablePlan
+from trainer.config.root import Config
+from trainer.core.errors import InputError
+from trainer.models.embeddings import table_shapes, value_bytes
+from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
+from trainer.plan.search.options import KERNELS, LANES, has_options
+from trainer.plan.search.problem import Ranks, Table
+from trainer.plan.storage import STATE_BYTES
+
+# A lookup of fewer columns takes as long as one of 32, so narrower shards only add lookups.
+LEAST_COLUMNS = 32
+
+
+def tables_to_plan(model: nn.Module, config: Config, planner: PlannerConfig) -> list[Table]:
+    """Returns the tables of an unsharded model, sorted by name.
+
+    Args:
+        model: The model.
+        config: The configuration.
+        planner: Its planner's section, without the sharding types that tables cannot have.
+    """
+    shapes, width = table_shapes(model), value_bytes(model)
+    return [_table(name, shapes[name], width, config, planner) for name in sorted(config.data.features_of_tables())]
+
+
+def _table(name: str, shape: tuple[int, int], width: int, config: Config, planner: PlannerConfig) -> Table:
+    data, ema = config.data, config.optimizer.ema
+    slots = TABLE_OPTIMIZERS[config.optimizer.of_table(name).name].slots
+    aside = width if ema.evaluate else 0
+    return Table(
+        name=name,
+        rows=shape[0],
+        columns=shape[1],
+        hotness=tuple(data.sparse[feature].hotness for feature in data.features_of_tables()[name]),
+        is_pooled=not data.holds_sequences(name),
+        value_bytes=width,
+        state_per_value=slots.count(2),
+        state_per_row=slots.count(1),
+        averages_per_value=STATE_BYTES + aside if ema.tables else 0,
+        averages_per_row=STATE_BYTES if ema.tables else 0,
+        kinds=kinds_of(name, planner),
+        kernels=_kernels(name, config.optimizer, planner, name in data.managed_tables),
+        min_columns=planner.min_columns or LEAST_COLUMNS,
+    )
+
+
+def kinds_of(table: str, planner: PlannerConfig) -> list[str]:
+    """Returns the sharding types that a table may have, in the order of SHARDING_TYPES."""
+    if planner.mode == "data_parallel":
+        return ["data_parallel"]
+    chosen = planner.tables.get(table, TablePlan()).sharding_types or planner.sharding_types or list(SHARDING_TYPES)
+    return [kind for kind in SHARDING_TYPES if kind in chosen]
+
+
+def _kernels(table: str, optimizer: OptimizerConfig, planner: PlannerConfig, is_managed: bool) -> list[str]:
+    """Returns the kernels that a table may have; empty for all."""
+    if kernels := planner.tables.get(table, TablePlan()).compute_kernels:
+        return kernels
+    # Averages and managed ids need all rows in one place.
+    return [kernel for kernel in KERNELS if kernel != "fused_uvm_caching"] if optimizer.ema.tables or is_managed else []
+
+
+def check_options(tables: list[Table], ranks: Ranks) -> None:
+    """Refuses tables that cannot be sharded as allowed.
+
+    Raises:
+        InputError: The message names the table and what to do.
+    """
+    for table in tables:
+        if has_options(table, ranks):
+            continue
+        if table.columns % LANES:
+            raise InputError(
+                f"table '{table.name}' has shards of {table.columns} columns, and FBGEMM's kernels need a multiple of "
+                "4; change model.embedding_dim or its features' dimension, or shard it data_parallel"
+            )
+        raise InputError(
+            f"planner.tables.{table.name}: none of its compute_kernels can be used with its sharding_types on "
+            f"{'cuda' if ranks.on_gpu else 'cpu'}; leave one of the two out"
+        )

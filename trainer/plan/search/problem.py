@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainer.plan.search.speeds import Speeds
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
@@ -57,6 +59,8 @@ class Ranks:
         batch_size: Samples of a rank in a step.
         bytes_of_value: Bytes of an exchanged value: of all-to-all forward and backward, of partial sums forward and
             backward; None for those of the table.
+        speeds: What times are counted with; None for TorchRec's estimate, which takes the bandwidths.
+        speeds_source: Where the speeds are from, in words to print.
     """
 
     number: int
@@ -71,6 +75,8 @@ class Ranks:
     inter_bandwidth: float
     batch_size: int
     bytes_of_value: tuple[float, float, float, float] | None = None
+    speeds: Speeds | None = None
+    speeds_source: str = ""
 
     @property
     def hosts(self) -> int:

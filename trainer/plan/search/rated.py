@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainer.plan.search import step_costs, torchrec_costs
 from trainer.plan.search.options import Options, all_options
 from trainer.plan.search.problem import Ranks, Table
-from trainer.plan.search.torchrec_costs import costs
 from trainer.plan.search.torchrec_memory import shard_bytes, total_bytes
 
 
@@ -17,7 +17,8 @@ class Rated:
 
     Attributes:
         options: The options.
-        phases: Milliseconds of a shard in each phase of a step, `[O, 4]`.
+        phase_names: The phases of a step.
+        phases: Milliseconds of a shard in each phase, `[O, phases]`.
         cost: Milliseconds of a shard, `[O]`.
         memory: Bytes of the largest shard, on the GPU and on the host, `[O, 2]`.
         total_cost: Milliseconds of all shards.
@@ -26,6 +27,7 @@ class Rated:
     """
 
     options: Options
+    phase_names: Sequence[str]
     phases: np.ndarray
     cost: np.ndarray
     memory: np.ndarray
@@ -47,8 +49,19 @@ class Rated:
 def rate(tables: Sequence[Table], ranks: Ranks) -> Rated:
     """Returns the options of tables with their costs; every table has to have one."""
     options = all_options(tables, ranks)
-    phases = costs(options, tables, ranks)
+    names, phases = phases_of(options, tables, ranks)
     cost = phases.sum(axis=1)
     memory = shard_bytes(options, tables, ranks)
     starts = np.searchsorted(options.table, np.arange(len(tables)))
-    return Rated(options, phases, cost, memory, cost * options.shards, total_bytes(options, tables, ranks), starts)
+    total_memory = total_bytes(options, tables, ranks)
+    return Rated(options, names, phases, cost, memory, cost * options.shards, total_memory, starts)
+
+
+def phases_of(options: Options, tables: Sequence[Table], ranks: Ranks) -> tuple[Sequence[str], np.ndarray]:
+    """Returns the phases of a step, and the milliseconds of a shard of each option in each, `[O, phases]`.
+
+    They are those of the ranks' speeds, or TorchRec's if the ranks have none.
+    """
+    if ranks.speeds is None:
+        return torchrec_costs.PHASES, torchrec_costs.costs(options, tables, ranks)
+    return step_costs.PHASES, step_costs.costs(options, tables, ranks, ranks.speeds)

@@ -50,7 +50,7 @@ def costs(options: Options, tables: Sequence[Table], ranks: Ranks) -> np.ndarray
     read = np.ceil(ids / divisor * copies * ID_BYTES)
     found = ids / divisor * copies * np.where(of_rows | replicated, columns, np.maximum(columns, LEAST_LOOKUP)) * value
     written = np.where(of_rows & ~pooled, embeddings / divisor, embeddings) * copies * columns
-    all_to_all, partial_sums = _value_bytes(ranks, value)
+    all_to_all, partial_sums = value_bytes(ranks, value)
     # TorchRec exchanges row-wise sequences as ids are: all to all.
     summed = of_rows & (pooled | (kind != ROW_WISE))
     forward_out, backward_out = (
@@ -73,7 +73,7 @@ def costs(options: Options, tables: Sequence[Table], ranks: Ranks) -> np.ndarray
     return np.stack([forward, forward_comms, BACKWARD * forward, backward_comms], axis=1)
 
 
-def _value_bytes(ranks: Ranks, value: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def value_bytes(ranks: Ranks, value: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Returns the bytes of an exchanged value, forward and backward: of all-to-all, and of partial sums."""
     if ranks.bytes_of_value is None:
         return [value, value], [value, value]

@@ -1,0 +1,103 @@
+"""Speeds of a rank: the figures that the model of a step's time counts with."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import pydantic
+
+Nanoseconds = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+
+# The dense part of a GPU for which nothing was measured: the A100's in fp32, the slowest of those that plans know.
+DENSE_FLOPS_PER_SECOND = 19.5e12
+# Bytes moved to exchange, permute and sort an id, and to find the bounds of a bag.
+BYTES_PER_ID, BYTES_PER_BAG = 80, 16
+# Intra-host bandwidths count both directions of a link, as data sheets do.
+DIRECTIONS = 2
+# Bytes per millisecond to nanoseconds per byte.
+NANOSECONDS = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
+    """How many nanoseconds each thing takes that a rank does in a step.
+
+    Bytes of an exchange are those that leave a rank for others.
+
+    Attributes:
+        bag: Looking up a bag, beside the bytes of its embeddings.
+        lookup_byte: A byte of an embedding that is read.
+        id: An id that is sent to its shard and sorted there.
+        unique_row: A row that is updated, beside its bytes.
+        update_byte: A byte of a gradient, or of a row that is updated.
+        all_to_all_byte: A byte of an all-to-all between the ranks of a host.
+        reduce_scatter_byte: The same of a reduce-scatter.
+        all_gather_byte: The same of an all-gather.
+        all_reduce_byte: The same of an all-reduce.
+        network_byte: A byte from a rank to other hosts.
+        replicated_byte: A byte of a replicated table, all of which every step updates.
+        flop: A floating-point operation of the dense part.
+        step: A step without tables and dense part.
+    """
+
+    bag: Nanoseconds
+    lookup_byte: Nanoseconds
+    id: Nanoseconds
+    unique_row: Nanoseconds
+    update_byte: Nanoseconds
+    all_to_all_byte: Nanoseconds
+    reduce_scatter_byte: Nanoseconds
+    all_gather_byte: Nanoseconds
+    all_reduce_byte: Nanoseconds
+    network_byte: Nanoseconds
+    replicated_byte: Nanoseconds
+    flop: Nanoseconds
+    step: Nanoseconds
+
+
+def data_sheet_speeds(memory_bandwidth: float, intra_bandwidth: float, inter_bandwidth: float) -> Speeds:
+    """Returns the speeds of a GPU that does everything at the bandwidths of its data sheet, which none does.
+
+    Args:
+        memory_bandwidth: Of its memory; bandwidths are in bytes per millisecond.
+        intra_bandwidth: Between two ranks of a host, both directions together.
+        inter_bandwidth: From a rank to other hosts.
+    """
+    memory, link = NANOSECONDS / memory_bandwidth, NANOSECONDS / intra_bandwidth * DIRECTIONS
+    return Speeds(
+        bag=BYTES_PER_BAG * memory,
+        lookup_byte=memory,
+        id=BYTES_PER_ID * memory,
+        unique_row=0.0,
+        update_byte=memory,
+        all_to_all_byte=link,
+        reduce_scatter_byte=link,
+        all_gather_byte=link,
+        all_reduce_byte=link,
+        network_byte=NANOSECONDS / inter_bandwidth,
+        replicated_byte=5 * memory,  # a gradient is zeroed and read, weight and state are read and written
+        flop=1e9 / DENSE_FLOPS_PER_SECOND,
+        step=0.0,
+    )
+
+
+def cpu_speeds(inter_bandwidth: float) -> Speeds:
+    """Returns the speeds of one core of a server, measured with Gloo between two ranks of a host.
+
+    Args:
+        inter_bandwidth: From a rank to other hosts, in bytes per millisecond.
+    """
+    return Speeds(
+        bag=57.0,
+        lookup_byte=0.064,
+        id=30.0,
+        unique_row=620.0,
+        update_byte=0.05,
+        all_to_all_byte=0.62,
+        reduce_scatter_byte=1.3,
+        all_gather_byte=0.86,
+        all_reduce_byte=0.68,
+        network_byte=NANOSECONDS / inter_bandwidth,
+        replicated_byte=0.34,
+        flop=0.02,
+        step=35e6,
+    )

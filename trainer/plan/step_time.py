@@ -1,0 +1,90 @@
+"""The time of a step under a plan: its phases on every rank, and what bounds it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.plan.search.options import KERNELS, KINDS, OF_ROWS, Options
+from trainer.plan.search.problem import Ranks, Table
+from trainer.plan.search.rated import phases_of
+from trainer.plan.search.step_costs import MILLISECONDS, ring
+from trainer.plan.sharding_plan import PlannedTable
+
+# Forward takes two operations for each weight and sample, backward twice as many.
+FLOPS_PER_WEIGHT = 6
+DENSE_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """The time of a step under a plan, in milliseconds.
+
+    Attributes:
+        phases: The phases of tables and exchanges.
+        by_rank: Time of each rank in each phase, `[R, phases]`.
+        dense: Time of the dense part: its products, and the all-reduce of its gradients.
+        constant: Time of everything that depends on neither.
+        source: Where the speeds are from, in words to print.
+    """
+
+    phases: Sequence[str]
+    by_rank: np.ndarray
+    dense: float
+    constant: float
+    source: str
+
+    @property
+    def slowest(self) -> np.ndarray:
+        """Time of the slowest rank in each phase, `[phases]`: ranks wait for each other in every exchange."""
+        return self.by_rank.max(axis=0)
+
+    @property
+    def total(self) -> float:
+        """Time of the step."""
+        return float(self.slowest.sum()) + self.dense + self.constant
+
+
+def step_time(planned: Sequence[PlannedTable], tables: Sequence[Table], ranks: Ranks, dense_weights: int) -> StepTime:
+    """Returns the time of a step under a plan.
+
+    Args:
+        planned: The placement of each table.
+        tables: The tables, in the same order.
+        ranks: The ranks.
+        dense_weights: Weights of the dense part; without speeds of its own, TorchRec's estimate leaves it out.
+    """
+    names, phases = phases_of(_chosen(planned), tables, ranks)
+    by_rank = np.zeros((ranks.number, len(names)))
+    for table, placed in enumerate(planned):
+        np.add.at(by_rank, np.asarray(placed.ranks), phases[table])
+    if ranks.speeds is None:
+        return StepTime(phases=names, by_rank=by_rank, dense=0.0, constant=0.0, source=ranks.speeds_source)
+    products = FLOPS_PER_WEIGHT * dense_weights * ranks.batch_size * ranks.speeds.flop
+    gradients = 2 * ring(np.array(DENSE_BYTES * dense_weights), ranks, ranks.speeds, ranks.speeds.all_reduce_byte)
+    return StepTime(
+        phases=names,
+        by_rank=by_rank,
+        dense=MILLISECONDS * float(products + gradients),
+        constant=MILLISECONDS * ranks.speeds.step,
+        source=ranks.speeds_source,
+    )
+
+
+def _chosen(planned: Sequence[PlannedTable]) -> Options:
+    """Returns the options of a plan, one for each table."""
+    kind = np.array([KINDS.index(table.kind) for table in planned])
+    columns = np.array([table.shard_columns for table in planned])
+    pieces = np.array([table.columns for table in planned]) // columns
+    shards = np.array([len(table.ranks) for table in planned])
+    parts = np.where(np.isin(kind, OF_ROWS), shards // pieces, 1)
+    return Options(
+        table=np.arange(len(planned)),
+        kind=kind,
+        kernel=np.array([KERNELS.index(table.kernel) for table in planned]),
+        columns=columns,
+        cached=np.array([table.cached or 0.0 for table in planned]),
+        pieces=pieces,
+        shards=shards,
+        rows=-(-np.array([table.rows for table in planned]) // parts),
+    )

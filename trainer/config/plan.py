@@ -46,6 +46,10 @@ class PlannerConfig(Section):
     """model_parallel shards the tables as planned, data_parallel replicates all of them."""
     engine: Annotated[Literal["search", "torchrec"], MayChange] = "search"
     """What plans: this project's search, which prints how far from the best possible it is, or TorchRec's planner."""
+    cost_model: Annotated[Literal["step", "torchrec"], MayChange] = "step"
+    """What the search counts a step's time with: bags, updated rows and bytes (step), or TorchRec's estimate."""
+    calibration: Annotated[str | None, MayChange] = None
+    """File of tools.calibrate with speeds of the host, for cost_model step. Unset: data sheets', or a usual CPU's."""
     plan: Annotated[str | None, MayChange] = None
     """A plan.json to use instead of planning, with its ranks and kernels."""
     sharding_types: Annotated[list[str], MayChange] = []

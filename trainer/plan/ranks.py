@@ -5,10 +5,12 @@ from torchrec.distributed.planner.constants import DDR_MEM_BW, HBM_MEM_BW, HBM_T
 
 from trainer.config.data import DataConfig
 from trainer.config.plan import CommsConfig, PlannerConfig
+from trainer.plan.calibration import load_calibration
 from trainer.plan.communication import BYTES_PER_VALUE
 from trainer.plan.hardware import HOSTS, Host
 from trainer.plan.memory import GIB, host_memory_bytes
 from trainer.plan.search.problem import Ranks
+from trainer.plan.search.speeds import Speeds, cpu_speeds, data_sheet_speeds
 
 GB_PER_SECOND = 1e9 / 1e3  # bandwidths are counted in bytes per millisecond
 # TorchRec's own defaults, for hardware of which no figures are given.
@@ -33,6 +35,7 @@ def ranks_to_plan_for(
     on_gpu = device_type != "cpu"
     bandwidths = {key: getattr(config, key) * GB_PER_SECOND for key in UNKNOWN_HARDWARE}
     sizes = BYTES_PER_VALUE[comms.forward], BYTES_PER_VALUE[comms.backward]
+    speeds, source = _speeds(config, on_gpu, bandwidths)
     return Ranks(
         number=world_size,
         per_host=local_world_size,
@@ -46,7 +49,23 @@ def ranks_to_plan_for(
         inter_bandwidth=bandwidths["inter_node_gb_per_second"],
         batch_size=data.global_batch_size // world_size,
         bytes_of_value=None if comms.forward == comms.backward == "fp32" else sizes * 2,
+        speeds=speeds,
+        speeds_source=source,
     )
+
+
+def _speeds(config: PlannerConfig, on_gpu: bool, bandwidths: dict[str, float]) -> tuple[Speeds | None, str]:
+    """Returns the speeds that the configuration asks for, None for TorchRec's estimate, and where they are from."""
+    if config.cost_model == "torchrec":
+        return None, "TorchRec's estimate"
+    if config.calibration:
+        calibration = load_calibration(config.calibration, "cuda" if on_gpu else "cpu")
+        return calibration.speeds, calibration.source
+    inter = bandwidths["inter_node_gb_per_second"]
+    if not on_gpu:
+        return cpu_speeds(inter), "of a usual CPU, not measured"
+    intra, memory = bandwidths["intra_node_gb_per_second"], bandwidths["hbm_gb_per_second"]
+    return data_sheet_speeds(memory, intra, inter), f"{config.hardware or 'TorchRec'}'s data sheet, not measured"
 
 
 def _with_hardware(config: PlannerConfig, local_world_size: int) -> PlannerConfig:

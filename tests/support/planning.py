@@ -1,0 +1,50 @@
+"""Random tables and clusters to plan, and plans looked at from outside."""
+
+import numpy as np
+
+from trainer.plan.search.options import KINDS
+from trainer.plan.search.problem import Ranks, Table
+
+
+def random_tables(number, seed, **changes):
+    """Returns tables from a hundred to twenty million rows, of ids in ones and in lists of up to fifty."""
+    random = np.random.default_rng(seed)
+    fields = {
+        "is_pooled": True,
+        "value_bytes": 4,
+        "state_per_value": 0,
+        "state_per_row": 1,
+        "averages_per_value": 0,
+        "averages_per_row": 0,
+        "kinds": KINDS,
+        "kernels": (),
+        "min_columns": 32,
+    } | changes
+    return [
+        Table(
+            name=f"t{index:04}",
+            rows=int(10 ** random.uniform(2, 7.3)),
+            columns=int(random.choice([16, 32, 64, 128, 256])),
+            hotness=(float(random.choice([1, 1, 1, 2, 5, 20, 50])),),
+            **fields,
+        )
+        for index in range(number)
+    ]
+
+
+def gpus(number, per_host=8, gib=60.0, host_gib=200.0, **changes):
+    """Returns ranks with the figures of an H100."""
+    fields = {
+        "number": number,
+        "per_host": per_host,
+        "on_gpu": True,
+        "gpu_bytes": int(gib * 2**30),
+        "host_bytes": int(host_gib * 2**30),
+        "gpu_bandwidth": 3.35e9,
+        "host_bandwidth": 5.1e7,
+        "pcie_bandwidth": 3.2e7,
+        "intra_bandwidth": 4.5e8,
+        "inter_bandwidth": 5e7,
+        "batch_size": 1024,
+    }
+    return Ranks(**fields | changes)

@@ -26,7 +26,7 @@ KINDS = ["table_wise", "row_wise", "table_row_wise", "column_wise", "grid_shard"
 def planned(tmp_path, ranks=4, local=2, **changes):
     settings = Config.model_validate(config(tmp_path, **changes))
     task = build_unsharded_model(settings, torch.device("cpu"))
-    return task, plan_for(task, settings, ranks, local, "cpu")
+    return task, plan_for(task, settings, ranks, local, "cpu")[0]
 
 
 def one_of_each(tmp_path):
@@ -139,7 +139,7 @@ def test_what_looks_odd_and_can_be_planned(tmp_path, changes):
 def test_sequences_are_planned(tmp_path):
     settings = Config.model_validate(sequence_config(tmp_path, "din"))
     model = build_unsharded_model(settings, torch.device("cpu"))
-    plan = table_plans(plan_for(model, settings, 4, 2, "cpu"))
+    plan = table_plans(plan_for(model, settings, 4, 2, "cpu")[0])
     assert plan.keys() == {"films", "city"}
     assert plan["films"].sharding_type in OF_SEQUENCES
 
@@ -149,7 +149,7 @@ def test_sequences_are_refused_in_column_shards_of_several_widths(tmp_path):
     tree["data"]["sparse"]["item"]["table"] = "other"
     settings = Config.model_validate(tree)
     model = build_unsharded_model(settings, torch.device("cpu"))
-    plan = plan_for(model, settings, 4, 2, "cpu")
+    plan = plan_for(model, settings, 4, 2, "cpu")[0]
     check_types(plan, settings)
     shards = shards_of(table_plans(plan)["other"])
     shards[0].shard_sizes[1] = 16
@@ -166,7 +166,7 @@ def test_sequences_take_the_memory_of_all_their_ids(tmp_path):
     model = build_unsharded_model(settings, torch.device("cpu"))
     expected = f"its ids and embeddings, {64e6 * (4 * 16 + 8) / 2**30:.3g} GiB, do not fit"
     with pytest.raises(InputError, match=re.escape(expected)):
-        plan_for(model, settings, 4, 2, "cpu")
+        plan_for(model, settings, 4, 2, "cpu")[0]
 
 
 def test_a_job_uses_the_plan_that_the_plan_command_wrote(tmp_path):

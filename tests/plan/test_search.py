@@ -133,6 +133,17 @@ def test_plans_are_close_to_the_bound(number, ranks, gap, seed):
     assert solve(random_tables(number, seed), ranks).gap <= gap
 
 
+def test_memory_for_time():
+    """The fullest rank takes the less memory, the more time a plan may take, and the plan takes no more."""
+    tables, ranks = random_tables(26, 2), gpus(8)
+    fastest, *leaner = (solve(tables, ranks, slower).placement for slower in (0.0, 0.02, 0.5))
+    memory = [one.memory[:, 0].max() for one in (fastest, *leaner)]
+    assert memory == sorted(memory, reverse=True)
+    assert memory[2] < memory[0]
+    assert leaner[0].cost <= fastest.cost * 1.02
+    assert leaner[1].cost <= fastest.cost * 1.5
+
+
 def test_what_cannot_fit_is_proven():
     tables = random_tables(20, 0)
     with pytest.raises(NothingFits) as nothing:

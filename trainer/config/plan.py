@@ -58,6 +58,8 @@ class PlannerConfig(Section):
     """Choices for single tables, by table name; they replace the choices for all."""
     min_columns: Annotated[pydantic.PositiveInt | None, MayChange] = None
     """Least columns of a column shard. Unset: 32; with engine torchrec 128."""
+    slower_for_memory: Annotated[float, MayChange] = pydantic.Field(default=0.0, ge=0, le=10)
+    """How much slower a plan may be to take the least memory of the fullest rank: 0.1 for a tenth. 0: the fastest."""
     hardware: Annotated[str | None, MayChange] = None
     """Host to plan for, such as h100 (see docs/resources.md); it sets what is unset below. Unset: this machine."""
     memory_gib: Annotated[GibiBytes | None, MayChange] = None

@@ -47,9 +47,9 @@ def print_plan(config: Config, world_size: int = 2, out: str | None = None) -> N
     model = build_unsharded_model(config, torch.device("meta"))
     on_each_node, device_type = _nodes(config.planner, world_size)
     check_table_optimizers(config, device_type)
-    plan = plan_for(model, config, world_size, on_each_node, device_type)
+    plan, remark = plan_for(model, config, world_size, on_each_node, device_type)
     check_comms(config.comms, plan, config.data, local_batch_sizes(config, world_size))
-    print(render_plan(plan, model, world_size))
+    print(f"{render_plan(plan, model, world_size)}\n\n{remark}".rstrip())
     if out:
         with named("--out", out):
             fs, path = open_storage(out)

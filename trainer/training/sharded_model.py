@@ -143,14 +143,14 @@ def build_sharded_model(config: Config, context: DistributedContext, lanes: Lane
     allow_tf32(config.train, context.device)
     unsharded = build_unsharded_model(config, context.device, lanes)
     by_kind = sharders(config.comms, CutTables, CutSequences) if needs_cut(config) else sharders(config.comms)
-    plan = make_plan(unsharded, config, context)
+    plan, remark = make_plan(unsharded, config, context)
     check_types(plan, config)
     check_managed(config.data, plan)
     check_comms(config.comms, plan, config.data, local_batch_sizes(config, context.world_size))
     # Before `shard`, which replaces the tables inside the unsharded model.
     shapes = table_shapes(unsharded)
     plan_json = plan_to_json(plan, shapes, context.world_size)
-    plan_table = render_plan(plan, unsharded, context.world_size)
+    plan_table = f"{render_plan(plan, unsharded, context.world_size)}\n\n{remark}".rstrip()
     communication_bytes = communication_volume(plan, unsharded, config.data, config.comms, context)
     if config.optimizer.ema.tables:
         check_kernels(plan)

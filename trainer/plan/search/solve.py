@@ -48,14 +48,41 @@ class NothingFits(Exception):
         self.is_proven = is_proven
 
 
-def solve(tables: Sequence[Table], ranks: Ranks) -> Solution:
+def solve(tables: Sequence[Table], ranks: Ranks, slower: float = 0.0) -> Solution:
     """Returns the best placement found; the same tables and ranks give the same.
+
+    Args:
+        tables: The tables.
+        ranks: The ranks.
+        slower: How much slower than the fastest placement found it may be, relative, to take the least memory of the
+            fullest rank.
 
     Raises:
         NothingFits: There is none.
     """
-    rated = rate(tables, ranks)
-    return solve_rated(rated, ranks, np.array([ranks.gpu_bytes, ranks.host_bytes], dtype=float))
+    rated, memory = rate(tables, ranks), np.array([ranks.gpu_bytes, ranks.host_bytes], dtype=float)
+    fastest = solve_rated(rated, ranks, memory)
+    if not slower:
+        return fastest
+    return _leanest(fastest, fastest.placement.cost * (1 + slower), 0 if ranks.on_gpu else 1)
+
+
+def _leanest(fastest: Solution, limit: float, kind: int) -> Solution:
+    """Returns the solution under a limit of cost whose fullest rank takes the least of a kind of memory."""
+    placement, best = fastest.placement, fastest.placement
+    memory = placement.memory_limit.copy()
+    low, high = 0.0, float(best.memory[:, kind].max())
+    for _ in range(BISECTIONS):
+        memory[kind] = (low + high) / 2
+        try:
+            found = solve_rated(placement.rated, placement.ranks, memory.copy()).placement
+        except NothingFits:
+            found = None
+        if found is None or found.cost > limit:
+            low = memory[kind]
+        else:
+            best, high = found, float(found.memory[:, kind].max())
+    return Solution(best, fastest.bound)
 
 
 def solve_rated(rated: Rated, ranks: Ranks, memory: np.ndarray) -> Solution:

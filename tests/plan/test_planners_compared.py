@@ -1,0 +1,12 @@
+"""The planner beside TorchRec's: never worse by TorchRec's own estimate, which rates the plans of both."""
+
+from docs.planners import cases, compare
+
+QUICK = ("8 tables", "two large of 12", "narrow", "four hosts of 4", "tables on the host")
+
+MATRIX = "case", lambda whole: [case for case in cases() if whole or case.name in QUICK]
+
+
+def test_no_plan_is_worse_than_torchrecs(case):
+    ours, theirs = (compare(case, engine)[0] for engine in ("search", "torchrec"))
+    assert ours <= theirs * 1.001

@@ -49,6 +49,8 @@ def plan(
     *args: str,
     config: str,
     nproc: int = 2,
+    on: list[str] | None = None,
+    out: str | None = None,
     h: str | None = None,
     cpu: int = 1,
     memMB: int = 2048,
@@ -57,14 +59,16 @@ def plan(
     mounts: list[str] | None = None,
     metadata: dict[str, str] | None = None,
 ) -> AppDef:
-    """Prints the sharding plan of a configuration: where each table is, and how much each rank holds.
+    """Plans for a cluster that need not be there: does it fit, how long is a step, what is where and why.
 
-    Example: torchx run -s local_cwd tools.plan --config criteo_kaggle --nproc 16
+    Example: torchx run -s local_cwd tools.plan --config criteo_terabyte --on h100:2,a100:4
 
     Args:
         args: After `--`, overrides of the configuration file: `--section.key value ...`.
         config: Configuration file (TOML), as the job sees it.
-        nproc: Number of ranks to plan for; the job itself is one process.
+        nproc: Number of ranks to plan for on this machine, without --on; the job itself is one process.
+        on: Clusters to plan for, HOST:NODES such as h100:8, separated by commas; several are compared.
+        out: File to write the plan to, a path or an fsspec URL; planner.plan of a job takes it.
         h: Named resource of the node that plans; replaces cpu and memMB.
         cpu: CPU cores of the node that plans.
         memMB: Memory of the node that plans in MB.
@@ -74,7 +78,9 @@ def plan(
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
     return launch.python(
-        *("trainer", "plan", config, "--world-size", str(nproc)),
+        *("trainer", "plan", config),
+        *(("--on", *on) if on else ("--world-size", str(nproc))),
+        *(("--out", out) if out else ()),
         *args,
         name="plan",
         node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),

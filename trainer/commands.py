@@ -23,7 +23,10 @@ COMMANDS = {
         "tools.embed:embed",
         "CONFIG --out RUN_DIR --output NAME --to DIR: write vectors of a whole catalogue, or of a table.",
     ),
-    "plan": ("tools.plan:print_plan", "CONFIG: print the sharding plan for this machine."),
+    "plan": (
+        "tools.plan.command:plan",
+        "CONFIG [--on HOST:NODES]: plan for this machine, or a cluster that need not be there: memory, time, why.",
+    ),
     "schedule": (
         "tools.schedule:show_schedule",
         "CONFIG: show the learning rates of a run, as a table and as charts, or draw them to a file.",

@@ -21,7 +21,10 @@ COMPONENTS = {
     "data.synthetic": ["--rows", "5", "--", "--quiet", "True"],
     "data.vocabulary": ["--source", "a.parquet,b", "--columns", "user,item", "--max_rows", "1000", "--together", "id"],
     "tools.tensorboard": ["--logdir", "runs/a", "--port", "6007"],
-    "tools.plan": ["--config", "c.toml", "--nproc", "16", "--", "--planner.mode", "data_parallel"],
+    "tools.plan": [
+        *("--config", "c.toml", "--on", "h100:8,a100:16", "--out", "s3://b/plan.json"),
+        *("--", "--planner.min-columns", "16"),
+    ],
     "tools.schedule": ["--config", "c.toml", "--draw", "s3://b/rates.svg", "--", "--steps-per-epoch", "10"],
     "tools.checkpoints": ["--out", "s3://b/run", "--verify", "True", "--convert", "plain.pt", "--step", "0"],
     "tools.embed": [

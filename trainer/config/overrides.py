@@ -20,13 +20,15 @@ from trainer.core.errors import InputError
 
 Path = tuple[str, ...]
 LENGTHS = ("train", "steps"), ("train", "epochs")
+OF_CONFIG = ("config", "config_words")  # arguments that are no flags of their own
 
 
 def parse(function: Callable[..., Any], words: list[str], program: str) -> Callable[[], Any]:
     """Returns a function with the arguments bound that a command line gives, yet to be called.
 
     An argument called `config` is the first word, which names a configuration; `--section.key value` replaces values of
-    it. Positional-only arguments are single words, and all others `--name value`.
+    it, and one called `config_words` gets both as they would be typed again. Positional-only arguments are single
+    words, and all others `--name value`.
 
     Args:
         function: A function with typed arguments. Its docstring is the help text.
@@ -56,6 +58,8 @@ def _bind(function: Callable[..., Any], words: list[str], name: str | None) -> C
     values = {key.replace("-", "_"): value for key, value in _validate_arguments(arguments, own)}
     if name:
         values["config"] = _validate_config(tree, given, name)
+        if OF_CONFIG[1] in inspect.signature(function).parameters:
+            values[OF_CONFIG[1]] = [name, *(word for path, value in given.items() for word in _words(path, value))]
     return functools.partial(function, *(values.pop(one) for one in positional), **values)
 
 
@@ -65,7 +69,7 @@ def _arguments_of(function: Callable[..., Any]) -> type[Section]:
     fields = {
         _dashed(name): (hints[name], ... if parameter.default is parameter.empty else parameter.default)
         for name, parameter in inspect.signature(function).parameters.items()
-        if name != "config"
+        if name not in OF_CONFIG
     }
     return pydantic.create_model(function.__name__, __base__=Section, **fields)  # pyrefly: ignore[no-matching-overload]
 
@@ -145,6 +149,11 @@ def _nearest(flag: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else "--help lists all flags"
 
 
+def _words(path: Path, value: Any) -> list[str]:
+    """Returns a flag with its value as they are typed."""
+    return [_flag(path), *map(str, value if isinstance(value, list) else [value])]
+
+
 def _is_many(kind: Any) -> bool:
     return any(get_origin(one) in (list, tuple) for one in (kind, *get_args(kind)))
 
@@ -205,6 +214,7 @@ def _print_help(function: Callable[..., Any], program: str, config: Config) -> N
 
     # The keys of the configuration stand beside the arguments, with no prefix and its values as their defaults.
     keys, parameters = Annotated[Config, tyro.conf.arg(name="")], dict(inspect.signature(function).parameters)
+    parameters.pop("config_words", None)
     if first := parameters.pop("config", None):
         parameters["config"] = first.replace(annotation=keys, default=config, kind=first.KEYWORD_ONLY)
     documented.__signature__ = inspect.Signature([*parameters.values()])  # pyrefly: ignore[missing-attribute]

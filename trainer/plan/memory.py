@@ -43,6 +43,14 @@ def _limits(groups: Path, hierarchy: Path) -> Iterator[int]:
                 yield int((folder / name).read_text())
 
 
+def in_words(size: float) -> str:
+    """Returns a number of bytes with the unit that suits it."""
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size / 2**10:.3g} KiB"
+
+
 def table_bytes(shape: Sequence[int], value_bytes: int) -> int:
     """Returns the bytes of a table, or of a shard, without its optimizer's state."""
     return math.prod(shape) * value_bytes

@@ -131,12 +131,13 @@ def _even(table: ParameterSharding, shape: tuple[int, int]) -> dict[str, Any]:
         "rows": planned.rows,
         "columns": planned.columns,
         "shard_columns": planned.shard_columns,
-        "ranks": ",".join(_ranges(planned.ranks)),
+        "ranks": ",".join(ranges(planned.ranks)),
         **({"cache_load_factor": planned.cached} if planned.cached else {}),
     }
 
 
-def _ranges(ranks: Sequence[int]) -> Iterator[str]:
+def ranges(ranks: Sequence[int]) -> Iterator[str]:
+    """Yields runs of ranks, such as `0-3` and `8`."""
     start = 0
     for stop in range(1, len(ranks) + 1):
         if stop == len(ranks) or ranks[stop] != ranks[stop - 1] + 1:

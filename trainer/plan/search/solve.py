@@ -85,8 +85,14 @@ def _leanest(fastest: Solution, limit: float, kind: int) -> Solution:
     return Solution(best, fastest.bound)
 
 
-def solve_rated(rated: Rated, ranks: Ranks, memory: np.ndarray) -> Solution:
-    """Returns the best placement of rated options that is found under a limit of memory per rank, `[2]`.
+def solve_rated(rated: Rated, ranks: Ranks, memory: np.ndarray, tries: int = TRIES) -> Solution:
+    """Returns the best placement of rated options that is found.
+
+    Args:
+        rated: The options.
+        ranks: The ranks.
+        memory: Bytes of a rank, `[2]`.
+        tries: How often tables may be packed anew to improve it.
 
     Raises:
         NothingFits: There is none.
@@ -97,7 +103,7 @@ def solve_rated(rated: Rated, ranks: Ranks, memory: np.ndarray) -> Solution:
     best = _tightest(rated, ranks, memory, bound)
     if best is None:
         raise NothingFits(is_proven=False)
-    return Solution(improve(best, bound.cost, TRIES), bound)
+    return Solution(improve(best, bound.cost, tries), bound)
 
 
 def _tightest(rated: Rated, ranks: Ranks, memory: np.ndarray, bound: Bound) -> Placement | None:

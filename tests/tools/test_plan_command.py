@@ -1,0 +1,199 @@
+"""`python -m trainer plan` for clusters that are not there: numbers, reasons, next command, wrong input."""
+
+import json
+import re
+import shlex
+
+import numpy as np
+import pytest
+from command import write_config
+from jobs import config
+from torchx.specs.finder import get_component
+
+from trainer.__main__ import main as trainer
+from trainer.commands import read_command
+
+GIB = 2**30
+ROWS = {"s0": 40_000_000, "s1": 5_000_000, "s2": 5_000_000, "s3": 900_000, "s4": 1_000, "s5": 10}
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A configuration of tables of 12 GiB, which has no data."""
+    tree = config(
+        tmp_path / "nowhere",
+        data__sparse={name: {"rows": rows, "hotness": 3.0} for name, rows in ROWS.items()},
+        data__global_batch_size=16384,
+        model__embedding_dim=64,
+    )
+    return write_config(tmp_path / "config.toml", tree)
+
+
+def planned(capsys, *words):
+    assert trainer(["plan", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def number(pattern, text):
+    return float(re.search(pattern, text)[1].replace(",", ""))
+
+
+def placements(text):
+    """Returns the rows of the table of tables, by name."""
+    rows = {}
+    for line in text.splitlines():
+        name, *cells = re.split(r"  +", line)
+        if name in ROWS:
+            rows[name] = dict(zip(("shape", "placement", "ranks", "gib", "ms", "why"), cells, strict=True))
+    return rows
+
+
+def test_parts_of_a_step_and_tables_add_up(large, capsys):
+    text = planned(capsys, large, "--on", "h100:2")
+    step, bound = number(r"step +([\d.]+) ms", text), number(r"proven bound, ([\d.]+) ms", text)
+    parts = [float(line.split()[-3]) for line in text.splitlines() if re.match(r"(for|back)ward", line)]
+    assert sum(parts) == pytest.approx(step, rel=0.01)
+    mean = number(r"slowest rank, ([\d.]+) on average", text)
+    assert sum(float(row["ms"]) for row in placements(text).values()) == pytest.approx(mean, rel=0.01)
+    assert number(r"gap +([\d.]+)%", text) == pytest.approx(100 * (step / bound - 1), abs=0.6)
+    assert bound <= mean * 1.001 <= step * 1.002
+
+
+def test_the_memory_is_that_of_the_shards(large, tmp_path, capsys):
+    """Without state, and with table_wise shards, each on one of the ranks: weights, and ids and sums of the batch."""
+    words = ("--planner.sharding-types", "table_wise", "--planner.reserve", "0.0")
+    text = planned(capsys, large, "--on", "h100:1", *words, "--out", tmp_path / "plan.json")
+    (module,) = json.loads((tmp_path / "plan.json").read_text())["modules"].values()
+    of_ranks = np.zeros(8)
+    for name, table in module.items():
+        buffers = 16384 * (3 * 8 + 64 * 4)
+        of_ranks[int(table["ranks"])] += ROWS[name] * 64 * 4 + buffers
+    most, least, mean = (float(cell) for cell in re.search(r"GPU: .*", text)[0].split()[-4:] if "." in cell)
+    assert (most, least, mean) == pytest.approx((of_ranks.max() / GIB, 0, of_ranks.mean() / GIB), abs=6e-4)
+    assert number(r"takes ([\d.]+) of 79 GiB of GPU memory", text) == pytest.approx(of_ranks.max() / GIB, abs=0.05)
+
+
+def test_a_saved_plan_is_rated_as_it_was(large, tmp_path, capsys):
+    first = planned(capsys, large, "--on", "a100:2", "--out", tmp_path / "plan.json")
+    again = planned(capsys, large, "--on", "a100:2", "--planner.plan", tmp_path / "plan.json")
+    assert again.partition("\nNext:")[0].rstrip() == first.partition("\nNext:")[0].rstrip()
+
+
+def test_a_worse_plan_is_further_from_the_same_bound(large, tmp_path, capsys):
+    best = planned(capsys, large, "--on", "a100:2")
+    forced = ("--planner.sharding-types", "row_wise", "--out", tmp_path / "rows.json")
+    planned(capsys, large, "--on", "a100:2", *forced)
+    rows = planned(capsys, large, "--on", "a100:2", "--planner.plan", tmp_path / "rows.json")
+    assert {row["placement"] for row in placements(rows).values()} == {"row_wise fused"}
+    bounds = [number(r"proven bound, ([\d.]+) ms", text) for text in (best, rows)]
+    assert bounds[0] == bounds[1]
+    assert number(r"gap +([\d.]+)%", rows) > number(r"gap +([\d.]+)%", best) + 1
+
+
+def test_every_table_says_why(large, capsys):
+    """Where memory is scarce it has a price, and what is faster is refused for it."""
+    rich = planned(capsys, large, "--on", "h100:1")
+    assert "not scarce" in rich
+    poor = planned(capsys, large, "--on", "h100:1", "--planner.memory-gib", "1.5")
+    assert number(r"one more GiB on every GPU saves ([\d.]+) ms", poor) > 0
+    for text in (rich, poor):
+        reasons = {name: row["why"] for name, row in placements(text).items()}
+        assert reasons.keys() == ROWS.keys()
+        assert all(re.search(r"\w+ \w+.*: .*(ms|GiB)", reason) for reason in reasons.values()), reasons
+    assert any("worth" in row["why"] or "more than a rank's" in row["why"] for row in placements(poor).values())
+
+
+def test_clusters_are_compared_and_one_that_is_too_small_is_last(large, capsys):
+    text = planned(
+        capsys,
+        large,
+        "--on",
+        "h100_1:1",
+        "a100:2",
+        "h100:2",
+        "--planner.host-memory-gib",
+        "4.0",
+        "--planner.reserve",
+        "0.9",
+    )
+    lines = text.splitlines()
+    assert [line.split()[0] for line in lines[2:5]] == ["h100:2", "a100:2", "h100_1:1"]
+    assert float(lines[2].split()[2]) < float(lines[3].split()[2])
+    assert "does not fit" in lines[4]
+    # The largest table and its buffers fit neither in a tenth of the GPU's memory nor in 4 GiB of the host's.
+    largest = ROWS["s0"] * 64 * 4 + 16384 * (3 * 8 + 64 * 4)
+    needed = number(r"h100_1:1 does not fit: the tables need at least ([\d.]+) times", text)
+    assert needed == pytest.approx(largest / (7.9 * GIB), rel=0.005)
+
+
+def test_the_next_command_runs_the_job_as_planned(large, capsys):
+    words = ("--data.sparse.s0.rows", "1000", "--planner.sharding-types", "row_wise", "table_wise")
+    text = planned(capsys, large, "--on", "h100:4", *words, "--out", str(large.parent / "p.json"))
+    command = shlex.split(re.search(r"Next:  (.*)", text)[1])
+    assert command[:3] == ["torchx", "run", "dlrm.multi_node"]
+    assert command[command.index("-j") + 1] == "4x8"
+    assert command[command.index("-h") + 1] == "h100"
+    assert get_component("dlrm.multi_node")
+    flags = command[command.index("--") + 1 :]
+    assert flags == [*words, "--planner.plan", str(large.parent / "p.json")]
+    job = read_command(["train", command[command.index("--config") + 1], "--out", "nowhere", *flags])
+    assert job.keywords["config"].data.sparse["s0"].rows == 1000
+
+
+def test_a_host_without_gpus_has_the_ranks_that_it_is_given(large, capsys):
+    text = planned(capsys, large, "--on", "cpu.8xlarge:2x4")
+    assert text.startswith("cpu.8xlarge:2x4: 8 ranks on 2 hosts of cpu.8xlarge\n")
+    assert "GPU" not in text
+
+
+def test_a_thousand_ranks_are_a_few_lines(large, capsys):
+    text = planned(capsys, large, "--on", "h100:128")
+    assert len(text.splitlines()) < 40
+    assert "1,024 GPUs on 128 hosts" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--on", "h10:2"], "--on is 'h10:2', but 'h10' is no known host; did you mean 'h100'?"),
+        (["--on", "h100"], "--on is 'h100'; write HOST:NODES, such as h100:8, or HOST:NODESxRANKS"),
+        (["--on", "h100:-1"], "--on is 'h100:-1'; write HOST:NODES"),
+        (["--on", "h100:0"], "--on is 'h100:0', which makes 0 ranks; use 1 to 65536"),
+        (["--on", "h100:1x9"], "--on is 'h100:1x9', with 9 ranks on a host; h100 has 1 to 8"),
+        (["--on"], "--on names no cluster; write HOST:NODES"),
+        (["--on", "h100:2", "--world-size", "16"], "--world-size is 16 and --on is 'h100:2', which sets the ranks"),
+        (["--on", "h100:2", "--planner.hardware", "a100"], "planner.hardware is 'a100' and --on is 'h100:2'"),
+        (["--on", "h100:3"], "h100:3 has 24 ranks, which do not divide data.global_batch_size, 16384; use another"),
+        (["--on", "h100:1", "a100:1", "--out", "p.json"], "--out is 'p.json', but --on names 2 clusters, each with"),
+        (["--on", "h100:1", "--planner.engine", "torchrec"], "planner.engine is 'torchrec', whose plans have no bound"),
+        (
+            ["--on", "h100:1", "--planner.plan", "/nowhere.json"],
+            "planner.plan is '/nowhere.json', which cannot be used",
+        ),
+        (
+            ["--on", "cpu.2xlarge:1", "--planner.host-memory-gib", "5"],
+            "--on cpu.2xlarge:1 does not fit: the tables need at least 2.86 times",
+        ),
+    ],
+)
+def test_wrong_input_is_one_line(large, capsys, words, message):
+    assert trainer(["plan", str(large), *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {message}")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--on", "h100:2"], "a plan for 8 ranks; this job has 16"),
+        (["--on", "h100:1", "--data.sparse.s3.rows", "7"], "where table 's3' is (900000, 64); the model's is (7, 64)"),
+        (["--on", "h100:1", "--planner.sharding-types", "row_wise"], "which the planner would not choose"),
+    ],
+)
+def test_a_plan_of_another_model_is_refused(large, tmp_path, capsys, words, message):
+    planned(capsys, large, "--on", "h100:1", "--planner.sharding-types", "table_wise", "--out", tmp_path / "p.json")
+    assert trainer(["plan", str(large), *words, "--planner.plan", str(tmp_path / "p.json")]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1

@@ -1,0 +1,124 @@
+"""`python -m trainer plan`: sharding plans for this machine, or for clusters that need not be there."""
+
+import json
+import shlex
+
+import torch
+from torch import nn
+from torchrec.distributed.types import ShardingPlan
+
+from trainer.config.root import Config
+from trainer.core.distributed import current_context
+from trainer.core.errors import InputError
+from trainer.core.secrets import without_secrets
+from trainer.core.storage import named, open_storage
+from trainer.models.embeddings import table_shapes
+from trainer.optim.table_optimizers import check_table_optimizers
+from trainer.plan.cluster import Cluster, cluster_of, parse_cluster
+from trainer.plan.communication import check_comms
+from trainer.plan.plan_file import plan_to_json
+from trainer.plan.planned import Planned, plan_on
+from trainer.plan.planner import plan_for
+from trainer.plan.report import render_plan
+from trainer.tools.plan.compare import compare
+from trainer.tools.plan.text import render, shortage
+from trainer.training.sharded_model import build_unsharded_model, local_batch_sizes
+
+DEFAULT_RANKS = 2
+
+
+def plan(
+    config: Config,
+    config_words: list[str],
+    world_size: int | None = None,
+    on: list[str] | None = None,
+    out: str | None = None,
+) -> None:
+    """Plans for this machine, or for clusters that need not be there. CONFIG is a TOML file or a name.
+
+    Neither a GPU nor a process group nor data are needed.
+
+    Args:
+        config: The configuration.
+        config_words: The configuration and its overrides as typed.
+        world_size: Ranks to plan for: on this machine, or on as many of planner.hardware as they need. Unset: 2.
+        on: Clusters to plan for, HOST:NODES with a host of docs/resources.md, such as h100:8; several are compared.
+        out: Where to save the plan.json, any fsspec URL; planner.plan takes it.
+
+    Raises:
+        InputError: The model cannot be built or planned as configured, the tables fit no cluster, or a file cannot be
+            read or written.
+    """
+    clusters = _clusters(config, world_size, on)
+    if out and len(clusters) > 1:
+        raise InputError(f"--out is '{out}', but --on names {len(clusters)} clusters, each with its own plan; name one")
+    model = build_unsharded_model(config, torch.device("meta"))
+    for device_type in sorted({cluster.device_type for cluster in clusters}):
+        check_table_optimizers(config, device_type)
+    if config.planner.engine == "torchrec":
+        _plan_by_torchrec(config, model, clusters, on, out)
+        return
+    planned = [plan_on(model, config, cluster) for cluster in clusters]
+    if not any(one.fits for one in planned):
+        raise InputError("; ".join(f"{_key(on)}{one.cluster} does not fit: {shortage(one)}" for one in planned))
+    if len(planned) > 1:
+        print(compare(planned))
+        return
+    found = planned[0].sharding_plan(model)
+    check_comms(config.comms, found, config.data, local_batch_sizes(config, clusters[0].ranks))
+    print(render(planned[0]))
+    print(f"\n{_next(planned[0], config_words, out)}")
+    _write(out, found, model, clusters[0])
+
+
+def _clusters(config: Config, world_size: int | None, on: list[str] | None) -> list[Cluster]:
+    """Returns the clusters that flags name."""
+    if on is None:
+        ranks = DEFAULT_RANKS if world_size is None else world_size
+        return [cluster_of(config.planner.hardware, ranks, current_context().device.type)]
+    if world_size is not None:
+        raise InputError(f"--world-size is {world_size} and --on is '{' '.join(on)}', which sets the ranks; use one")
+    if not on:
+        raise InputError("--on names no cluster; write HOST:NODES, such as h100:8")
+    if config.planner.hardware:
+        raise InputError(
+            f"planner.hardware is '{config.planner.hardware}' and --on is '{' '.join(on)}', which names the host, too; "
+            "use one"
+        )
+    return [parse_cluster(one) for one in on]
+
+
+def _key(on: list[str] | None) -> str:
+    return "--on " if on else ""
+
+
+def _next(planned: Planned, config_words: list[str], out: str | None) -> str:
+    """Returns the command to type next."""
+    cluster, (name, *overrides) = planned.cluster, config_words
+    host = ["-h", cluster.name] if cluster.name else []
+    flags = [*overrides, *(["--planner.plan", without_secrets(out)] if out else [])]
+    words = ["torchx", "run", "dlrm.multi_node", "--config", name, "-j", cluster.shape, *host, "--out", "runs/planned"]
+    return f"Next:  {shlex.join([*words, *(['--', *flags] if flags else [])])}"
+
+
+def _plan_by_torchrec(
+    config: Config, model: nn.Module, clusters: list[Cluster], on: list[str] | None, out: str | None
+) -> None:
+    """Prints TorchRec's plan, of which neither a bound nor prices of memory are known."""
+    if on:
+        raise InputError("planner.engine is 'torchrec', whose plans have no bound; --on takes 'search'")
+    (cluster,) = clusters
+    found = plan_for(model, config, cluster.ranks, cluster.per_host, cluster.device_type)
+    check_comms(config.comms, found, config.data, local_batch_sizes(config, cluster.ranks))
+    print(render_plan(found, model, cluster.ranks))
+    _write(out, found, model, cluster)
+
+
+def _write(out: str | None, found: ShardingPlan, model: nn.Module, cluster: Cluster) -> None:
+    if not out:
+        return
+    with named("--out", out):
+        fs, path = open_storage(out)
+        fs.pipe_file(path, json.dumps(plan_to_json(found, table_shapes(model), cluster.ranks), indent=2).encode())
+    url = without_secrets(out)
+    print(f"\nwritten to {url}; use it with --planner.plan {url} on {cluster.ranks} ranks")

@@ -1,0 +1,50 @@
+"""Clusters beside each other: what fits, how long a step takes."""
+
+from collections.abc import Sequence
+
+from tabulate import tabulate
+
+from trainer.plan.loads import step_of
+from trainer.plan.memory import GIB
+from trainer.plan.planned import Planned
+from trainer.tools.plan.text import shortage
+
+
+def compare(planned: Sequence[Planned]) -> str:
+    """Returns a table of plans for several clusters, the fastest first, those that do not fit last."""
+    rows = [_row(one) for one in sorted(planned, key=_milliseconds)]
+    headers = [
+        "cluster",
+        "ranks",
+        "ms of a step",
+        "samples/s",
+        "bound by",
+        "above the bound",
+        "fullest rank, GiB",
+        "of",
+    ]
+    table = tabulate(rows, headers, disable_numparse=True, colalign=("left", *["right"] * 3, "left", *["right"] * 3))
+    notes = [f"{one.cluster} does not fit: {shortage(one)}" for one in planned if not one.fits]
+    return "\n".join([table, *(["", *notes] if notes else [])])
+
+
+def _milliseconds(planned: Planned) -> float:
+    return step_of(planned).milliseconds if planned.fits else float("inf")
+
+
+def _row(planned: Planned) -> list[str]:
+    name = [str(planned.cluster), f"{planned.cluster.ranks:,}"]
+    if not planned.fits:
+        return [*name, "does not fit", *[""] * 5]
+    step, placement = step_of(planned), planned.found.placement
+    kind = 0 if planned.ranks.on_gpu else 1
+    rate = planned.config.data.global_batch_size / step.milliseconds * 1000
+    return [
+        *name,
+        f"{step.milliseconds:.3f}",
+        f"{rate:,.0f}",
+        step.bound_by.replace("_", " "),
+        f"{planned.found.gap:.2%}",
+        f"{placement.memory[:, kind].max() / GIB:.2f}",
+        f"{placement.memory_limit[kind] / GIB:.2f}",
+    ]

@@ -1,0 +1,135 @@
+"""A plan as text: does it fit, how long is a step, what is where and why."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from tabulate import tabulate
+
+from trainer.plan.cluster import Cluster
+from trainer.plan.loads import memory_of_ranks, step_of
+from trainer.plan.memory import GIB
+from trainer.plan.plan_file import ranges
+from trainer.plan.planned import Planned, Shortage
+from trainer.plan.reasons import alternatives, memory_gib, named_option, step_milliseconds
+from trainer.plan.search.problem import Ranks
+
+
+def plural(number: int, name: str) -> str:
+    """Returns a number of things."""
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
+
+
+def named_cluster(cluster: Cluster) -> str:
+    """Returns a cluster in words."""
+    ranks = plural(cluster.ranks, "GPU" if cluster.on_gpu else "rank")
+    return f"{ranks} on {plural(cluster.nodes, 'host')} of {cluster.name}" if cluster.name else ranks
+
+
+def shortage(planned: Planned) -> str:
+    """Returns by how much the tables of a plan do not fit."""
+    assert isinstance(planned.solution, Shortage)
+    times, ranks = planned.solution.times, planned.ranks
+    there = " and ".join(f"{size / GIB:.4g} GiB of {where} memory" for where, size in _memory_of_a_rank(ranks))
+    if times <= 1:
+        return f"all ranks together may hold the tables, but no placement of their shards was found in {there} each"
+    if np.isinf(times):
+        return f"a rank with {there} has nothing left for tables"
+    return f"the tables need at least {times:.3g} times the memory that the ranks have for them, {there} each"
+
+
+def _memory_of_a_rank(ranks: Ranks) -> Iterator[tuple[str, int]]:
+    if ranks.on_gpu:
+        yield "GPU", ranks.gpu_bytes
+    yield "host", ranks.host_bytes
+
+
+def render(planned: Planned) -> str:
+    """Returns a plan that fits as text."""
+    parts = [_summary(planned), _step(planned), _memory(planned), _tables(planned)]
+    return "\n\n".join(parts)
+
+
+def _summary(planned: Planned) -> str:
+    step, found = step_of(planned), planned.found
+    rate = planned.config.data.global_batch_size / step.milliseconds * 1000 if step.milliseconds else np.inf
+    mean = step.of_ranks.sum(axis=1).mean()
+    lines = {
+        "fits": fits(planned),
+        "step": f"{step.milliseconds:.3g} ms for the embeddings on the slowest rank, {mean:.3g} on average; at most "
+        f"{rate:,.0f} samples/s",
+        "bound by": f"{step.bound_by.replace('_', ' ')}, {_share(planned):.0%} of the slowest rank's time",
+        "gap": f"{found.gap:.2%} above the proven bound, {found.bound.cost:.3g} ms: no plan is faster than that",
+        "memory": price_of_memory(planned),
+        "figures": step.source,
+    }
+    head = f"{planned.cluster}: {named_cluster(planned.cluster)}"
+    return "\n".join([head, "", *(f"{name:<9} {line}" for name, line in lines.items())])
+
+
+def fits(planned: Planned) -> str:
+    """Returns whether a plan fits and how much room is left on the fullest rank, of the scarcer kind of memory."""
+    memory, limit = planned.found.placement.memory.max(axis=0), planned.found.placement.memory_limit
+    parts = [
+        f"{used / GIB:.3g} of {there / GIB:.4g} GiB of {where} memory for tables ({used / there:.0%})"
+        for (where, there), used in zip(_memory_of_a_rank(planned.ranks), memory[limit > 0], strict=False)
+    ]
+    answer = "yes" if (memory <= limit).all() else "no"
+    return f"{answer}: the fullest rank takes {', and '.join(parts)}"
+
+
+def price_of_memory(planned: Planned) -> str:
+    """Returns what more memory would bring."""
+    prices = planned.found.bound.prices * GIB
+    scarce = [
+        f"scarce: one more GiB on every {where} saves {price:.3g} ms of a step, at the margin"
+        for where, price in zip(("GPU", "host"), prices, strict=True)
+        if price > 0
+    ]
+    return "; ".join(scarce) or "not scarce: more of it would make no step faster"
+
+
+def _share(planned: Planned) -> float:
+    step = step_of(planned)
+    slowest = step.of_ranks[step.slowest]
+    return float(slowest.max() / slowest.sum()) if slowest.any() else 0.0
+
+
+def _step(planned: Planned) -> str:
+    step = step_of(planned)
+    slowest, total = step.of_ranks[step.slowest], step.milliseconds or 1.0
+    rows = [
+        [name.replace("_", " "), slowest[number], step.of_ranks[:, number].mean(), f"{slowest[number] / total:.0%}"]
+        for number, name in enumerate(step.phases)
+    ]
+    return tabulate(rows, ["ms of a step", f"rank {step.slowest}, slowest", "mean", "share"], floatfmt=",.3f")
+
+
+def _memory(planned: Planned) -> str:
+    rows = []
+    for kind, of_ranks in memory_of_ranks(planned).items():
+        fullest = int(of_ranks.argmax())
+        rows.append([kind, of_ranks[fullest] / GIB, fullest, of_ranks.min() / GIB, of_ranks.mean() / GIB])
+    return tabulate(rows, ["GiB of a rank", "most", "on rank", "least", "mean"], floatfmt=",.3f")
+
+
+def _tables(planned: Planned) -> str:
+    found, placement = planned.found, planned.found.placement
+    rows = []
+    for number in np.argsort(-placement.rated.total_cost[placement.option], kind="stable"):
+        table, option = planned.tables[number], int(placement.option[number])
+        others = alternatives(found, int(number))
+        why = f"{others[0].placement}: {others[0].reason}" if others else "nothing else is allowed"
+        gpu, host = memory_gib(found, option)
+        memory, milliseconds = f"{gpu + host:.3f}", f"{step_milliseconds(found, option):.4f}"
+        shape = f"{table.rows:,} x {table.columns}"
+        ranks = where_is(placement.where[number], planned.ranks.number)
+        rows.append([table.name, shape, named_option(found, option), ranks, memory, milliseconds, why])
+    headers = ["table", "shape", "placement", "ranks", "GiB", "ms", "instead of"]
+    note = "GiB and ms of each table are means over the ranks; the dearest come first."
+    return tabulate(rows, headers, disable_numparse=True, colalign=("left",) * 4 + ("right",) * 2) + f"\n{note}"
+
+
+def where_is(where: np.ndarray, ranks: int) -> str:
+    """Returns the ranks of a table's shards, such as `0-7,12`."""
+    used = np.unique(where)
+    return "all" if len(used) == ranks else ",".join(ranges(used.tolist()))

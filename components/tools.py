@@ -50,6 +50,9 @@ def plan(
     config: str,
     nproc: int = 2,
     on: list[str] | None = None,
+    find: list[str] | None = None,
+    prices: str | None = None,
+    vary: list[str] | None = None,
     out: str | None = None,
     h: str | None = None,
     cpu: int = 1,
@@ -66,8 +69,12 @@ def plan(
     Args:
         args: After `--`, overrides of the configuration file: `--section.key value ...`.
         config: Configuration file (TOML), as the job sees it.
-        nproc: Number of ranks to plan for on this machine, without --on; the job itself is one process.
+        nproc: Number of ranks to plan for on this machine, without --on and --find; the job itself is one process.
         on: Clusters to plan for, HOST:NODES such as h100:8, separated by commas; several are compared.
+        find: Hosts to find the cheapest and smallest cluster of that fits, separated by commas, or all.
+        prices: Price file to find by, a path or an fsspec URL; without it the trainer's own.
+        vary: What to change, one thing at a time, to see what it saves: batch, dimension, precision, comms, hotness,
+            tables, or all.
         out: File to write the plan to, a path or an fsspec URL; planner.plan of a job takes it.
         h: Named resource of the node that plans; replaces cpu and memMB.
         cpu: CPU cores of the node that plans.
@@ -79,7 +86,9 @@ def plan(
     """
     return launch.python(
         *("trainer", "plan", config),
-        *(("--on", *on) if on else ("--world-size", str(nproc))),
+        *(("--on", *on) if on else ("--find", *find) if find else ("--world-size", str(nproc))),
+        *(("--prices", prices) if prices else ()),
+        *(("--vary", *vary) if vary else ()),
         *(("--out", out) if out else ()),
         *args,
         name="plan",

@@ -178,7 +178,7 @@ def test_a_job_uses_the_plan_that_the_plan_command_wrote(tmp_path):
     plan = ["--world-size", 1, "--planner.sharding-types", "column_wise", "--out", tmp_path / "plan.json"]
     done = run_trainer("plan", settings, *plan)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("column_wise") == 6
+    assert done.stdout.count("column_wise fused") == 6
     done = run_trainer("train", settings, "--out", tmp_path / "run", "--planner.plan", tmp_path / "plan.json")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run/plan.json").read_text()) == json.loads((tmp_path / "plan.json").read_text())

@@ -1,56 +1,56 @@
-"""What a plan gives each rank to do and to hold: milliseconds by phase, bytes by kind."""
+"""What a plan gives each rank to do and to hold: the parts of a step, bytes by kind."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from trainer.plan.planned import Planned
-from trainer.plan.search.placement import Placement
-from trainer.plan.search.torchrec_costs import PHASES
+from trainer.plan.step_time import StepTime, step_time
+
+WORDS = {
+    "input": "exchange of ids",
+    "forward": "lookup",
+    "forward_comms": "exchange of embeddings",
+    "backward_comms": "exchange of gradients",
+    "backward": "update of tables",
+}
+"""Phases in words."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """The time of a step, by rank and phase.
+class Part:
+    """A part of a step.
 
     Attributes:
-        phases: Names of the phases.
-        of_ranks: Milliseconds, `[R, P]`.
-        source: Where the figures come from.
+        name: Its name.
+        slowest: Milliseconds of the slowest rank, for which the others wait.
+        mean: Milliseconds of a rank on average.
     """
 
-    phases: tuple[str, ...]
-    of_ranks: np.ndarray
-    source: str
-
-    @property
-    def slowest(self) -> int:
-        """The slowest rank."""
-        return int(self.of_ranks.sum(axis=1).argmax())
-
-    @property
-    def milliseconds(self) -> float:
-        """The time of the slowest rank."""
-        return float(self.of_ranks.sum(axis=1).max())
-
-    @property
-    def bound_by(self) -> str:
-        """The phase in which the slowest rank is the longest."""
-        return self.phases[int(self.of_ranks[self.slowest].argmax())]
+    name: str
+    slowest: float
+    mean: float
 
 
-def step_of(planned: Planned) -> Step:
+def step_of(planned: Planned) -> StepTime:
     """Returns the time of a step."""
-    host = planned.cluster.host
-    sheet = f"data sheets of {planned.cluster.name} ({host.source})" if host else "TorchRec's defaults"
-    return Step(PHASES, _phases(planned.found.placement), f"{sheet}, by TorchRec's formulas; not measured")
+    return step_time(planned.placed, planned.tables, planned.ranks, planned.dense_weights)
 
 
-def _phases(placement: Placement) -> np.ndarray:
-    found = np.zeros((placement.ranks.number, placement.rated.phases.shape[1]))
-    for option, where in zip(placement.option, placement.where, strict=True):
-        found[where] += placement.rated.phases[option]
-    return found
+def parts_of(step: StepTime) -> list[Part]:
+    """Returns the parts of a step, which add up to its time."""
+    mean = step.by_rank.mean(axis=0)
+    phases = [
+        Part(WORDS[name], float(step.slowest[number]), float(mean[number])) for number, name in enumerate(step.phases)
+    ]
+    rest = {"dense part": step.dense, "anything else": step.constant}
+    return phases + [Part(name, time, time) for name, time in rest.items() if time]
+
+
+def bound_by(parts: Sequence[Part]) -> Part:
+    """Returns the longest part."""
+    return max(parts, key=lambda part: part.slowest)
 
 
 def memory_of_ranks(planned: Planned) -> dict[str, np.ndarray]:

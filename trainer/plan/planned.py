@@ -9,7 +9,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from trainer.config.root import Config
 from trainer.core.errors import InputError
-from trainer.models.embeddings import table_shapes
+from trainer.models.embeddings import table_of_weight, table_shapes
 from trainer.plan.allowed_types import with_allowed_types
 from trainer.plan.cluster import Cluster
 from trainer.plan.plan_file import load_plan, shards_of, table_plans
@@ -20,7 +20,7 @@ from trainer.plan.search.placement import Placement
 from trainer.plan.search.problem import Ranks, Table
 from trainer.plan.search.rated import Rated, rate
 from trainer.plan.search.solve import TRIES, NothingFits, Solution, solve_rated
-from trainer.plan.sharding_plan import to_sharding_plan
+from trainer.plan.sharding_plan import PlannedTable, planned_table, to_sharding_plan
 from trainer.plan.tables import check_options, tables_to_plan
 
 MOST_TIMES = 2**20  # the memory that there is, after which no memory helps
@@ -33,11 +33,9 @@ class Shortage:
 
     Attributes:
         times: How many times the memory of every rank they need at least; 1 if it is only that no place was found.
-        ranks: The ranks.
     """
 
     times: float
-    ranks: Ranks
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,7 @@ class Planned:
         cluster: The cluster.
         tables: The tables.
         ranks: The ranks.
+        dense_weights: Weights of the model that no table holds.
         solution: The placement and the bound; a shortage of memory where there is none.
     """
 
@@ -56,6 +55,7 @@ class Planned:
     cluster: Cluster
     tables: Sequence[Table]
     ranks: Ranks
+    dense_weights: int
     solution: Solution | Shortage
 
     @property
@@ -68,6 +68,11 @@ class Planned:
     def fits(self) -> bool:
         """Whether the tables fit."""
         return isinstance(self.solution, Solution)
+
+    @property
+    def placed(self) -> list[PlannedTable]:
+        """The placement of each table."""
+        return [planned_table(self.found, number, table) for number, table in enumerate(self.tables)]
 
     def sharding_plan(self, model: nn.Module) -> ShardingPlan:
         """Returns the plan as a job takes it."""
@@ -93,16 +98,21 @@ def plan_on(model: nn.Module, config: Config, cluster: Cluster, tries: int = TRI
     ranks = ranks_to_plan_for(config.data, planner, config.comms, *shape)
     tables = tables_to_plan(model, config, planner)
     check_options(tables, ranks)
+    problem = config, cluster, tables, ranks, _dense_weights(model)
     rated, memory = rate(tables, ranks), np.array([ranks.gpu_bytes, ranks.host_bytes], dtype=float)
     if config.planner.plan:
         plan = load_plan(config.planner.plan, table_shapes(model), *shape)
         solution = _rated(config.planner.plan, plan, tables, Placement(rated, ranks, memory, np.zeros(2)))
-        return Planned(config, cluster, tables, ranks, solution)
+        return Planned(*problem, solution)
     try:
-        return Planned(config, cluster, tables, ranks, solve_rated(rated, ranks, memory, tries))
+        return Planned(*problem, solve_rated(rated, ranks, memory, tries))
     except NothingFits as error:
         times = _times_needed(rated, ranks, memory) if error.is_proven else 1.0
-        return Planned(config, cluster, tables, ranks, Shortage(times, ranks))
+        return Planned(*problem, Shortage(times))
+
+
+def _dense_weights(model: nn.Module) -> int:
+    return sum(weight.numel() for name, weight in model.named_parameters() if table_of_weight(name) is None)
 
 
 def check_batch(config: Config, cluster: Cluster) -> None:

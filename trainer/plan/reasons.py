@@ -90,8 +90,7 @@ def _reason(solution: Solution, chosen: int, option: int) -> str:
         return f"{-slower:.3g} ms faster, but {_gib(more)}, worth {worth:.3g} ms elsewhere"
     if _has_room(placement, int(rated.options.table[option]), option):
         return f"{-slower:.3g} ms faster on average, but the slowest rank would not be"
-    shards = f"shards of {rated.cost[option]:.3g} ms instead of {rated.cost[chosen]:.3g}"
-    return f"{-slower:.3g} ms faster on average, but {shards} fit on no rank that holds the others"
+    return f"{-slower:.3g} ms faster on average, but beside the other tables the slowest rank would be slower"
 
 
 def _has_room(placement: Placement, table: int, option: int) -> bool:

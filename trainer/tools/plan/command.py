@@ -19,9 +19,12 @@ from trainer.plan.communication import check_comms
 from trainer.plan.plan_file import plan_to_json
 from trainer.plan.planned import Planned, plan_on
 from trainer.plan.planner import plan_for
+from trainer.plan.prices import read_prices
 from trainer.plan.report import render_plan
 from trainer.tools.plan.compare import compare
+from trainer.tools.plan.find import clusters_to_try, find_clusters, render_found
 from trainer.tools.plan.text import render, shortage
+from trainer.tools.plan.vary import effects_of
 from trainer.training.sharded_model import build_unsharded_model, local_batch_sizes
 
 DEFAULT_RANKS = 2
@@ -32,6 +35,9 @@ def plan(
     config_words: list[str],
     world_size: int | None = None,
     on: list[str] | None = None,
+    find: list[str] | None = None,
+    prices: str | None = None,
+    vary: list[str] | None = None,
     out: str | None = None,
 ) -> None:
     """Plans for this machine, or for clusters that need not be there. CONFIG is a TOML file or a name.
@@ -43,16 +49,29 @@ def plan(
         config_words: The configuration and its overrides as typed.
         world_size: Ranks to plan for: on this machine, or on as many of planner.hardware as they need. Unset: 2.
         on: Clusters to plan for, HOST:NODES with a host of docs/resources.md, such as h100:8; several are compared.
+        find: Hosts to find the cheapest and smallest cluster of that fits, by name, or all with a price and GPUs.
+        prices: A price file to find by, any fsspec URL. Unset: the one that comes with the trainer, on-demand prices.
+        vary: What to change, one thing at a time, to see what it saves: batch, dimension, precision, comms, hotness,
+            tables, or all.
         out: Where to save the plan.json, any fsspec URL; planner.plan takes it.
 
     Raises:
         InputError: The model cannot be built or planned as configured, the tables fit no cluster, or a file cannot be
             read or written.
     """
+    _check_alone({"--on": on, "--find": find, "--world-size": world_size, "--out": out}, prices)
+    model = build_unsharded_model(config, torch.device("meta"))
+    if find is not None:
+        found = read_prices(prices)
+        print(render_found(find_clusters(model, config, clusters_to_try(find, found, config), found), found))
+        return
     clusters = _clusters(config, world_size, on)
     if out and len(clusters) > 1:
         raise InputError(f"--out is '{out}', but --on names {len(clusters)} clusters, each with its own plan; name one")
-    model = build_unsharded_model(config, torch.device("meta"))
+    if vary is not None:
+        _check_vary(clusters, out)
+        print(effects_of(config, clusters[0], vary))
+        return
     for device_type in sorted({cluster.device_type for cluster in clusters}):
         check_table_optimizers(config, device_type)
     if config.planner.engine == "torchrec":
@@ -71,13 +90,31 @@ def plan(
     _write(out, found, model, clusters[0])
 
 
+def _check_alone(flags: dict[str, object], prices: str | None) -> None:
+    """Refuses flags that exclude each other."""
+    given = [flag for flag, value in flags.items() if value is not None and flag != "--out"]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} are given, and each of them names the ranks to plan for; use one")
+    if flags["--find"] is None and prices is not None:
+        raise InputError(f"--prices is '{prices}', but only --find uses prices; add --find all")
+    if flags["--find"] is not None and flags["--out"] is not None:
+        raise InputError(
+            f"--out is '{flags['--out']}', but --find saves no plan; give the cluster that it finds to --on"
+        )
+
+
+def _check_vary(clusters: list[Cluster], out: str | None) -> None:
+    if len(clusters) > 1:
+        raise InputError(f"--vary changes one plan, but --on names {len(clusters)} clusters; name one")
+    if out:
+        raise InputError(f"--out is '{out}', but --vary saves no plan; leave one of them out")
+
+
 def _clusters(config: Config, world_size: int | None, on: list[str] | None) -> list[Cluster]:
     """Returns the clusters that flags name."""
     if on is None:
         ranks = DEFAULT_RANKS if world_size is None else world_size
         return [cluster_of(config.planner.hardware, ranks, current_context().device.type)]
-    if world_size is not None:
-        raise InputError(f"--world-size is {world_size} and --on is '{' '.join(on)}', which sets the ranks; use one")
     if not on:
         raise InputError("--on names no cluster; write HOST:NODES, such as h100:8")
     if config.planner.hardware:

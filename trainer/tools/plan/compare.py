@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from trainer.plan.loads import step_of
+from trainer.plan.loads import bound_by, parts_of, step_of
 from trainer.plan.memory import GIB
 from trainer.plan.planned import Planned
-from trainer.tools.plan.text import shortage
+from trainer.tools.plan.text import samples_per_second, shortage
 
 
 def compare(planned: Sequence[Planned]) -> str:
@@ -29,7 +29,7 @@ def compare(planned: Sequence[Planned]) -> str:
 
 
 def _milliseconds(planned: Planned) -> float:
-    return step_of(planned).milliseconds if planned.fits else float("inf")
+    return step_of(planned).total if planned.fits else float("inf")
 
 
 def _row(planned: Planned) -> list[str]:
@@ -38,12 +38,11 @@ def _row(planned: Planned) -> list[str]:
         return [*name, "does not fit", *[""] * 5]
     step, placement = step_of(planned), planned.found.placement
     kind = 0 if planned.ranks.on_gpu else 1
-    rate = planned.config.data.global_batch_size / step.milliseconds * 1000
     return [
         *name,
-        f"{step.milliseconds:.3f}",
-        f"{rate:,.0f}",
-        step.bound_by.replace("_", " "),
+        f"{step.total:.3f}",
+        f"{samples_per_second(planned, step.total):,.0f}",
+        bound_by(parts_of(step)).name,
         f"{planned.found.gap:.2%}",
         f"{placement.memory[:, kind].max() / GIB:.2f}",
         f"{placement.memory_limit[kind] / GIB:.2f}",

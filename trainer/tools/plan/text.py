@@ -6,7 +6,7 @@ import numpy as np
 from tabulate import tabulate
 
 from trainer.plan.cluster import Cluster
-from trainer.plan.loads import memory_of_ranks, step_of
+from trainer.plan.loads import bound_by, memory_of_ranks, parts_of, step_of
 from trainer.plan.memory import GIB
 from trainer.plan.plan_file import ranges
 from trainer.plan.planned import Planned, Shortage
@@ -51,19 +51,23 @@ def render(planned: Planned) -> str:
 
 def _summary(planned: Planned) -> str:
     step, found = step_of(planned), planned.found
-    rate = planned.config.data.global_batch_size / step.milliseconds * 1000 if step.milliseconds else np.inf
-    mean = step.of_ranks.sum(axis=1).mean()
+    parts, cost = parts_of(step), found.placement.cost
+    longest = bound_by(parts)
     lines = {
         "fits": fits(planned),
-        "step": f"{step.milliseconds:.3g} ms for the embeddings on the slowest rank, {mean:.3g} on average; at most "
-        f"{rate:,.0f} samples/s",
-        "bound by": f"{step.bound_by.replace('_', ' ')}, {_share(planned):.0%} of the slowest rank's time",
-        "gap": f"{found.gap:.2%} above the proven bound, {found.bound.cost:.3g} ms: no plan is faster than that",
+        "step": f"{step.total:.3g} ms, so at most {samples_per_second(planned, step.total):,.0f} samples/s",
+        "bound by": f"{longest.name}: {longest.slowest:.3g} ms, {longest.slowest / step.total:.0%} of the step",
+        "gap": f"{found.gap:.2%}: tables take the slowest rank {cost:.4g} ms, proven {found.bound.cost:.4g} at least",
         "memory": price_of_memory(planned),
         "figures": step.source,
     }
     head = f"{planned.cluster}: {named_cluster(planned.cluster)}"
     return "\n".join([head, "", *(f"{name:<9} {line}" for name, line in lines.items())])
+
+
+def samples_per_second(planned: Planned, milliseconds: float) -> float:
+    """Returns how many samples are trained on in a second."""
+    return planned.config.data.global_batch_size / milliseconds * 1000
 
 
 def fits(planned: Planned) -> str:
@@ -88,20 +92,10 @@ def price_of_memory(planned: Planned) -> str:
     return "; ".join(scarce) or "not scarce: more of it would make no step faster"
 
 
-def _share(planned: Planned) -> float:
-    step = step_of(planned)
-    slowest = step.of_ranks[step.slowest]
-    return float(slowest.max() / slowest.sum()) if slowest.any() else 0.0
-
-
 def _step(planned: Planned) -> str:
     step = step_of(planned)
-    slowest, total = step.of_ranks[step.slowest], step.milliseconds or 1.0
-    rows = [
-        [name.replace("_", " "), slowest[number], step.of_ranks[:, number].mean(), f"{slowest[number] / total:.0%}"]
-        for number, name in enumerate(step.phases)
-    ]
-    return tabulate(rows, ["ms of a step", f"rank {step.slowest}, slowest", "mean", "share"], floatfmt=",.3f")
+    rows = [[part.name, part.slowest, part.mean, f"{part.slowest / step.total:.0%}"] for part in parts_of(step)]
+    return tabulate(rows, ["ms of a step", "slowest rank", "mean", "share"], floatfmt=",.3f")
 
 
 def _memory(planned: Planned) -> str:

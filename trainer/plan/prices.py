@@ -1,0 +1,62 @@
+"""Prices of hosts: a file that comes with the trainer, or the user's own."""
+
+import datetime
+import tomllib
+from pathlib import Path
+
+import pydantic
+
+from trainer.config.section import Section, validate
+from trainer.core.errors import InputError, nearest
+from trainer.core.storage import named, read_text
+from trainer.plan.hardware import HOSTS
+
+SHIPPED = Path(__file__).parent / "prices.toml"
+
+
+class Prices(Section):
+    """The content of a price file."""
+
+    date: datetime.date
+    """When the prices were read."""
+    currency: str
+    """Their currency."""
+    source: str = "no source given"
+    """Where they are from."""
+    hosts: dict[str, pydantic.PositiveFloat]
+    """The price of one host and hour, by the name of the host."""
+
+    def of_host(self, name: str) -> float:
+        """Returns the price of a host and hour.
+
+        Raises:
+            InputError: The file has none.
+        """
+        if name not in self.hosts:
+            raise InputError(
+                f"--find names '{name}', which the price file has no price of{nearest(name, self.hosts)}; add it "
+                "under [hosts] to a copy of the file, and name that with --prices"
+            )
+        return self.hosts[name]
+
+
+def read_prices(url: str | None) -> Prices:
+    """Returns the prices in a file; without one those that come with the trainer.
+
+    Raises:
+        InputError: The file cannot be read, or is no price file.
+    """
+    url = url or str(SHIPPED)
+    with named("--prices", url):
+        text = read_text(url)
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"--prices is '{url}', which is not TOML: {error}") from error
+    prices = validate(Prices, tree, lambda _: f"--prices is '{url}': ")
+    for name in prices.hosts:
+        if name not in HOSTS:
+            raise InputError(f"--prices is '{url}': hosts.{name} is no known host{nearest(name, HOSTS)}")
+    if not prices.hosts:
+        raise InputError(f"--prices is '{url}', which has no hosts; name at least one under [hosts]")
+    return prices

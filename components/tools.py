@@ -53,6 +53,7 @@ def plan(
     find: list[str] | None = None,
     prices: str | None = None,
     vary: list[str] | None = None,
+    page: str | None = None,
     out: str | None = None,
     h: str | None = None,
     cpu: int = 1,
@@ -75,6 +76,7 @@ def plan(
         prices: Price file to find by, a path or an fsspec URL; without it the trainer's own.
         vary: What to change, one thing at a time, to see what it saves: batch, dimension, precision, comms, hotness,
             tables, or all.
+        page: HTML file to draw the plan to, and clusters beside each other, a path or an fsspec URL.
         out: File to write the plan to, a path or an fsspec URL; planner.plan of a job takes it.
         h: Named resource of the node that plans; replaces cpu and memMB.
         cpu: CPU cores of the node that plans.
@@ -89,6 +91,7 @@ def plan(
         *(("--on", *on) if on else ("--find", *find) if find else ("--world-size", str(nproc))),
         *(("--prices", prices) if prices else ()),
         *(("--vary", *vary) if vary else ()),
+        *(("--page", page) if page else ()),
         *(("--out", out) if out else ()),
         *args,
         name="plan",

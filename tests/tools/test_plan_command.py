@@ -52,9 +52,9 @@ def test_parts_of_a_step_and_tables_add_up(large, capsys):
     text = planned(capsys, large, "--on", "h100:2")
     rows = re.findall(r"\n([a-z ]+?)  +([\d.]+) +([\d.]+)  \d+%", text)
     parts = {name: (float(slowest), float(mean)) for name, slowest, mean in rows}
-    assert sum(slowest for slowest, _ in parts.values()) == pytest.approx(number(r"step +([\d.]+) ms", text), rel=0.01)
+    assert sum(slowest for slowest, _ in parts.values()) == pytest.approx(number(r"step +([\d.]+) ms", text), abs=0.004)
     of_tables = sum(mean for name, (_, mean) in parts.items() if name not in ("dense part", "anything else"))
-    assert sum(float(row["ms"]) for row in placements(text).values()) == pytest.approx(of_tables, rel=0.01)
+    assert sum(float(row["ms"]) for row in placements(text).values()) == pytest.approx(of_tables, rel=0.02, abs=0.003)
     cost, bound = number(r"the slowest rank ([\d.]+) ms", text), number(r"proven ([\d.]+) at least", text)
     assert number(r"gap +([\d.]+)%", text) == pytest.approx(100 * (cost / bound - 1), abs=0.06)
     assert bound <= of_tables + 0.003 <= cost + 0.006
@@ -162,10 +162,10 @@ def test_a_thousand_ranks_are_a_few_lines(large, capsys):
         (["--on", "h100:0"], "--on is 'h100:0', which makes 0 ranks; use 1 to 65536"),
         (["--on", "h100:1x9"], "--on is 'h100:1x9', with 9 ranks on a host; h100 has 1 to 8"),
         (["--on"], "--on names no cluster; write HOST:NODES"),
-        (["--on", "h100:2", "--world-size", "16"], "--on and --world-size are given, and each of them names the ranks"),
+        (["--on", "h100:2", "--world-size", "16"], "--world-size cannot be given with --on; leave one of them out"),
         (["--on", "h100:2", "--planner.hardware", "a100"], "planner.hardware is 'a100' and --on is 'h100:2'"),
         (["--on", "h100:3"], "h100:3 has 24 ranks, which do not divide data.global_batch_size, 16384; use another"),
-        (["--on", "h100:1", "a100:1", "--out", "p.json"], "--out is 'p.json', but --on names 2 clusters, each with"),
+        (["--on", "h100:1", "a100:1", "--out", "p.json"], "--on names 2 clusters, but --out takes one; name one"),
         (["--on", "h100:1", "--planner.engine", "torchrec"], "planner.engine is 'torchrec', whose plans have no bound"),
         (
             ["--on", "h100:1", "--planner.plan", "/nowhere.json"],
@@ -173,7 +173,7 @@ def test_a_thousand_ranks_are_a_few_lines(large, capsys):
         ),
         (
             ["--on", "cpu.2xlarge:1", "--planner.host-memory-gib", "5"],
-            "--on cpu.2xlarge:1 does not fit: the tables need at least 2.86 times",
+            "cpu.2xlarge:1 does not fit: the tables need at least 2.86 times",
         ),
     ],
 )

@@ -61,8 +61,8 @@ def test_changes_that_save_most_of_a_sample_come_first(small, capsys):
     ("words", "message"),
     [
         (["--on", "a100:1", "--vary", "hotnes"], "--vary names 'hotnes'; did you mean 'hotness'?"),
-        (["--on", "a100:1", "h100:1", "--vary", "all"], "--vary changes one plan, but --on names 2 clusters; name one"),
-        (["--on", "a100:1", "--vary", "all", "--out", "p.json"], "--out is 'p.json', but --vary saves no plan"),
+        (["--on", "a100:1", "h100:1", "--vary", "all"], "--on names 2 clusters, but --vary takes one; name one"),
+        (["--on", "a100:1", "--vary", "all", "--out", "p.json"], "--out cannot be given with --vary"),
         (
             ["--on", "a100:1", "--vary", "all", "--planner.memory-gib", "0.001", "--planner.host-memory-gib", "0.001"],
             "--vary needs a plan to begin with, and a100:1 does not fit",

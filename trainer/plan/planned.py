@@ -19,7 +19,7 @@ from trainer.plan.search.options import CACHED, KERNELS, KINDS
 from trainer.plan.search.placement import Placement
 from trainer.plan.search.problem import Ranks, Table
 from trainer.plan.search.rated import Rated, rate
-from trainer.plan.search.solve import TRIES, NothingFits, Solution, solve_rated
+from trainer.plan.search.solve import TRIES, NothingFits, Solution, solve
 from trainer.plan.sharding_plan import PlannedTable, planned_table, to_sharding_plan
 from trainer.plan.tables import check_options, tables_to_plan
 
@@ -105,7 +105,7 @@ def plan_on(model: nn.Module, config: Config, cluster: Cluster, tries: int = TRI
         solution = _rated(config.planner.plan, plan, tables, Placement(rated, ranks, memory, np.zeros(2)))
         return Planned(*problem, solution)
     try:
-        return Planned(*problem, solve_rated(rated, ranks, memory, tries))
+        return Planned(*problem, solve(tables, ranks, planner.slower_for_memory, tries))
     except NothingFits as error:
         times = _times_needed(rated, ranks, memory) if error.is_proven else 1.0
         return Planned(*problem, Shortage(times))

@@ -48,7 +48,7 @@ class NothingFits(Exception):
         self.is_proven = is_proven
 
 
-def solve(tables: Sequence[Table], ranks: Ranks, slower: float = 0.0) -> Solution:
+def solve(tables: Sequence[Table], ranks: Ranks, slower: float = 0.0, tries: int = TRIES) -> Solution:
     """Returns the best placement found; the same tables and ranks give the same.
 
     Args:
@@ -56,12 +56,13 @@ def solve(tables: Sequence[Table], ranks: Ranks, slower: float = 0.0) -> Solutio
         ranks: The ranks.
         slower: How much slower than the fastest placement found it may be, relative, to take the least memory of the
             fullest rank.
+        tries: How often tables may be packed anew to improve a placement.
 
     Raises:
         NothingFits: There is none.
     """
     rated, memory = rate(tables, ranks), np.array([ranks.gpu_bytes, ranks.host_bytes], dtype=float)
-    fastest = solve_rated(rated, ranks, memory)
+    fastest = solve_rated(rated, ranks, memory, tries)
     if not slower:
         return fastest
     return _leanest(fastest, fastest.placement.cost * (1 + slower), 0 if ranks.on_gpu else 1)

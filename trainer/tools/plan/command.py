@@ -23,11 +23,17 @@ from trainer.plan.prices import read_prices
 from trainer.plan.report import render_plan
 from trainer.tools.plan.compare import compare
 from trainer.tools.plan.find import clusters_to_try, find_clusters, render_found
+from trainer.tools.plan.page import draw_page
 from trainer.tools.plan.text import render, shortage
 from trainer.tools.plan.vary import effects_of
 from trainer.training.sharded_model import build_unsharded_model, local_batch_sizes
 
 DEFAULT_RANKS = 2
+EXCLUDED = {
+    "--on": ("--world-size",),
+    "--find": ("--on", "--world-size", "--vary", "--page", "--out"),
+    "--vary": ("--page", "--out"),
+}
 
 
 def plan(
@@ -38,6 +44,7 @@ def plan(
     find: list[str] | None = None,
     prices: str | None = None,
     vary: list[str] | None = None,
+    page: str | None = None,
     out: str | None = None,
 ) -> None:
     """Plans for this machine, or for clusters that need not be there. CONFIG is a TOML file or a name.
@@ -53,61 +60,66 @@ def plan(
         prices: A price file to find by, any fsspec URL. Unset: the one that comes with the trainer, on-demand prices.
         vary: What to change, one thing at a time, to see what it saves: batch, dimension, precision, comms, hotness,
             tables, or all.
+        page: An HTML file to draw the plan to, and clusters beside each other, any fsspec URL; a browser opens it.
         out: Where to save the plan.json, any fsspec URL; planner.plan takes it.
 
     Raises:
         InputError: The model cannot be built or planned as configured, the tables fit no cluster, or a file cannot be
             read or written.
     """
-    _check_alone({"--on": on, "--find": find, "--world-size": world_size, "--out": out}, prices)
+    given = {"--on": on, "--find": find, "--vary": vary, "--world-size": world_size, "--page": page, "--out": out}
+    _check_flags({flag for flag, value in given.items() if value is not None}, prices, config)
     model = build_unsharded_model(config, torch.device("meta"))
     if find is not None:
-        found = read_prices(prices)
-        print(render_found(find_clusters(model, config, clusters_to_try(find, found, config), found), found))
+        of_hosts = read_prices(prices)
+        print(render_found(find_clusters(model, config, clusters_to_try(find, of_hosts, config), of_hosts), of_hosts))
         return
     clusters = _clusters(config, world_size, on)
-    if out and len(clusters) > 1:
-        raise InputError(f"--out is '{out}', but --on names {len(clusters)} clusters, each with its own plan; name one")
-    if vary is not None:
-        _check_vary(clusters, out)
-        print(effects_of(config, clusters[0], vary))
-        return
     for device_type in sorted({cluster.device_type for cluster in clusters}):
         check_table_optimizers(config, device_type)
-    if config.planner.engine == "torchrec":
-        _plan_by_torchrec(config, model, clusters, on, out)
-        return
-    planned = [plan_on(model, config, cluster) for cluster in clusters]
+    if len(clusters) > 1 and (vary or out):
+        raise InputError(
+            f"--on names {len(clusters)} clusters, but {'--vary' if vary else '--out'} takes one; name one"
+        )
+    if vary is not None:
+        print(effects_of(config, clusters[0], vary))
+    elif config.planner.engine == "torchrec":
+        _plan_by_torchrec(config, model, clusters[0], out)
+    else:
+        _plan([plan_on(model, config, cluster) for cluster in clusters], model, config_words, page, out)
+
+
+def _check_flags(given: set[str], prices: str | None, config: Config) -> None:
+    """Refuses flags that exclude each other.
+
+    Raises:
+        InputError: The message names both.
+    """
+    for flag, others in EXCLUDED.items():
+        for other in others if flag in given else ():
+            if other in given:
+                raise InputError(f"{other} cannot be given with {flag}; leave one of them out")
+    if prices and "--find" not in given:
+        raise InputError(f"--prices is '{prices}', but only --find uses prices; add --find all")
+    for flag in ("--on", "--find", "--vary", "--page"):
+        if config.planner.engine == "torchrec" and flag in given:
+            raise InputError(f"planner.engine is 'torchrec', whose plans have no bound; {flag} takes 'search'")
+
+
+def _plan(planned: list[Planned], model: nn.Module, config_words: list[str], page: str | None, out: str | None) -> None:
+    """Prints plans, and draws and saves them."""
     if not any(one.fits for one in planned):
-        raise InputError("; ".join(f"{_key(on)}{one.cluster} does not fit: {shortage(one)}" for one in planned))
+        raise InputError("; ".join(f"{one.cluster} does not fit: {shortage(one)}" for one in planned))
+    if page:
+        _write_file("--page", page, draw_page(planned))
     if len(planned) > 1:
         print(compare(planned))
         return
-    found = planned[0].sharding_plan(model)
-    check_comms(config.comms, found, config.data, local_batch_sizes(config, clusters[0].ranks))
+    config, cluster, found = planned[0].config, planned[0].cluster, planned[0].sharding_plan(model)
+    check_comms(config.comms, found, config.data, local_batch_sizes(config, cluster.ranks))
     print(render(planned[0]))
     print(f"\n{_next(planned[0], config_words, out)}")
-    _write(out, found, model, clusters[0])
-
-
-def _check_alone(flags: dict[str, object], prices: str | None) -> None:
-    """Refuses flags that exclude each other."""
-    given = [flag for flag, value in flags.items() if value is not None and flag != "--out"]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} are given, and each of them names the ranks to plan for; use one")
-    if flags["--find"] is None and prices is not None:
-        raise InputError(f"--prices is '{prices}', but only --find uses prices; add --find all")
-    if flags["--find"] is not None and flags["--out"] is not None:
-        raise InputError(
-            f"--out is '{flags['--out']}', but --find saves no plan; give the cluster that it finds to --on"
-        )
-
-
-def _check_vary(clusters: list[Cluster], out: str | None) -> None:
-    if len(clusters) > 1:
-        raise InputError(f"--vary changes one plan, but --on names {len(clusters)} clusters; name one")
-    if out:
-        raise InputError(f"--out is '{out}', but --vary saves no plan; leave one of them out")
+    _write_plan(out, found, model, cluster)
 
 
 def _clusters(config: Config, world_size: int | None, on: list[str] | None) -> list[Cluster]:
@@ -125,10 +137,6 @@ def _clusters(config: Config, world_size: int | None, on: list[str] | None) -> l
     return [parse_cluster(one) for one in on]
 
 
-def _key(on: list[str] | None) -> str:
-    return "--on " if on else ""
-
-
 def _next(planned: Planned, config_words: list[str], out: str | None) -> str:
     """Returns the command to type next."""
     cluster, (name, *overrides) = planned.cluster, config_words
@@ -138,24 +146,22 @@ def _next(planned: Planned, config_words: list[str], out: str | None) -> str:
     return f"Next:  {shlex.join([*words, *(['--', *flags] if flags else [])])}"
 
 
-def _plan_by_torchrec(
-    config: Config, model: nn.Module, clusters: list[Cluster], on: list[str] | None, out: str | None
-) -> None:
+def _plan_by_torchrec(config: Config, model: nn.Module, cluster: Cluster, out: str | None) -> None:
     """Prints TorchRec's plan, of which neither a bound nor prices of memory are known."""
-    if on:
-        raise InputError("planner.engine is 'torchrec', whose plans have no bound; --on takes 'search'")
-    (cluster,) = clusters
-    found = plan_for(model, config, cluster.ranks, cluster.per_host, cluster.device_type)
+    found, _ = plan_for(model, config, cluster.ranks, cluster.per_host, cluster.device_type)
     check_comms(config.comms, found, config.data, local_batch_sizes(config, cluster.ranks))
     print(render_plan(found, model, cluster.ranks))
-    _write(out, found, model, cluster)
+    _write_plan(out, found, model, cluster)
 
 
-def _write(out: str | None, found: ShardingPlan, model: nn.Module, cluster: Cluster) -> None:
-    if not out:
-        return
-    with named("--out", out):
-        fs, path = open_storage(out)
-        fs.pipe_file(path, json.dumps(plan_to_json(found, table_shapes(model), cluster.ranks), indent=2).encode())
-    url = without_secrets(out)
-    print(f"\nwritten to {url}; use it with --planner.plan {url} on {cluster.ranks} ranks")
+def _write_plan(out: str | None, found: ShardingPlan, model: nn.Module, cluster: Cluster) -> None:
+    if out:
+        _write_file("--out", out, json.dumps(plan_to_json(found, table_shapes(model), cluster.ranks), indent=2))
+        url = without_secrets(out)
+        print(f"\nwritten to {url}; use it with --planner.plan {url} on {cluster.ranks} ranks")
+
+
+def _write_file(flag: str, url: str, text: str) -> None:
+    with named(flag, url):
+        fs, path = open_storage(url)
+        fs.pipe_file(path, text.encode())

@@ -50,10 +50,16 @@ def render(planned: Planned) -> str:
 
 
 def _summary(planned: Planned) -> str:
+    head = f"{planned.cluster}: {named_cluster(planned.cluster)}"
+    return "\n".join([head, "", *(f"{name:<9} {line}" for name, line in summary(planned).items())])
+
+
+def summary(planned: Planned) -> dict[str, str]:
+    """Returns what a plan that fits comes to, line by line."""
     step, found = step_of(planned), planned.found
     parts, cost = parts_of(step), found.placement.cost
     longest = bound_by(parts)
-    lines = {
+    return {
         "fits": fits(planned),
         "step": f"{step.total:.3g} ms, so at most {samples_per_second(planned, step.total):,.0f} samples/s",
         "bound by": f"{longest.name}: {longest.slowest:.3g} ms, {longest.slowest / step.total:.0%} of the step",
@@ -61,8 +67,6 @@ def _summary(planned: Planned) -> str:
         "memory": price_of_memory(planned),
         "figures": step.source,
     }
-    head = f"{planned.cluster}: {named_cluster(planned.cluster)}"
-    return "\n".join([head, "", *(f"{name:<9} {line}" for name, line in lines.items())])
 
 
 def samples_per_second(planned: Planned, milliseconds: float) -> float:

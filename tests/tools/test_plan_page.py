@@ -1,0 +1,82 @@
+"""The page of a plan: complete, self-contained, and as wide as a real browser's window."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from command import write_config
+from jobs import config
+from PIL import Image
+
+from trainer.__main__ import main as trainer
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+MEASURE = "<script>document.body.dataset.width = document.documentElement.scrollWidth</script>"
+ROWS = {"s0": 40_000_000, "s1": 5_000_000, "<b>&": 900_000, "s3": 1_000, "s4": 10}
+
+
+@pytest.fixture
+def drawn(tmp_path, capsys):
+    """The text and the page of a plan for two clusters, and of one that does not fit."""
+    tree = config(
+        tmp_path / "nowhere",
+        data__sparse={name: {"rows": rows, "hotness": 3.0} for name, rows in ROWS.items()},
+        data__global_batch_size=16384,
+        model__embedding_dim=64,
+        planner__host_memory_gib=4.0,
+    )
+    file, page = write_config(tmp_path / "config.toml", tree), tmp_path / "plan.html"
+    memory = ("--planner.memory-gib", "8")
+    assert trainer(["plan", str(file), "--on", "h100:2", "a100:2", "a100_1:1", *memory, "--page", str(page)]) == 0
+    capsys.readouterr()
+    assert trainer(["plan", str(file), "--on", "h100:2", *memory]) == 0
+    return capsys.readouterr().out, page
+
+
+def test_the_page_has_everything_and_needs_nothing(drawn):
+    text, file = drawn
+    page = file.read_text()
+    assert not re.search(r"<script|<link|<img|src=|href=|url\(|@import", page)
+    assert "<b>&" not in page.replace("&lt;b&gt;&amp;", "")
+    for title in ("Clusters compared", "Memory of the ranks", "Time of the ranks", "Exchange between hosts", "Tables"):
+        assert f"<h2>{title}</h2>" in page
+    for line in text.partition("\n\nms of a step")[0].splitlines()[2:]:
+        assert line.split(maxsplit=1)[1].split(":")[0].removeprefix("by ").strip() in page
+    rows = re.findall(r"<tr><td>.*?</tr>", page)
+    assert len(rows) == len(ROWS)
+    assert all("why here</summary><ul><li>" in row for row in rows)
+    assert "a100_1:1 does not fit: " in page
+
+
+def test_the_bars_of_a_rank_add_up(drawn):
+    text, file = drawn
+    fullest = float(re.search(r"takes ([\d.]+) of", text)[1])
+    slowest = float(re.search(r"the slowest rank ([\d.]+) ms", text)[1])
+    for unit, expected in (("GiB", fullest), ("ms", slowest)):
+        of_ranks = {}
+        for rank, value in re.findall(rf"<title>rank (\d+), [^:]*: ([\d.e+-]+) {unit}</title>", file.read_text()):
+            of_ranks[rank] = of_ranks.get(rank, 0.0) + float(value)
+        assert max(of_ranks.values()) == pytest.approx(expected, rel=6e-3)
+
+
+def browse(*words):
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    done = subprocess.run([BROWSER, *flags, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(not BROWSER, reason="no browser: install Debian's chromium-headless-shell, as .ci/run does")
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_browser_shows_it_without_a_server(drawn, tmp_path, width):
+    page = tmp_path / "measured.html"
+    page.write_text(drawn[1].read_text().replace("</body>", f"{MEASURE}</body>"))
+    size = f"--window-size={width},1600"
+    shown = browse(size, "--dump-dom", page.as_uri())
+    assert f'data-width="{width}"' in shown  # nothing is wider than the window
+    browse(size, f"--screenshot={tmp_path / 'page.png'}", drawn[1].as_uri())
+    image = Image.open(tmp_path / "page.png").convert("RGB")
+    assert image.size == (width, 1600)
+    blue = sum(pixel == (0x1F, 0x6F, 0xB4) for pixel in image.resize((100, 400), Image.Resampling.NEAREST).getdata())
+    assert blue > 100  # bars

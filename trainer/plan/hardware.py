@@ -19,6 +19,8 @@ class Gpu:
     """Bandwidth of its memory."""
     nvlink_gb_per_second: float
     """Bandwidth to the other GPUs of its host, both directions together."""
+    fp32_tflops: float
+    """Operations per second in fp32, in 10^12, without tensor cores."""
     source: str
     """The vendor's data sheet."""
 
@@ -63,11 +65,15 @@ NVIDIA_DOCS = "https://docs.nvidia.com/dgx"
 AWS = "https://aws.amazon.com/ec2/instance-types"
 GCP = "https://cloud.google.com/compute/docs/accelerator-optimized-machines"
 
-A100_40GB = Gpu(memory_gib=39, hbm_gb_per_second=1555, nvlink_gb_per_second=600, source=f"{NVIDIA}/a100/")
-A100 = Gpu(memory_gib=79, hbm_gb_per_second=2039, nvlink_gb_per_second=600, source=f"{NVIDIA}/a100/")
-H100 = Gpu(memory_gib=79, hbm_gb_per_second=3350, nvlink_gb_per_second=900, source=f"{NVIDIA}/h100/")
-H200 = Gpu(memory_gib=139, hbm_gb_per_second=4800, nvlink_gb_per_second=900, source=f"{NVIDIA}/h200/")
-B200 = Gpu(memory_gib=178, hbm_gb_per_second=8000, nvlink_gb_per_second=1800, source=f"{NVIDIA}/dgx-b200/")
+A100_40GB = Gpu(
+    memory_gib=39, hbm_gb_per_second=1555, nvlink_gb_per_second=600, fp32_tflops=19.5, source=f"{NVIDIA}/a100/"
+)
+A100 = Gpu(memory_gib=79, hbm_gb_per_second=2039, nvlink_gb_per_second=600, fp32_tflops=19.5, source=f"{NVIDIA}/a100/")
+H100 = Gpu(memory_gib=79, hbm_gb_per_second=3350, nvlink_gb_per_second=900, fp32_tflops=67, source=f"{NVIDIA}/h100/")
+H200 = Gpu(memory_gib=139, hbm_gb_per_second=4800, nvlink_gb_per_second=900, fp32_tflops=67, source=f"{NVIDIA}/h200/")
+B200 = Gpu(
+    memory_gib=178, hbm_gb_per_second=8000, nvlink_gb_per_second=1800, fp32_tflops=75, source=f"{NVIDIA}/dgx-b200/"
+)
 
 
 def _host(

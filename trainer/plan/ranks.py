@@ -65,7 +65,11 @@ def _speeds(config: PlannerConfig, on_gpu: bool, bandwidths: dict[str, float]) -
     if not on_gpu:
         return cpu_speeds(inter), "of a usual CPU, not measured"
     intra, memory = bandwidths["intra_node_gb_per_second"], bandwidths["hbm_gb_per_second"]
-    return data_sheet_speeds(memory, intra, inter), f"{config.hardware or 'TorchRec'}'s data sheet, not measured"
+    host = host_of(config)
+    flops = {"flops_per_second": host.gpu.fp32_tflops * 1e12} if host and host.gpu else {}
+    return data_sheet_speeds(
+        memory, intra, inter, **flops
+    ), f"{config.hardware or 'TorchRec'}'s data sheet, not measured"
 
 
 def _with_hardware(config: PlannerConfig, local_world_size: int) -> PlannerConfig:

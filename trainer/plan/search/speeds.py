@@ -54,13 +54,19 @@ class Speeds:
     step: Nanoseconds
 
 
-def data_sheet_speeds(memory_bandwidth: float, intra_bandwidth: float, inter_bandwidth: float) -> Speeds:
+def data_sheet_speeds(
+    memory_bandwidth: float,
+    intra_bandwidth: float,
+    inter_bandwidth: float,
+    flops_per_second: float = DENSE_FLOPS_PER_SECOND,
+) -> Speeds:
     """Returns the speeds of a GPU that does everything at the bandwidths of its data sheet, which none does.
 
     Args:
         memory_bandwidth: Of its memory; bandwidths are in bytes per millisecond.
         intra_bandwidth: Between two ranks of a host, both directions together.
         inter_bandwidth: From a rank to other hosts.
+        flops_per_second: Operations of the dense part.
     """
     memory, link = NANOSECONDS / memory_bandwidth, NANOSECONDS / intra_bandwidth * DIRECTIONS
     return Speeds(
@@ -75,7 +81,7 @@ def data_sheet_speeds(memory_bandwidth: float, intra_bandwidth: float, inter_ban
         all_reduce_byte=link,
         network_byte=NANOSECONDS / inter_bandwidth,
         replicated_byte=5 * memory,  # a gradient is zeroed and read, weight and state are read and written
-        flop=1e9 / DENSE_FLOPS_PER_SECOND,
+        flop=1e9 / flops_per_second,
         step=0.0,
     )
 

@@ -77,7 +77,7 @@ def test_the_answer_is_that_of_brute_force(large, prices, capsys):
 
 def test_the_price_of_a_sample_is_that_of_its_time(large, prices, capsys):
     text = said(capsys, large, "--find", "h100", "--prices", prices)
-    rows = re.findall(r"^h100:(\d+) +\d+ +([\d.,]+) +([\d.,]+) +([\d.]+)", text, re.MULTILINE)
+    rows = re.findall(r"^h100:(\d+) +\d+ +([\d.,]+) +([\d.,]+) +([\d.e-]+)", text, re.MULTILINE)
     assert rows
     for nodes, per_hour, per_billion, milliseconds in rows:
         assert float(per_hour.replace(",", "")) == 25.0 * int(nodes)

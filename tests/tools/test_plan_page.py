@@ -1,5 +1,6 @@
 """The page of a plan: complete, self-contained, and as wide as a real browser's window."""
 
+import html
 import re
 import shutil
 import subprocess
@@ -42,7 +43,7 @@ def test_the_page_has_everything_and_needs_nothing(drawn):
     for title in ("Clusters compared", "Memory of the ranks", "Time of the ranks", "Exchange between hosts", "Tables"):
         assert f"<h2>{title}</h2>" in page
     for line in text.partition("\n\nms of a step")[0].splitlines()[2:]:
-        assert line.split(maxsplit=1)[1].split(":")[0].removeprefix("by ").strip() in page
+        assert line.split(maxsplit=1)[1].split(":")[0].removeprefix("by ").strip() in html.unescape(page)
     rows = re.findall(r"<tr><td>.*?</tr>", page)
     assert len(rows) == len(ROWS)
     assert all("why here</summary><ul><li>" in row for row in rows)

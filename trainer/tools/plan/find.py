@@ -147,7 +147,7 @@ def _table(offers: Sequence[Offer], prices: Prices) -> str:
             f"{offer.planned.cluster.ranks:,}",
             f"{offer.per_hour:,.2f}",
             f"{offer.per_billion:,.2f}",
-            f"{offer.step.total:.3f}",
+            f"{offer.step.total:.4g}",
             bound_by(parts_of(offer.step)).name,
             f"{offer.planned.found.gap:.1%}",
         ]

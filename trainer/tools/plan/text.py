@@ -77,9 +77,11 @@ def samples_per_second(planned: Planned, milliseconds: float) -> float:
 def fits(planned: Planned) -> str:
     """Returns whether a plan fits and how much room is left on the fullest rank, of the scarcer kind of memory."""
     memory, limit = planned.found.placement.memory.max(axis=0), planned.found.placement.memory_limit
+    kinds = 2 if planned.ranks.on_gpu else 1
     parts = [
         f"{used / GIB:.3g} of {there / GIB:.4g} GiB of {where} memory for tables ({used / there:.0%})"
-        for (where, there), used in zip(_memory_of_a_rank(planned.ranks), memory[limit > 0], strict=False)
+        for (where, there), used in zip(_memory_of_a_rank(planned.ranks), memory[-kinds:], strict=True)
+        if used or where == "GPU"
     ]
     answer = "yes" if (memory <= limit).all() else "no"
     return f"{answer}: the fullest rank takes {', and '.join(parts)}"

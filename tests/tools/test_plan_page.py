@@ -1,6 +1,7 @@
 """The page of a plan: complete, self-contained, and as wide as a real browser's window."""
 
 import html
+import json
 import re
 import shutil
 import subprocess
@@ -59,6 +60,19 @@ def test_the_bars_of_a_rank_add_up(drawn):
         for rank, value in re.findall(rf"<title>rank (\d+), [^:]*: ([\d.e+-]+) {unit}</title>", file.read_text()):
             of_ranks[rank] = of_ranks.get(rank, 0.0) + float(value)
         assert max(of_ranks.values()) == pytest.approx(expected, rel=6e-3)
+
+
+def test_hosts_send_what_their_shards_give_to_others(drawn, tmp_path):
+    """Whole tables on single ranks: embeddings of all samples but those of the host's ranks, and their gradients."""
+    page, plan = tmp_path / "whole.html", tmp_path / "plan.json"
+    words = ("--planner.sharding-types", "table_wise", "--page", page, "--out", plan)
+    assert trainer(["plan", str(tmp_path / "config.toml"), "--on", "h100:2", *map(str, words)]) == 0
+    (module,) = json.loads(plan.read_text())["modules"].values()
+    hosts = [0.0, 0.0]
+    for table in module.values():
+        hosts[int(table["ranks"]) // 8] += 2 * 16384 * 64 * 4 * 8 / 16 / 1e6
+    found = re.findall(r">host \d</span><svg>.*?</svg><span>([\d.]+) MB<", page.read_text())
+    assert [float(sent) for sent in found] == pytest.approx(hosts, rel=1e-3)
 
 
 def browse(*words):

@@ -84,10 +84,14 @@ def _ranks(planned: Planned) -> Iterator[str]:
 
 
 def _by_table(planned: Planned, of_shard: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns what each of the heaviest tables, and all others together, have on each rank."""
+    """Returns what each of the heaviest tables, and all others together, have on each rank.
+
+    The heaviest are the same for memory and time, so that a table has one color.
+    """
     placement = planned.found.placement
-    totals = of_shard * np.array([len(where) for where in placement.where])
-    found = {planned.tables[one].name: np.zeros(planned.ranks.number) for one in np.argsort(-totals)[:NAMED]}
+    totals = np.column_stack([placement.rated.total_cost, placement.rated.total_memory])[placement.option]
+    heaviest = np.argsort(-(totals / np.maximum(totals.sum(axis=0), 1e-30)).sum(axis=1), kind="stable")[:NAMED]
+    found = {planned.tables[one].name: np.zeros(planned.ranks.number) for one in heaviest}
     found[REST] = np.zeros(planned.ranks.number)
     for table, where in enumerate(placement.where):
         found.get(planned.tables[table].name, found[REST])[where] += of_shard[table]

@@ -39,6 +39,7 @@ DOCS = [
         "ids",
         "serving",
         "resources",
+        "planning",
         "operating",
         "architecture",
         "glossary",

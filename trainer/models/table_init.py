@@ -10,6 +10,9 @@ from trainer.core.splitmix import splitmix64
 from trainer.models.embeddings import table_of_weight
 
 STEP_FACTOR = 0x9E3779B97F4A7C15  # odd, so that no two steps have the same product
+# Of a block that is drawn at once. Its counters and bits take four times 8 bytes for each value: 2 MiB, less than a
+# processor's cache, where blocks of a fixed number of rows took more than the tables of a wide model.
+BLOCK_VALUES = 1 << 16
 
 
 def initialize_tables(model: nn.Module, seed: int) -> None:
@@ -28,11 +31,10 @@ def initialize_tables(model: nn.Module, seed: int) -> None:
             _fill(value, value.size(), [0, 0], table, seed)
 
 
-def _fill(
-    local_shard: Tensor, whole: torch.Size, offsets: list[int], table: str, seed: int, block_rows: int = 65536
-) -> None:
+def _fill(local_shard: Tensor, whole: torch.Size, offsets: list[int], table: str, seed: int) -> None:
     columns = torch.arange(offsets[1], offsets[1] + local_shard.shape[1], device=local_shard.device)
-    for start in range(0, local_shard.shape[0], block_rows):  # in blocks: the counters take more memory than the values
+    block_rows = max(1, BLOCK_VALUES // len(columns))
+    for start in range(0, local_shard.shape[0], block_rows):
         block = local_shard[start : start + block_rows]
         rows = torch.arange(offsets[0] + start, offsets[0] + start + len(block), device=local_shard.device)
         block.copy_(initial_rows(rows, columns, whole, table, seed))

@@ -172,19 +172,21 @@ class TaskLosses(nn.Module):
         The loss of the global batch is the sum of its samples' losses, each times its weight, over the number of
         samples. In evaluation it is 0: nothing asks for it, and an evaluation has no lanes.
         """
-        predictions = self._named(output)
+        predictions = self.named(output)
         for task_loss in self._losses:
             if isinstance(task_loss, TaskLoss):
                 task_loss.check_labels(predictions, batch)
-        loss = self._loss(predictions, batch) if self.training else torch.zeros_like(batch.scale)
+        loss = self.of(predictions, batch) if self.training else torch.zeros_like(batch.scale)
         detached = {name: prediction.detach() for name, prediction in predictions.items()}
         return loss, Outputs(loss.detach(), detached, batch.labels, batch.weights, batch.groups)
 
-    def _loss(self, predictions: Predictions, batch: Batch) -> Tensor:
+    def of(self, predictions: Predictions, batch: Batch) -> Tensor:
+        """Returns the loss of the local batch, whose labels are not looked at."""
         each = torch.stack([loss(predictions, batch) for loss in self._losses], dim=1)
         return self.weighting(each, batch.weights, batch.scale)
 
-    def _named(self, output: Tensor | Predictions) -> Predictions:
+    def named(self, output: Tensor | Predictions) -> Predictions:
+        """Returns a model's output by the names of the predictions, as float32."""
         if isinstance(output, Tensor):
             output = dict(zip(self._names, output.unbind(1), strict=True))
         # bfloat16 has 8 bits, float16 11, too few for a loss
@@ -211,6 +213,9 @@ class ModelWithLoss(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Outputs]:
         """Computes the loss of the local batch and the model's outputs."""
+        return self.losses(self.predict(batch), batch)
+
+    def predict(self, batch: Batch) -> Tensor | Predictions:
+        """Returns the model's output for a batch."""
         with torch.autocast(self._device_type, self._autocast, enabled=self._autocast is not None):
-            output = self.model(batch.dense, batch.sparse)
-        return self.losses(output, batch)
+            return self.model(batch.dense, batch.sparse)

@@ -28,12 +28,15 @@ DENSE: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 
-def dense_optimizers(weights: dict[str, nn.Parameter], config: DenseOptimizerConfig) -> dict[str, KeyedOptimizer]:
+def dense_optimizers(
+    weights: dict[str, nn.Parameter], config: DenseOptimizerConfig, is_checked: bool = True
+) -> dict[str, KeyedOptimizer]:
     """Returns the optimizers of dense weights, by the key of their learning rates.
 
     Args:
         weights: The dense weights that train, by their names in the sharded model.
         config: The optimizer and its parts.
+        is_checked: Whether steps of the user's own are tried, which needs weights with values.
 
     Raises:
         InputError: A part's weights cannot be found, or the user's own optimizer cannot be used.
@@ -41,7 +44,7 @@ def dense_optimizers(weights: dict[str, nn.Parameter], config: DenseOptimizerCon
     optimizers: dict[str, KeyedOptimizer] = {}
     for part, chosen in split(weights, config.parts).items():
         make = partial(_make, config, _weight_decay(config, part))
-        if ":" in config.name and chosen:
+        if is_checked and ":" in config.name and chosen:
             check_own_optimizer(config.name, make, [*chosen.values()])
         if chosen:
             optimizers["dense" if part is None else part_key(part)] = KeyedOptimizerWrapper(chosen, make)

@@ -372,6 +372,50 @@ def verify_resume(
     )
 
 
+def calibrate(
+    *trainer_args: str,
+    out: str = "host.toml",
+    j: str = "1x1",
+    h: str | None = None,
+    cpu: int = 2,
+    gpu: int = 0,
+    memMB: int = 4096,
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
+    max_retries: int = 0,
+    name: str = "calibrate",
+) -> AppDef:
+    """Measures a kind of host, once, into a file that plans count with from then on.
+
+    Example: torchx run -s local_cwd tools.calibrate --out host.toml -j 1x2
+
+    Args:
+        trainer_args: After `--`, more arguments of `python -m trainer calibrate`.
+        out: File to write, a path or an fsspec URL.
+        j: NODESxPROCS: nodes, and processes (ranks) on each; exchanges are measured on two ranks and more.
+        h: Named resource of each node; replaces cpu, gpu and memMB.
+        cpu: CPU cores of each node.
+        gpu: GPUs of each node.
+        memMB: Memory of each node in MB.
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
+        max_retries: Number of times that the scheduler restarts a failed job.
+        name: Name of the job; its app id begins with it.
+    """
+    return launch.torchrun(
+        *("calibrate", "--out", out),
+        *trainer_args,
+        name=name,
+        j=j,
+        node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
+        max_retries=max_retries,
+    )
+
+
 def bench(
     *args: str,
     out: str = "runs/${app_id}",

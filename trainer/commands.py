@@ -51,6 +51,10 @@ COMMANDS = {
         "tools.verify_resume:verify_resume",
         "CONFIG: prove that an interrupted run resumes exactly, on the same and on another number of ranks.",
     ),
+    "calibrate": (
+        "tools.calibrate:calibrate",
+        "--out FILE: measure this kind of host, once, for plans to count with.",
+    ),
     "bench": (
         "tools.bench:bench",
         "[checkpoint|features|models|predict] --out DIR: measure loader and loop, saves and restores, and so on.",

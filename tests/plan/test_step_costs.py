@@ -147,6 +147,7 @@ def test_a_step_takes_the_slowest_rank_of_each_phase():
     found = step_time(planned, tables, ranks, dense_weights=1000)
     np.testing.assert_allclose(found.by_rank, [both + copied, first + both + copied], rtol=1e-9)
     dense = 6 * 1000 * 517 * ranks.speeds.flop + 2 * 4000 / 2 * ranks.speeds.all_reduce_byte
+    dense += 4 * 517 * sum(one.columns * len(one.hotness) for one in tables) * ranks.speeds.output_byte
     constant = ranks.speeds.step
     assert found.total == pytest.approx((first + both + copied).sum() + (dense + constant) / 1e6)
 

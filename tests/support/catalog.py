@@ -37,5 +37,6 @@ COMPONENTS = {
     ],
     "tools.serve": ["--directory", "s3://b/exports", "--port", "9000", "--host", "0.0.0.0", "--", "--wait-ms", "5"],
     "tools.verify_resume": ["--config", "c.toml", "--ranks", "4", "--keep", "kept", "--", "--train.seed", "1"],
+    "tools.calibrate": ["--out", "s3://b/host.toml", "-j", "1x2", "--", "--repeats", "5"],
     "tools.bench": ["--out", "runs/bench"],
 }

@@ -104,7 +104,7 @@ def plan_to_json(plan: ShardingPlan, shapes: Shapes, world_size: int) -> dict[st
     }
 
 
-def _planned(table: ParameterSharding, shape: tuple[int, int]) -> PlannedTable:
+def even_table(table: ParameterSharding, shape: tuple[int, int]) -> PlannedTable:
     """Returns what decides the shards of a table, if they are even."""
     shards = shards_of(table)
     return PlannedTable(
@@ -120,11 +120,11 @@ def _planned(table: ParameterSharding, shape: tuple[int, int]) -> PlannedTable:
 
 def _is_even(table: ParameterSharding, shape: tuple[int, int]) -> bool:
     shards = [(shard.shard_offsets, shard.shard_sizes) for shard in shards_of(table)]
-    return bool(table.ranks) and (not shards or shards == _planned(table, shape).blocks())
+    return bool(table.ranks) and (not shards or shards == even_table(table, shape).blocks())
 
 
 def _even(table: ParameterSharding, shape: tuple[int, int]) -> dict[str, Any]:
-    planned = _planned(table, shape)
+    planned = even_table(table, shape)
     return {
         "sharding_type": planned.kind,
         "compute_kernel": planned.kernel,

@@ -5,6 +5,7 @@ from torchrec.distributed.planner.constants import DDR_MEM_BW, HBM_MEM_BW, HBM_T
 
 from trainer.config.data import DataConfig
 from trainer.config.plan import CommsConfig, PlannerConfig
+from trainer.core.errors import InputError
 from trainer.plan.calibration import load_calibration
 from trainer.plan.communication import BYTES_PER_VALUE
 from trainer.plan.hardware import HOSTS, Host
@@ -57,6 +58,11 @@ def ranks_to_plan_for(
 def _speeds(config: PlannerConfig, on_gpu: bool, bandwidths: dict[str, float]) -> tuple[Speeds | None, str]:
     """Returns the speeds that the configuration asks for, None for TorchRec's estimate, and where they are from."""
     if config.cost_model == "torchrec":
+        if config.calibration:
+            raise InputError(
+                f"planner.calibration is '{config.calibration}', which planner.cost_model 'torchrec' does not count "
+                "with; use cost_model 'step', or leave the calibration out"
+            )
         return None, "TorchRec's estimate"
     if config.calibration:
         calibration = load_calibration(config.calibration, "cuda" if on_gpu else "cpu")

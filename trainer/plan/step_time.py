@@ -4,12 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import nn
+from torchrec.distributed.types import ShardingPlan
 
+from trainer.config.plan import PlannerConfig
+from trainer.config.root import Config
+from trainer.models.embeddings import table_of_weight, table_shapes
+from trainer.plan.plan_file import even_table, table_plans
 from trainer.plan.search.options import KERNELS, KINDS, OF_ROWS, Options
 from trainer.plan.search.problem import Ranks, Table
 from trainer.plan.search.rated import phases_of
 from trainer.plan.search.step_costs import MILLISECONDS, ring
 from trainer.plan.sharding_plan import PlannedTable
+from trainer.plan.tables import tables_to_plan
 
 # Forward takes two operations for each weight and sample, backward twice as many.
 FLOPS_PER_WEIGHT = 6
@@ -23,7 +30,7 @@ class StepTime:
     Attributes:
         phases: The phases of tables and exchanges.
         by_rank: Time of each rank in each phase, `[R, phases]`.
-        dense: Time of the dense part: its products, and the all-reduce of its gradients.
+        dense: Time of the dense part: its products, the embeddings that it takes in, the all-reduce of its gradients.
         constant: Time of everything that depends on neither.
         source: Where the speeds are from, in words to print.
     """
@@ -45,6 +52,24 @@ class StepTime:
         return float(self.slowest.sum()) + self.dense + self.constant
 
 
+def time_of_plan(
+    plan: ShardingPlan, model: nn.Module, config: Config, planner: PlannerConfig, ranks: Ranks
+) -> StepTime:
+    """Returns the time of a step under a plan of a model.
+
+    Args:
+        plan: The plan.
+        model: The unsharded model.
+        config: The configuration.
+        planner: Its planner's section, without the sharding types that tables cannot have.
+        ranks: The ranks that are planned for.
+    """
+    tables, shapes, plans = tables_to_plan(model, config, planner), table_shapes(model), table_plans(plan)
+    planned = [even_table(plans[table.name], shapes[table.name]) for table in tables]
+    dense = (weight.numel() for name, weight in model.named_parameters() if table_of_weight(name) is None)
+    return step_time(planned, tables, ranks, sum(dense))
+
+
 def step_time(planned: Sequence[PlannedTable], tables: Sequence[Table], ranks: Ranks, dense_weights: int) -> StepTime:
     """Returns the time of a step under a plan.
 
@@ -61,14 +86,20 @@ def step_time(planned: Sequence[PlannedTable], tables: Sequence[Table], ranks: R
     if ranks.speeds is None:
         return StepTime(phases=names, by_rank=by_rank, dense=0.0, constant=0.0, source=ranks.speeds_source)
     products = FLOPS_PER_WEIGHT * dense_weights * ranks.batch_size * ranks.speeds.flop
+    embeddings = DENSE_BYTES * values_of_samples(tables) * ranks.batch_size * ranks.speeds.output_byte
     gradients = 2 * ring(np.array(DENSE_BYTES * dense_weights), ranks, ranks.speeds, ranks.speeds.all_reduce_byte)
     return StepTime(
         phases=names,
         by_rank=by_rank,
-        dense=MILLISECONDS * float(products + gradients),
+        dense=MILLISECONDS * float(products + embeddings + gradients),
         constant=MILLISECONDS * ranks.speeds.step,
         source=ranks.speeds_source,
     )
+
+
+def values_of_samples(tables: Sequence[Table]) -> float:
+    """Returns how many values of embeddings the dense part takes in for a sample."""
+    return sum(table.columns * (len(table.hotness) if table.is_pooled else sum(table.hotness)) for table in tables)
 
 
 def _chosen(planned: Sequence[PlannedTable]) -> Options:

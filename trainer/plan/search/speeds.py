@@ -35,8 +35,9 @@ class Speeds:
         all_reduce_byte: The same of an all-reduce.
         network_byte: A byte from a rank to other hosts.
         replicated_byte: A byte of a replicated table, all of which every step updates.
-        flop: A floating-point operation of the dense part.
-        step: A step without tables and dense part.
+        output_byte: A byte of an embedding that the dense part takes in: its reordering and its gradient, too.
+        flop: A floating-point operation of the dense part's products.
+        step: A step without any of that.
     """
 
     bag: Nanoseconds
@@ -50,6 +51,7 @@ class Speeds:
     all_reduce_byte: Nanoseconds
     network_byte: Nanoseconds
     replicated_byte: Nanoseconds
+    output_byte: Nanoseconds
     flop: Nanoseconds
     step: Nanoseconds
 
@@ -81,6 +83,7 @@ def data_sheet_speeds(
         all_reduce_byte=link,
         network_byte=NANOSECONDS / inter_bandwidth,
         replicated_byte=5 * memory,  # a gradient is zeroed and read, weight and state are read and written
+        output_byte=8 * memory,  # reordered, stacked, and multiplied with the others; and all of that backward
         flop=1e9 / flops_per_second,
         step=0.0,
     )
@@ -93,17 +96,18 @@ def cpu_speeds(inter_bandwidth: float) -> Speeds:
         inter_bandwidth: From a rank to other hosts, in bytes per millisecond.
     """
     return Speeds(
-        bag=57.0,
-        lookup_byte=0.064,
-        id=30.0,
-        unique_row=620.0,
-        update_byte=0.05,
-        all_to_all_byte=0.62,
-        reduce_scatter_byte=1.3,
-        all_gather_byte=0.86,
-        all_reduce_byte=0.68,
+        bag=19.0,
+        lookup_byte=0.062,
+        id=0.0,
+        unique_row=46.0,
+        update_byte=0.079,
+        all_to_all_byte=0.54,
+        reduce_scatter_byte=1.4,
+        all_gather_byte=1.1,
+        all_reduce_byte=0.72,
         network_byte=NANOSECONDS / inter_bandwidth,
         replicated_byte=0.34,
-        flop=0.02,
-        step=35e6,
+        output_byte=4.7,
+        flop=0.013,
+        step=20e6,
     )

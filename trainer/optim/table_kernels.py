@@ -17,7 +17,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor, nn
 from torchrec.distributed import batched_embedding_kernel
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
+from trainer.config.table_optim import SparseOptimizerConfig
+from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
 from trainer.optim.table_updates import Options, Update, adam, lamb, lars_sgd, rowwise_adagrad, sgd
 
 
@@ -191,6 +194,14 @@ def _is_native(optimizer: OptimType, options: dict[str, Any]) -> bool:
     if optimizer == OptimType.EXACT_ROWWISE_ADAGRAD:  # it ignores weight decay, but for tables of several features
         return not options.get("weight_decay")
     return optimizer not in PLAIN
+
+
+def has_plain_update(settings: SparseOptimizerConfig, precision: str) -> bool:
+    """Returns whether a table of these settings and precision is updated in plain tensor operations on a CPU."""
+    optimizer = optimizer_type_to_emb_opt_type(TABLE_OPTIMIZERS[settings.name].fused)
+    assert optimizer is not None
+    options = {"weights_precision": SparseType(precision), "weight_decay": settings.weight_decay}
+    return not _is_native(optimizer, options)
 
 
 def lookup_modules(model: nn.Module) -> list[Any]:

@@ -122,7 +122,8 @@ class _Tracker(MemTracker):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
-        self._track_module_params_and_buffers(module)  # so that it knows gradients of weights
+        trains = all(weight.requires_grad for weight in module.parameters())
+        self._track_module_params_and_buffers(module, trains)  # so that it knows gradients of weights
 
     def _post_fw_hook(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         pass

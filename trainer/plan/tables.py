@@ -7,6 +7,7 @@ from trainer.config.plan import SHARDING_TYPES, PlannerConfig, TablePlan
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes, value_bytes
+from trainer.optim.table_kernels import has_plain_update
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
 from trainer.plan.search.options import KERNELS, LANES, has_options
 from trainer.plan.search.problem import Ranks, Table
@@ -46,6 +47,7 @@ def _table(name: str, shape: tuple[int, int], width: int, config: Config, planne
         kinds=kinds_of(name, planner),
         kernels=_kernels(name, config.optimizer, planner, name in data.managed_tables),
         min_columns=planner.min_columns or LEAST_COLUMNS,
+        has_plain_update=has_plain_update(config.optimizer.of_table(name), config.model.table_precision),
     )
 
 

@@ -24,6 +24,7 @@ class Table:
         kinds: Sharding types that it can have.
         kernels: Compute kernels that it can have.
         min_columns: Least columns of a column shard.
+        has_plain_update: Whether its update on a CPU is not FBGEMM's, which needs no copies of the rows.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Table:
     kinds: Sequence[str]
     kernels: Sequence[str]
     min_columns: int
+    has_plain_update: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """TorchRec's estimate of a shard's memory, for many options at once, with state and averages as they are allocated."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -57,14 +57,21 @@ def _exchanged(options: Options, tables: Sequence[Table], ranks: Ranks) -> np.nd
 
 
 def total_bytes(options: Options, tables: Sequence[Table], ranks: Ranks) -> np.ndarray:
-    """Returns the bytes of all shards of each option, on GPUs and on hosts, `[O, 2]`: the last rows' may be smaller."""
+    """Returns the bytes of all shards of each option, on GPUs and on hosts, `[O, 2]`."""
+    return sum_of_shards(options, tables, ranks, shard_bytes)
+
+
+def sum_of_shards(
+    options: Options, tables: Sequence[Table], ranks: Ranks, of_shard: Callable[..., np.ndarray]
+) -> np.ndarray:
+    """Returns the sum of an estimate over all shards of each option, `[O, 2]`: the last rows' may be smaller."""
     rows_of_table = _of_table(tables, "rows")[options.table]
     whole, left = np.divmod(rows_of_table, options.rows)
     of_rows = np.isin(options.kind, OF_ROWS)
     whole, left = np.where(of_rows, whole, 1), np.where(of_rows, left, 0)
     copies = np.where(options.kind == DATA_PARALLEL, ranks.number, options.pieces)
-    last = np.where(left[:, None] > 0, shard_bytes(options, tables, ranks, left), 0)
-    return copies[:, None] * (whole[:, None] * shard_bytes(options, tables, ranks) + last)
+    last = np.where(left[:, None] > 0, of_shard(options, tables, ranks, left), 0)
+    return copies[:, None] * (whole[:, None] * of_shard(options, tables, ranks) + last)
 
 
 def _of_table(tables: Sequence[Table], key: str) -> np.ndarray:

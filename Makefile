@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo check test test-all test-slurm24 lint docs costs models ids serving planned-memory clean
+.PHONY: demo check test test-all test-slurm24 lint docs costs models ids serving planned-memory times clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -57,6 +57,10 @@ serving: $(VENV)/ready data/movielens/summary.json
 # The memory that plans are predicted to take beside what they took: docs/planned_memory.json. A few minutes.
 planned-memory: $(VENV)/ready
 	python -m docs.planned_memory
+
+# Planned and measured times of steps: the table in docs/step_times.md. Some minutes, of a quiet machine.
+times: $(VENV)/ready
+	python -m docs.planned_times
 
 $(VENV)/ready: requirements-cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

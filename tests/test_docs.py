@@ -40,6 +40,7 @@ DOCS = [
         "serving",
         "resources",
         "planning",
+        "step_times",
         "operating",
         "architecture",
         "glossary",

@@ -34,9 +34,7 @@ SIZES = [5, 0, 300, 1, 130, 77, 700]  # very unequal, one empty
 
 def planned(data, kind, **changes):
     mode = {"planner__mode": "data_parallel"} if kind == "data_parallel" else {"planner__sharding_types": [kind]}
-    # Of grid_shard, this project's planner has one shard of columns on each host, TorchRec's has two on a single host.
-    engine = {"planner__engine": "torchrec"} if kind == "grid_shard" else {}
-    return config(data, **mode, **engine, **changes)
+    return config(data, **mode, **changes)
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def say_gap(solution: Solution) -> str:
     """Returns a line on the cost of a plan and on how far it is at most from the best there is."""
     return (
         f"embeddings of the slowest rank: {solution.placement.cost:.3g} ms of a step by the planner's estimate, "
-        f"at most {max(0.0, solution.gap):.2%} more than in the best plan there is"
+        f"at most {1 + max(0.0, solution.gap):.4f} times that of the best plan there is"
     )
 
 

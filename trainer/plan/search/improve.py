@@ -153,7 +153,8 @@ def _reduced(placement: Placement) -> np.ndarray:
 def _single_shards(placement: Placement) -> tuple[np.ndarray, np.ndarray]:
     """Returns tables and ranks of all shards that can be on any rank, each `[S]`."""
     kinds = placement.rated.options.kind[placement.option]
-    tables = np.flatnonzero(np.isin(kinds, (TABLE_WISE, COLUMN_WISE)))
+    few = placement.rated.options.pieces[placement.option] <= placement.ranks.number
+    tables = np.flatnonzero(np.isin(kinds, (TABLE_WISE, COLUMN_WISE)) & few)
     if not len(tables):
         return np.empty(0, dtype=int), np.empty(0, dtype=int)
     where = [placement.where[table] for table in tables]

@@ -94,12 +94,14 @@ def _widths(table: Table, kind: int, ranks: Ranks) -> list[int]:
         return [table.columns]
     if kind not in OF_COLUMNS:
         return [table.columns] if table.columns % LANES == 0 else []
-    most = {COLUMN_WISE: ranks.number, TABLE_COLUMN_WISE: ranks.per_host, GRID: ranks.hosts}[kind]
-    widths = [
-        columns
-        for columns in range(LANES, table.columns + 1, LANES)
-        if table.columns % columns == 0 and table.columns // columns <= most
-    ]
+    widths = [one for one in range(LANES, table.columns + 1, LANES) if table.columns % one == 0]
     cut = [columns for columns in widths if table.min_columns <= columns < table.columns]
-    # With all columns in one shard it is another type by a longer name, unless nothing else is allowed.
-    return cut or [columns for columns in widths if columns == table.columns]
+    if all(KINDS.index(one) in OF_COLUMNS for one in table.kinds):
+        # Cut alike on any number of ranks, so that a run goes on elsewhere with its row-wise state as it is.
+        return cut[:1] or [one for one in widths if one == table.columns]
+    return [columns for columns in cut if table.columns // columns <= places(kind, ranks)]
+
+
+def places(kind: int, ranks: Ranks) -> int:
+    """Returns how many shards of columns can be side by side, each on ranks of its own."""
+    return {COLUMN_WISE: ranks.number, TABLE_COLUMN_WISE: ranks.per_host, GRID: ranks.hosts}[kind]

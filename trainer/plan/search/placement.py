@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trainer.plan.search.bound import Relaxed, cheapest
-from trainer.plan.search.options import ON_EVERY_RANK, ON_WHOLE_HOSTS, TABLE_COLUMN_WISE
+from trainer.plan.search.options import GRID, OF_COLUMNS, ON_EVERY_RANK, ON_WHOLE_HOSTS, TABLE_COLUMN_WISE, places
 from trainer.plan.search.problem import Ranks
 from trainer.plan.search.rated import Rated
 
@@ -45,16 +45,18 @@ class Placement:
         """Milliseconds of the slowest rank."""
         return float(self.load.max())
 
-    def room(self, option: int, limit: float) -> np.ndarray:
-        """Returns which ranks have room for a shard of an option, `[R]`."""
-        fits = self.load <= limit - self.rated.cost[option]
+    def room(self, option: int, limit: float, times: int = 1) -> np.ndarray:
+        """Returns which ranks have room for a number of shards of an option, `[R]`."""
+        fits = self.load <= limit - times * self.rated.cost[option]
         for kind in (0, 1):
-            fits &= self.memory[:, kind] <= self.memory_limit[kind] - self.rated.memory[option, kind]
+            fits &= self.memory[:, kind] <= self.memory_limit[kind] - times * self.rated.memory[option, kind]
         return fits
 
     def find(self, option: int, limit: float) -> np.ndarray | None:
         """Returns the ranks on which an option fits the most tightly under a limit of cost; None if it does not fit."""
         kind, pieces = int(self.rated.options.kind[option]), int(self.rated.options.pieces[option])
+        if kind in OF_COLUMNS and pieces > places(kind, self.ranks):
+            return self._repeated(option, kind, pieces, limit)
         fits = self.room(option, limit)
         if kind in ON_EVERY_RANK:
             return np.arange(self.ranks.number) if fits.all() else None
@@ -67,6 +69,17 @@ class Placement:
     def full(self) -> np.ndarray:
         """Returns how full each rank is, in milliseconds: its load, and its memory at its price, `[R]`."""
         return self.load + self.memory @ self.prices
+
+    def _repeated(self, option: int, kind: int, pieces: int, limit: float) -> np.ndarray | None:
+        """Returns ranks of which some have several shards of the columns, as there are fewer than these."""
+        fits = self.room(option, limit, -(-pieces // places(kind, self.ranks)))
+        every = np.arange(self.ranks.number)
+        if kind == TABLE_COLUMN_WISE:
+            hosts = np.flatnonzero(fits.reshape(self.ranks.hosts, -1).all(axis=1))
+            return np.resize(every.reshape(self.ranks.hosts, -1)[hosts[0]], pieces) if len(hosts) else None
+        if not fits.all():
+            return None
+        return np.resize(every, pieces * self.ranks.per_host if kind == GRID else pieces)
 
     def _whole_hosts(self, fits: np.ndarray, pieces: int) -> np.ndarray | None:
         by_host = (self.ranks.hosts, self.ranks.per_host)
@@ -99,8 +112,8 @@ class Placement:
         return option, where
 
     def _add(self, where: np.ndarray, option: int, times: int) -> None:
-        self.load[where] += times * self.rated.cost[option]
-        self.memory[where] += times * self.rated.memory[option]
+        np.add.at(self.load, where, times * self.rated.cost[option])
+        np.add.at(self.memory, where, times * self.rated.memory[option])
 
 
 def _fullest(candidates: np.ndarray, full: np.ndarray, number: int) -> np.ndarray | None:

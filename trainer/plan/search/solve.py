@@ -109,7 +109,7 @@ def solve_rated(rated: Rated, ranks: Ranks, memory: np.ndarray, tries: int = TRI
 
 def _tightest(rated: Rated, ranks: Ranks, memory: np.ndarray, bound: Bound) -> Placement | None:
     """Returns the placement under the least limit at which one is found."""
-    widest = float(np.maximum.reduceat(rated.cost, rated.starts).sum())  # under which a rank holds any choice of all
+    widest = float(np.maximum.reduceat(rated.total_cost, rated.starts).sum())  # a rank holds all shards of any choice
     low, limit, wider = bound.cost, bound.cost, FIRST
     while (found := _place(rated, ranks, memory, limit)) is None:
         if limit > widest:

@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo check test test-all test-slurm24 lint docs costs models ids serving planned-memory times clean
+.PHONY: demo check test test-all test-slurm24 lint docs costs models ids serving plans planned-memory times clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -54,7 +54,11 @@ ids: $(VENV)/ready data/movielens/summary.json
 serving: $(VENV)/ready data/movielens/summary.json
 	python -m docs.serving
 
-# The memory that plans are predicted to take beside what they took: docs/planned_memory.json. A few minutes.
+# This project's planner beside TorchRec's: the table in docs/planning.md. Two minutes.
+plans: $(VENV)/ready
+	python -m docs.planners
+
+# The memory that plans are predicted to take beside what they took: the table in docs/planning.md. A few minutes.
 planned-memory: $(VENV)/ready
 	python -m docs.planned_memory
 

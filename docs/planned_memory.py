@@ -1,7 +1,8 @@
 """Measures the memory that plans really take, beside what is predicted: `python -m docs.planned_memory`.
 
 Each case trains a model on Gloo ranks of this machine under a profile that records every allocation, from the build of
-the model on. The peaks are kept in docs/planned_memory.json with the plans, so that predictions can be compared anew.
+the model on. The peaks are kept in docs/planned_memory.json with the plans, so that predictions can be compared anew, and
+shown in docs/planning.md.
 """
 
 import gc
@@ -21,7 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.profiler import ProfilerActivity, profile
 from torchrec.distributed.types import ShardingPlan
 
-from docs.generate import ROOT, table
+from docs.generate import ROOT, table, write_measured
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, process_group
 from trainer.core.logging import quiet_libraries
@@ -34,7 +35,7 @@ from trainer.plan.tables import tables_to_plan
 from trainer.training.setup import open_session
 from trainer.training.step import TrainingStep
 
-KEPT = ROOT / "docs" / "planned_memory.json"
+PAGE, KEPT = ROOT / "docs" / "planning.md", ROOT / "docs" / "planned_memory.json"
 STEPS, BATCH, FILE_ROWS = 4, 4096, 6 * 4096
 ROWS = {"user": 300_000, "ad": 150_000, "site": 60_000, "topics": 40_000, "city": 3_000, "device": 500}
 HOTNESS = {"topics": 10, "site": 3}
@@ -228,12 +229,12 @@ def render(figures: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measures the cases that are named, or all, and prints the table of all that are kept."""
+    """Measures the cases that are named, or all, and rewrites the table of all that are kept."""
     named = [case for case in CASES if any(word in case for word in sys.argv[1:])]
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     kept |= measure(named or [*CASES])
     KEPT.write_text(json.dumps({case: kept[case] for case in CASES if case in kept}, indent=1) + "\n")
-    print(render({case: kept[case] for case in CASES if case in kept}))
+    write_measured(PAGE, "planned memory", render({case: kept[case] for case in CASES if case in kept}))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Measures the memory that plans really take, beside what is predicted: `python -m docs.planned_memory`.
 
 Each case trains a model on Gloo ranks of this machine under a profile that records every allocation, from the build of
-the model on. The peaks are kept in docs/planned_memory.json with the plans, so that predictions can be compared anew, and
-shown in docs/planning.md.
+the model on. The peaks are kept in docs/planned_memory.json with the plans, so that predictions can be compared anew,
+and shown in docs/planning.md.
 """
 
 import gc

@@ -18,6 +18,7 @@ from torchrec.distributed.types import CacheParams, ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from docs.generate import ROOT, table, write_measured
+from trainer.config.plan import SHARDING_TYPES
 from trainer.config.root import Config
 from trainer.models.embeddings import name_in_model, table_configs
 from trainer.plan.plan_file import shards_of, table_plans
@@ -60,7 +61,11 @@ class Case:
             for number, (rows, columns, hotness) in enumerate(self.tables)
         }
         planner: dict[str, Any] = {"engine": engine, "cost_model": "torchrec", "memory_gib": self.gib}
-        planner |= {"hardware": "h100", "tables": {name: {"compute_kernels": list(self.kernels)} for name in sparse}}
+        planner |= {
+            "sharding_types": list(SHARDING_TYPES),
+            "hardware": "h100",
+            "tables": {name: {"compute_kernels": list(self.kernels)} for name in sparse},
+        }
         data = {"train": ["unread"], "global_batch_size": 1024 * self.ranks, "dense": {"d": {}}, "sparse": sparse}
         optimizer = {"sparse": {"name": "rowwise_adagrad"}}
         return Config.model_validate({"data": data, "planner": planner, "optimizer": optimizer})

@@ -17,6 +17,7 @@ from trainer.plan.plan_file import load_plan, plan_to_json, shards_of, table_pla
 from trainer.plan.planner import plan_for
 from trainer.plan.ranks import ranks_to_plan_for
 from trainer.plan.report import render_plan
+from trainer.plan.tables import tables_to_plan
 from trainer.plan.torchrec_planner import topology_of
 from trainer.training.sharded_model import build_unsharded_model
 
@@ -134,6 +135,19 @@ def test_what_cannot_be_planned_is_named(tmp_path, changes, message):
 def test_what_looks_odd_and_can_be_planned(tmp_path, changes):
     _, plan = planned(tmp_path, **changes)
     assert len(table_plans(plan)) == 6
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kinds"), [("rowwise_adagrad", []), ("sgd", []), ("rowwise_adagrad", ["column_wise"])]
+)
+def test_columns_are_cut_with_state_by_row_only_if_asked_for(tmp_path, optimizer, kinds):
+    """Each shard would have a state of its own, on which losses depend."""
+    settings = Config.model_validate(
+        config(tmp_path, optimizer__sparse={"name": optimizer}, planner__sharding_types=kinds)
+    )
+    model = build_unsharded_model(settings, torch.device("cpu"))
+    allowed = {kind for table in tables_to_plan(model, settings, settings.planner) for kind in table.kinds}
+    assert ("column_wise" in allowed) == (optimizer == "sgd" or bool(kinds))
 
 
 def test_sequences_are_planned(tmp_path):

@@ -53,7 +53,7 @@ class PlannerConfig(Section):
     plan: Annotated[str | None, MayChange] = None
     """A plan.json to use instead of planning, with its ranks and kernels."""
     sharding_types: Annotated[list[str], MayChange] = []
-    """Sharding types that the planner can choose for every table. Empty: all."""
+    """Sharding types that the planner can choose for every table. Empty: all, by columns only without state by row."""
     tables: dict[str, TablePlan] = {}
     """Choices for single tables, by table name; they replace the choices for all."""
     min_columns: Annotated[pydantic.PositiveInt | None, MayChange] = None

@@ -9,7 +9,7 @@ from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes, value_bytes
 from trainer.optim.table_kernels import has_plain_update
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
-from trainer.plan.search.options import KERNELS, LANES, has_options
+from trainer.plan.search.options import KERNELS, KINDS, LANES, OF_COLUMNS, has_options
 from trainer.plan.search.problem import Ranks, Table
 from trainer.plan.storage import STATE_BYTES
 
@@ -26,7 +26,7 @@ def tables_to_plan(model: nn.Module, config: Config, planner: PlannerConfig) -> 
         planner: Its planner's section, without the sharding types that tables cannot have.
     """
     shapes, width = table_shapes(model), value_bytes(model)
-    return [_table(name, shapes[name], width, config, planner) for name in sorted(config.data.features_of_tables())]
+    return [_table(name, shapes[name], width, config, planner) for name in sorted(shapes)]
 
 
 def _table(name: str, shape: tuple[int, int], width: int, config: Config, planner: PlannerConfig) -> Table:
@@ -44,11 +44,20 @@ def _table(name: str, shape: tuple[int, int], width: int, config: Config, planne
         state_per_row=slots.count(1),
         averages_per_value=STATE_BYTES + aside if ema.tables else 0,
         averages_per_row=STATE_BYTES if ema.tables else 0,
-        kinds=kinds_of(name, planner),
+        kinds=_kinds(name, config, planner, has_row_state=1 in slots),
         kernels=_kernels(name, config.optimizer, planner, name in data.managed_tables),
         min_columns=planner.min_columns or LEAST_COLUMNS,
         has_plain_update=has_plain_update(config.optimizer.of_table(name), config.model.table_precision),
     )
+
+
+def _kinds(table: str, config: Config, planner: PlannerConfig, has_row_state: bool) -> list[str]:
+    """Returns the sharding types that a table may have, without those of columns if they would change the losses."""
+    kinds = kinds_of(table, planner)
+    own = config.planner.tables.get(table, TablePlan()).sharding_types or config.planner.sharding_types
+    # A column shard has state of its own for each row, so that losses would depend on the plan, and on the ranks.
+    whole = [kind for kind in kinds if KINDS.index(kind) not in OF_COLUMNS]
+    return whole if has_row_state and whole and not own else kinds
 
 
 def kinds_of(table: str, planner: PlannerConfig) -> list[str]:

@@ -27,6 +27,6 @@ setup() {
 }
 
 replica() {
-    exec python -m trainer plan c.toml --world-size 16 --planner.mode data_parallel
+    exec python -m trainer plan c.toml --on h100:8 a100:16 --out s3://b/plan.json --planner.min-columns 16
 }
 

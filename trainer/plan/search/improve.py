@@ -38,8 +38,9 @@ class _Search:
         self._placement, self.tries = placement, tries
         self._random = np.random.default_rng(0)
         rated = placement.rated
+        self._reduced = rated.total_cost + rated.total_memory @ placement.prices  # with the memory at its price
         self._orders = [
-            rated.of_table(table).start + np.argsort(_reduced(placement)[rated.of_table(table)], kind="stable")
+            rated.of_table(table).start + np.argsort(self._reduced[rated.of_table(table)], kind="stable")
             for table in range(rated.tables)
         ]
 
@@ -93,7 +94,7 @@ class _Search:
         placement = self._placement
         before = placement.load[slowest]
         old = [(table, *placement.take(table)) for table in self._neighbours(slowest)]
-        value = [float(_reduced(placement)[option]) for _, option, _ in old]
+        value = [float(self._reduced[option]) for _, option, _ in old]
         noise = self._random.uniform(0.7, 1.3, len(old))
         for number in np.argsort(-np.array(value) * noise, kind="stable"):
             if not self._put(old[number][0], target):
@@ -143,11 +144,6 @@ class _Search:
             moved = np.sort(np.where(where == rank[one], rank[other], where))
             placement.put(int(table[one]), chosen, moved)
         return True
-
-
-def _reduced(placement: Placement) -> np.ndarray:
-    """Returns the cost of all shards of each option with their memory, `[O]`."""
-    return placement.rated.total_cost + placement.rated.total_memory @ placement.prices
 
 
 def _single_shards(placement: Placement) -> tuple[np.ndarray, np.ndarray]:

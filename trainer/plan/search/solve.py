@@ -135,6 +135,4 @@ def _place(rated: Rated, ranks: Ranks, memory: np.ndarray, limit: float) -> Plac
         for grain in GRAINS:
             if found := place(rated, ranks, memory, limit, relaxed, grain):
                 return found
-        if not relaxed.prices.any():  # less memory does not change the choices
-            continue
     return None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from torch import Tensor, fx, nn
+from torch._guards import detect_fake_mode
 
 from trainer.models.base import ModelInputs
 from trainer.models.dlrm import dlrm
@@ -29,7 +30,7 @@ class Recorder:
         self._begun = -bool(self._first)  # a restore begins with a rehearsal of one part, which trains nothing
         self._file = Path(f"{run}-rows")
         if os.environ.get("RANK", "0") == "0":
-            self._write(f"start {self._first}")
+            self._write(f"\nstart {self._first}")  # a line that a kill cut off ends here
 
     def __call__(self, module: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor] | None:
         (dense,) = arguments
@@ -51,8 +52,10 @@ class Recorder:
 
 
 def build(inputs: ModelInputs) -> nn.Module:
-    """Returns a DLRM that is recorded."""
+    """Returns a DLRM that is recorded, but not where a model without values is built to plan with."""
     model = dlrm(inputs)
+    if inputs.device.type == "meta" or detect_fake_mode():
+        return model
     micro_batches = inputs.config.arguments.get("micro_batches", 1)
     model.dense_arch.register_forward_pre_hook(Recorder(Path(os.environ["RECORDED_RUN"]), micro_batches))
     return model
@@ -71,13 +74,14 @@ class RowLog:
     def __init__(self, run: Path) -> None:
         file = Path(f"{run}-rows")
         file.touch()
-        self._lines = file.open()
+        self._file, self._torn = file.open(), ""
         self.starts, self.first, self.step = 0, 0, 0
         self.rows: dict[int, list[int]] = {}
 
     def follow(self) -> Self:
-        """Reads what is new."""
-        for line in self._lines:
+        """Reads the lines that are new and whole: a line across two pages is seen in two parts while it is written."""
+        *lines, self._torn = (self._torn + self._file.read()).split("\n")
+        for line in filter(None, lines):
             word, *numbers = line.split()
             if word == "start":
                 self.starts += 1

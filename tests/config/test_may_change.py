@@ -120,7 +120,7 @@ def test_a_run_is_resumed_with_marked_keys_changed_and_with_no_others(rows, tmp_
     before = (out / "config.toml").read_bytes()
     for flags, says in (
         (["--model.loss", "custom:loss"], "model.loss is 'binary' there and 'custom:loss' here, and may not change"),
-        (["--data.dense.row_id.mean", 0], "data.dense.row_id.mean is None there and 0.0 here, and may not change"),
+        (["--data.dense.row_id.mean", 0], "data.dense.row_id.clip is None there and [] here, and may not change"),
     ):
         done = run_trainer("train", tmp_path / "config.toml", "--out", out, *free, *flags)
         assert done.returncode == 2, done.stdout + done.stderr

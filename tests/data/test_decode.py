@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from trainer.config.data import DataConfig
-from trainer.data.dataset import is_list
-from trainer.data.decode import Chunk, decode
+from trainer.data.chunk import Chunk
+from trainer.data.decode import decode
+from trainer.data.plain_types import is_list
 from trainer.data.rows import NO_ID, Rows
 
 MASK = 2**64 - 1

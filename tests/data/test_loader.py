@@ -274,13 +274,14 @@ def test_types_may_differ_between_files(tmp_path):
     assert sorted(batch.sparse.values().tolist()) == [1, 2, 3, 4]
 
 
-def test_hashed_ids_may_be_text_in_one_file_and_numbers_in_another(tmp_path):
+def test_ids_are_text_in_all_files_or_numbers_in_all(tmp_path):
     pq.write_table(pa.table({"id": ["a"], "label": [1]}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"id": [3], "label": [1]}), tmp_path / "2.parquet")
     sparse = {"id": {"rows": 5, "ids": "hash"}}
-    batch = run(str(tmp_path), lanes=1, size=2, dense={}, sparse=sparse, labels=["label"], weight=None)[0]
-    assert batch.sparse.lengths().tolist() == [1, 1]
-    assert all(0 <= value < 5 for value in batch.sparse.values().tolist())
+    with pytest.raises(
+        InputError, match=r"2\.parquet: column 'id' has integers \(int64\), but strings in .*1\.parquet"
+    ):
+        run(str(tmp_path), lanes=1, size=2, dense={}, sparse=sparse, labels=["label"], weight=None)
 
 
 def test_no_rows_and_no_files(folder, tmp_path):

@@ -1,10 +1,15 @@
 """A reader of the user's own: the same rows in files of another format train the same model."""
 
+import json
+import re
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from jobs import config, launch, losses
+from table_service import TableService
 
 from trainer.config.root import Config
 from trainer.core.errors import InputError
@@ -65,3 +70,39 @@ def test_messages_name_the_format(arrow_rows, tmp_path):
 def test_no_such_reader(rows, name, message):
     with pytest.raises(InputError, match=rf"data\.reader is '{name}'.*{message}"):
         batches(rows, data__reader=name)
+
+
+@pytest.fixture
+def table_reader(tmp_path, monkeypatch):
+    """The reader of a table service in the documentation, by its name in a configuration."""
+    page = (Path(__file__).parents[2] / "docs" / "data_csv.md").read_text()
+    (code,) = re.findall(r"^```python\n(# table_reader\.py\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "table_reader.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "table_reader:TableReader"
+
+
+def test_the_documented_reader_of_a_table_service(rows, table_reader, tmp_path):
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    same = tmp_path / "same"
+    same.mkdir()
+    with TableService(rows) as service:
+        for file in rows.glob("*.parquet"):
+            place = {"service": service.url, "table": file.stem}
+            (tables / f"{file.stem}.table.json").write_text(json.dumps(place))
+            # The service's splits are of 1000 rows.
+            pq.write_table(pq.read_table(file), same / file.name, row_group_size=1000)
+        own = batches(tables, data__reader=table_reader)
+        # Only `inspect` opens a session: the loader's own reader got its name as the index.
+        assert len(service.sessions) == len(list(rows.glob("*.parquet")))
+        assert service.reads
+        jobs = [{"config": config(same, train__steps=3), "out": str(tmp_path / "parquet")}]
+        other = config(tables, train__steps=3, data__reader=table_reader)
+        jobs.append({"config": other, "out": str(tmp_path / "own")})
+        launch(jobs, 2, tmp_path)
+    for parquet, table in zip(batches(same), own, strict=True):
+        assert torch.equal(parquet.dense, table.dense)
+        assert torch.equal(parquet.sparse.values(), table.sparse.values())
+    assert losses(tmp_path / "own") == losses(tmp_path / "parquet")
+    assert len(service.sessions) == 2 * len(list(rows.glob("*.parquet")))

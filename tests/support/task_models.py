@@ -59,6 +59,24 @@ class IdleTables(NoTables):
         self.tables = inputs.tables
 
 
+class Scale(nn.Module):
+    """A scale that is read from a tensor, which takes values."""
+
+    def forward(self, scaled):
+        return scaled * (1.0 if scaled.isfinite().all().item() else 0.0)
+
+
+class NeedsValues(Heads):
+    """Linear heads of scaled features."""
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        self.scale = Scale()
+
+    def forward(self, dense, sparse):
+        return {name: self.scale(output) for name, output in super().forward(dense, sparse).items()}
+
+
 def cubic(prediction: Tensor, label: Tensor) -> Tensor:
     """A loss of a task of one's own, `[B]`."""
     return (prediction - label).abs() ** 3

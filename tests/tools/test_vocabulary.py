@@ -85,7 +85,7 @@ def test_counts_that_do_not_fit_into_memory(tmp_path, text):
     counts, every = IdCounts(tmp_path, 1 << 14), []
     for _ in range(12):
         ids = random.integers(-4000, 4000, 2000).tolist()
-        ids = [f"id {n}" for n in ids] if text else ids
+        ids = [b"id %d" % n for n in ids] if text else ids
         every += ids
         counts.add(pa.array(ids))
     parts = [part.to_pydict() for part in counts.parts()]
@@ -105,7 +105,8 @@ def test_counts_that_do_not_fit_into_memory(tmp_path, text):
         ({"columns": ("single",), "min_count": 10**6}, "none of which occurs --min-count 1000000 times"),
         ({"columns": ("single", "bag"), "together": "x"}, "one vocabulary is of integers or of strings"),
         ({"columns": ("single",), "source": ("no.parquet",)}, "--source: no Parquet file at 'no.parquet'"),
-        ({"columns": ("single",), "reader": "csv"}, "data.reader is 'csv'"),
+        ({"columns": ("single",), "reader": "orc"}, "data.reader is 'orc'"),
+        ({"columns": ("single",), "reader": "csv"}, "--reader is 'csv', whose columns need types"),
         ({"columns": ("single",), "out": "ftpx://a/b"}, "--out is 'ftpx://a/b"),
     ],
 )
@@ -117,5 +118,5 @@ def test_wrong_arguments(columns, tmp_path, arguments, message):
 
 
 def test_a_column_without_ids(rows, tmp_path):
-    with pytest.raises(InputError, match=r"column 'd0' has no ids but float"):
+    with pytest.raises(InputError, match=r"column 'd0' is of type float; it must be an integer, a string"):
         vocabulary((str(rows),), ("d0",), str(tmp_path))

@@ -11,7 +11,8 @@ from jobs import config, launch, losses
 
 from trainer.__main__ import main as trainer
 from trainer.config.data import DataConfig
-from trainer.data.decode import Chunk, decode
+from trainer.data.chunk import Chunk
+from trainer.data.decode import decode
 from trainer.data.hashing import mix
 from trainer.data.rows import NO_ID
 from trainer.tools.vocabulary import vocabulary

@@ -260,7 +260,7 @@ CASES = [
     ),
     Case(
         "batch that does not fit",
-        ["data.global_batch_size is 80000000", "32.2 GiB", "planner.host_memory_gib is 1.0", "smaller batch"],
+        ["data.global_batch_size is 80000000", "its activations", "planner.host_memory_gib is 1.0", "smaller batch"],
         {"data__global_batch_size": 80_000_000, "planner__host_memory_gib": 1.0},
     ),
     Case(  # six tables of 64 TiB each, more than a process can address

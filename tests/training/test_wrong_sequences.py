@@ -24,7 +24,6 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
     ("changes", "says"),
     [
         (sequence("s0", None), "max_ids is unset; set the length that a sequence has at most, 1 for a single id"),
-        (sequence("s0", 5, pooling="sum"), "data.sparse.s0.max_ids is 5, but data.sparse.s0.pooling is 'sum'"),
         (sequence("s0", 0), "data.sparse.s0.max_ids is 0: input should be greater than 0"),
         (
             DIN | {"data__sparse__s2__table": "s0", "data__sparse__s2__rows": 100},

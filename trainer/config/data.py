@@ -5,64 +5,31 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 
 from trainer.config.catalogue import CatalogueConfig
+from trainer.config.csv import CsvConfig
+from trainer.config.features import DenseFeature, SparseFeature, check_dense, check_sparse, columns_of
 from trainer.config.may_change import MayChange, fixed_values
 from trainer.config.section import Section
+from trainer.config.select import SelectConfig
 from trainer.core.errors import InputError
-
-
-class DenseFeature(Section):
-    """One numeric column."""
-
-    transform: Literal["none", "log1p", "log3"] = "none"
-    """Applied first: log1p is log(x + 1), log3 is log(x + 3), the usual one for Criteo's counts."""
-    mean: float = 0.0
-    """Subtracted after the transform."""
-    std: float = 1.0
-    """Divides what is left: the feature is (transform(x) - mean) / std."""
-    missing: float = 0.0
-    """Replaces a null, before the transform."""
-
-
-class SparseFeature(Section):
-    """One column of ids: a single id per sample, or a list of them. A null is an empty bag."""
-
-    rows: int = pydantic.Field(gt=0, lt=2**31)
-    """Rows of the embedding table."""
-    table: str | None = None
-    """Name of the table; features that name the same one share it. Unset: the feature's own name."""
-    dimension: pydantic.PositiveInt | None = None
-    """Columns of the embedding table. Unset: model.embedding_dim."""
-    pooling: Literal["sum", "mean", "none"] = "sum"
-    """How the embeddings of a sample's ids become one; none leaves them a sequence, for models that read sequences."""
-    max_ids: pydantic.PositiveInt | None = None
-    """Length of a sequence at most, with pooling none only: of a longer list its last ids are kept, the newest."""
-    ids: Literal["error", "modulo", "hash", "vocabulary", "managed"] = "error"
-    """What becomes of an id: error refuses one outside [0, rows), modulo wraps it, hash mixes it, vocabulary looks it
-    up in a list of ids, managed gives it a row when it is first seen. The last three take strings, too."""
-    vocabulary: Annotated[str | None, MayChange] = None
-    """For ids = "vocabulary": a file that data.vocabulary made, on any fsspec URL. A resume needs the same contents."""
-    evict: Annotated[Literal["least_used", "least_recent"] | None, MayChange] = None
-    """For ids = "managed": the id whose row a new one gets when all are in use. Unset: that of the run so far,
-    least_used for a new run."""
-    hotness: Annotated[pydantic.PositiveFloat, MayChange] = 1.0
-    """Ids per sample to expect on average; only the planner uses it."""
 
 
 class DataConfig(Section):
     """The data set and how it is read."""
 
     reader: str = "parquet"
-    """Format of the files: parquet, or package.module:Reader for one of your own."""
+    """Format of the files: parquet, csv, tsv, arrow, or package.module:Reader for one of your own."""
+    csv: CsvConfig = CsvConfig()
     train: list[str] = []
     """Files, globs or directories, on any fsspec URL, to train on."""
     validation: Annotated[list[str], MayChange] = []
     """The same, for the evaluations during and after training."""
     test: Annotated[list[str], MayChange] = []
     """The same, for the evaluation after training."""
+    select: SelectConfig = SelectConfig()
     dense: dict[str, DenseFeature] = {}
-    """Dense features by column name."""
+    """Dense features by name, which is that of their column unless they name another."""
     sparse: dict[str, SparseFeature] = {}
-    """Sparse features by column name."""
+    """Sparse features by name, which is the same."""
     labels: list[str] = ["label"]
     """Label columns, values in [0, 1] but for numeric_labels; without [tasks] the model has one output for each."""
     numeric_labels: list[str] = []
@@ -93,18 +60,16 @@ class DataConfig(Section):
     def _consistent(self) -> Self:
         self._check_labels()
         self._check_catalogue()
+        self.csv.check(self.reader, self.columns)
+        if self.select.keep_negatives < 1 and self.labels[0] in self.numeric_labels:
+            raise InputError(
+                f"data.select.keep_negatives is {self.select.keep_negatives}, but data.numeric_labels names "
+                f"'{self.labels[0]}', the first of data.labels, of which 0 is one number of many; leave it 1"
+            )
         for name, feature in self.dense.items():
-            if feature.std <= 0:
-                raise InputError(f"data.dense.{name}.std is {feature.std}; it must be greater than 0")
+            check_dense(name, feature)
         for name, feature in self.sparse.items():
-            _check_length(name, feature)
-            if (feature.ids == "vocabulary") != (feature.vocabulary is not None):
-                raise InputError(
-                    f"data.sparse.{name}.ids is '{feature.ids}' and data.sparse.{name}.vocabulary is "
-                    f"{'unset' if feature.vocabulary is None else 'set'}; set ids to 'vocabulary' and vocabulary to a "
-                    "file of data.vocabulary, or neither"
-                )
-            _check_managed(name, feature)
+            check_sparse(name, feature)
             self._check_shared_table(name, feature)
         return self
 
@@ -125,7 +90,13 @@ class DataConfig(Section):
             raise InputError("data.labels is empty; name at least one column")
         if unknown := [name for name in self.numeric_labels if name not in self.labels]:
             raise InputError(f"data.numeric_labels names '{unknown[0]}', which data.labels does not; name it in both")
-        others = {name: f"data.{kind}.{name}" for kind in ("dense", "sparse") for name in getattr(self, kind)}
+        kinds = {"dense": self.dense, "sparse": self.sparse}
+        others = {
+            column: f"data.{kind}.{name}"
+            for kind, features in kinds.items()
+            for name, feature in features.items()
+            for column in columns_of(name, feature)
+        }
         if self.weight:
             others[self.weight] = f"data.weight = '{self.weight}'"
         for label in self.labels:
@@ -182,7 +153,7 @@ class DataConfig(Section):
     @property
     def sequences(self) -> dict[str, int]:
         """The sparse features that are sequences, each with its greatest length."""
-        return {name: feature.max_ids for name, feature in self.sparse.items() if feature.max_ids is not None}
+        return {name: one.max_ids for name, one in self.sparse.items() if one.max_ids and one.pooling == "none"}
 
     @property
     def managed_tables(self) -> dict[str, list[str]]:
@@ -194,28 +165,6 @@ class DataConfig(Section):
     def columns(self) -> list[str]:
         """The columns that training reads."""
         others = [name for name in (self.weight, self.catalogue.hard_negatives) if name]
-        return list(dict.fromkeys([*self.dense, *self.sparse, *self.labels, *others, *self.groups]))
-
-
-def _check_length(name: str, feature: SparseFeature) -> None:
-    if feature.pooling == "none" and feature.max_ids is None:
-        raise InputError(
-            f"data.sparse.{name}.pooling is 'none', but data.sparse.{name}.max_ids is unset; set the length that a "
-            "sequence has at most, 1 for a single id"
-        )
-    if feature.pooling != "none" and feature.max_ids is not None:
-        raise InputError(
-            f"data.sparse.{name}.max_ids is {feature.max_ids}, but data.sparse.{name}.pooling is '{feature.pooling}', "
-            "which takes all ids; set pooling to 'none' or leave max_ids out"
-        )
-
-
-def _check_managed(name: str, feature: SparseFeature) -> None:
-    if feature.ids == "managed" and feature.rows < 2:
-        raise InputError(f"data.sparse.{name}.rows is {feature.rows}; managed ids need one for unseen ids and one more")
-    # Earlier runs wrote least_recent, then the default, to their config.toml whatever the ids.
-    if feature.ids != "managed" and feature.evict == "least_used":
-        raise InputError(
-            f"data.sparse.{name}.evict is '{feature.evict}', but data.sparse.{name}.ids is '{feature.ids}', which "
-            "evicts nothing; leave it out or set ids to 'managed'"
-        )
+        features = [*self.dense.items(), *self.sparse.items()]
+        read = [column for name, feature in features for column in columns_of(name, feature)]
+        return list(dict.fromkeys([*read, *self.labels, *others, *self.groups]))

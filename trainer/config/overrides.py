@@ -7,6 +7,7 @@ configuration, so a flag could not complete a file, and its errors are boxes of 
 import difflib
 import functools
 import inspect
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import GenericAlias, UnionType
@@ -27,8 +28,8 @@ def parse(function: Callable[..., Any], words: list[str], program: str) -> Calla
     """Returns a function with the arguments bound that a command line gives, yet to be called.
 
     An argument called `config` is the first word, which names a configuration; `--section.key value` replaces values of
-    it, and one called `config_words` gets both as they would be typed again. Positional-only arguments are single
-    words, and all others `--name value`.
+    it, and one called `config_words` gets both as they would be typed again. It may have a default, and be left out
+    then. Positional-only arguments are single words, and all others `--name value`.
 
     Args:
         function: A function with typed arguments. Its docstring is the help text.
@@ -38,12 +39,13 @@ def parse(function: Callable[..., Any], words: list[str], program: str) -> Calla
     Raises:
         InputError: The configuration, a flag or a value is wrong; the message names it and what is allowed.
     """
-    takes_config = "config" in inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
+    takes_config = "config" in parameters
     program += " CONFIG" * takes_config
     name, rest = (words[0], words[1:]) if takes_config and words and words[0][0] != "-" else (None, words)
     if not {"-h", "--help"}.isdisjoint(words):
         _print_help(function, program, load_config(name) if name else example_config())
-    if takes_config and not name:
+    if takes_config and not name and parameters["config"].default is inspect.Parameter.empty:
         raise InputError(f"which configuration? {program} ..., with a TOML file or the name of a ready-made one")
     return _bind(function, rest, name)
 
@@ -71,7 +73,10 @@ def _arguments_of(function: Callable[..., Any]) -> type[Section]:
         for name, parameter in inspect.signature(function).parameters.items()
         if name not in OF_CONFIG
     }
-    return pydantic.create_model(function.__name__, __base__=Section, **fields)  # pyrefly: ignore[no-matching-overload]
+    with warnings.catch_warnings(
+        category=UserWarning, action="ignore"
+    ):  # of names such as json, a method of pydantic's
+        return pydantic.create_model(function.__name__, __base__=Section, **fields)  # pyrefly: ignore[no-matching-overload]
 
 
 def _dashed(name: str) -> str:

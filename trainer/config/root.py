@@ -8,8 +8,9 @@ import pydantic
 import tomli_w
 
 from trainer.config.checkpoint import CheckpointConfig
-from trainer.config.data import DataConfig, DenseFeature, SparseFeature
+from trainer.config.data import DataConfig
 from trainer.config.dense_optim import DenseOptimizerConfig, DensePart
+from trainer.config.features import DenseFeature, SparseFeature
 from trainer.config.model import ModelConfig
 from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import CommsConfig, PlannerConfig, TablePlan

@@ -78,6 +78,8 @@ def explain(error: pydantic.ValidationError, section: type[pydantic.BaseModel]) 
             return f"unknown key '{key}'{nearest(str(unknown), parent.model_fields)}"
         case "missing":
             return f"'{key}' is missing; it has no default"
+        case "model_type" | "dict_type" if not key:
+            return f"it holds a {type(first['input']).__name__}, not keys"
         case "model_type" | "dict_type":
             return f"{key} is {first['input']!r}: it must be a section of keys, [{key}]"
         case "bool_type":

@@ -3,17 +3,19 @@
 import hashlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.config.data import DataConfig
+from trainer.config.features import columns_of
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch, to_batch
+from trainer.data.chunk import Chunk
 from trainer.data.dataset import DataFile, FileSet, find_files
-from trainer.data.decode import Chunk, decode
+from trainer.data.decode import decode
 from trainer.data.features import features_only
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.rows import NO_ITEM, Rows
@@ -93,7 +95,10 @@ def read_catalogue(data: DataConfig, item_features: Collection[str], samples: Da
         _check_lists(files, columns, here, samples.lists)
         _check_texts(files, columns, data.catalogue.hard_negatives, samples)
     reader = RowGroupReader(files, columns)
-    chunks = [Chunk(reader.read(group), range(group.rows), f"{reader.where(group)}, ") for group in files.row_groups]
+    chunks = [
+        Chunk(reader.read(group), range(group.rows), f"{reader.where(group)}, ", partial(reader.where, group))
+        for group in files.row_groups
+    ]
     items = decode(chunks, columns, here)
     items = items.take(items.groups[0].argsort(kind="stable"))
     ids, weights = items.groups[0], items.numbers[-1].astype(np.float64)
@@ -120,7 +125,8 @@ def _check_lists(files: FileSet, columns: DataConfig, here: Collection[str], the
 def _check_texts(files: FileSet, columns: DataConfig, hard_negatives: str | None, samples: DataFile) -> None:
     """Refuses columns of which one has integers and the other strings: no id would be the same in both."""
     (item,), file = columns.groups, files.files[0]
-    pairs = [(name, name) for name in (*columns.sparse, item)] + ([(item, hard_negatives)] if hard_negatives else [])
+    ids = [one for name, feature in columns.sparse.items() for one in columns_of(name, feature)]
+    pairs = [(name, name) for name in (*ids, item)] + ([(item, hard_negatives)] if hard_negatives else [])
     for here, there in pairs:
         if (here in file.texts) != (there in samples.texts):
             kinds = ("strings", "integers") if here in file.texts else ("integers", "strings")

@@ -1,7 +1,7 @@
 """A data set: a sorted list of files on any fsspec URL, their row groups, and whether they are what they were."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
-from trainer.config.data import DataConfig, SparseFeature
+from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, os_errors
+from trainer.data.columns import check_alike, check_columns, lists_of, texts_of
+from trainer.data.partitions import PathColumn, path_types, texts_in_path
 from trainer.data.readers.base import FileContents, Reader
 from trainer.data.readers.registry import make_reader
-from trainer.data.vocabulary import open_vocabulary
 
-TEXT = ("hash", "vocabulary", "managed")  # the rules for ids that take strings, too
 FOOTER_THREADS = 16  # a footer costs requests of an object store, which wait for one another on one thread
 
 
@@ -32,9 +32,11 @@ class DataFile:
         url: Where it is.
         size_bytes: Its size.
         row_groups: The rows of each of its row groups.
-        schema: The names and types of its columns; files with equal ones share it.
-        lists: The sparse features that are lists of ids in it.
-        texts: The columns of ids that are strings in it: sparse features, groups and hard negatives.
+        schema: The names and types of its columns and of those in its path; files with equal ones share it.
+        lists: The sparse features that are lists of ids.
+        texts: The columns of ids that are strings: sparse features, groups and hard negatives.
+        index: What readers need to open its row groups.
+        path_columns: The columns that its path gives.
     """
 
     url: str
@@ -43,6 +45,8 @@ class DataFile:
     schema: pa.Schema
     lists: tuple[str, ...]
     texts: tuple[str, ...] = ()
+    index: bytes | None = None
+    path_columns: tuple[PathColumn, ...] = ()
 
     @property
     def name(self) -> str:
@@ -51,12 +55,37 @@ class DataFile:
 
 
 @dataclass(frozen=True)
+class RowChoice:
+    """How the rows of a row group are chosen by data.select.
+
+    Attributes:
+        copy: How often an epoch has the row group before.
+        matching: Rows that meet the filter; None if all do.
+        negatives: Rows that meet it and have a first label of 0; 0 if all of them are kept.
+        kept: Those of them that are kept.
+    """
+
+    copy: int
+    matching: int | None
+    negatives: int
+    kept: int
+
+
+@dataclass(frozen=True)
 class RowGroup:
-    """A row group, by the place of its file in the data set and its own in the file."""
+    """A row group, by the place of its file in the data set and its own in the file.
+
+    Attributes:
+        file: The place of the file.
+        index: Its own place.
+        rows: Its rows that are chosen.
+        choice: How; None if all rows are.
+    """
 
     file: int
     index: int
     rows: int
+    choice: RowChoice | None = None
 
 
 @dataclass(frozen=True)
@@ -65,13 +94,19 @@ class FileSet:
 
     Attributes:
         files: The files, empty ones included.
+        chosen: The row groups that data.select chooses rows of; None if all rows are chosen.
+        seed: Seed of the choice.
     """
 
     files: tuple[DataFile, ...]
+    chosen: tuple[RowGroup, ...] | None = None
+    seed: int = 0
 
     @cached_property
     def row_groups(self) -> list[RowGroup]:
         """All row groups with at least one row, in the order of the files."""
+        if self.chosen is not None:
+            return [group for group in self.chosen if group.rows]
         return [
             RowGroup(number, index, rows)
             for number, file in enumerate(self.files)
@@ -81,7 +116,7 @@ class FileSet:
 
     @cached_property
     def rows(self) -> int:
-        """Rows of the whole set."""
+        """Rows of the whole set, those that are chosen."""
         return sum(group.rows for group in self.row_groups)
 
     @cached_property
@@ -110,13 +145,16 @@ class FileSet:
         return "a file has other row groups"
 
 
-def find_files(key: str, patterns: Sequence[str], config: DataConfig) -> FileSet:
+def find_files(
+    key: str, patterns: Sequence[str], config: DataConfig, choose: Callable[[list[str]], list[str]] = list
+) -> FileSet:
     """Lists the files of a data set and inspects each.
 
     Args:
         key: The key or flag that gave the patterns, for messages.
         patterns: Files, globs or directories, on any fsspec URL.
         config: Names the reader, and the columns that every file must have.
+        choose: Returns the URLs to keep.
 
     Raises:
         InputError: No pattern is given or one matches nothing, a file cannot be read, a column is missing or of a type
@@ -125,16 +163,10 @@ def find_files(key: str, patterns: Sequence[str], config: DataConfig) -> FileSet
     reader = make_reader(config)
     if not patterns:
         raise InputError(f"{key} is empty; name at least one {reader.format} file, glob or directory")
-    urls = sorted({url for pattern in patterns for url in list_files(key, pattern, reader)})
-    schemas: dict[pa.Schema, pa.Schema] = {}  # equal ones are one object, which all ranks are sent once
+    urls = choose(sorted({url for pattern in patterns for url in list_files(key, pattern, reader)}))
     with ThreadPoolExecutor(FOOTER_THREADS) as pool:
-        files = FileSet(tuple(pool.map(lambda url: _inspect(url, reader, config, schemas), urls)))
-    for file in files.files:
-        if file.lists != files.files[0].lists:
-            name = next(iter(set(file.lists) ^ set(files.files[0].lists)))
-            raise InputError(
-                f"{file.name}: column '{name}' is a list in some files and a single id in others; make them alike"
-            )
+        contents = list(pool.map(lambda url: inspect(url, reader), urls))
+    files = FileSet(_data_files(urls, contents, config))
     if files.rows == 0:
         where = without_secrets(", ".join(patterns))
         raise InputError(f"{key} has no rows in its {len(urls)} files ({where}); nothing to read")
@@ -163,16 +195,37 @@ def list_files(key: str, pattern: str, reader: Reader) -> list[str]:
     return [fs.unstrip_protocol(found) if "://" in pattern else found for found in paths]
 
 
-def _inspect(url: str, reader: Reader, config: DataConfig, schemas: dict[pa.Schema, pa.Schema]) -> DataFile:
-    found = inspect(url, reader)
-    schema = found.schema.remove_metadata()
-    schema = schemas.setdefault(schema, schema)
-    _check_columns(without_secrets(url), schema, config)
-    lists = tuple(feature for feature in config.sparse if is_list(schema.field(feature).type))
-    hard = [config.catalogue.hard_negatives] if config.catalogue.hard_negatives else []
-    ids = dict.fromkeys([*config.sparse, *config.groups, *hard])
-    texts = tuple(column for column in ids if is_string(id_type(schema.field(column).type)))
-    return DataFile(url, found.size_bytes, found.row_groups, schema, lists, texts)
+def _data_files(urls: Sequence[str], contents: Sequence[FileContents], config: DataConfig) -> tuple[DataFile, ...]:
+    """Returns the files, after checks of their columns; those that files lack come from the paths."""
+    names = [*config.columns, *(clause.column for clause in config.select.clauses)]
+    texts = [texts_in_path(url, names) for url in urls]
+    types = path_types(texts)
+    equal: dict[pa.Schema, pa.Schema] = {}  # equal ones are one object, which all ranks are sent once
+    schemas: list[pa.Schema] = []
+    first: dict[pa.Schema, str] = {}  # the file that has one first
+    for url, found, given in zip(urls, contents, texts, strict=True):
+        fields = [pa.field(name, types[name]) for name in given if name not in found.schema.names]
+        schema = pa.schema([*found.schema, *fields])
+        schema = equal.setdefault(schema, schema)
+        if schema not in first:
+            check_columns(without_secrets(url), schema, config)
+            first[schema] = without_secrets(url)
+        schemas.append(schema)
+    check_alike(config, first)
+    lists, strings = lists_of(config, first), texts_of(config, first)
+    return tuple(
+        DataFile(
+            url,
+            found.size_bytes,
+            found.row_groups,
+            schema,
+            lists,
+            strings,
+            found.index,
+            tuple(PathColumn(name, text, name in found.schema.names) for name, text in given.items()),
+        )
+        for url, found, schema, given in zip(urls, contents, schemas, texts, strict=True)
+    )
 
 
 def inspect(url: str, reader: Reader) -> FileContents:
@@ -192,63 +245,6 @@ def _check_regular(url: str, name: str) -> None:
     if isinstance(fs, LocalFileSystem) and fs.exists(path) and not fs.isfile(path):
         # Opening a pipe waits for a writer, for ever if there is none.
         raise InputError(f"{name}: is not a regular file, and pipes, devices and directories cannot be read as data")
-
-
-def _check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
-    for name in config.columns:
-        if name not in schema.names:
-            raise InputError(f"{file}: no column '{name}'; the file has: {', '.join(schema.names)}")
-    weight = [config.weight] if config.weight else []
-    for name in (*config.dense, *config.labels, *weight):
-        dtype = schema.field(name).type
-        if not (pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_boolean(dtype)):
-            raise InputError(f"{file}: column '{name}' is of type {dtype}; it must be a number")
-    for name in config.groups:
-        dtype = schema.field(name).type
-        if not (pa.types.is_integer(dtype) or is_string(dtype)):
-            raise InputError(f"{file}: column '{name}' is of type {dtype}; a group must be an integer or a string")
-    if name := config.catalogue.hard_negatives:
-        dtype = schema.field(name).type
-        if not (is_list(dtype) and (pa.types.is_integer(dtype.value_type) or is_string(dtype.value_type))):
-            raise InputError(
-                f"{file}: column '{name}' is of type {dtype}; hard negatives must be a list of integers or strings"
-            )
-    for name, feature in config.sparse.items():
-        _check_ids(file, name, id_type(schema.field(name).type), feature)
-
-
-def _check_ids(file: str, name: str, dtype: pa.DataType, feature: SparseFeature) -> None:
-    text = feature.ids in TEXT
-    if not (pa.types.is_integer(dtype) or (text and is_string(dtype))):
-        allowed = (
-            "an integer, a string, or a list of either"
-            if text
-            else f"an integer or a list of integers (strings need data.sparse.{name}.ids = 'hash')"
-        )
-        raise InputError(f"{file}: column '{name}' is of type {dtype}; it must be {allowed}")
-    if feature.ids == "vocabulary" and open_vocabulary(name, feature).is_text != is_string(dtype):
-        kinds = ("integers", "strings") if is_string(dtype) else ("strings", "integers")
-        raise InputError(
-            f"{file}: column '{name}' has ids of type {dtype}, but data.sparse.{name}.vocabulary is one of {kinds[0]}; "
-            f"name one of {kinds[1]}"
-        )
-
-
-def id_type(dtype: pa.DataType) -> pa.DataType:
-    """Returns the type of a column's ids, which may be in lists."""
-    return dtype.value_type if is_list(dtype) else dtype
-
-
-def is_list(dtype: pa.DataType) -> bool:
-    """Returns whether a column holds a list of ids per row."""
-    return pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype)
-
-
-def is_string(dtype: pa.DataType) -> bool:
-    """Returns whether ids are text, dictionary-encoded or not."""
-    if pa.types.is_dictionary(dtype):
-        return is_string(dtype.value_type)
-    return pa.types.is_string(dtype) or pa.types.is_large_string(dtype)
 
 
 @contextmanager

@@ -15,11 +15,12 @@ def mix(ids: np.ndarray) -> np.ndarray:
 
 
 def hash_text(array: pa.Array) -> np.ndarray:
-    """Hashes each distinct string, `[N]` int64."""
+    """Hashes each distinct string, `[N]` int64; bytes as the string that they encode in UTF-8."""
     # BLAKE2b rather than hash(), which differs between processes, and than Arrow's hash, which may between versions:
     # a table trained today has to be right for the data of next year.
     coded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
-    digests = (hashlib.blake2b(str(text).encode(), digest_size=8).digest() for text in coded.dictionary.to_pylist())
+    texts = coded.dictionary.cast(pa.large_binary()).to_pylist()  # as bytes: text need not be valid UTF-8
+    digests = (hashlib.blake2b(text, digest_size=8).digest() for text in texts)
     hashes = np.frombuffer(b"".join(digests), np.int64)
     return hashes[coded.indices.to_numpy(zero_copy_only=False)]
 

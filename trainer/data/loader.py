@@ -15,8 +15,9 @@ import torch
 from trainer.config.data import DataConfig
 from trainer.data.ahead import ahead
 from trainer.data.batch import Batch, to_batch
+from trainer.data.chunk import Chunk
 from trainer.data.dataset import FileSet, RowGroup
-from trainer.data.decode import Chunk, decode
+from trainer.data.decode import decode
 from trainer.data.negatives import Negatives
 from trainer.data.order import Lanes, Window, ends_of, epoch_order, share_of, window_order, windows
 from trainer.data.row_groups import RowGroupReader, SharedRowGroup, shared
@@ -117,26 +118,27 @@ class Loader:
         """Yields a lane's windows, shuffled, from the sample at `offset` on."""
         for window in plan:
             order = window_order(len(window), self._seed, epoch, lane, window.number) if self._shuffle else None
-            with self._chunks(window, kept) as chunks:
+            with self._chunks(epoch, window, kept) as chunks:
                 rows = decode(chunks, self._config, self._lists, order)
             yield rows.slice(max(0, offset - window.start), len(window))
 
     @contextmanager
-    def _chunks(self, window: Window, kept: dict[RowGroup, SharedRowGroup]) -> Iterator[list[Chunk]]:
+    def _chunks(self, epoch: int, window: Window, kept: dict[RowGroup, SharedRowGroup]) -> Iterator[list[Chunk]]:
         """Opens the row groups of a window."""
         with ExitStack() as stack:
             chunks = []
             for part in window.row_slices:
                 if part.group in kept:
-                    column = kept[part.group].take(partial(self._reader.read, part.group))
+                    column = kept[part.group].take(partial(self._reader.read, part.group, epoch))
                 elif len(window.row_slices) == 1:
                     # Not read yet: each column will be decoded while it is in the cache. A window of many row groups
                     # would have as many files open.
-                    column = stack.enter_context(self._reader.open(part.group))
+                    column = stack.enter_context(self._reader.open(part.group, epoch))
                 else:
-                    column = self._reader.read(part.group)
+                    column = self._reader.read(part.group, epoch)
                 where = f"{self._reader.where(part.group)}, "
-                chunks.append(Chunk(column, range(part.start, part.stop), where))
+                place = partial(self._reader.where, part.group)
+                chunks.append(Chunk(column, range(part.start, part.stop), where, place))
             yield chunks
 
     def _steps(self, windows: Iterator[Rows]) -> Iterator[Rows]:

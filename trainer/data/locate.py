@@ -3,6 +3,7 @@
 from trainer.config.data import DataConfig
 from trainer.data.dataset import FileSet
 from trainer.data.order import Lanes, ends_of, epoch_order, row_slices, window_order, windows
+from trainer.data.row_groups import RowGroupReader
 
 
 def locate(files: FileSet, config: DataConfig, lanes: Lanes, seed: int, step: int, position: int) -> str:
@@ -32,5 +33,4 @@ def locate(files: FileSet, config: DataConfig, lanes: Lanes, seed: int, step: in
         if row < len(row_slice):
             break
         row -= len(row_slice)
-    group = row_slice.group
-    return f"{files.files[group.file].name}, row group {group.index}, row {row_slice.start + row}"
+    return RowGroupReader(files, config, []).where_row(row_slice.group, row_slice.start + row, epoch)

@@ -3,15 +3,17 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 
 import pyarrow as pa
 
 from trainer.config.data import DataConfig
 from trainer.data.dataset import FileSet, RowGroup, readable
-from trainer.data.readers.base import Column
+from trainer.data.partitions import with_path_columns
+from trainer.data.readers.base import Column, IndexedReader, PlacedReader, Statistics
 from trainer.data.readers.registry import make_reader
+from trainer.data.selection import Draw, SelectedColumns, row_in_file, select, selecting_columns
 
 
 class RowGroupReader:
@@ -25,35 +27,72 @@ class RowGroupReader:
 
     def __init__(self, files: FileSet, config: DataConfig, columns: Sequence[str] | None = None) -> None:
         self._files, self._reader = files, make_reader(config)
-        self._columns = config.columns if columns is None else [*columns]
+        self._config, self._columns = config, config.columns if columns is None else [*columns]
+        for file in files.files:
+            if isinstance(self._reader, IndexedReader) and file.index is not None:
+                self._reader.use_index(file.url, file.index)
 
     @contextmanager
-    def open(self, group: RowGroup) -> Iterator[Column]:
+    def open(self, group: RowGroup, epoch: int = 0) -> Iterator[Column]:
         """Opens a row group, whose columns may be read only as they are asked for.
 
+        Args:
+            group: The row group.
+            epoch: Which decides what data.select chooses of it.
+
         Raises:
-            InputError: The file is gone or damaged.
+            InputError: The file is gone or damaged, or a column has another value than the file's path.
         """
-        refused = f"{self.where(group)}: cannot be read"
+        where, file = self.where(group), self._files.files[group.file]
+        refused = f"{where}: cannot be read"
+        given = {one.name: one for one in file.path_columns}
+        columns = dict.fromkeys([*self._columns, *selecting_columns(group.choice, self._config)])
+        stored = [name for name in columns if name not in given or given[name].in_file]
         with ExitStack() as stack:
             with readable(refused):
-                url = self._files.files[group.file].url
-                column = stack.enter_context(self._reader.open(url, group.index, self._columns))
+                column = stack.enter_context(self._reader.open(file.url, group.index, stored))
 
             def read(name: str) -> pa.ChunkedArray:
                 with readable(refused):
                     return column(name)
 
-            yield read
+            if given:
+                read = with_path_columns(read, given, file.schema, file.row_groups[group.index], where)
+            yield read if group.choice is None else self._select(read, group, epoch)
 
-    def read(self, group: RowGroup) -> Column:
-        """Reads all columns of a row group into memory; the same errors."""
-        with self.open(group) as column:
-            return {name: column(name) for name in self._columns}.__getitem__
+    def _select(self, read: Column, group: RowGroup, epoch: int) -> SelectedColumns:
+        rows = self._files.files[group.file].row_groups[group.index]
+        return select(read, rows, self._config, Draw(group, self._files.seed, epoch), self.where(group))
 
-    def where(self, group: RowGroup) -> str:
-        """Returns what messages call a row group."""
-        return f"{self._files.files[group.file].name}, row group {group.index}"
+    def read(self, group: RowGroup, epoch: int = 0) -> Column:
+        """Reads all columns of a row group into memory; the same arguments and errors."""
+        with self.open(group, epoch) as column:
+            columns = {name: column(name) for name in self._columns}.__getitem__
+        return replace(column, column=columns) if isinstance(column, SelectedColumns) else columns
+
+    def statistics(self, group: RowGroup, columns: Sequence[str]) -> dict[str, Statistics]:
+        """Returns the bounds of those columns of a row group whose format has any; the same errors."""
+        file = self._files.files[group.file]
+        given = {one.name: one for one in file.path_columns if one.name in columns and not one.in_file}
+        of_path = {name: one.statistics(file.schema.field(name).type, group.rows) for name, one in given.items()}
+        if not hasattr(self._reader, "statistics"):
+            return of_path
+        with readable(f"{self.where(group)}: cannot be read"):
+            return self._reader.statistics(file.url, group.index, columns) | of_path
+
+    def where(self, group: RowGroup, row: int | None = None) -> str:
+        """Returns what messages call a row group, or a row of it."""
+        file = self._files.files[group.file]
+        if isinstance(self._reader, PlacedReader):
+            return f"{file.name}, {self._reader.place(file.url, group.index, row)}"
+        return f"{file.name}, row group {group.index}" + ("" if row is None else f", row {row}")
+
+    def where_row(self, group: RowGroup, row: int, epoch: int) -> str:
+        """Returns what messages call a row of a row group; of one that data.select chooses of, the row of the file."""
+        if group.choice:
+            with self.open(group, epoch) as column:
+                row = row_in_file(column, row)
+        return self.where(group, row)
 
 
 @dataclass

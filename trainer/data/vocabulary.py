@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.config.data import DataConfig, SparseFeature
+from trainer.config.data import DataConfig
+from trainer.config.features import SparseFeature
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from trainer.data.dataset import is_string
 from trainer.data.hashing import mix, modulo
+from trainer.data.plain_types import is_string
 
 PARTITIONS = 64
 
@@ -37,7 +37,7 @@ class IdCounts:
                 self._spill()
 
     def parts(self) -> Iterator[pa.Table]:
-        """Yields all `id`, of int64 or strings, with its `count`, in parts of which no two have an id in common."""
+        """Yields all `id`, of int64 or bytes, with its `count`, in parts of which no two have an id in common."""
         if not self._spills:
             if self._waiting:
                 yield _grouped(pa.concat_tables(self._waiting))
@@ -65,10 +65,10 @@ class IdCounts:
 
 
 def _plain(ids: pa.Array) -> pa.Array:
-    """Returns integers as int64, unsigned ones above that wrapped, and text as large strings."""
+    """Returns integers as int64, unsigned ones above that wrapped, and strings as bytes, which need not be text."""
     if pa.types.is_dictionary(ids.type):
         ids = ids.dictionary_decode()
-    return ids.cast(pa.large_string()) if is_string(ids.type) else ids.cast(pa.int64(), safe=False)
+    return ids.cast(pa.large_binary()) if is_string(ids.type) else ids.cast(pa.int64(), safe=False)
 
 
 def _grouped(table: pa.Table) -> pa.Table:

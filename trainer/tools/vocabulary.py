@@ -16,13 +16,17 @@ import pyarrow.parquet as pq
 import tomli_w
 from tabulate import tabulate
 
+from trainer.config.csv import CSV_READERS
 from trainer.config.data import DataConfig
+from trainer.config.features import SparseFeature
+from trainer.config.root import load_config
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage
-from trainer.data.dataset import id_type, inspect, is_list, is_string, list_files, readable
-from trainer.data.readers.base import Reader
-from trainer.data.readers.registry import make_reader
+from trainer.data.dataset import DataFile, find_files
+from trainer.data.features import features_only
+from trainer.data.plain_types import is_list, is_string, to_ids, to_plain
+from trainer.data.row_groups import RowGroupReader
 from trainer.data.vocabulary import METADATA
 from trainer.tools.id_counts import IdCounts
 
@@ -41,6 +45,7 @@ def vocabulary(
     unseen_rows: int = 1,
     memory_mib: int = 1024,
     reader: str = "parquet",
+    types_from: str | None = None,
 ) -> dict[str, Any]:
     """Counts the ids of columns and writes a vocabulary of each: the ids that get a row of their own in its table.
 
@@ -61,7 +66,8 @@ def vocabulary(
         max_rows: Rows of a table at most, which the most frequent ids get. Unset: no limit.
         unseen_rows: Rows that all other ids are hashed over, today's and those of the future.
         memory_mib: Memory for counts, in MiB.
-        reader: Format of the files, as in data.reader.
+        reader: Format of the files, as in data.reader. csv and tsv need a configuration instead.
+        types_from: Configuration file, or name of a ready-made one, whose data section says how the files are read.
 
     Returns:
         Of each vocabulary its settings and numbers, as in the metadata.
@@ -75,7 +81,8 @@ def vocabulary(
     with TemporaryDirectory() as folder:
         limit = memory_mib * MIB // len(names) // SHARE_OF_MEMORY
         counts = {name: IdCounts(_made(Path(folder, str(i))), limit) for i, name in enumerate(names)}
-        _count(source, columns, {column: counts[together or column] for column in columns}, _reader(reader))
+        of_column = {column: counts[together or column] for column in columns}
+        _count(source, of_column, _config(columns, reader, types_from))
         found = {}
         for name in names:
             kept, about = _kept(name, counts[name], min_count, max_rows and max_rows - unseen_rows)
@@ -102,8 +109,15 @@ def _check_arguments(
             raise InputError(f"--columns names '{column}' twice; name each column once")
 
 
-def _reader(name: str) -> Reader:
-    return make_reader(DataConfig(reader=name))
+def _config(columns: Sequence[str], reader: str, types_from: str | None) -> DataConfig:
+    """Returns a data section whose only features are the columns to count."""
+    if not types_from and reader in CSV_READERS:
+        raise InputError(
+            f"--reader is '{reader}', whose columns need types; name the configuration that has them with --types-from"
+        )
+    data = load_config(types_from).data if types_from else DataConfig(reader=reader)
+    features = dict.fromkeys(columns, SparseFeature(rows=1, ids="hash"))
+    return features_only(data.model_copy(update={"sparse": features, "dense": {}}))
 
 
 def _made(folder: Path) -> Path:
@@ -111,36 +125,35 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _count(source: Sequence[str], columns: Sequence[str], counts: dict[str, IdCounts], reader: Reader) -> None:
-    kinds: dict[str, bool] = {}
-    for url in sorted({url for pattern in source for url in list_files("--source", pattern, reader)}):
-        contents, name = inspect(url, reader), without_secrets(url)
-        for column in columns:
-            _check_column(
-                name, column, contents.schema, kinds, [one for one in columns if counts[one] is counts[column]]
-            )
-        for group in range(len(contents.row_groups)):
-            where = f"{name}, row group {group}: cannot be read"
-            with readable(where), reader.open(url, group, columns) as read:
-                for column in columns:
-                    for chunk in read(column).chunks:
-                        counts[column].add(chunk.flatten() if is_list(chunk.type) else chunk)
+def _count(source: Sequence[str], counts: dict[str, IdCounts], config: DataConfig) -> None:
+    """Counts the ids of each column."""
+    files = find_files("--source", source, config)
+    _check_alike(counts, files.files[0])
+    groups = RowGroupReader(files, config)
+    for group in files.row_groups:
+        with groups.open(group) as read:
+            for column, found in counts.items():
+                for chunk in read(column).chunks:
+                    found.add(_ids(chunk, f"{groups.where(group)}: column '{column}'"))
 
 
-def _check_column(file: str, column: str, schema: pa.Schema, kinds: dict[str, bool], alike: Sequence[str]) -> None:
-    """Refuses a column that is missing, of no ids, or of another kind of ids than those counted with it."""
-    if column not in schema.names:
-        raise InputError(f"{file}: no column '{column}'; the file has: {', '.join(schema.names)}")
-    dtype = id_type(schema.field(column).type)
-    if not (pa.types.is_integer(dtype) or is_string(dtype)):
-        raise InputError(f"{file}: column '{column}' has no ids but {dtype}; it must be of integers, strings or lists")
-    for other in alike:
-        if kinds.get(other, is_string(dtype)) != is_string(dtype):
-            raise InputError(
-                f"{file}: column '{column}' is of type {dtype}, and '{other}' was not; one vocabulary is of integers "
-                "or of strings"
-            )
-    kinds[column] = is_string(dtype)
+def _ids(chunk: pa.Array, where: str) -> pa.Array:
+    try:
+        ids = to_ids(to_plain(chunk))
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{where}: an id has more than 64 bits ({error})") from error
+    return ids.flatten() if is_list(ids.type) else ids
+
+
+def _check_alike(counts: dict[str, IdCounts], file: DataFile) -> None:
+    """Refuses columns that are counted together and of which one has integers and the other strings."""
+    for column, found in counts.items():
+        for other in counts:
+            if counts[other] is found and column in file.texts and other not in file.texts:
+                raise InputError(
+                    f"{file.name}: column '{column}' is of strings, and '{other}' is not; one vocabulary is of "
+                    "integers or of strings"
+                )
 
 
 def _kept(name: str, counts: IdCounts, min_count: int, limit: int | None) -> tuple[pa.Table, dict[str, int]]:
@@ -157,8 +170,17 @@ def _kept(name: str, counts: IdCounts, min_count: int, limit: int | None) -> tup
         raise InputError(
             f"column '{name}' has {distinct} distinct ids, none of which occurs --min-count {min_count} times; lower it"
         )
+    found = found.set_column(0, "id", _as_text(found["id"]))
     about = {"distinct": distinct, "kept": found.num_rows, "occurrences": occurrences}
     return found, about | {"covered": int(found["count"].to_numpy().sum())}
+
+
+def _as_text(ids: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns bytes as strings if all of them are text."""
+    try:
+        return ids.cast(pa.large_string()) if is_string(ids.type) else ids
+    except pa.ArrowInvalid:
+        return ids
 
 
 def _most_frequent(table: pa.Table, limit: int | None) -> pa.Table:

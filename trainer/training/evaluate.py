@@ -16,9 +16,10 @@ from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.catalogue import Catalogue, read_catalogue
-from trainer.data.dataset import DataFile, FileSet, find_files
+from trainer.data.dataset import DataFile, FileSet
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
+from trainer.data.selected_files import find_evaluated_files
 from trainer.data.vocabulary import check_fingerprints
 from trainer.metrics.checks import check_metrics
 from trainer.metrics.evaluation import Metrics, predictions_of_items
@@ -54,7 +55,8 @@ class Evaluator:
             )
         self.splits: dict[str, FileSet] = {
             split: broadcast_from_rank0(
-                context, lambda split=split: find_files(f"data.{split}", getattr(config.data, split), config.data)
+                context,
+                lambda split=split: find_evaluated_files(f"data.{split}", getattr(config.data, split), config.data),
             )
             for split in ("validation", "test")
             if getattr(config.data, split)

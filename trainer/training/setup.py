@@ -13,9 +13,9 @@ from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.data.dataset import find_files
 from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives
+from trainer.data.selected_files import find_training_files
 from trainer.metrics.checks import check_metrics, check_watched_metrics
 from trainer.run.histograms import Histograms
 from trainer.run.lock import locked
@@ -106,7 +106,7 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
     Raises:
         InputError: The data cannot be used, changed since the checkpoint, or cannot be split over so many ranks.
     """
-    files = broadcast_from_rank0(context, lambda: find_files("data.train", config.data.train, config.data))
+    files = broadcast_from_rank0(context, lambda: find_training_files(config.data, config.train.seed))
     lanes = plan_lanes(config, files, start, context)
     first_step = start.step if start else 0
     last_step = config.train.steps if config.train.steps is not None else (config.train.epochs or 0) * lanes.steps

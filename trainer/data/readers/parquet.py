@@ -7,7 +7,7 @@ import fsspec
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from trainer.data.readers.base import Column, FileContents
+from trainer.data.readers.base import Column, FileContents, Statistics
 
 
 class ParquetReader:
@@ -23,6 +23,7 @@ class ParquetReader:
     def __init__(self) -> None:
         # Without it, every row group of a file would parse the footer of all of them again.
         self._footers: dict[str, pq.FileMetaData] = {}
+        self._places: dict[str, dict[str, int]] = {}
 
     def inspect(self, url: str) -> FileContents:
         """Returns the outline of a file from its footer."""
@@ -49,3 +50,23 @@ class ParquetReader:
             else:
                 # Here every read is a request, whose latency is far longer than a cache miss.
                 yield file.read_row_group(row_group, list(columns), use_threads=False).column
+
+    def statistics(self, url: str, row_group: int, columns: Sequence[str]) -> dict[str, Statistics]:
+        """Returns the bounds of columns of a row group, of those that the footer has."""
+        footer = self._footers.get(url)
+        if footer is None:
+            fs, path = fsspec.core.url_to_fs(url)
+            footer = self._footers.setdefault(url, pq.read_metadata(path, filesystem=fs))
+        chunks = footer.row_group(row_group)
+        if url not in self._places:  # of thousands of columns not in every row group again
+            self._places[url] = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
+        places = self._places[url]
+        found = {name: chunks.column(places[name]).statistics for name in columns if name in places}
+        return {name: _bounds(one) for name, one in found.items() if one is not None}
+
+
+def _bounds(found: pq.Statistics) -> Statistics:
+    low, high = (found.min, found.max) if found.has_min_max else (None, None)
+    # The bounds of decimals, dates and times are other objects than the values that a filter compares.
+    known = isinstance(low, (bool, int, float, str))
+    return Statistics(low if known else None, high, found.null_count if found.has_null_count else None)

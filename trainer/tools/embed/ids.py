@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.config.data import DataConfig
+from trainer.config.features import SparseFeature, takes
 from trainer.data.managed import own_rows
 from trainer.data.vocabulary import listed_ids, open_vocabulary
 from trainer.models.embeddings import name_in_model
@@ -17,7 +18,7 @@ class TableIds:
     """The ids that have a row of their own in a table, `N`.
 
     Attributes:
-        name: `id`, or `row` where ids are hashed to rows that no id has for itself.
+        name: `id`, or `row` where rows are no ids of the data: those that are hashed, shifted or made of numbers.
         ids: The ids, `[N]` integers or strings.
         rows: The row of each, `[N]` int64.
     """
@@ -48,5 +49,8 @@ def ids_of_table(config: DataConfig, table: str, managed: ManagedIds) -> TableId
         rows = own_rows(known)
         return TableIds("id", pa.array(known[rows]), rows)
     rows = np.arange(feature.rows)
-    hashed = any(config.sparse[name].ids == "hash" for name in names)
-    return TableIds("row" if hashed else "id", pa.array(rows), rows)
+    return TableIds("id" if all(_are_rows(config.sparse[name]) for name in names) else "row", pa.array(rows), rows)
+
+
+def _are_rows(feature: SparseFeature) -> bool:
+    return feature.ids != "hash" and takes(feature) == "ids" and not feature.offset

@@ -1,0 +1,88 @@
+"""Configuration of CSV files: what stands between and around values, and which columns are lists or text."""
+
+from collections.abc import Collection
+from typing import Annotated, Self
+
+import pydantic
+
+from trainer.config.may_change import MayChange
+from trainer.config.section import Section
+from trainer.core.errors import InputError, nearest
+
+NEWLINES = "\r\n"
+CSV_READERS = ("csv", "tsv")
+
+
+class CsvConfig(Section):
+    """How CSV files are read, with data.reader csv or tsv."""
+
+    delimiter: str | None = None
+    """Character between columns. Unset: a comma for csv, a tab for tsv."""
+    header: bool = True
+    """Whether the first line of every file names its columns."""
+    columns: list[str] = []
+    """Names of all columns in order, with header = false only."""
+    quote: str = '"'
+    """Character around a value that has delimiters or newlines in it; within, it stands twice. Empty: none."""
+    lists: list[str] = []
+    """Columns with a list of ids in each value."""
+    list_separator: str = "|"
+    """Text between the ids of a list."""
+    strings: list[str] = []
+    """Columns of ids that are text. Those of all others are integers."""
+    nulls: list[str] = [""]
+    """Values that mean null."""
+    block_bytes: int = pydantic.Field(default=8 * 2**20, ge=64, le=2**30)
+    """Bytes of a block at most: the rows that are read together, and the longest row that is allowed."""
+    cache: Annotated[str | None, MayChange] = None
+    """Directory, on any fsspec URL, for what is kept of files: where their blocks begin, and the blocks of compressed
+    ones. Unset: torchx-recsys in the user's directory for caches."""
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for key in ("delimiter", "quote"):
+            value = getattr(self, key)
+            if value and (len(value) != 1 or not value.isascii() or value in NEWLINES):
+                raise InputError(f"data.csv.{key} is {value!r}; it must be one ASCII character, and no newline")
+        if self.delimiter == "":
+            raise InputError("data.csv.delimiter is ''; it must be one ASCII character")
+        if self.quote and self.quote == self.delimiter:
+            raise InputError(f"data.csv.quote is {self.quote!r}, as data.csv.delimiter is; make them different")
+        if not self.list_separator or set(self.list_separator) & {*NEWLINES, self.quote}:
+            raise InputError(
+                f"data.csv.list_separator is {self.list_separator!r}; it must be a text without quote and newline"
+            )
+        if self.header and self.columns:
+            raise InputError("data.csv.columns is set, but data.csv.header is true; set it to false or leave them out")
+        if not self.header and not self.columns:
+            raise InputError("data.csv.header is false, but data.csv.columns is empty; name all columns in order")
+        for name in self.columns:
+            if self.columns.count(name) > 1:
+                raise InputError(f"data.csv.columns names '{name}' twice; every column needs a name of its own")
+        return self
+
+    def delimiter_of(self, reader: str) -> str:
+        """Returns the delimiter for a reader, csv or tsv."""
+        return self.delimiter or ("\t" if reader == "tsv" else ",")
+
+    def check(self, reader: str, columns: Collection[str]) -> None:
+        """Raises InputError where a key does not go with the reader, or with the columns that are read."""
+        given = sorted(self.model_dump(exclude_defaults=True))
+        if given and reader not in CSV_READERS:
+            raise InputError(
+                f"data.csv.{given[0]} is set, but data.reader is '{reader}', which does not use it; set it to 'csv' or "
+                "'tsv', or leave data.csv out"
+            )
+        for key in ("lists", "strings"):
+            if unknown := [name for name in getattr(self, key) if name not in columns]:
+                raise InputError(
+                    f"data.csv.{key} names '{unknown[0]}', which is not read{nearest(unknown[0], columns)}"
+                )
+        delimiter = self.delimiter_of(reader)
+        if reader in CSV_READERS and self.quote == delimiter:
+            raise InputError(f"data.csv.quote is {delimiter!r}, which is the delimiter of '{reader}', too; change one")
+        if self.lists and not self.quote and delimiter in self.list_separator:
+            raise InputError(
+                f"data.csv.list_separator is {self.list_separator!r}, which has the delimiter {delimiter!r} in it, and "
+                "data.csv.quote is empty; no value can hold it then, so change one of them"
+            )

@@ -1,0 +1,62 @@
+"""Consecutive rows of a row group, as the files have them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from trainer.core.errors import InputError
+from trainer.data.plain_types import to_ids, to_numbers, to_plain
+from trainer.data.readers.base import Column
+from trainer.data.selection import row_in_file
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows of a row group.
+
+    Attributes:
+        column: Returns a column of the row group.
+        rows: Which of its rows.
+        where: Beginning of error messages, which names the row group.
+        place: Returns what messages call one of its rows. Unset: its number after `where`.
+    """
+
+    column: Column
+    rows: range
+    where: str = ""
+    place: Callable[[int], str] | None = None
+
+    def array(self, name: str) -> pa.Array:
+        """Returns a column of these rows, without its layout (`to_plain`)."""
+        column = self.column(name).slice(self.rows.start, len(self.rows))
+        chunks = [to_plain(chunk) for chunk in column.chunks or [column.combine_chunks()]]
+        return chunks[0] if len(chunks) == 1 else pa.chunked_array(chunks).combine_chunks()
+
+    def numbers(self, name: str) -> pa.Array:
+        """Returns a column of these rows as numbers."""
+        return to_numbers(self.array(name))
+
+    def ids(self, name: str) -> pa.Array:
+        """Returns a column of these rows as integers, strings or lists of either."""
+        try:
+            return to_ids(self.array(name))
+        except pa.ArrowInvalid as error:
+            self.refuse(f"column '{name}': an id has more than 64 bits ({error}); ids are 64-bit integers or strings")
+
+    def refuse(self, message: str, row: int | None = None) -> NoReturn:
+        """Raises InputError for a value; its row, if known, is counted from the beginning of the chunk."""
+        if row is None:
+            raise InputError(f"{self.where}{message}")
+        number = row_in_file(self.column, self.rows.start + row)
+        place = self.place(number) if self.place else f"{self.where}row {number}"
+        raise InputError(f"{place}, {message}")
+
+    def check(self, column: str, values: np.ndarray, good: np.ndarray, why: str) -> np.ndarray:
+        """Returns values of a column, `[R]`, of which all must be good; the message names the first that is not."""
+        if not good.all():
+            row = int(good.argmin())
+            self.refuse(f"column '{column}': {values[row]} {why}", row)
+        return values

@@ -1,0 +1,153 @@
+"""Checks that the columns of files can be used, and that those of several files mean the same."""
+
+from collections.abc import Collection, Iterable
+from itertools import chain
+
+import pyarrow as pa
+
+from trainer.config.data import DataConfig
+from trainer.config.features import SparseFeature, columns_of, takes
+from trainer.core.errors import InputError
+from trainer.data.feature_columns import check_features
+from trainer.data.plain_types import (
+    INTEGERS,
+    has_ids,
+    id_type,
+    is_list,
+    is_number,
+    is_string,
+    meaning,
+    plain_type,
+)
+from trainer.data.vocabulary import open_vocabulary
+
+TEXT = ("hash", "vocabulary", "managed")  # the rules for ids that take strings, too
+
+
+def _columns_of_ids(config: DataConfig) -> dict[str, list[str]]:
+    """Returns the columns of each sparse feature that is made of ids."""
+    return {name: columns_of(name, one) for name, one in config.sparse.items() if takes(one) == "ids"}
+
+
+def _id_columns(config: DataConfig) -> list[str]:
+    """Returns all columns of ids: of sparse features, groups and hard negatives."""
+    hard = [config.catalogue.hard_negatives] if config.catalogue.hard_negatives else []
+    return list(dict.fromkeys([*chain(*_columns_of_ids(config).values()), *config.groups, *hard]))
+
+
+def _number_columns(config: DataConfig) -> list[str]:
+    """Returns the columns of numbers: of features, labels and weights."""
+    features = [*config.dense.items(), *config.sparse.items()]
+    made = [(name, one) for name, one in features if takes(one) == "numbers" and one.transform != "is_missing"]
+    weight = [config.weight] if config.weight else []
+    return [*chain(*(columns_of(name, one) for name, one in made)), *config.labels, *weight]
+
+
+def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
+    """Checks that a file has the columns of a configuration, of types that can be used.
+
+    Raises:
+        InputError: It lacks one, has it twice, or in another type.
+    """
+    for name in config.columns:
+        if schema.names.count(name) != 1:
+            number = "no column" if name not in schema.names else "more than one column"
+            raise InputError(f"{file}: {number} '{name}'; the file has: {', '.join(schema.names)}")
+    weight = [config.weight] if config.weight else []
+    features = check_features(file, schema, config)
+    for name in (*features, *config.labels, *weight):
+        dtype = schema.field(name).type
+        empty = pa.types.is_null(plain_type(dtype)) and name in features
+        if not (is_number(dtype) or empty):
+            raise InputError(f"{file}: column '{name}' is of type {dtype}; it must be a number, a date or a time")
+    for name in config.groups:
+        dtype = schema.field(name).type
+        if is_list(dtype) or not has_ids(dtype) or pa.types.is_null(plain_type(dtype)):
+            raise InputError(
+                f"{file}: column '{name}' is of type {dtype}; a group must be an integer or a string, {INTEGERS}"
+            )
+    if name := config.catalogue.hard_negatives:
+        dtype = schema.field(name).type
+        if not (has_ids(dtype) and (is_list(dtype) or pa.types.is_null(plain_type(dtype)))):
+            raise InputError(
+                f"{file}: column '{name}' is of type {dtype}; hard negatives must be a list of integers or strings, "
+                f"{INTEGERS}"
+            )
+    for name, columns in _columns_of_ids(config).items():
+        for column in columns:
+            _check_ids(file, name, column, schema.field(column).type, config.sparse[name])
+
+
+def check_alike(config: DataConfig, schemas: dict[pa.Schema, str]) -> None:
+    """Checks that columns count the same in all files: a day is no second, and 5 and "5" have other hashes.
+
+    Args:
+        config: The columns.
+        schemas: The different schemas, each with the name of its first file.
+
+    Raises:
+        InputError: They differ in two files.
+    """
+    _check_alike(_id_columns(config), schemas, of_ids=True)
+    _check_alike(_number_columns(config), schemas, of_ids=False)
+
+
+def _check_alike(names: Iterable[str], schemas: dict[pa.Schema, str], of_ids: bool) -> None:
+    for name in names:
+        first: tuple[str, str] | None = None
+        for schema, file in schemas.items():
+            found = meaning(schema.field(name).type, of_ids)
+            if first and found and found != first[0]:
+                raise InputError(
+                    f"{file}: column '{name}' has {found} ({schema.field(name).type}), but {first[0]} in {first[1]}; "
+                    "make them alike"
+                )
+            first = first or ((found, file) if found else None)
+
+
+def lists_of(config: DataConfig, schemas: dict[pa.Schema, str]) -> tuple[str, ...]:
+    """Returns the sparse features that are lists of ids, in all files that have values in them.
+
+    Raises:
+        InputError: One is a list in some files and a single id in others.
+    """
+    return tuple(name for name, (one, *_) in _columns_of_ids(config).items() if _holds_lists(one, schemas))
+
+
+def _holds_lists(column: str, schemas: dict[pa.Schema, str]) -> bool:
+    kinds: dict[bool, str] = {}
+    for schema, file in schemas.items():
+        dtype = schema.field(column).type
+        if not pa.types.is_null(plain_type(dtype)):
+            kinds.setdefault(is_list(dtype), file)
+    if len(kinds) == 2:
+        raise InputError(
+            f"{kinds[True]}: column '{column}' is a list in some files and a single id in others, such as "
+            f"{kinds[False]}; make them alike"
+        )
+    return True in kinds
+
+
+def texts_of(config: DataConfig, schemas: Collection[pa.Schema]) -> tuple[str, ...]:
+    """Returns the columns of ids that are strings: of sparse features, groups and hard negatives."""
+    ids = _id_columns(config)
+    return tuple(name for name in ids if any(is_string(id_type(one.field(name).type)) for one in schemas))
+
+
+def _check_ids(file: str, name: str, column: str, dtype: pa.DataType, feature: SparseFeature) -> None:
+    text, strings = feature.ids in TEXT, is_string(id_type(dtype))
+    if not has_ids(dtype) or (strings and not text):
+        allowed = (
+            "an integer, a string, or a list of either"
+            if text
+            else f"an integer or a list of integers (strings need data.sparse.{name}.ids = 'hash')"
+        )
+        raise InputError(f"{file}: column '{column}' is of type {dtype}; it must be {allowed}, {INTEGERS}")
+    if pa.types.is_null(id_type(dtype)):
+        return
+    if feature.ids == "vocabulary" and open_vocabulary(name, feature).is_text != strings:
+        kinds = ("integers", "strings") if strings else ("strings", "integers")
+        raise InputError(
+            f"{file}: column '{column}' has ids of type {id_type(dtype)}, but data.sparse.{name}.vocabulary is one of "
+            f"{kinds[0]}; name one of {kinds[1]}"
+        )

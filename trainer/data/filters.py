@@ -1,0 +1,183 @@
+"""The filter of data.select: whether rows meet its conditions, by their values or by a row group's statistics."""
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.config.select import Clause, Value
+from trainer.core.errors import InputError, nearest
+from trainer.data.plain_types import to_plain
+from trainer.data.readers.base import Column, Statistics
+
+COMPARE = {
+    "==": (operator.eq, "equal"),
+    "!=": (operator.ne, "not_equal"),
+    "<": (operator.lt, "less"),
+    "<=": (operator.le, "less_equal"),
+    ">": (operator.gt, "greater"),
+    ">=": (operator.ge, "greater_equal"),
+}
+NEGATED = {"!=": "==", "not in": "in"}
+
+
+def check_clauses(clauses: Sequence[Clause], file: str, schema: pa.Schema) -> None:
+    """Refuses conditions that the columns of a file cannot meet.
+
+    Raises:
+        InputError: The file lacks a column, or a value is of another type.
+    """
+    for clause in clauses:
+        if clause.column not in schema.names:
+            raise InputError(
+                f"{file}: no column '{clause.column}', which data.select.filter names"
+                f"{nearest(clause.column, schema.names)}"
+            )
+        dtype = schema.field(clause.column).type
+        for value in clause.values:
+            if allowed := _allowed_instead(simple_type(dtype), value):
+                raise InputError(
+                    f"{file}: data.select.filter compares column '{clause.column}' of type {dtype} with {value!r}; "
+                    f"it must be {allowed}"
+                )
+
+
+def meets_all(clauses: Iterable[Clause], column: Column, rows: int) -> np.ndarray:
+    """Returns which rows of a row group meet all conditions, `[R]` bool; a null meets none."""
+    found = np.ones(rows, bool)
+    for clause in clauses:
+        found &= _meets(clause, comparable(column(clause.column)))
+    return found
+
+
+def by_statistics(
+    clauses: Iterable[Clause], schema: pa.Schema, statistics: Mapping[str, Statistics], rows: int
+) -> bool | None:
+    """Returns whether all rows of a row group meet the conditions, or none does; None where its values must be read."""
+    found = [
+        _by_statistics(clause, simple_type(schema.field(clause.column).type), statistics[clause.column], rows)
+        if clause.column in statistics
+        else None
+        for clause in clauses
+    ]
+    return False if False in found else None if None in found else True
+
+
+def simple_type(dtype: pa.DataType) -> pa.DataType:
+    """Returns the type of a column's values once it is `comparable`, but for dates and times, which stay."""
+    if pa.types.is_dictionary(dtype) or pa.types.is_run_end_encoded(dtype):
+        return simple_type(dtype.value_type)
+    if pa.types.is_string(dtype) or pa.types.is_string_view(dtype):
+        return pa.large_string()
+    if pa.types.is_float16(dtype):
+        return pa.float32()
+    return pa.float64() if pa.types.is_decimal(dtype) else dtype
+
+
+def without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns a column in a layout that Arrow can filter."""
+    return pa.chunked_array([to_plain(chunk) for chunk in column.chunks]) if column.num_chunks else column
+
+
+def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns a column of integers, floating-point numbers, booleans or strings; dates and times as they are."""
+    column = without_views(column)
+    return column.cast(simple_type(column.type))
+
+
+def _is_time(dtype: pa.DataType) -> bool:
+    return pa.types.is_date(dtype) or pa.types.is_timestamp(dtype)
+
+
+def _allowed_instead(dtype: pa.DataType, value: Value) -> str:
+    """Returns what a column is compared with, if not with such a value."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if pa.types.is_boolean(dtype):
+        return "" if isinstance(value, bool) else "true or false"
+    if pa.types.is_integer(dtype):
+        return "" if is_number and value == int(value) else "a whole number"
+    if pa.types.is_floating(dtype):
+        return "" if is_number else "a number"
+    if pa.types.is_large_string(dtype):
+        return "" if isinstance(value, str) else "a string"
+    if _is_time(dtype):
+        return "" if isinstance(value, str) and _is_moment(value, dtype) else "a string such as '2026-01-31'"
+    return "a column of numbers, strings, booleans, dates or times"
+
+
+def _is_moment(value: str, dtype: pa.DataType) -> bool:
+    try:
+        _converted(value, dtype)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _converted(value: Value, dtype: pa.DataType) -> Value:
+    """Returns a value as a column of simple type has it: 0.1 is another number in float32, a moment is an integer."""
+    if _is_time(dtype):  # zones show a time, whose own integer is always UTC's
+        dtype = pa.timestamp(dtype.unit) if pa.types.is_timestamp(dtype) else dtype
+        return _as_integers(pa.array([value]).cast(dtype))[0].as_py()
+    if pa.types.is_floating(dtype):
+        return pa.scalar(value, dtype).as_py()
+    return int(value) if pa.types.is_integer(dtype) else value
+
+
+def _as_integers(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    return times.cast(pa.int32() if pa.types.is_date32(times.type) else pa.int64())
+
+
+def _meets(clause: Clause, column: pa.ChunkedArray) -> np.ndarray:
+    values = [_converted(value, column.type) for value in clause.values]
+    column = _as_integers(column) if _is_time(column.type) else column
+    known = column.is_valid().to_numpy()
+    if not clause.comparison.endswith("in"):
+        return known & _compared(clause.comparison, column, values[0])
+    found = _is_one_of(column, values)
+    return known & (~found if clause.comparison in NEGATED else found)
+
+
+def _compared(comparison: str, column: pa.ChunkedArray, value: Value) -> np.ndarray:
+    plain, arrow = COMPARE[comparison]
+    if _is_outside(value, column.type):  # every value of the type compares with it as 0 does
+        return np.full(len(column), plain(0, value))
+    return pc.call_function(arrow, [column, pa.scalar(value, column.type)]).fill_null(False).to_numpy()
+
+
+def _is_one_of(column: pa.ChunkedArray, values: list[Value]) -> np.ndarray:
+    possible = [value for value in values if not _is_outside(value, column.type)]
+    options = pc.SetLookupOptions(value_set=pa.array(possible, column.type))
+    return pc.call_function("is_in", [column], options).to_numpy()
+
+
+def _is_outside(value: Value, dtype: pa.DataType) -> bool:
+    if not pa.types.is_integer(dtype):
+        return False
+    limits = np.iinfo(dtype.to_pandas_dtype())
+    return not limits.min <= int(value) <= limits.max
+
+
+def _by_statistics(clause: Clause, dtype: pa.DataType, found: Statistics, rows: int) -> bool | None:
+    if found.nulls == rows:
+        return False
+    if _is_time(dtype) or found.low is None:
+        return None
+    values = [_converted(value, dtype) for value in clause.values]
+    meets = _bounded(NEGATED.get(clause.comparison, clause.comparison), found, values)
+    if pa.types.is_floating(dtype) and meets:
+        meets = None  # the bounds leave NaN out, which meets no condition but a negated one
+    if clause.comparison in NEGATED and meets is not None:
+        meets = not meets
+    return None if meets and found.nulls != 0 else meets
+
+
+def _bounded(comparison: str, found: Statistics, values: list[Value]) -> bool | None:
+    """Returns whether all values between two bounds compare so, or none does."""
+    if comparison in ("==", "in"):
+        between = [value for value in values if found.low <= value <= found.high]
+        return False if not between else True if found.low == found.high else None
+    compare, _ = COMPARE[comparison]
+    low, high = compare(found.low, values[0]), compare(found.high, values[0])
+    return low if low == high else None

@@ -1,0 +1,193 @@
+"""Arrow's types by their meaning to training: many types and layouts in; numbers, integers and strings out.
+
+A layout changes no value: dictionaries, runs, views, lists of any kind, extension types by their storage.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # in each of Arrow's units of time
+WIDEST_DECIMAL = pa.decimal256(76, 0)
+INTEGERS = "where booleans, decimals without a fraction, dates and times count as integers"  # for messages
+
+
+def plain_type(dtype: pa.DataType) -> pa.DataType:
+    """Returns the type of a column's values without their layout; all lists are large lists."""
+    if isinstance(dtype, pa.BaseExtensionType):
+        return plain_type(dtype.storage_type)
+    if pa.types.is_dictionary(dtype) or pa.types.is_run_end_encoded(dtype):
+        return plain_type(dtype.value_type)
+    if _has_lists(dtype):
+        return pa.large_list(plain_type(dtype.value_type))
+    if pa.types.is_string_view(dtype):
+        return pa.large_string()
+    if pa.types.is_binary_view(dtype) or pa.types.is_fixed_size_binary(dtype):
+        return pa.large_binary()
+    return dtype
+
+
+def id_type(dtype: pa.DataType) -> pa.DataType:
+    """Returns the type of a column's ids, which may be in lists: integers or strings, or else it has no ids."""
+    plain = plain_type(dtype)
+    plain = plain.value_type if _has_lists(plain) else plain
+    if pa.types.is_boolean(plain):
+        return pa.int8()
+    if pa.types.is_decimal(plain) and plain.scale == 0:
+        return pa.int64()
+    if pa.types.is_date(plain):
+        return pa.int32()
+    return _ticks(plain) if _is_time(plain) else plain
+
+
+def is_list(dtype: pa.DataType) -> bool:
+    """Returns whether a column holds a list of ids per row."""
+    return _has_lists(plain_type(dtype))
+
+
+def is_string(dtype: pa.DataType) -> bool:
+    """Returns whether ids are text or bytes, dictionary-encoded or not."""
+    plain = plain_type(dtype)
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(kind(plain) for kind in kinds)
+
+
+def has_ids(dtype: pa.DataType) -> bool:
+    """Returns whether a column holds ids, in lists or not; one without any value does."""
+    found = id_type(dtype)
+    return pa.types.is_integer(found) or is_string(found) or pa.types.is_null(found)
+
+
+def is_number(dtype: pa.DataType) -> bool:
+    """Returns whether a column holds a number per row."""
+    plain = plain_type(dtype)
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_date)
+    return _is_time(plain) or any(kind(plain) for kind in kinds)
+
+
+def meaning(dtype: pa.DataType, of_ids: bool) -> str | None:
+    """Returns what a column's values count, alike in all files of a data set; None if it never has a value."""
+    plain = plain_type(dtype)
+    plain = plain.value_type if _has_lists(plain) else plain
+    if pa.types.is_null(plain):
+        return None
+    if pa.types.is_date(plain):
+        return "dates"
+    if _is_time(plain):
+        name = next(one for one in ("timestamp", "duration", "time") if str(plain).startswith(one))
+        return f"{name}s in {plain.unit}" if of_ids else f"{name}s"  # numbers are in seconds, ids in the unit
+    return "strings" if is_string(plain) else "integers" if of_ids else "numbers"
+
+
+def to_plain(array: pa.Array) -> pa.Array:
+    """Returns a column's values without their layout; strings may stay dictionary-encoded, and lists of any width."""
+    if isinstance(array, pa.ExtensionArray):
+        return to_plain(array.storage)
+    if isinstance(array, pa.RunEndEncodedArray):
+        # pyarrow's run_end_decode lacks views, decimals, lists and others.
+        places = np.searchsorted(array.run_ends, np.arange(len(array)) + array.offset, side="right")
+        return to_plain(array.values).take(pa.array(places))
+    if isinstance(array, pa.DictionaryArray):
+        return _plain_dictionary(array)
+    if _has_lists(array.type):
+        simple = isinstance(array, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray)
+        unchanged = simple and plain_type(array.type.value_type) == array.type.value_type
+        return array if unchanged else _map_lists(to_plain, array)
+    plain = plain_type(array.type)
+    return array if plain == array.type else array.cast(plain)
+
+
+def to_numbers(array: pa.Array) -> pa.Array:
+    """Returns plain values as integers, floating point or booleans: dates in days, times in seconds, both since 1970.
+
+    Times of day count from midnight. Times with a zone are in UTC, as Arrow stores them.
+    """
+    dtype = array.type
+    if pa.types.is_null(dtype):
+        return array.cast(pa.float32())
+    if pa.types.is_decimal(dtype):
+        return array.cast(pa.float64())
+    if pa.types.is_date(dtype):
+        return to_ids(array)
+    if _is_time(dtype):
+        ticks = to_ids(array).cast(pa.float64(), safe=False)
+        return pc.divide(ticks, float(SECOND[dtype.unit]))  # pyrefly: ignore[missing-attribute]
+    return array
+
+
+def to_ids(array: pa.Array) -> pa.Array:
+    """Returns plain values, in lists or not, as integers or strings: dates in days, times in their own unit.
+
+    Raises:
+        pa.ArrowInvalid: A decimal has more than 64 bits.
+    """
+    dtype = array.type
+    if _has_lists(dtype):
+        value = dtype.value_type
+        return array if pa.types.is_integer(value) or is_string(value) else _map_lists(to_ids, array)
+    if pa.types.is_null(dtype):
+        return array.cast(pa.int32())
+    if pa.types.is_boolean(dtype):
+        return array.cast(pa.int8())
+    if pa.types.is_decimal(dtype):
+        return _to_integers(array)
+    if pa.types.is_date(dtype):
+        return array.cast(pa.date32(), safe=False).cast(pa.int32())
+    return array.cast(_ticks(dtype)) if _is_time(dtype) else array
+
+
+def as_lists(array: pa.Array) -> pa.Array:
+    """Returns ids in lists; those of a file whose column has no value, and so no type, as null lists."""
+    return array if _has_lists(array.type) else pa.nulls(len(array), pa.large_list(pa.int32()))
+
+
+def _has_lists(dtype: pa.DataType) -> bool:
+    kinds = (
+        pa.types.is_list,
+        pa.types.is_large_list,
+        pa.types.is_fixed_size_list,
+        pa.types.is_list_view,
+        pa.types.is_large_list_view,
+    )
+    return any(kind(dtype) for kind in kinds)
+
+
+def _is_time(dtype: pa.DataType) -> bool:
+    return pa.types.is_timestamp(dtype) or pa.types.is_duration(dtype) or pa.types.is_time(dtype)
+
+
+def _ticks(dtype: pa.DataType) -> pa.DataType:
+    """Returns the type of the integers that times are stored as."""
+    return pa.int32() if pa.types.is_time32(dtype) else pa.int64()
+
+
+def _map_lists(change: Callable[[pa.Array], pa.Array], array: pa.Array) -> pa.LargeListArray:
+    """Returns lists with other elements; also views of lists, whose own cast to lists loses elements after a null."""
+    lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
+    sizes = lengths.fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int64())
+    return pa.LargeListArray.from_arrays(offsets, change(array.flatten()), mask=array.is_null())
+
+
+def _plain_dictionary(array: pa.DictionaryArray) -> pa.Array:
+    values, indices = to_plain(array.dictionary), array.indices
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        return values.take(indices)
+    # A null may stand in the dictionary, where null_count does not see it. Wide indices leave room for the text that
+    # nulls are filled with.
+    indices = indices.cast(pa.int64())
+    if values.null_count:
+        present = values.is_valid().take(indices)
+        indices = pc.if_else(present, indices, None)  # pyrefly: ignore[missing-attribute]
+    return pa.DictionaryArray.from_arrays(indices, values.fill_null(""))
+
+
+def _to_integers(array: pa.Array) -> pa.Array:
+    """Returns decimals without a fraction as int64, or as uint64 if one needs it."""
+    wide = array.cast(WIDEST_DECIMAL)  # narrower ones refuse integers that are wider than they are, whatever the value
+    try:
+        return wide.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return wide.cast(pa.uint64())

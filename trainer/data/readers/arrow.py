@@ -1,0 +1,49 @@
+"""Reads Arrow IPC files, which are Feather files, too."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import fsspec
+import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
+
+from trainer.data.readers.base import Column, FileContents
+
+
+class ArrowReader:
+    """Reads Arrow IPC files, whose row groups are their record batches."""
+
+    format = "Arrow IPC"
+    suffix = (".arrow", ".feather", ".ipc")
+
+    def inspect(self, url: str) -> FileContents:
+        """Returns the outline of a file."""
+        with _opened(url, []) as file:
+            schema = file.schema
+        # A footer does not have the rows of a batch. To read one column is little, and that of all of them is the file.
+        with _opened(url, schema.names[:1]) as file:
+            rows = tuple(file.get_batch(number).num_rows for number in range(file.num_record_batches))
+        fs, path = fsspec.core.url_to_fs(url)
+        return FileContents(fs.size(path), rows, schema)
+
+    @contextmanager
+    def open(self, url: str, row_group: int, columns: Sequence[str]) -> Iterator[Column]:
+        """Opens a record batch."""
+        with _opened(url, columns) as file:
+            batch = file.get_batch(row_group)
+        # Arrow takes offsets and lengths in a file for true, and would read beyond its buffers.
+        batch.validate(full=True)
+        yield pa.Table.from_batches([batch]).column
+
+
+@contextmanager
+def _opened(url: str, columns: Sequence[str]) -> Iterator[pa.ipc.RecordBatchFileReader]:
+    """Opens a file to read some columns of it."""
+    fs, path = fsspec.core.url_to_fs(url)
+    with pa.OSFile(path) if isinstance(fs, LocalFileSystem) else fs.open(path, "rb") as source:
+        with pa.ipc.open_file(source) as file:
+            names = file.schema.names
+        fields = [names.index(name) for name in columns]
+        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+        with pa.ipc.open_file(source, options=options) as file:
+            yield file

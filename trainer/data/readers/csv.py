@@ -1,0 +1,248 @@
+"""Reads CSV and TSV files, plain or compressed."""
+
+import hashlib
+import json
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from threading import BoundedSemaphore, Lock
+from typing import NoReturn
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+
+from trainer.config.data import DataConfig
+from trainer.config.features import columns_of, takes
+from trainer.core.errors import InputError
+from trainer.core.secrets import without_secrets
+from trainer.data.partitions import texts_in_path
+from trainer.data.readers.base import Column, FileContents
+from trainer.data.readers.csv_cache import CsvCache
+from trainer.data.readers.csv_faults import Dialect, find_fault, shown
+from trainer.data.readers.csv_index import Blocks, CsvIndex, rows_of
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+# What file systems call the mark of a file's version.
+VERSIONS = (
+    "ETag",
+    "etag",
+    "generation",
+    "md5Hash",
+    "content_md5",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "created",
+)
+SCANS = 4  # at once, of which each has a few blocks in memory
+LAYOUT = 1  # of what is kept in the cache
+
+
+class CsvReader:
+    """Reads CSV and TSV files, whose row groups are blocks of whole rows.
+
+    Types follow from the configuration: a guess from the values of one block would take the same ids for text in one
+    block and for integers in another.
+    """
+
+    def __init__(self, config: DataConfig) -> None:
+        self._csv = csv = config.csv
+        self.format = config.reader.upper()
+        self.suffix = tuple(f".{config.reader}{end}" for end in ("", *COMPRESSIONS))
+        self._dialect = Dialect(csv.delimiter_of(config.reader), csv.quote, csv.list_separator, tuple(csv.nulls))
+        self._types, self._expected = column_types(config), config.columns
+        self._cache = CsvCache(csv.cache)
+        self._indexes: dict[str, CsvIndex] = {}
+        self._offsets: dict[str, np.ndarray] = {}
+        self._names: dict[str, str] = {}
+        self._lock, self._scans = Lock(), BoundedSemaphore(SCANS)
+
+    @classmethod
+    def from_config(cls, config: DataConfig) -> "CsvReader":
+        """Makes the reader of a data section."""
+        return cls(config)
+
+    def inspect(self, url: str) -> FileContents:
+        """Returns the outline of a file: from the cache, or by reading it once."""
+        name = self._name(url)
+        with self._cache.lock(name):  # a second job that starts at the same time waits for the first one's
+            if kept := self._cache.read(f"{name}.index"):
+                index = CsvIndex.from_bytes(kept)
+            else:
+                index = self._scan(url)
+                self._cache.write(f"{name}.index", index.to_bytes())
+        self._indexes[url] = index
+        self._check_columns(url)
+        schema = pa.schema([(column, self._types.get(column, pa.string())) for column in self._columns(url)])
+        return FileContents(index.size_bytes, tuple(block.rows for block in index.blocks), schema, index.to_bytes())
+
+    def use_index(self, url: str, index: bytes) -> None:
+        """Takes the index of a file that rank 0 inspected."""
+        self._indexes[url] = CsvIndex.from_bytes(index)
+
+    @contextmanager
+    def open(self, url: str, row_group: int, columns: Sequence[str]) -> Iterator[Column]:
+        """Opens a block."""
+        yield self._parse(url, row_group, columns).column
+
+    def place(self, url: str, row_group: int, row: int | None = None) -> str:
+        """Returns the lines of a block, or the line that a row of it begins with."""
+        blocks = self._indexes[url].blocks
+        line = blocks[row_group].line
+        if row is not None:
+            text = self._read(url, row_group)
+            begin = int(rows_of(text, self._csv.quote)[row - 1]) if row else 0
+            begin = len(text) - len(text[begin:].lstrip(b"\r\n"))  # behind empty lines
+            newlines = text.count(b"\n", 0, begin)
+            return f"line {line + newlines}"
+        last = blocks[row_group + 1].line - 1 if row_group + 1 < len(blocks) else "the last"
+        return f"lines {line} to {last}"
+
+    def _scan(self, url: str) -> CsvIndex:
+        """Reads a file from beginning to end; a compressed one goes to the cache in blocks that can be read alone."""
+        (fs, path), blocks = fsspec.core.url_to_fs(url), []
+        with self._scans, fs.open(path, "rb") as file:
+            compression = _compression(path)
+            stream = pa.CompressedInputStream(file, compression) if compression else file
+            cutter = Blocks(stream.read, without_secrets(url), self._csv.quote, self._csv.block_bytes)
+            header = cutter.header() if self._csv.header else ""
+
+            def texts() -> Iterator[bytes]:
+                for block, text in cutter:
+                    blocks.append(block)
+                    yield text
+
+            if compression:
+                self._cache.write_blocks(f"{self._name(url)}.blocks", texts())
+            else:
+                deque(texts(), maxlen=0)
+        return CsvIndex(fs.size(path), header, tuple(blocks))
+
+    def _name(self, url: str) -> str:
+        """Returns what the cache calls a file: other contents and other blocks have another name."""
+        if url not in self._names:
+            fs, path = fsspec.core.url_to_fs(url)
+            info = fs.info(path)
+            version = next((str(info[key]) for key in VERSIONS if info.get(key) is not None), "")
+            facts = [LAYOUT, without_secrets(fs.unstrip_protocol(path)), info["size"], version]
+            facts += [self._csv.quote, self._csv.header, self._csv.block_bytes]
+            self._names[url] = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+        return self._names[url]
+
+    def _columns(self, url: str) -> list[str]:
+        """Returns the names of a file's columns."""
+        header = self._indexes[url].header
+        return next(self._dialect.rows(header), []) if self._csv.header else self._csv.columns
+
+    def _check_columns(self, url: str) -> None:
+        columns, where = self._columns(url), f"{without_secrets(url)}, line 1"
+        if twice := [name for name in columns if columns.count(name) > 1]:
+            raise InputError(f"{where}: the header has column '{twice[0]}' twice; every column needs a name of its own")
+        given = texts_in_path(url, self._expected)
+        if missing := [name for name in self._expected if name not in columns and name not in given]:
+            found = ", ".join(columns)
+            if not self._csv.header:
+                raise InputError(f"data.csv.columns has no column '{missing[0]}', which is read; it has: {found}")
+            raise InputError(
+                f"{where}: the header has no column '{missing[0]}'; between '{shown(self._dialect.delimiter)}' "
+                f"(data.csv.delimiter) it has: {shown(found)}; set data.csv.header to false if it is a row"
+            )
+
+    def _read(self, url: str, number: int) -> bytes:
+        """Returns the text of a block."""
+        block = self._indexes[url].blocks[number]
+        fs, path = fsspec.core.url_to_fs(url)
+        if _compression(path):
+            start, stop = self._stored(url)[number : number + 2].tolist()
+            text = self._cache.read_block(f"{self._name(url)}.blocks", start, stop, block.size)
+        else:
+            text = fs.cat_file(path, start=block.start, end=block.start + block.size)
+        # Size and date of the file are no proof: hosts may have copies of their own.
+        if zlib.crc32(text) != block.checksum:
+            self._refuse_changed(url, number)
+        return text
+
+    def _stored(self, url: str) -> np.ndarray:
+        """Returns where the cache has the blocks of a compressed file, which every host makes for itself."""
+        name = f"{self._name(url)}.blocks"
+        with self._lock:
+            if url not in self._offsets:
+                index = self._indexes[url]
+                with self._cache.lock(self._name(url)):
+                    if not self._cache.has(name) and self._scan(url).blocks != index.blocks:
+                        self._refuse_changed(url, 0)
+                self._offsets[url] = self._cache.read_offsets(name, len(index.blocks))
+        return self._offsets[url]
+
+    def _refuse_changed(self, url: str, number: int) -> NoReturn:
+        for end in ("index", "blocks"):
+            self._cache.remove(f"{self._name(url)}.{end}")
+        raise InputError(
+            f"{without_secrets(url)}, {self.place(url, number)}: the file changed after it was indexed; start the job "
+            "again, which indexes it anew"
+        )
+
+    def _parse(self, url: str, number: int, columns: Sequence[str]) -> pa.Table:
+        """Returns columns of a block."""
+        text, block, names = self._read(url, number), self._indexes[url].blocks[number], self._columns(url)
+        types = {name: self._types.get(name, pa.string()) for name in columns}
+        read = pa_csv.ReadOptions(use_threads=False, block_size=block.size + 1, column_names=names)
+        parse = pa_csv.ParseOptions(
+            delimiter=self._dialect.delimiter,
+            quote_char=self._csv.quote or False,
+            # Slower by a quarter, so only where a row has several lines.
+            newlines_in_values=text.count(b"\n") > block.rows,
+        )
+        convert = pa_csv.ConvertOptions(
+            column_types={name: pa.string() if pa.types.is_list(kind) else kind for name, kind in types.items()},
+            include_columns=[*types],
+            null_values=self._csv.nulls,
+            strings_can_be_null=True,
+        )
+        try:
+            table = pa_csv.read_csv(pa.BufferReader(text), read, parse, convert)
+            if table.num_rows != block.rows:
+                raise pa.ArrowInvalid(f"{block.rows} rows by their quotes and newlines, and {table.num_rows} as read")
+            return pa.table({name: self._lists(table[name], kind) for name, kind in types.items()})
+        except pa.ArrowInvalid as error:
+            fault = find_fault(text, block.line, names, types, self._dialect)
+            fault = fault or f"{self.place(url, number)}: {str(error).splitlines()[0]}"
+            raise InputError(f"{without_secrets(url)}, {fault}") from error
+
+    def _lists(self, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+        if not pa.types.is_list(kind):
+            return column
+        lists = pc.split_pattern(column, self._csv.list_separator)  # pyrefly: ignore[missing-attribute]
+        return lists.cast(kind)
+
+
+def column_types(config: DataConfig) -> dict[str, pa.DataType]:
+    """Returns the types of the columns that a data section reads or filters by; any other column is text."""
+    hard = [config.catalogue.hard_negatives] if config.catalogue.hard_negatives else []
+    features = [*config.dense.items(), *config.sparse.items()]
+    integers = [columns_of(name, feature) for name, feature in features if takes(feature) != "numbers"]
+    ids = {*chain(*integers), *config.groups, *hard}
+    types: dict[str, pa.DataType] = {}
+    for name in config.columns:
+        kind = pa.string() if name in config.csv.strings else pa.int64() if name in ids else pa.float64()
+        types[name] = pa.list_(kind) if name in (*config.csv.lists, *hard) else kind
+    for clause in config.select.clauses:
+        types.setdefault(clause.column, _type_of(clause.values))
+    return types
+
+
+def _type_of(values: Sequence[str | bool | int | float]) -> pa.DataType:
+    """Returns the type of a column that is only compared with values."""
+    if any(isinstance(value, str) for value in values):
+        return pa.string()
+    return pa.bool_() if all(isinstance(value, bool) for value in values) else pa.float64()
+
+
+def _compression(path: str) -> str | None:
+    return next((name for end, name in COMPRESSIONS.items() if path.endswith(end)), None)

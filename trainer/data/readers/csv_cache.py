@@ -1,0 +1,118 @@
+"""Keeps the indexes of CSV files, and the blocks of compressed ones, from one job to the next."""
+
+import fcntl
+import os
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
+
+from trainer.core.storage import Storage, named, open_storage
+
+LOCAL = Storage(LocalFileSystem())
+OFFSET = np.dtype("<i8")
+
+
+class CsvCache:
+    """A directory of files that are written whole, and may be deleted when no job runs.
+
+    Args:
+        url: The directory, on any fsspec URL. None: torchx-recsys in the user's directory for caches.
+
+    Raises:
+        InputError: It cannot be used.
+    """
+
+    def __init__(self, url: str | None) -> None:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        self._url = url or str(Path(home, "torchx-recsys"))
+        with self._named():
+            fs, folder = open_storage(self._url)
+            fs.makedirs(folder)
+        self._fs: Storage = fs
+        self._folder = folder
+
+    def read(self, name: str) -> bytes | None:
+        """Returns the content of a file; None if there is none."""
+        with self._named():
+            return self._fs.cat_file(self._path(name)) if self._fs.exists(self._path(name)) else None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file."""
+        self._write(name, [content])
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
+        with self._named():
+            if self._fs.exists(self._path(name)):
+                self._fs.rm_file(self._path(name))
+
+    def has(self, name: str) -> bool:
+        """Returns whether there is such a file."""
+        with self._named():
+            return self._fs.exists(self._path(name))
+
+    def write_blocks(self, name: str, blocks: Iterable[bytes]) -> None:
+        """Writes a file of blocks, each compressed alone, and then where they begin."""
+
+        def parts() -> Iterator[bytes]:
+            codec, offsets = pa.Codec("zstd", 1), [0]
+            for block in blocks:
+                yield (part := codec.compress(block, asbytes=True))
+                offsets.append(offsets[-1] + len(part))
+            yield np.array(offsets, OFFSET).tobytes()
+
+        self._write(name, parts())
+
+    def read_offsets(self, name: str, blocks: int) -> np.ndarray:
+        """Returns where each block of a file begins, and where the last one ends, `[blocks + 1]`."""
+        with self._named():
+            footer = self._fs.cat_file(self._path(name), start=-OFFSET.itemsize * (blocks + 1))
+        return np.frombuffer(footer, OFFSET)
+
+    def read_block(self, name: str, start: int, stop: int, size: int) -> bytes:
+        """Returns a block of so many bytes that are stored in a range of a file."""
+        with self._named():
+            stored = self._fs.cat_file(self._path(name), start=start, end=stop)
+        return pa.Codec("zstd").decompress(stored, size, asbytes=True)
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Holds back the other processes and threads of this host that make the same file."""
+        if not self._fs.is_local:  # made twice at worst: what is written last counts, and both are the same
+            yield
+            return
+        with self._named():
+            file = open(f"{self._path(name)}.lock", "w")  # noqa: SIM115, for errors of the block are not the cache's
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}"
+
+    def _named(self) -> AbstractContextManager[None]:
+        return named("data.csv.cache", self._url)
+
+    def _write(self, name: str, parts: Iterable[bytes]) -> None:
+        """Writes a file, which gets its name once it is whole."""
+        fs, path = (LOCAL, None) if self._fs.is_object_store else (self._fs, self._path(name))
+        # Of an object store only whole files are sent: fsspec would write the beginning of one whose parts failed.
+        partial = f"{path or Path(tempfile.gettempdir(), name)}.{uuid.uuid4().hex}.partial"
+        try:
+            with self._named():
+                file = fs.open(partial, "wb")
+            with file:
+                for part in parts:  # not within `named`: to make a part may fail, too
+                    with self._named():
+                        file.write(part)
+            with self._named():
+                fs.mv(partial, path) if path else self._fs.put_file(partial, self._path(name))
+        finally:
+            if fs.exists(partial):
+                fs.rm_file(partial)

@@ -1,0 +1,195 @@
+"""Finds the files of a split with the row groups that data.select chooses, and how many rows of each."""
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from trainer.config.data import DataConfig
+from trainer.config.select import Clause, SelectConfig
+from trainer.core.errors import InputError
+from trainer.core.secrets import without_secrets
+from trainer.data.dataset import FileSet, RowChoice, RowGroup, find_files, list_files
+from trainer.data.filters import by_statistics, check_clauses, meets_all
+from trainer.data.philox import philox
+from trainer.data.readers.registry import make_reader
+from trainer.data.row_groups import RowGroupReader
+from trainer.data.selection import is_negative
+
+COUNT_THREADS = 16  # counting waits for storage
+PROGRESS_SECONDS = 10
+FILES = np.iinfo(np.uint64).max  # the counter of the random numbers that choose files; no file has this number
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rows of a row group.
+
+    Attributes:
+        matching: Those that meet the filter.
+        negatives: Of these, those whose first label is 0; 0 if all of them are kept.
+    """
+
+    matching: int
+    negatives: int
+
+
+def find_training_files(config: DataConfig, seed: int) -> FileSet:
+    """Lists the training files with the samples that are chosen.
+
+    Args:
+        config: The data.
+        seed: Decides what is chosen.
+
+    Raises:
+        InputError: As of `find_files`, or data.select cannot be used with these files.
+    """
+    select = config.select
+    patterns: dict[str, str] = {}
+
+    def choose(urls: list[str]) -> list[str]:
+        patterns.update(_patterns_of_files(config, urls))
+        return _part_of(urls, select.files, seed)
+
+    files = find_files("data.train", config.train, config, choose)
+    if select == SelectConfig():
+        return files
+    counts = _count("data.train", files, config, select.keep_negatives < 1)
+    chosen = _chosen_groups(config, files, counts, [patterns.get(file.url, "") for file in files.files])
+    return _announced("data.train", replace(files, chosen=tuple(chosen), seed=seed), files.rows)
+
+
+def _chosen_groups(
+    config: DataConfig, files: FileSet, counts: Sequence[Counts], patterns: Sequence[str]
+) -> list[RowGroup]:
+    """Returns the row groups of an epoch, as often as it has them; `patterns` are those of the mixture, by file."""
+    negatives = np.array([one.negatives for one in counts])
+    kept = spread(negatives, np.full(len(counts), config.select.keep_negatives), least=1)
+    rows = np.array([one.matching for one in counts]) - negatives + kept
+    of_groups = np.array([patterns[group.file] for group in files.row_groups])
+    chosen: list[RowGroup] = []
+    parts = np.zeros_like(rows)
+    times = np.array([config.select.mixture.get(pattern, 1.0) for pattern in of_groups])
+    for pattern in {*patterns}:
+        here = of_groups == pattern
+        parts[here] = spread(rows[here], times[here] % 1)
+    for place, group in enumerate(files.row_groups):
+        sizes = [*[int(rows[place])] * int(times[place]), int(parts[place])]
+        chosen += [
+            _chosen(group, copy, counts[place], int(kept[place]), size) for copy, size in enumerate(sizes) if size
+        ]
+    return chosen
+
+
+def find_evaluated_files(key: str, patterns: Sequence[str], config: DataConfig) -> FileSet:
+    """Lists the files of a split with the samples that meet the filter; arguments and errors as of `find_files`."""
+    files = find_files(key, patterns, config)
+    if not config.select.filter:
+        return files
+    counts = _count(key, files, config, negatives=False)
+    chosen = [_chosen(group, 0, one, 0, one.matching) for group, one in zip(files.row_groups, counts, strict=True)]
+    return _announced(key, replace(files, chosen=tuple(chosen)), files.rows)
+
+
+def spread(counts: np.ndarray, part: np.ndarray, least: int = 0) -> np.ndarray:
+    """Returns parts of counts, rounded so that their sum is the rounded sum of the parts, `[N]`.
+
+    Args:
+        counts: The counts, `[N]`.
+        part: The part of each, in [0, 1], `[N]`.
+        least: Less than this is only returned for a count that is less.
+    """
+    ends = np.floor(np.cumsum(counts * part) + 0.5).astype(np.int64)
+    return np.maximum(np.diff(ends, prepend=0), np.minimum(counts, least))
+
+
+def _chosen(group: RowGroup, copy: int, counts: Counts, kept: int, rows: int) -> RowGroup:
+    """Returns a row group of which so many rows are chosen."""
+    negatives = counts.negatives if kept < counts.negatives else 0
+    matching = counts.matching if counts.matching < group.rows else None
+    choice = RowChoice(copy, matching, negatives, kept if negatives else 0)
+    is_whole = (copy, rows) == (0, group.rows)
+    return replace(group, rows=rows, choice=None if is_whole else choice)
+
+
+def _announced(key: str, files: FileSet, rows: int) -> FileSet:
+    if files.rows == 0:
+        raise InputError(f"data.select leaves none of the {rows:,} rows of {key}; loosen its filter or its mixture")
+    print(f"data.select: {files.rows:,} samples of {rows:,} rows in {len(files.files):,} files of {key}", flush=True)
+    return files
+
+
+def _patterns_of_files(config: DataConfig, urls: Sequence[str]) -> dict[str, str]:
+    """Returns the pattern of data.select.mixture for each URL that has one.
+
+    Raises:
+        InputError: A pattern has no file among them, or two have the same.
+    """
+    reader, found = make_reader(config), dict[str, str]()
+    for pattern in config.select.mixture:
+        here = set(list_files("data.select.mixture", pattern, reader)).intersection(urls)
+        if not here:
+            raise InputError(
+                f"data.select.mixture has '{without_secrets(pattern)}', which is none of the files of data.train; "
+                "write it as it is written there"
+            )
+        for url in sorted(here):
+            if url in found:
+                raise InputError(
+                    f"data.select.mixture has '{without_secrets(found[url])}' and '{without_secrets(pattern)}', and "
+                    f"both are {without_secrets(url)}; each file has one weight"
+                )
+            found[url] = pattern
+    return found
+
+
+def _part_of(urls: list[str], part: float, seed: int) -> list[str]:
+    number = max(1, round(part * len(urls)))
+    keys = philox(seed, 0, FILES, FILES, stream=2).random_raw(len(urls))
+    return [urls[place] for place in np.sort(np.argsort(keys, kind="stable")[:number])]
+
+
+def _count(key: str, files: FileSet, config: DataConfig, negatives: bool) -> list[Counts]:
+    """Counts rows of every row group, where possible without reading it."""
+    clauses = config.select.clauses
+    for file in files.files:
+        check_clauses(clauses, file.name, file.schema)
+    label = [Clause(config.labels[0], "==", (0,))] if negatives else []
+    if not clauses and not label:
+        return [Counts(group.rows, 0) for group in files.row_groups]
+    columns = dict.fromkeys(clause.column for clause in [*clauses, *label])
+    reader = RowGroupReader(files, config, [*columns])
+    with ThreadPoolExecutor(COUNT_THREADS) as pool:
+        counts = pool.map(partial(_count_one, reader, files, config, label), files.row_groups)
+        return [*_with_progress(key, counts, len(files.row_groups))]
+
+
+def _count_one(
+    reader: RowGroupReader, files: FileSet, config: DataConfig, label: Sequence[Clause], group: RowGroup
+) -> Counts:
+    clauses, schema = config.select.clauses, files.files[group.file].schema
+    statistics = reader.statistics(group, [clause.column for clause in [*clauses, *label]])
+    meets = by_statistics(clauses, schema, statistics, group.rows)
+    negative = by_statistics(label, schema, statistics, group.rows) if label else False
+    if meets is False:
+        return Counts(0, 0)
+    if meets and negative is not None:
+        return Counts(group.rows, group.rows * negative)
+    with reader.open(group) as column:
+        found = np.ones(group.rows, bool) if meets else meets_all(clauses, column, group.rows)
+        if negative is None:
+            return Counts(int(found.sum()), int((found & is_negative(column, config)).sum()))
+    return Counts(int(found.sum()), int(found.sum()) * negative)
+
+
+def _with_progress(key: str, counts: Iterator[Counts], total: int) -> Iterator[Counts]:
+    """Yields counts, and says from time to time how many there were."""
+    said = time.monotonic()
+    for number, count in enumerate(counts, 1):
+        yield count
+        if time.monotonic() - said > PROGRESS_SECONDS:
+            said = time.monotonic()
+            print(f"data.select: counted {number:,} of {total:,} row groups of {key}", flush=True)

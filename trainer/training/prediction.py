@@ -1,0 +1,67 @@
+"""What a plan predicts of a run: the time of a step, and the memory of every rank."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from trainer.plan.allowed_types import with_allowed_types
+from trainer.plan.memory_model import RankMemory, memory_of
+from trainer.plan.ranks import ranks_to_plan_for
+from trainer.plan.statistics import with_statistics
+from trainer.plan.step_time import StepTime, time_of_plan
+from trainer.plan.tables import tables_to_plan
+from trainer.training.session import Session
+from trainer.training.sharded_model import build_unsharded_model
+from trainer.training.step_parts import BACKWARD, FORWARD, IDS, OTHER
+
+Facts = dict[str, Any]
+FORWARD_OF_DENSE = 1 / 3  # of its products: backward takes twice as many
+PHASES = {"input": IDS, "forward": FORWARD, "forward_comms": FORWARD, "backward_comms": BACKWARD, "backward": BACKWARD}
+
+
+def predict(session: Session) -> Facts:
+    """Returns what the plan predicts of a step and of memory, `predicted` of run.json; nothing where it cannot tell."""
+    config, context, planner = session.config, session.context, with_allowed_types(session.config)
+    gpus = [context.device] if context.device.type == "cuda" else []
+    # Building a model sets the state of random numbers, which training goes on with.
+    with not_needed(session, "this run is not predicted"), torch.random.fork_rng(gpus):
+        config = with_statistics(config)
+        shape = context.world_size, context.local_world_size, context.device.type
+        ranks = ranks_to_plan_for(config.data, planner, config.comms, *shape)
+        model = build_unsharded_model(config, torch.device("meta"), session.order.lanes)
+        step = time_of_plan(session.model.plan, model, config, planner, ranks)
+        memory = memory_of(session.model.plan, tables_to_plan(model, config, planner), ranks, config)
+        return {"predicted": {**_times(step), **_bytes(memory, ranks.on_gpu), "figures": step.source}}
+    return {}
+
+
+def _times(step: StepTime) -> Facts:
+    parts = dict.fromkeys((IDS, FORWARD, BACKWARD), 0.0)
+    for phase, milliseconds in zip(step.phases, step.slowest, strict=True):
+        parts[PHASES[phase]] += float(milliseconds)
+    parts[FORWARD] += FORWARD_OF_DENSE * step.dense
+    parts[BACKWARD] += (1 - FORWARD_OF_DENSE) * step.dense
+    return {"step_ms": step.total, "parts": parts | {OTHER: step.constant}}
+
+
+def _bytes(memory: RankMemory, on_gpu: bool) -> Facts:
+    """Returns the memory of every rank as `measure` measures it, and that of the fullest rank by kind."""
+    device, kinds = 0 if on_gpu else 1, memory.by_kind()
+    beside = kinds["context"] + kinds["communication"] if on_gpu else 0.0  # not the allocator's
+    of_ranks = (memory.total - beside)[:, device]
+    fullest = int(of_ranks.argmax())
+    return {
+        "memory_bytes": [round(size) for size in of_ranks],
+        "memory_of_fullest_rank": {kind: round(size[fullest, device]) for kind, size in kinds.items()},
+    }
+
+
+@contextmanager
+def not_needed(session: Session, otherwise: str) -> Iterator[None]:
+    """Turns an error in the block into a line: a model of one's own may raise anything, and the run can do without."""
+    try:
+        yield
+    except Exception as error:
+        session.reporter.log(f"{otherwise}: {type(error).__name__}: {' '.join(str(error).split())}")

@@ -1,20 +1,23 @@
 """Compares planned and measured times of steps, for the table in docs/step_times.md: `python -m docs.planned_times`.
 
-Calibrates this machine on two ranks, then trains two models under twelve plans each, in turns within one job, so that a
-busy machine slows down all of them. The measure is the processor time of a rank, in which no wait for others counts.
-Every step is in docs/planned_times.json.
+Calibrates this machine on two ranks, then trains two models under nine plans each, in turns within one job, so that a
+busy machine slows down all of them. Plans are drawn by chance, and chosen by their planned times alone, so that these
+differ. The measure is the processor time of a rank, in which no wait for others counts. Every step is in
+docs/planned_times.json.
 """
 
 import contextlib
 import io
 import itertools
 import json
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,53 +46,54 @@ PAGE, RAW = ROOT / "docs" / "step_times.md", ROOT / "docs" / "planned_times.json
 RANKS, BATCHES = 2, 8
 TURNS, STEPS = 12, 5  # steps of a plan at a time: 60 in all
 TOLERANCE = 0.3
-Placed = tuple[str, Sequence[int]]
+DRAWN, CHOSEN = 300, 9  # plans of a model
+APART = 1.1  # times the next faster plan, at least
+ROUNDING = 1e-9
+KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
+Placed = tuple[str, tuple[int, ...]]
 MODELS: dict[str, dict[str, Any]] = {
-    "20 tables of 32 columns, an id each": {
-        "model": {"embedding_dim": 32, "dense_layers": [128], "over_layers": [128]},
-        "rows": [2_000 * (1 + number) for number in range(10)] + [20_000 * (1 + number) for number in range(10)],
-        "hotness": 1,
-        "global_batch_size": 8192,
+    "DLRM, 20 tables of 32 columns": {
+        "model": {"embedding_dim": 32, "dense_layers": [64], "over_layers": [64]},
+        "rows": [2_000 * (1 + number) for number in range(10)] + [12_000 * (1 + number) for number in range(10)],
+        "hotness": [1, 40] * 10,
+        "global_batch_size": 4096,
     },
-    "6 tables of 64 columns, 10 ids each": {
-        "model": {"name": "deepfm", "embedding_dim": 64, "over_layers": [128]},
-        "rows": [5_000, 20_000, 50_000, 100_000, 200_000, 300_000],
-        "hotness": 10,
+    "DeepFM, 8 tables of 64 columns": {
+        "model": {"name": "deepfm", "embedding_dim": 64, "over_layers": [64]},
+        "rows": [2_000, 5_000, 10_000, 20_000, 40_000, 60_000, 80_000, 100_000],
+        "hotness": [20] * 8,
         "global_batch_size": 4096,
     },
 }
 
 
-def _half(number: int, tables: int) -> bool:
-    return number < tables // 2  # the smaller ones: tables are in the order of their rows
+def draw_plan(tables: int, seed: int) -> tuple[Placed, ...]:
+    """Returns a plan by chance: of some types more than of others, and more on one rank than on the other."""
+    draw = random.Random(seed)
+    weights, leaning = [draw.expovariate(1.0) ** 2 for _ in KINDS], draw.random()
+    plan = []
+    for kind in draw.choices(KINDS, weights, k=tables):
+        plan.append((kind, (int(draw.random() > leaning),) if kind == "table_wise" else tuple(range(RANKS))))
+    return tuple(plan)
 
 
-PLANS: dict[str, Callable[[int, int], Placed]] = {
-    "table_wise, in turns": lambda number, _: ("table_wise", [number % 2]),
-    "row_wise": lambda *_: ("row_wise", [0, 1]),
-    "column_wise": lambda *_: ("column_wise", [0, 1]),
-    "data_parallel": lambda *_: ("data_parallel", [0, 1]),
-    "table_wise, all on one rank": lambda *_: ("table_wise", [0]),
-    "table_wise, the large half on one rank": lambda number, tables: ("table_wise", [int(_half(number, tables))]),
-    "table_wise, three of four on one rank": lambda number, _: ("table_wise", [int(number % 4 == 0)]),
-    "small ones data_parallel, others row_wise": lambda number, tables: (
-        "data_parallel" if _half(number, tables) else "row_wise",
-        [0, 1],
-    ),
-    "small ones data_parallel, others table_wise": lambda number, tables: (
-        ("data_parallel", [0, 1]) if _half(number, tables) else ("table_wise", [number % 2])
-    ),
-    "small ones column_wise, others row_wise": lambda number, tables: (
-        "column_wise" if _half(number, tables) else "row_wise",
-        [0, 1],
-    ),
-    "small ones row_wise, others on one rank": lambda number, tables: (
-        ("row_wise", [0, 1]) if _half(number, tables) else ("table_wise", [1])
-    ),
-    "small ones on one rank, others column_wise": lambda number, tables: (
-        ("table_wise", [0]) if _half(number, tables) else ("column_wise", [0, 1])
-    ),
-}
+def choose(times: Sequence[float]) -> list[int]:
+    """Returns the numbers of some plans from the fastest to the slowest, as evenly apart as their times allow."""
+    order = np.argsort(times, kind="stable").tolist()
+    factor = max(APART, (times[order[-1]] / times[order[0]]) ** (1 / (CHOSEN - 1)))
+    chosen = order[:1]
+    for number in order[1:]:
+        # By its own place on the scale, so that a gap moves none of the later ones.
+        place = times[order[0]] * factor ** len(chosen) * (1 - ROUNDING)
+        if times[number] >= max(place, APART * times[chosen[-1]]) and len(chosen) < CHOSEN:
+            chosen.append(number)
+    return chosen
+
+
+def describe(plan: Sequence[Placed]) -> str:
+    """Returns how many tables are placed in which way."""
+    counts = Counter(kind if kind != "table_wise" else f"table_wise on rank {ranks[0]}" for kind, ranks in plan)
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
 
 
 def main() -> None:
@@ -116,7 +120,7 @@ def measure(calibration: str, folder: str) -> None:
 def _measure_model(name: str, calibration: str, folder: str, context: DistributedContext) -> dict[str, Any]:
     broadcast_from_rank0(context, lambda: _write_rows(MODELS[name], folder))
     config = _config(MODELS[name], folder, calibration)
-    planned = broadcast_from_rank0(context, lambda: [_plan(config, plan, folder) for plan in PLANS])
+    planned = broadcast_from_rank0(context, lambda: _choose_plans(config, folder))
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         runs = []
@@ -127,8 +131,8 @@ def _measure_model(name: str, calibration: str, folder: str, context: Distribute
         times = _take_turns(runs)
     of_ranks = gather_to_all(times, context)
     plans = [
-        {"plan": plan, "predicted": planned[number]["predicted"], "measured": [rank[number] for rank in of_ranks]}
-        for number, plan in enumerate(PLANS)
+        {"plan": plan["plan"], "predicted": plan["predicted"], "measured": [rank[number] for rank in of_ranks]}
+        for number, plan in enumerate(planned)
     ]
     return {"model": name, "plans": plans}
 
@@ -149,20 +153,21 @@ def _take_turns(runs: Sequence[tuple[TrainingStep, Iterator[Any]]]) -> list[list
 
 
 def _write_rows(model: dict[str, Any], folder: str) -> None:
-    random, rows = np.random.default_rng(0), BATCHES * model["global_batch_size"]
-    columns: dict[str, Any] = {"label": random.integers(0, 2, rows).astype(np.float32)}
-    columns |= {f"d{number}": random.standard_normal(rows).astype(np.float32) for number in range(4)}
-    for number, size in enumerate(model["rows"]):
-        ids = pa.array(random.integers(0, size, rows * model["hotness"]))
-        ends = pa.array(np.arange(0, len(ids) + 1, model["hotness"], dtype=np.int32))
-        columns[f"s{number:02}"] = ids if model["hotness"] == 1 else pa.ListArray.from_arrays(ends, ids)
+    draw, rows = np.random.default_rng(0), BATCHES * model["global_batch_size"]
+    columns: dict[str, Any] = {"label": draw.integers(0, 2, rows).astype(np.float32)}
+    columns |= {f"d{number}": draw.standard_normal(rows).astype(np.float32) for number in range(4)}
+    for number, (size, hotness) in enumerate(zip(model["rows"], model["hotness"], strict=True)):
+        ids = pa.array(draw.integers(0, size, rows * hotness))
+        ends = pa.array(np.arange(0, len(ids) + 1, hotness, dtype=np.int32))
+        columns[f"s{number:02}"] = ids if hotness == 1 else pa.ListArray.from_arrays(ends, ids)
     Path(folder).mkdir(parents=True)
     pq.write_table(pa.table(columns), f"{folder}/rows.parquet", row_group_size=rows // BATCHES)
 
 
 def _config(model: dict[str, Any], folder: str, calibration: str) -> Config:
     sparse = {
-        f"s{number:02}": {"rows": rows, "hotness": float(model["hotness"])} for number, rows in enumerate(model["rows"])
+        f"s{number:02}": {"rows": rows, "hotness": float(hotness)}
+        for number, (rows, hotness) in enumerate(zip(model["rows"], model["hotness"], strict=True))
     }
     data = {
         "train": [f"{folder}/rows.parquet"],
@@ -175,26 +180,31 @@ def _config(model: dict[str, Any], folder: str, calibration: str) -> Config:
     return Config.model_validate({"data": data, "model": model["model"], "planner": planner, "train": train})
 
 
-def _plan(config: Config, plan: str, folder: str) -> dict[str, Any]:
-    """Writes a plan for jobs, and returns its file and the milliseconds that a step is expected to take."""
+def _choose_plans(config: Config, folder: str) -> list[dict[str, Any]]:
+    """Writes plans for jobs, and returns the chosen ones with what a step is expected to take."""
     model = build_unsharded_model(config, torch.device("meta"))
-    shapes = table_shapes(model)
+    drawn = dict.fromkeys(draw_plan(len(config.data.sparse), seed) for seed in range(DRAWN))
+    plans: list[dict[str, Any]] = []
+    for number, plan in enumerate(drawn):
+        file = f"{folder}/{number}.json"
+        _write_plan(model, plan, Path(file))
+        plans.append({"plan": describe(plan), "file": file, "predicted": _predict(config, model, file)})
+    return [plans[number] for number in choose([slowest_rank(plan["predicted"]) for plan in plans])]
+
+
+def _write_plan(model: torch.nn.Module, plan: Sequence[Placed], file: Path) -> None:
     placed = {}
-    for number, (name, (rows, columns)) in enumerate(shapes.items()):
-        kind, where = PLANS[plan](number, len(shapes))
+    for (name, (rows, columns)), (kind, ranks) in zip(table_shapes(model).items(), plan, strict=True):
         placed[name] = {
             "sharding_type": kind,
             "compute_kernel": "dense" if kind == "data_parallel" else "fused",
             "rows": rows,
             "columns": columns,
-            "shard_columns": columns // (2 if kind == "column_wise" else 1),
-            "ranks": ",".join(map(str, where)),
+            "shard_columns": columns // (RANKS if kind == "column_wise" else 1),
+            "ranks": ",".join(map(str, ranks)),
         }
     path = next(path for path, module in model.named_modules() if isinstance(module, EmbeddingBagCollection))
-    content = {"version": 2, "world_size": RANKS, "modules": {path: placed}}
-    file = Path(folder, f"{list(PLANS).index(plan)}.json")
-    file.write_text(json.dumps(content))
-    return {"file": str(file), "predicted": _predict(config, model, str(file))}
+    file.write_text(json.dumps({"version": 2, "world_size": RANKS, "modules": {path: placed}}))
 
 
 def _predict(config: Config, model: torch.nn.Module, file: str) -> dict[str, Any]:
@@ -221,25 +231,27 @@ def render(measured: dict[str, Any]) -> str:
     Args:
         measured: The content of docs/planned_times.json.
     """
-    rows, pairs = [], []
+    rows, of_models = [], []
     for model in measured["models"]:
+        pairs = []
         for one in model["plans"]:
             planned = slowest_rank(one["predicted"])
             found = max(statistics.median(rank) for rank in one["measured"])
             pairs.append((planned, found))
             rows.append([model["model"], one["plan"], f"{planned:.1f}", f"{found:.1f}", f"{planned / found:.2f}"])
-    ratios = [planned / found for planned, found in pairs]
-    headers = ["Model", "Plan", "Planned, ms", "Measured, ms", "Ratio"]
-    of_models = [pairs[start : start + len(PLANS)] for start in range(0, len(pairs), len(PLANS))]
-    rank_of_each = ", ".join(f"{spearman(some):.2f}" for some in of_models)
+        of_models.append(pairs)
+    everything = [pair for pairs in of_models for pair in pairs]
+    ratios = [planned / found for planned, found in everything]
+    headers = ["Model", "Tables", "Planned, ms", "Measured, ms", "Ratio"]
+    rank_of_each = ", ".join(f"{spearman(pairs):.2f}" for pairs in of_models)
     off = sum(abs(ratio - 1) > TOLERANCE for ratio in ratios)
     machine = f"{measured['machine']['processor']}, torch {measured['torch']}"
     return (
         f"{table(headers, rows)}\n\n"
-        f"Spearman's correlation is {spearman(pairs):.2f} over all {len(pairs)} plans, and {rank_of_each} within the "
-        f"models; ratios are {min(ratios):.2f} to {max(ratios):.2f}, {off} of them off by more than {TOLERANCE:.0%}. "
-        f"Medians of {TURNS * STEPS} steps of the slower of {measured['ranks']} ranks, processor time, "
-        f"{machine}."
+        f"Spearman's correlation is {spearman(everything):.2f} over all {len(everything)} plans, and {rank_of_each} "
+        f"within the models; ratios are {min(ratios):.2f} to {max(ratios):.2f}, {off} of them off by more than "
+        f"{TOLERANCE:.0%}. Medians of {TURNS * STEPS} steps of the slower of {measured['ranks']} ranks, processor "
+        f"time, {machine}."
     )
 
 

@@ -61,7 +61,7 @@ def test_tables_that_do_not_fit_are_refused():
     assert "no placement of their shards was found" in done.stderr  # on the GPU and the host together, it might
     done = run_trainer("plan", "criteo_terabyte", "--world-size", "1", "--planner.hardware", "a100_1", *HALF)
     assert done.returncode == 2
-    assert "a100_1:1 does not fit: the tables need at least" in done.stderr
+    assert "a100_1:1 does not fit: a rank needs at least" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command import run_trainer, write_config
 from forked import run_forked
 from jobs import config
 from ready_made import NAMES, ready_made
@@ -89,6 +90,18 @@ def test_a_model_of_ones_own_is_traced(rows):
     tree = config(rows, model__name="task_models:Heads")
     tree["tasks"] = {"label": {"label": "label", "prediction": "score"}}
     assert dense_memory(Config.model_validate(tree), 1).activations > 0
+
+
+def test_a_model_that_needs_values_is_planned_without_its_dense_part(rows, tmp_path, caplog):
+    tree = config(rows, model__name="task_models:NeedsValues", train__steps=1)
+    tree["tasks"] = {"label": {"label": "label", "prediction": "score"}}
+    settings = Config.model_validate(tree)
+    found = dense_memory(settings, 1)
+    assert (found.weights, found.activations) == (0, 0)
+    assert "plans leave out the dense part" in caplog.text
+    done = run_trainer("train", write_config(tmp_path / "config.toml", tree), "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "plans leave out the dense part" in done.stderr
 
 
 def planned(rows, world_size, device="cpu", **changes):

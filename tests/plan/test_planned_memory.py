@@ -15,6 +15,7 @@ from trainer.core.local_shards import local_shards_of
 from trainer.optim.averages import Averages
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
 from trainer.plan.memory import GIB
+from trainer.plan.memory_model import BYTES_TO_INITIALIZE, ON_CPU
 from trainer.plan.plan_file import shards_of, table_plans
 from trainer.plan.storage import average_bytes, state_bytes
 from trainer.training.sharded_model import build_sharded_model
@@ -109,9 +110,14 @@ def test_a_table_is_planned_where_all_that_is_kept_beside_it_fits(tmp_path, sett
     changes = {"data__sparse": {"s0": {"rows": ROWS}}, "planner__reserve": 0.0, "planner__sharding_types": ["row_wise"]}
     changes |= {"optimizer": settings}
     on_each_of_four = tables * TABLE / 4
-    planned(tmp_path, planner__host_memory_gib=on_each_of_four * 1.01, **changes)
+    planned(tmp_path, planner__host_memory_gib=with_the_rest(on_each_of_four * 1.03), **changes)
     with pytest.raises(InputError, match="without their optimizer's state and averages, do not fit"):
-        planned(tmp_path, planner__host_memory_gib=on_each_of_four * 0.99, **changes)
+        planned(tmp_path, planner__host_memory_gib=with_the_rest(on_each_of_four * 0.97), **changes)
+
+
+def with_the_rest(gib):
+    """Returns the memory of a rank for tables of a size, beside which the model and its batch are next to nothing."""
+    return (ON_CPU.context + BYTES_TO_INITIALIZE) / GIB + (1 + ON_CPU.fragmentation) * gib
 
 
 def test_averages_that_are_not_evaluated_need_no_memory_in_an_evaluation(tmp_path, rows):
@@ -121,7 +127,7 @@ def test_averages_that_are_not_evaluated_need_no_memory_in_an_evaluation(tmp_pat
     assert run_trainer("train", file, "--out", tmp_path / "out").returncode == 0
     room = 1.5 * TABLES * 50_000 * COLUMNS * 4 / GIB
     words = [file, "--out", tmp_path / "out", "--split", "validation"]
-    limit = ["--planner.host-memory-gib", room, "--planner.reserve", "0"]
+    limit = ["--planner.host-memory-gib", with_the_rest(room), "--planner.reserve", "0"]
     refused = run_trainer("evaluate", *words, *limit)
     assert refused.returncode == 2
     assert "do not fit the memory of the ranks" in refused.stderr

@@ -99,6 +99,18 @@ def test_tables_of_another_shape_are_refused(tmp_path):
         load_plan(str(tmp_path / "plan.json"), table_shapes(other), 4, 2, "cpu")
 
 
+def test_uneven_shards_of_rows_are_refused(tmp_path):
+    """TorchRec would train with them, on other rows than those of the ids."""
+    task, plan = planned(tmp_path, planner__sharding_types=["row_wise"])
+    first, second, *_ = shards_of(table_plans(plan)["s3"])
+    first.shard_sizes[0] += 1
+    second.shard_sizes[0] -= 1
+    second.shard_offsets[0] += 1
+    (tmp_path / "plan.json").write_text(json.dumps(plan_to_json(plan, table_shapes(task), 4)))
+    with pytest.raises(InputError, match=r"table 's3' has shards that begin at its rows \[0, 27, 52, 78\]; TorchRec"):
+        load_plan(str(tmp_path / "plan.json"), table_shapes(task), 4, 2, "cpu")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -114,7 +126,10 @@ def test_tables_of_another_shape_are_refused(tmp_path):
             {"model__embedding_dim": 6, "planner__sharding_types": ["table_wise"]},
             "has shards of 6 columns, and FBGEMM's kernels need a multiple of 4",
         ),
-        ({"data__global_batch_size": 2**40}, "data.global_batch_size is 1099511627776; its ids and embeddings, "),
+        (
+            {"data__global_batch_size": 2**40},
+            "data.global_batch_size is 1099511627776, and a rank's memory has no room",
+        ),
         ({"data__sparse__s0": {"rows": 2**31 - 1}}, "the tables, 128 GiB without their optimizer's"),
     ],
 )
@@ -174,7 +189,7 @@ def test_sequences_are_refused_in_column_shards_of_several_widths(tmp_path):
 
 def test_sequences_take_the_memory_of_all_their_ids(tmp_path):
     """64 samples of a million ids, their 16 values and 8 bytes for each id itself, and what is pooled."""
-    tree = sequence_config(tmp_path, "din", planner__host_memory_gib=1.0)
+    tree = sequence_config(tmp_path, "din", planner__host_memory_gib=4.0)
     tree["data"]["sparse"]["history"]["hotness"] = 1e6
     settings = Config.model_validate(tree)
     model = build_unsharded_model(settings, torch.device("cpu"))

@@ -6,9 +6,11 @@ import random
 
 import numpy as np
 import pytest
+from planning import ranks_of
 
+from trainer.plan.dense_work import DenseWork
 from trainer.plan.search.options import CACHED, KERNELS, KINDS, UVM, all_options
-from trainer.plan.search.problem import Ranks, Table
+from trainer.plan.search.problem import Table
 from trainer.plan.search.rated import rate
 from trainer.plan.search.speeds import Speeds, cpu_speeds, data_sheet_speeds
 from trainer.plan.search.step_costs import PHASES, costs, unique_rows
@@ -42,23 +44,9 @@ def table(numbers, pooled, number):
     )
 
 
-def ranks_of(number, per_host, on_gpu, sizes=None, seed=1):
-    return Ranks(
-        number=number,
-        per_host=per_host,
-        on_gpu=on_gpu,
-        gpu_bytes=2**36 if on_gpu else 0,
-        host_bytes=2**37,
-        gpu_bandwidth=1.7e9,
-        host_bandwidth=5.1e7,
-        pcie_bandwidth=3.2e7,
-        intra_bandwidth=6.3e8,
-        inter_bandwidth=1.3e7,
-        batch_size=517,
-        bytes_of_value=sizes,
-        speeds=speeds(seed),
-        speeds_source="drawn",
-    )
+def drawn_ranks(number, per_host, on_gpu, sizes=None, seed=1):
+    drawn = {"speeds": speeds(seed), "speeds_source": "drawn"}
+    return ranks_of(number, per_host, on_gpu=on_gpu, batch_size=517, bytes_of_value=sizes, **drawn)
 
 
 def one_shard(table, ranks, kind, kernel, columns, cached):
@@ -81,7 +69,8 @@ def one_shard(table, ranks, kind, kernel, columns, cached):
     update = unique * speed.unique_row + (4 * ids * columns + 2 * unique * row * slower) * speed.update_byte
     sizes = ranks.bytes_of_value or (table.value_bytes,) * 4
     sent = bags * columns
-    found = {"input": ids * speed.id, "forward": lookup, "backward": update}
+    own = ranks.batch_size * sum(table.hotness) if kind in ("row_wise", "table_row_wise", "grid_shard") else 0
+    found = {"input": ids * speed.id + own * speed.bucketed_id, "forward": lookup, "backward": update}
     for phase, whole, summed, byte in (
         ("forward_comms", sizes[0], sizes[2], speed.reduce_scatter_byte),
         ("backward_comms", sizes[1], sizes[3], speed.all_gather_byte),
@@ -108,7 +97,7 @@ def one_shard(table, ranks, kind, kernel, columns, cached):
 @pytest.mark.parametrize(("number", "per_host"), CLUSTERS)
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_costs_are_those_of_each_shard_by_itself(on_gpu, number, per_host, sizes, pooled):
-    ranks = ranks_of(number, per_host, on_gpu, sizes, seed=number)
+    ranks = drawn_ranks(number, per_host, on_gpu, sizes, seed=number)
     numbers = random.Random(f"{number} {on_gpu} {pooled}")
     tables = [table(numbers, pooled, place) for place in range(6)]
     options = all_options(tables, ranks)
@@ -128,7 +117,7 @@ def test_unique_rows_are_those_that_are_drawn(draws, rows):
 
 
 def test_a_step_takes_the_slowest_rank_of_each_phase():
-    ranks = ranks_of(2, 2, False)
+    ranks = drawn_ranks(2, 2, False)
     tables = [table(random.Random(seed), True, seed) for seed in range(3)]
     planned = [
         PlannedTable(
@@ -144,10 +133,11 @@ def test_a_step_takes_the_slowest_rank_of_each_phase():
         np.array(one_shard(one, ranks, placed.kind, placed.kernel, one.columns, 0.0))
         for one, placed in zip(tables, planned, strict=True)
     )
-    found = step_time(planned, tables, ranks, dense_weights=1000)
+    work = DenseWork(flops=6e6, batched_flops=2e5, bytes=3e7, gradients=4000)
+    found = step_time(planned, tables, ranks, work)
     np.testing.assert_allclose(found.by_rank, [both + copied, first + both + copied], rtol=1e-9)
-    dense = 6 * 1000 * 517 * ranks.speeds.flop + 2 * 4000 / 2 * ranks.speeds.all_reduce_byte
-    dense += 4 * 517 * sum(one.columns * len(one.hotness) for one in tables) * ranks.speeds.output_byte
+    dense = 6e6 * ranks.speeds.flop + 2e5 * ranks.speeds.batched_flop + 3e7 * ranks.speeds.dense_byte
+    dense += 2 * 4000 / 2 * ranks.speeds.all_reduce_byte
     constant = ranks.speeds.step
     assert found.total == pytest.approx((first + both + copied).sum() + (dense + constant) / 1e6)
 
@@ -155,7 +145,7 @@ def test_a_step_takes_the_slowest_rank_of_each_phase():
 def test_ranks_that_are_slow_in_different_phases_wait_for_both():
     """A rank with many bags and one with many rows to update take the sum, not the slower of the two."""
     ranks = dataclasses.replace(
-        ranks_of(2, 2, False), speeds=dataclasses.replace(cpu_speeds(1e7), step=0.0, unique_row=5000.0)
+        drawn_ranks(2, 2, False), speeds=dataclasses.replace(cpu_speeds(1e7), step=0.0, unique_row=5000.0)
     )
     one = table(random.Random(0), True, 0)
     tables = [
@@ -168,7 +158,7 @@ def test_ranks_that_are_slow_in_different_phases_wait_for_both():
         )
         for r, t in enumerate(tables)
     ]
-    found = step_time(planned, tables, ranks, 0)
+    found = step_time(planned, tables, ranks, DenseWork(flops=0, batched_flops=0, bytes=0, gradients=0))
     assert found.total > 1.2 * found.by_rank.sum(axis=1).max()
 
 
@@ -182,13 +172,13 @@ def test_a_gpu_without_a_calibration_works_at_its_data_sheets_bandwidths():
 
 @pytest.mark.parametrize("kernel", [UVM, CACHED])
 def test_tables_in_host_memory_are_slower(kernel):
-    ranks = ranks_of(4, 4, True)
+    ranks = drawn_ranks(4, 4, True)
     rated = rate([dataclasses.replace(table(random.Random(1), True, 0), kinds=("table_wise",))], ranks)
     fused, other = rated.cost[rated.options.kernel == 1], rated.cost[rated.options.kernel == kernel]
     assert fused.max() < other.min()
 
 
 def test_torchrecs_estimate_is_taken_without_speeds():
-    ranks = dataclasses.replace(ranks_of(4, 4, True), speeds=None)
+    ranks = dataclasses.replace(drawn_ranks(4, 4, True), speeds=None)
     rated = rate([table(random.Random(1), True, 0)], ranks)
     assert rated.phases.shape == (len(rated.options), 4) == (len(rated.options), len(rated.phase_names))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from planning import ranks_of
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
@@ -13,9 +14,9 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from trainer.config.plan import CommsConfig
 from trainer.plan.search.options import CACHED, KERNELS, KINDS, all_options
-from trainer.plan.search.problem import Ranks, Table
+from trainer.plan.search.problem import Table
 from trainer.plan.search.torchrec_costs import costs
-from trainer.plan.search.torchrec_memory import shard_bytes, total_bytes
+from trainer.plan.search.torchrec_memory import shard_bytes, sum_of_shards
 from trainer.plan.sharding import SequenceSharder, Sharder
 
 CLUSTERS = [(1, 1), (4, 4), (16, 8), (64, 8), (6, 2)]
@@ -42,23 +43,6 @@ def random_tables(seed, pooled):
         )
         for number in range(4)
     ]
-
-
-def ranks_of(number, per_host, on_gpu, bytes_of_value):
-    return Ranks(
-        number=number,
-        per_host=per_host,
-        on_gpu=on_gpu,
-        gpu_bytes=2**36 if on_gpu else 0,
-        host_bytes=2**37,
-        gpu_bandwidth=1.7e9,
-        host_bandwidth=5.1e7,
-        pcie_bandwidth=3.2e7,
-        intra_bandwidth=6.3e8,
-        inter_bandwidth=1.3e7,
-        batch_size=517,
-        bytes_of_value=bytes_of_value,
-    )
 
 
 def by_torchrec(table, ranks, comms, option):
@@ -109,10 +93,12 @@ def by_torchrec(table, ranks, comms, option):
 @pytest.mark.parametrize(("number", "per_host"), CLUSTERS)
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_costs_and_memory_equal_torchrecs(on_gpu, number, per_host, forward, backward, sizes, pooled):
-    ranks, comms = ranks_of(number, per_host, on_gpu, sizes), CommsConfig(forward=forward, backward=backward)
+    ranks = ranks_of(number, per_host, on_gpu=on_gpu, batch_size=517, bytes_of_value=sizes)
+    comms = CommsConfig(forward=forward, backward=backward)
     tables = random_tables(number + on_gpu, pooled)
     options = all_options(tables, ranks)
-    found, largest, total = (estimate(options, tables, ranks) for estimate in (costs, shard_bytes, total_bytes))
+    found, largest = (estimate(options, tables, ranks) for estimate in (costs, shard_bytes))
+    total = sum_of_shards(options, tables, ranks, shard_bytes)
     for index in range(len(options)):
         option = tuple(getattr(options, key)[index] for key in ("kind", "kernel", "columns", "cached"))
         shards = by_torchrec(tables[options.table[index]], ranks, comms, option)

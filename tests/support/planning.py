@@ -32,14 +32,14 @@ def random_tables(number, seed, **changes):
     ]
 
 
-def gpus(number, per_host=8, gib=60.0, host_gib=200.0, **changes):
-    """Returns ranks with the figures of an H100."""
+def ranks_of(number, per_host, **changes):
+    """Returns ranks with the figures of an H100, or of its host's memory where on_gpu is false."""
     fields = {
         "number": number,
         "per_host": per_host,
         "on_gpu": True,
-        "gpu_bytes": int(gib * 2**30),
-        "host_bytes": int(host_gib * 2**30),
+        "gpu_bytes": 2**36 if changes.get("on_gpu", True) else 0,
+        "host_bytes": 2**37,
         "gpu_bandwidth": 3.35e9,
         "host_bandwidth": 5.1e7,
         "pcie_bandwidth": 3.2e7,
@@ -48,3 +48,9 @@ def gpus(number, per_host=8, gib=60.0, host_gib=200.0, **changes):
         "batch_size": 1024,
     }
     return Ranks(**fields | changes)
+
+
+def gpus(number, per_host=8, gib=60.0, host_gib=200.0, **changes):
+    """Returns ranks of GPUs with so much memory each, and on their host."""
+    memory = {"gpu_bytes": int(gib * 2**30), "host_bytes": int(host_gib * 2**30)}
+    return ranks_of(number, per_host, **memory | changes)

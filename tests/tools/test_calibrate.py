@@ -40,9 +40,10 @@ def test_a_host_is_measured_once_for_all_plans(ranks, tmp_path):
     found = tomllib.loads(file.read_text())
     unmeasured = {"network_byte"} | (set() if ranks else OF_EXCHANGES)
     assert set(found["assumed"]) == unmeasured
-    assert (found["version"], found["device"], found["ranks"]) == (1, "cpu", ranks or 1)
-    for name in ("lookup_byte", "flop", "replicated_byte"):  # work that cannot be free
-        assert found["speeds"][name] > 0
+    assert (found["version"], found["device"], found["ranks"]) == (2, "cpu", ranks or 1)
+    # Work that cannot be free; of figures that share a measurement, a busy machine may leave one with nothing.
+    for names in (("bag", "lookup_byte"), ("replicated_byte",), ("flop", "batched_flop", "dense_byte", "step")):
+        assert sum(found["speeds"][name] for name in names) > 0
     assert found["input_samples_per_second"] > 0
     printed = {line[:20].strip() for line in done.stdout.splitlines()}
     assert {name.replace("_", " ") for name in found["speeds"]} <= printed
@@ -69,7 +70,11 @@ def test_plans_count_with_the_speeds_of_the_file(tmp_path, calibration):
     ("change", "line"),
     [
         (lambda tree: tree.pop("date"), "which is no calibration: 'date' is missing; it has no default"),
-        (lambda tree: tree.update(version=2), "which is no calibration: version is 2"),
+        (lambda tree: tree.update(version=3), "which is no calibration: version is 3"),
+        (
+            lambda tree: tree.update(version=1),
+            "of version 1, without the speeds that plans count with now; measure anew",
+        ),
         (lambda tree: tree["speeds"].update(bag=-1.0), "which is no calibration: speeds.bag is -1.0"),
         (lambda tree: tree["speeds"].update(bag=float("nan")), "which is no calibration: speeds.bag is nan"),
         (lambda tree: tree["speeds"].pop("flop"), "which is no calibration: 'speeds.flop' is missing"),

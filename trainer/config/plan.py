@@ -50,6 +50,8 @@ class PlannerConfig(Section):
     """What the search counts a step's time with: bags, updated rows and bytes (step), or TorchRec's estimate."""
     calibration: Annotated[str | None, MayChange] = None
     """File of tools.calibrate with speeds of the host, for cost_model step. Unset: data sheets', or a usual CPU's."""
+    statistics: Annotated[str | None, MayChange] = None
+    """JSON file with hotness, Zipf exponent and distinct ids of every sparse feature, which replace those in data."""
     plan: Annotated[str | None, MayChange] = None
     """A plan.json to use instead of planning, with its ranks and kernels."""
     sharding_types: Annotated[list[str], MayChange] = []
@@ -66,8 +68,8 @@ class PlannerConfig(Section):
     """GPU memory per rank in GiB. Unset: the hardware's, or what the device has."""
     host_memory_gib: Annotated[GibiBytes | None, MayChange] = None
     """Host memory per rank in GiB. Unset: the hardware's, or this machine's or cgroup's, divided by its ranks."""
-    reserve: Annotated[float, MayChange] = pydantic.Field(default=0.15, ge=0, lt=1)
-    """Part of the memory without tables, reserved for activations, gradients and buffers."""
+    reserve: Annotated[float | None, MayChange] = pydantic.Field(default=None, ge=0, lt=1)
+    """Part of the memory to keep free beside what is predicted. Unset: 0.05; 0.15 where TorchRec counts."""
     intra_node_gb_per_second: Annotated[pydantic.PositiveFloat | None, MayChange] = None
     """Bandwidth between two ranks of a node, in GB/s. Unset: the hardware's, or 600."""
     inter_node_gb_per_second: Annotated[pydantic.PositiveFloat | None, MayChange] = None

@@ -1,6 +1,7 @@
-"""Memory of the dense part of a model in a step, from a step of it on tensors without values."""
+"""Memory and work of the dense part of a model in a step, from a step of it on tensors without values."""
 
 import gc
+import logging
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +15,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from trainer.config.root import Config
+from trainer.core.errors import InputError
 from trainer.data.batch import Batch
 from trainer.data.order import MIN_LANES
 from trainer.models.builder import build_model_with_loss
@@ -21,6 +23,7 @@ from trainer.models.embeddings import table_of_weight
 from trainer.models.tasks import ModelWithLoss
 from trainer.optim.dense_optimizers import dense_optimizers
 from trainer.optim.dense_weights import freeze
+from trainer.plan.dense_work import DenseWork, WorkCounter
 
 CPU = torch.device("cpu")
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -45,27 +48,52 @@ class DenseMemory:
     activations: int
 
 
+NO_MEMORY = DenseMemory(weights=0, gradients=0, state=0, activations=0)
+NO_WORK = DenseWork(flops=0, batched_flops=0, bytes=0, gradients=0)
+
+
 def dense_memory(config: Config, world_size: int) -> DenseMemory:
     """Returns the memory of the dense part on each of some ranks; a second call with the same takes no time.
 
-    Losses that need other ranks, which compare the samples of the global batch, are left out.
+    Losses that need other ranks, which compare the samples of the global batch, are left out. Of a model that cannot
+    take a step without values, nothing is known: a warning says so.
 
     Raises:
         InputError: The model cannot be built.
     """
-    return _measure(config.model_dump_json(), world_size)
+    return _traced(config, world_size)[0]
+
+
+def dense_work(config: Config, world_size: int) -> DenseWork:
+    """Returns what the dense part does in a step on each of some ranks, from the same trace as its memory.
+
+    Raises:
+        InputError: The model cannot be built.
+    """
+    return _traced(config, world_size)[1]
+
+
+def _traced(config: Config, world_size: int) -> tuple[DenseMemory, DenseWork]:
+    # Clusters differ in what is left out, and in the ranks, of which only their rows matter.
+    return _measure(config.model_dump_json(exclude={"planner", "comms"}), *_rows(config, world_size))
 
 
 @lru_cache(maxsize=256)
-def _measure(config_json: str, world_size: int) -> DenseMemory:
+def _measure(config_json: str, rows: int, samples_per_lane: int) -> tuple[DenseMemory, DenseWork]:
     config = Config.model_validate_json(config_json)
     with torch.random.fork_rng(), FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _track(config, world_size)
+        try:
+            return _track(config, rows, samples_per_lane)
+        except InputError:
+            raise
+        except Exception as error:  # of a model of one's own, which may need values, or fail in a step of its job, too
+            reason = " ".join(str(error).split())[:200]
+            logging.warning("plans leave out the dense part, which takes no step without values: %s", reason)
+            return NO_MEMORY, NO_WORK
 
 
-def _track(config: Config, world_size: int) -> DenseMemory:
-    rows, samples_per_lane = _rows(config, world_size)
+def _track(config: Config, rows: int, samples_per_lane: int) -> tuple[DenseMemory, DenseWork]:
     model = build_model_with_loss(config, CPU, AUTOCAST[config.train.precision], samples_per_lane)
     freeze(model, config.optimizer.dense.frozen)
     _leave_lookups_out(model)
@@ -74,17 +102,21 @@ def _track(config: Config, world_size: int) -> DenseMemory:
     optimizers = [*dense_optimizers(trained, config.optimizer.dense, is_checked=False).values()]
     tracker = _Tracker()
     tracker.track_external(*weights.values())
+    work = WorkCounter()
     with tracker:
         for _ in range(STEPS):
             gc.collect()  # keyed tensors are in cycles, which would keep a step's embeddings until the next one
-            _step(config, model, optimizers, _batch(config, rows // config.train.micro_batches))
+            batch, work = _batch(config, rows // config.train.micro_batches), WorkCounter()
+            with work:
+                _step(config, model, optimizers, batch)
     state = [value for one in optimizers for slots in one.state.values() for value in slots.values()]
     found = {
         "weights": sum(weight.nbytes for weight in weights.values()),
         "gradients": sum(weight.nbytes for weight in trained.values()),
         "state": sum(value.nbytes for value in state if isinstance(value, Tensor)),
     }
-    return DenseMemory(**found, activations=_most(tracker) - found["weights"] - found["state"])
+    memory = DenseMemory(**found, activations=_most(tracker) - found["weights"] - found["state"])
+    return memory, work.of_steps(config.train.micro_batches, found["gradients"])
 
 
 def _rows(config: Config, world_size: int) -> tuple[int, int]:

@@ -11,7 +11,8 @@ from trainer.core.errors import InputError
 from trainer.core.storage import named, open_storage, read_text
 from trainer.plan.search.speeds import Speeds
 
-VERSION = 1
+VERSION = 2
+EARLIER = (1,)  # one speed stood for all of the dense part
 
 
 class Calibration(pydantic.BaseModel):
@@ -19,7 +20,7 @@ class Calibration(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    version: Literal[1] = VERSION
+    version: Literal[2] = VERSION
     date: str
     """Day of the measurement, as 2026-11-23."""
     host: str
@@ -56,9 +57,16 @@ def load_calibration(url: str, device_type: str) -> Calibration:
     with named("planner.calibration", url):
         text = read_text(url)
     try:
-        found = Calibration.model_validate(tomllib.loads(text))
+        tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"planner.calibration is '{url}', which is not TOML: {error}") from error
+    if tree.get("version") in EARLIER:
+        raise InputError(
+            f"planner.calibration is '{url}', of version {tree['version']}, without the speeds that plans count with "
+            "now; measure anew with tools.calibrate"
+        )
+    try:
+        found = Calibration.model_validate(tree)
     except pydantic.ValidationError as error:
         raise InputError(
             f"planner.calibration is '{url}', which is no calibration: {explain(error, Calibration)}; "

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainer.plan.fitting import Problem, least_cost
 from trainer.plan.planned import Planned
-from trainer.plan.step_time import StepTime, step_time
+from trainer.plan.step_time import StepTime, beside_tables, step_time
+
+ROUNDING = 1e-9  # of sums in another order
 
 WORDS = {
     "input": "exchange of ids",
@@ -35,7 +38,13 @@ class Part:
 
 def step_of(planned: Planned) -> StepTime:
     """Returns the time of a step."""
-    return step_time(planned.placed, planned.tables, planned.ranks, planned.dense_weights)
+    return step_time(planned.placed, planned.tables, planned.ranks, planned.dense)
+
+
+def least_milliseconds(problem: Problem) -> float:
+    """Returns the time that a step takes at least under any plan, as is proven; infinite where no plan fits."""
+    beside = sum(beside_tables(problem.ranks, problem.dense))
+    return (least_cost(problem) + beside) * (1 - ROUNDING)
 
 
 def parts_of(step: StepTime) -> list[Part]:
@@ -54,7 +63,9 @@ def bound_by(parts: Sequence[Part]) -> Part:
 
 
 def memory_of_ranks(planned: Planned) -> dict[str, np.ndarray]:
-    """Returns the bytes on each rank by kind, `[R]` each, the kinds of GPU memory first."""
-    memory = planned.found.placement.memory
-    on_host = {"host: tables, state, buffers": memory[:, 1]}
-    return {"GPU: tables, state, buffers": memory[:, 0], **on_host} if planned.ranks.on_gpu else on_host
+    """Returns the bytes at the peak of each rank by kind, `[R]` each, of a GPU's memory, then of the host's."""
+    found = {}
+    for number, where in enumerate(("GPU", "host")):
+        kinds = {kind: size[:, number] for kind, size in planned.memory.by_kind().items() if size[:, number].any()}
+        found |= {f"{where}: {kind}": size for kind, size in kinds.items()}
+    return found

@@ -128,27 +128,56 @@ def memory_of(
     kinds = _on_ranks(shards, tables, ranks)
     phases = _phases(kinds, shards, tables, ranks, dense_memory(config, ranks.number))
     kept = _kept(kinds, tables, ranks, config)
-    overheads = overheads or (ON_GPU if ranks.on_gpu else ON_CPU)
-    return _at_peak(kept, phases, ranks, overheads)
+    return _at_peak(kept, phases, ranks, overheads or defaults(ranks))
 
 
-def fixed_memory(tables: Sequence[Table], ranks: Ranks, config: Config, overheads: Overheads | None = None) -> float:
-    """Returns the bytes of a rank's device that are not its shards': dense part, activations, batches, overheads.
+def defaults(ranks: Ranks) -> Overheads:
+    """Returns the overheads of a kind of device, where none were measured."""
+    return ON_GPU if ranks.on_gpu else ON_CPU
 
-    What is left of the device is for `shard_memory`'s estimates, which count what is exchanged beside the activations,
-    though their peaks differ: a plan that fits so fits in any case.
+
+def beside_shards(
+    tables: Sequence[Table], ranks: Ranks, config: Config, overheads: Overheads | None = None, phase: str | None = None
+) -> dict[str, float]:
+    """Returns the bytes of a rank's device that are not its shards', by name.
+
+    Args:
+        tables: The tables.
+        ranks: The ranks.
+        config: The configuration.
+        overheads: As in `memory_of`.
+        phase: A phase of a step, of `shard_memory.PHASES`; unset for the most of any.
     """
-    overheads = overheads or (ON_GPU if ranks.on_gpu else ON_CPU)
+    overheads = overheads or defaults(ranks)
     dense = dense_memory(config, ranks.number)
-    communication = overheads.communication if ranks.number > 1 else 0.0
-    allocated = _dense_bytes(dense, config) + dense.activations + _batches(tables, ranks, config)
-    return allocated * (1 + overheads.fragmentation) + overheads.context + communication
+    local, received = (_local_ids(tables, ranks), _received(tables, ranks)) if ranks.number > 1 else (0, 0)
+    in_phase = {
+        "exchange": 2 * received + local,
+        "dense": dense.activations,
+        "backward": received,
+        "update": 0,
+    }
+    built = BYTES_TO_INITIALIZE - dense.state
+    return {
+        "the dense part": _dense_bytes(dense, config),
+        "its activations": in_phase[phase] if phase else max(built, *in_phase.values()),
+        "batches": _batches(tables, ranks, config),
+        "the process": overheads.context + (overheads.communication if ranks.number > 1 else 0.0),
+    }
 
 
 def room_for_shards(
-    capacity: float, tables: Sequence[Table], ranks: Ranks, config: Config, overheads: Overheads | None = None
+    capacity: float,
+    tables: Sequence[Table],
+    ranks: Ranks,
+    config: Config,
+    overheads: Overheads | None = None,
+    phase: str | None = None,
 ) -> float:
-    """Returns the bytes of a rank's device that its shards may take, by `shard_memory`; negative if nothing fits.
+    """Returns the bytes of a rank's device that its shards may take; negative if nothing fits.
+
+    Shards that take no more by `shard_memory` fit in any case: it adds up the most of each shard in any phase. With a
+    phase, shards that take more by `memory_in_phase` do not fit.
 
     Args:
         capacity: Bytes of the device.
@@ -156,9 +185,12 @@ def room_for_shards(
         ranks: The ranks.
         config: The configuration.
         overheads: As in `memory_of`.
+        phase: As in `beside_shards`.
     """
-    used = overheads or (ON_GPU if ranks.on_gpu else ON_CPU)
-    return (capacity - fixed_memory(tables, ranks, config, used)) / (1 + used.fragmentation)
+    overheads = overheads or defaults(ranks)
+    beside = beside_shards(tables, ranks, config, overheads, phase)
+    process = beside.pop("the process")
+    return (capacity - process) / (1 + overheads.fragmentation) - sum(beside.values())
 
 
 def _of_solution(solution: Solution, tables: Sequence[Table]) -> Shards:
@@ -263,7 +295,7 @@ def _at_peak(
         for kind, size in phase.items():
             found[kind] += np.where((worst == number)[:, None], size, 0)
     allocated = sum(found.values(), nothing)
-    found["fragmentation"] = overheads.fragmentation * allocated
+    found["fragmentation"] = overheads.fragmentation * allocated * _everywhere(1, ranks)
     found["context"] = _everywhere(overheads.context, ranks)
     found["communication"] = _everywhere(overheads.communication if ranks.number > 1 else 0.0, ranks)
     return RankMemory(**found)

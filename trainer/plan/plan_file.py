@@ -239,6 +239,19 @@ def _check_shapes(url: str, plan: ShardingPlan, shapes: Shapes) -> None:
         shape = tuple(max(end) for end in zip(*ends, strict=True))
         if shape not in (shapes[name], ()):  # a replicated table has no shards
             raise InputError(f"planner.plan is '{url}', where table '{name}' is {shape}; the model's is {shapes[name]}")
+        if starts := _uneven_rows(table, shapes[name][0]):
+            raise InputError(
+                f"planner.plan is '{url}', where table '{name}' has shards that begin at its rows {starts}; TorchRec "
+                "sends ids to shards of equal numbers of rows only, so make them equal"
+            )
+
+
+def _uneven_rows(table: ParameterSharding, rows: int) -> list[int]:
+    """Returns where the shards of a table's first columns begin, if they do not have equal numbers of its rows."""
+    # TorchRec trains with other shards without an error, and looks up other rows than it should.
+    starts = [shard.shard_offsets[0] for shard in shards_of(table) if shard.shard_offsets[1] == 0]
+    block = -(-rows // len(starts)) if starts else 0
+    return [] if starts == [min(part * block, rows) for part in range(len(starts))] else starts
 
 
 def replicated_tables(plan: ShardingPlan) -> list[str]:

@@ -1,7 +1,7 @@
 """A plan for a cluster that need not be there, with all that is to be told of it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from torch import nn
@@ -9,22 +9,19 @@ from torchrec.distributed.types import ShardingPlan
 
 from trainer.config.root import Config
 from trainer.core.errors import InputError
-from trainer.models.embeddings import table_of_weight, table_shapes
-from trainer.plan.allowed_types import with_allowed_types
+from trainer.models.embeddings import table_shapes
 from trainer.plan.cluster import Cluster
+from trainer.plan.dense_work import DenseWork
+from trainer.plan.fitting import Problem, find_plan, problem_of, times_needed, with_bound_of_all
+from trainer.plan.memory_model import RankMemory
 from trainer.plan.plan_file import load_plan, shards_of, table_plans
-from trainer.plan.ranks import ranks_to_plan_for
-from trainer.plan.search.bound import allowed_under, lower_bound, relax
+from trainer.plan.search.bound import lower_bound
 from trainer.plan.search.options import CACHED, KERNELS, KINDS
 from trainer.plan.search.placement import Placement
 from trainer.plan.search.problem import Ranks, Table
-from trainer.plan.search.rated import Rated, rate
-from trainer.plan.search.solve import TRIES, NothingFits, Solution, solve
+from trainer.plan.search.rated import Rated
+from trainer.plan.search.solve import TRIES, NothingFits, Solution
 from trainer.plan.sharding_plan import PlannedTable, planned_table, to_sharding_plan
-from trainer.plan.tables import check_options, tables_to_plan
-
-MOST_TIMES = 2**20  # the memory that there is, after which no memory helps
-BISECTIONS = 30
 
 
 @dataclass(frozen=True)
@@ -43,20 +40,37 @@ class Planned:
     """A plan for a cluster.
 
     Attributes:
-        config: The configuration.
-        cluster: The cluster.
-        tables: The tables.
-        ranks: The ranks.
-        dense_weights: Weights of the model that no table holds.
+        problem: What was to be planned.
         solution: The placement and the bound; a shortage of memory where there is none.
     """
 
-    config: Config
-    cluster: Cluster
-    tables: Sequence[Table]
-    ranks: Ranks
-    dense_weights: int
+    problem: Problem
     solution: Solution | Shortage
+
+    @property
+    def config(self) -> Config:
+        """The configuration, whose planner.hardware is the cluster's."""
+        return self.problem.config
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster."""
+        return self.problem.cluster
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables."""
+        return self.problem.tables
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks, with all of their memory."""
+        return self.problem.ranks
+
+    @property
+    def dense(self) -> DenseWork | None:
+        """What the dense part does in a step; None where its time is not counted."""
+        return self.problem.dense
 
     @property
     def found(self) -> Solution:
@@ -73,6 +87,16 @@ class Planned:
     def placed(self) -> list[PlannedTable]:
         """The placement of each table."""
         return [planned_table(self.found, number, table) for number, table in enumerate(self.tables)]
+
+    @cached_property
+    def memory(self) -> RankMemory:
+        """The predicted peak of each rank."""
+        return self.problem.peak(self.found)
+
+    @property
+    def fullest(self) -> np.ndarray:
+        """Bytes of the fullest rank, on the GPU and on the host, `[2]`."""
+        return self.memory.total.max(axis=0)
 
     def sharding_plan(self, model: nn.Module) -> ShardingPlan:
         """Returns the plan as a job takes it."""
@@ -91,28 +115,30 @@ def plan_on(model: nn.Module, config: Config, cluster: Cluster, tries: int = TRI
     Raises:
         InputError: The tables cannot be sharded as allowed, or the plan does not belong to them and to the cluster.
     """
+    problem = problem_on(model, config, cluster)
+    return Planned(problem, _solved(problem, model, tries))
+
+
+def problem_on(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
+    """Returns what is to be placed on a cluster; arguments as above.
+
+    Raises:
+        InputError: The ranks cannot share the batch, or the tables cannot be sharded as allowed.
+    """
     check_batch(config, cluster)
     config = config.model_copy(update={"planner": config.planner.model_copy(update={"hardware": cluster.name})})
-    planner = with_allowed_types(config)
-    shape = cluster.ranks, cluster.per_host, cluster.device_type
-    ranks = ranks_to_plan_for(config.data, planner, config.comms, *shape)
-    tables = tables_to_plan(model, config, planner)
-    check_options(tables, ranks)
-    problem = config, cluster, tables, ranks, _dense_weights(model)
-    rated, memory = rate(tables, ranks), np.array([ranks.gpu_bytes, ranks.host_bytes], dtype=float)
-    if config.planner.plan:
-        plan = load_plan(config.planner.plan, table_shapes(model), *shape)
-        solution = _rated(config.planner.plan, plan, tables, Placement(rated, ranks, memory, np.zeros(2)))
-        return Planned(*problem, solution)
+    return problem_of(model, config, cluster)
+
+
+def _solved(problem: Problem, model: nn.Module, tries: int) -> Solution | Shortage:
+    planner, cluster = problem.planner, problem.cluster
+    if planner.plan:
+        plan = load_plan(planner.plan, table_shapes(model), cluster.ranks, cluster.per_host, cluster.device_type)
+        return _rated(planner.plan, plan, problem)
     try:
-        return Planned(*problem, solve(tables, ranks, planner.slower_for_memory, tries))
+        return find_plan(problem, tries)
     except NothingFits as error:
-        times = _times_needed(rated, ranks, memory) if error.is_proven else 1.0
-        return Planned(*problem, Shortage(times))
-
-
-def _dense_weights(model: nn.Module) -> int:
-    return sum(weight.numel() for name, weight in model.named_parameters() if table_of_weight(name) is None)
+        return Shortage(times_needed(problem) if error.is_proven else 1.0)
 
 
 def check_batch(config: Config, cluster: Cluster) -> None:
@@ -129,28 +155,11 @@ def check_batch(config: Config, cluster: Cluster) -> None:
         )
 
 
-def _times_needed(rated: Rated, ranks: Ranks, memory: np.ndarray) -> float:
-    """Returns how many times the memory of every rank the tables need at least."""
-    low, high = 1.0, 2.0
-    while not _may_fit(rated, ranks, memory * high):
-        low, high = high, 2 * high
-        if high > MOST_TIMES:
-            return np.inf
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _may_fit(rated, ranks, memory * middle) else (middle, high)
-    return high
-
-
-def _may_fit(rated: Rated, ranks: Ranks, memory: np.ndarray) -> bool:
-    allowed = allowed_under(rated, np.inf, memory)
-    return bool(np.isfinite(relax(rated, allowed, memory * ranks.number).cost))
-
-
-def _rated(url: str, plan: ShardingPlan, tables: Sequence[Table], placement: Placement) -> Solution:
+def _rated(url: str, plan: ShardingPlan, problem: Problem) -> Solution:
     """Returns a plan that was made elsewhere with the costs of this planner, and the bound beside it."""
+    placement = Placement(problem.rated, problem.ranks, problem.for_shards(), np.zeros(2))
     shardings = table_plans(plan)
-    for number, table in enumerate(tables):
+    for number, table in enumerate(problem.tables):
         sharding = shardings[table.name]
         shards = shards_of(sharding)
         columns = shards[0].shard_sizes[1] if shards else table.columns
@@ -166,7 +175,7 @@ def _rated(url: str, plan: ShardingPlan, tables: Sequence[Table], placement: Pla
             )
         placement.put(number, option, where)
     bound = lower_bound(placement.rated, placement.memory_limit, placement.ranks.number)
-    return Solution(placement, bound)
+    return with_bound_of_all(problem, Solution(placement, bound))
 
 
 def _option(rated: Rated, table: int, wanted: tuple[int, int, int, float]) -> int | None:

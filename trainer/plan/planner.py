@@ -10,16 +10,16 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError, nearest
 from trainer.models.embeddings import table_shapes, value_bytes
-from trainer.plan.allowed_types import with_allowed_types
+from trainer.plan.cluster import Cluster
 from trainer.plan.communication import REDUCING
+from trainer.plan.fitting import Problem, find_plan, problem_of, takes
 from trainer.plan.hardware import HOSTS
-from trainer.plan.memory import GIB, table_bytes
+from trainer.plan.memory import GIB, in_words, table_bytes
 from trainer.plan.plan_file import load_plan
-from trainer.plan.ranks import ranks_to_plan_for
-from trainer.plan.search.problem import Ranks
-from trainer.plan.search.solve import NothingFits, Solution, solve
+from trainer.plan.search.solve import NothingFits, Solution
 from trainer.plan.sharding_plan import to_sharding_plan
-from trainer.plan.tables import check_options, kinds_of, tables_to_plan
+from trainer.plan.statistics import with_statistics
+from trainer.plan.tables import kinds_of
 from trainer.plan.torchrec_planner import torchrec_plan
 
 
@@ -35,7 +35,7 @@ def make_plan(model: nn.Module, config: Config, context: DistributedContext) -> 
     ranks = context.world_size, context.local_world_size, context.device.type
     if config.planner.plan:
         return load_plan(config.planner.plan, table_shapes(model), *ranks), ""
-    return broadcast_from_rank0(context, lambda: plan_for(model, config, *ranks))
+    return broadcast_from_rank0(context, lambda: plan_for(model, with_statistics(config), *ranks))
 
 
 def plan_for(
@@ -49,17 +49,15 @@ def plan_for(
     Raises:
         InputError: The plan does not fit the memory.
     """
-    planner = with_allowed_types(config)
-    ranks = ranks_to_plan_for(config.data, planner, config.comms, world_size, local_world_size, device_type)
+    hosts = Cluster(config.planner.hardware, world_size // local_world_size, local_world_size, device_type != "cpu")
+    problem = problem_of(model, config, hosts)
     try:
-        if planner.engine == "torchrec":
-            return torchrec_plan(model, config, planner, ranks), ""
-        tables = tables_to_plan(model, config, planner)
-        check_options(tables, ranks)
-        solution = solve(tables, ranks, planner.slower_for_memory)
-        return to_sharding_plan(solution, tables, model), say_gap(solution)
+        if config.planner.engine == "torchrec":
+            return torchrec_plan(model, config, problem.planner, problem.ranks_for_shards()), ""
+        solution = find_plan(problem)
+        return to_sharding_plan(solution, problem.tables, model), say_gap(solution)
     except NothingFits as error:
-        raise InputError(_explain(error, model, config.data, planner, ranks)) from error
+        raise InputError(_explain(error, model, problem)) from error
 
 
 def say_gap(solution: Solution) -> str:
@@ -94,11 +92,19 @@ def check_planner(data: DataConfig, config: PlannerConfig) -> None:
             raise InputError(f"{key} holds '{kind}', which is no sharding type{nearest(kind, SHARDING_TYPES)}")
 
 
-def _explain(error: NothingFits, model: nn.Module, data: DataConfig, config: PlannerConfig, ranks: Ranks) -> str:
-    tables, batch = _memory_needed(model, data, config, ranks.number)
+def _explain(error: NothingFits, model: nn.Module, problem: Problem) -> str:
+    data, config = problem.config.data, problem.planner
+    tables, batch = _memory_needed(model, data, config, problem.ranks.number)
     limits = ", ".join(
-        f"planner.{key} is {getattr(config, key) or 'unset'}" for key in ("memory_gib", "host_memory_gib", "reserve")
+        f"planner.{key} is {'unset' if getattr(config, key) is None else getattr(config, key)}"
+        for key in ("memory_gib", "host_memory_gib", "reserve")
     )
+    if problem.for_shards()[problem.device] <= 0:
+        return (
+            f"data.global_batch_size is {data.global_batch_size}, and a rank's memory has no room for tables: of "
+            f"{in_words(problem.there[problem.device])} it takes {takes(problem.beside_shards())}; {limits}; use more "
+            "ranks or a smaller batch, or give more memory"
+        )
     if batch > tables:
         return (
             f"data.global_batch_size is {data.global_batch_size}; its ids and embeddings, {batch / GIB:.3g} GiB, do "

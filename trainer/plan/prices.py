@@ -32,6 +32,9 @@ class Prices(Section):
         Raises:
             InputError: The file has none.
         """
+        host, _, number = name.partition(":")
+        if number and host in HOSTS:
+            raise InputError(f"--find names '{name}', but takes hosts without a number; write {host}, or --on {name}")
         if name not in self.hosts:
             raise InputError(
                 f"--find names '{name}', which the price file has no price of{nearest(name, self.hosts)}; add it "

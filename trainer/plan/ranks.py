@@ -30,7 +30,7 @@ def ranks_to_plan_for(
     local_world_size: int,
     device_type: str,
 ) -> Ranks:
-    """Returns the ranks with the memory, without the reserved part, and the bandwidths that a planner counts with."""
+    """Returns the ranks with all of their memory, and the bandwidths that a planner counts with."""
     config = _with_hardware(config, local_world_size)
     host = int(config.host_memory_gib * GIB) if config.host_memory_gib else host_memory_bytes() // local_world_size
     on_gpu = device_type != "cpu"
@@ -41,8 +41,8 @@ def ranks_to_plan_for(
         number=world_size,
         per_host=local_world_size,
         on_gpu=on_gpu,
-        gpu_bytes=int(_gpu_memory_bytes(config) * (1 - config.reserve)) if on_gpu else 0,
-        host_bytes=host if on_gpu else int(host * (1 - config.reserve)),
+        gpu_bytes=int(_gpu_memory_bytes(config)) if on_gpu else 0,
+        host_bytes=host,
         gpu_bandwidth=bandwidths["hbm_gb_per_second"],
         host_bandwidth=DDR_MEM_BW,
         pcie_bandwidth=HBM_TO_DDR_MEM_BW,

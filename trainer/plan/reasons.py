@@ -78,7 +78,7 @@ def _reason(solution: Solution, chosen: int, option: int) -> str:
         if rated.memory[option, kind] > limit:
             where = ("GPU", "host")[kind]
             size = in_words(rated.memory[option, kind])
-            return f"a shard takes {size}, more than a rank's {where} memory, {in_words(limit)}"
+            return f"a shard takes {size}, more than a rank's {where} memory for tables, {in_words(limit)}"
     if rated.cost[option] > placement.cost:
         return f"a shard takes {rated.cost[option]:.3g} ms, longer than the slowest rank's {placement.cost:.3g}"
     slower = step_milliseconds(solution, option) - step_milliseconds(solution, chosen)

@@ -9,7 +9,9 @@ from torchrec.distributed.types import ShardingPlan
 
 from trainer.config.plan import PlannerConfig
 from trainer.config.root import Config
-from trainer.models.embeddings import table_of_weight, table_shapes
+from trainer.models.embeddings import table_shapes
+from trainer.plan.activations import dense_work
+from trainer.plan.dense_work import DenseWork
 from trainer.plan.plan_file import even_table, table_plans
 from trainer.plan.search.options import KERNELS, KINDS, OF_ROWS, Options
 from trainer.plan.search.problem import Ranks, Table
@@ -17,10 +19,6 @@ from trainer.plan.search.rated import phases_of
 from trainer.plan.search.step_costs import MILLISECONDS, ring
 from trainer.plan.sharding_plan import PlannedTable
 from trainer.plan.tables import tables_to_plan
-
-# Forward takes two operations for each weight and sample, backward twice as many.
-FLOPS_PER_WEIGHT = 6
-DENSE_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +28,7 @@ class StepTime:
     Attributes:
         phases: The phases of tables and exchanges.
         by_rank: Time of each rank in each phase, `[R, phases]`.
-        dense: Time of the dense part: its products, the embeddings that it takes in, the all-reduce of its gradients.
+        dense: Time of the dense part: its products, the bytes of its operations, the all-reduce of its gradients.
         constant: Time of everything that depends on neither.
         source: Where the speeds are from, in words to print.
     """
@@ -66,40 +64,37 @@ def time_of_plan(
     """
     tables, shapes, plans = tables_to_plan(model, config, planner), table_shapes(model), table_plans(plan)
     planned = [even_table(plans[table.name], shapes[table.name]) for table in tables]
-    dense = (weight.numel() for name, weight in model.named_parameters() if table_of_weight(name) is None)
-    return step_time(planned, tables, ranks, sum(dense))
+    return step_time(planned, tables, ranks, dense_work(config, ranks.number) if ranks.speeds else None)
 
 
-def step_time(planned: Sequence[PlannedTable], tables: Sequence[Table], ranks: Ranks, dense_weights: int) -> StepTime:
+def step_time(
+    planned: Sequence[PlannedTable], tables: Sequence[Table], ranks: Ranks, dense: DenseWork | None
+) -> StepTime:
     """Returns the time of a step under a plan.
 
     Args:
         planned: The placement of each table.
         tables: The tables, in the same order.
         ranks: The ranks.
-        dense_weights: Weights of the dense part; without speeds of its own, TorchRec's estimate leaves it out.
+        dense: What the dense part does; without speeds of its own, TorchRec's estimate leaves it out.
     """
     names, phases = phases_of(_chosen(planned), tables, ranks)
     by_rank = np.zeros((ranks.number, len(names)))
     for table, placed in enumerate(planned):
         np.add.at(by_rank, np.asarray(placed.ranks), phases[table])
-    if ranks.speeds is None:
-        return StepTime(phases=names, by_rank=by_rank, dense=0.0, constant=0.0, source=ranks.speeds_source)
-    products = FLOPS_PER_WEIGHT * dense_weights * ranks.batch_size * ranks.speeds.flop
-    embeddings = DENSE_BYTES * values_of_samples(tables) * ranks.batch_size * ranks.speeds.output_byte
-    gradients = 2 * ring(np.array(DENSE_BYTES * dense_weights), ranks, ranks.speeds, ranks.speeds.all_reduce_byte)
-    return StepTime(
-        phases=names,
-        by_rank=by_rank,
-        dense=MILLISECONDS * float(products + embeddings + gradients),
-        constant=MILLISECONDS * ranks.speeds.step,
-        source=ranks.speeds_source,
-    )
+    of_dense, constant = beside_tables(ranks, dense)
+    return StepTime(phases=names, by_rank=by_rank, dense=of_dense, constant=constant, source=ranks.speeds_source)
 
 
-def values_of_samples(tables: Sequence[Table]) -> float:
-    """Returns how many values of embeddings the dense part takes in for a sample."""
-    return sum(table.columns * (len(table.hotness) if table.is_pooled else sum(table.hotness)) for table in tables)
+def beside_tables(ranks: Ranks, dense: DenseWork | None) -> tuple[float, float]:
+    """Returns the milliseconds of a step's dense part, and of everything that depends on neither it nor tables."""
+    speeds = ranks.speeds
+    if speeds is None or dense is None:
+        return 0.0, 0.0
+    products = dense.flops * speeds.flop + dense.batched_flops * speeds.batched_flop
+    moved = dense.bytes * speeds.dense_byte
+    gradients = 2 * ring(np.array(dense.gradients), ranks, speeds, speeds.all_reduce_byte)
+    return MILLISECONDS * float(products + moved + gradients), MILLISECONDS * speeds.step
 
 
 def _chosen(planned: Sequence[PlannedTable]) -> Options:

@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from trainer.config.data import DataConfig
 from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import SHARDING_TYPES, PlannerConfig, TablePlan
 from trainer.config.root import Config
@@ -10,7 +11,7 @@ from trainer.models.embeddings import table_shapes, value_bytes
 from trainer.optim.table_kernels import has_plain_update
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
 from trainer.plan.search.options import KERNELS, KINDS, LANES, OF_COLUMNS, has_options
-from trainer.plan.search.problem import Ranks, Table
+from trainer.plan.search.problem import Ranks, Table, Zipf
 from trainer.plan.storage import STATE_BYTES
 
 # A lookup of fewer columns takes as long as one of 32, so narrower shards only add lookups.
@@ -47,8 +48,16 @@ def _table(name: str, shape: tuple[int, int], width: int, config: Config, planne
         kinds=_kinds(name, config, planner, has_row_state=1 in slots),
         kernels=_kernels(name, config.optimizer, planner, name in data.managed_tables),
         min_columns=planner.min_columns or LEAST_COLUMNS,
+        skew=_skew(name, data),
         has_plain_update=has_plain_update(config.optimizer.of_table(name), config.model.table_precision),
     )
+
+
+def _skew(table: str, data: DataConfig) -> list[Zipf]:
+    """Returns what the ids of a table's features are drawn from; nothing if all rows are as popular."""
+    features = [data.sparse[name] for name in data.features_of_tables()[table]]
+    found = [Zipf(feature.zipf, min(feature.distinct or feature.rows, feature.rows)) for feature in features]
+    return found if any(zipf.exponent or zipf.ids < features[0].rows for zipf in found) else []
 
 
 def _kinds(table: str, config: Config, planner: PlannerConfig, has_row_state: bool) -> list[str]:
@@ -86,11 +95,21 @@ def check_options(tables: list[Table], ranks: Ranks) -> None:
         if has_options(table, ranks):
             continue
         if table.columns % LANES:
-            raise InputError(
-                f"table '{table.name}' has shards of {table.columns} columns, and FBGEMM's kernels need a multiple of "
-                "4; change model.embedding_dim or its features' dimension, or shard it data_parallel"
-            )
-        raise InputError(
-            f"planner.tables.{table.name}: none of its compute_kernels can be used with its sharding_types on "
-            f"{'cuda' if ranks.on_gpu else 'cpu'}; leave one of the two out"
-        )
+            raise odd_columns(table.name, table.columns)
+        raise no_option(table.name, "cuda" if ranks.on_gpu else "cpu")
+
+
+def odd_columns(table: str, columns: int) -> InputError:
+    """Returns the refusal of a table with shards that FBGEMM's kernels cannot take."""
+    return InputError(
+        f"table '{table}' has shards of {columns} columns, and FBGEMM's kernels need a multiple of {LANES}; change "
+        "model.embedding_dim or its features' dimension, or shard it data_parallel"
+    )
+
+
+def no_option(table: str, device: str) -> InputError:
+    """Returns the refusal of a table whose kernels and sharding types exclude each other."""
+    return InputError(
+        f"planner.tables.{table}: none of its compute_kernels can be used with its sharding_types on {device}; leave "
+        "one of the two out"
+    )

@@ -25,11 +25,12 @@ from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.embeddings import name_in_model, table_of_name
 from trainer.plan.plan_file import shards_of, table_plans
+from trainer.plan.search.options import LANES
 from trainer.plan.search.problem import Ranks
 from trainer.plan.search.solve import NothingFits
 from trainer.plan.sharding import sharders
 from trainer.plan.storage import StorageEstimator
-from trainer.plan.tables import kinds_of
+from trainer.plan.tables import kinds_of, no_option, odd_columns
 
 # The message, a plain RuntimeError, where a table's kernels and sharding types leave nothing to choose from.
 NO_OPTION = re.compile(
@@ -58,10 +59,7 @@ def torchrec_plan(model: nn.Module, config: Config, planner: PlannerConfig, rank
         found = NO_OPTION.search(str(error))
         if not found:
             raise
-        raise InputError(
-            f"planner.tables.{table_of_name(found['table'])}: none of its compute_kernels can be used with its "
-            f"sharding_types on {found['device']}; leave one of the two out"
-        ) from error
+        raise no_option(table_of_name(found["table"]), found["device"]) from error
     _check_columns(plan)
     return plan
 
@@ -116,8 +114,5 @@ def _constraints(data: DataConfig, planner: PlannerConfig) -> dict[str, Paramete
 def _check_columns(plan: ShardingPlan) -> None:
     for name, table in table_plans(plan).items():
         for columns in {shard.shard_sizes[1] for shard in shards_of(table)}:
-            if columns % 4:
-                raise InputError(
-                    f"table '{name}' has shards of {columns} columns, and FBGEMM's kernels need a multiple of 4; "
-                    "change model.embedding_dim or its features' dimension, or shard it data_parallel"
-                )
+            if columns % LANES:
+                raise odd_columns(name, columns)

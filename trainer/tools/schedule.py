@@ -9,8 +9,8 @@ from trainer.config.schedule import Schedule
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage
-from trainer.data.dataset import find_files
 from trainer.data.order import Lanes, default_lanes
+from trainer.data.selected_files import find_training_files
 from trainer.optim.rates import LearningRate, learning_rates
 from trainer.optim.schedules import DECAYS, step_at
 from trainer.tools.chart import Curve, columns, draw, text_chart
@@ -55,7 +55,7 @@ def _steps_per_epoch(config: Config, rates: dict[str, LearningRate]) -> int | No
     """Returns the steps of an epoch by the data, None if nothing is counted in epochs."""
     if config.train.steps is not None and all(rate.schedule.unit == "steps" for rate in rates.values()):
         return None
-    files, data = find_files("data.train", config.data.train, config.data), config.data
+    files, data = find_training_files(config.data, config.train.seed), config.data
     # An epoch has the same steps on any number of ranks up to 8, and hardly more on others.
     lanes = Lanes(files.rows, data.lanes or default_lanes(1), data.global_batch_size, data.last_batch == "keep")
     if lanes.steps == 0:

@@ -1,8 +1,10 @@
 """Announces a run that is set up: on the console, and in plan.json and run.json."""
 
+import json
 from typing import Any
 
 from trainer.run.provenance import describe_run, digest
+from trainer.training.prediction import predict
 from trainer.training.session import Session
 
 
@@ -21,6 +23,8 @@ def announce(session: Session, origin: dict[str, Any]) -> None:
             "lanes": session.order.lanes.lanes,
             "communication_bytes_per_step": model.communication_bytes,
             **origin,
+            **predict(session),
+            **_measured_before(session),
             "state": "running",
         }
         session.directory.write_json("plan.json", model.plan_json)
@@ -36,6 +40,13 @@ def announce(session: Session, origin: dict[str, Any]) -> None:
         log(f"resumed after step {start.step:,} from {start.url}, restored in {origin['restore_seconds']:.1f} s")
     url = session.directory.url
     log(f"run directory {url}; watch: torchx run tools.tensorboard --logdir {url}\n")
+
+
+def _measured_before(session: Session) -> dict[str, Any]:
+    """Returns what a run that is complete already has measured."""
+    earlier = json.loads(session.directory.read("run.json") or "{}")
+    is_complete = session.order.first_step >= session.order.last_step
+    return {"measured": earlier["measured"]} if is_complete and "measured" in earlier else {}
 
 
 def _communication(session: Session) -> str:

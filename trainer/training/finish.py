@@ -8,22 +8,25 @@ from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import Checkpoints
 from trainer.core.distributed import broadcast_from_rank0
 from trainer.core.outcome import FAILED, FINISHED_WORD
+from trainer.training.comparison import conclude, measure
 from trainer.training.session import Session
+from trainer.training.step_parts import StepClock
 
 
-def finish(session: Session, step: int, model: nn.Module) -> None:
+def finish(session: Session, step: int, model: nn.Module, clock: StepClock) -> None:
     """Ends training: evaluates the result, and prints the files of the run and the next commands.
 
     Args:
         session: The run.
         step: Steps done.
         model: Its model, not attached to a training pipeline.
+        clock: The times of its steps.
 
     Raises:
         Stopped: A signal requested a stop.
         SystemExit: The last step could not be saved.
     """
-    outcome = f"{FINISHED_WORD} at step {step}"
+    outcome, measured = f"{FINISHED_WORD} at step {step}", measure(session, clock)
     if reason := session.reason_to_stop(step):
         outcome += f", before {session.order.last_step}: {reason}"
         session.reporter.log(f"step {step:,}  training ends early: {reason}")
@@ -35,6 +38,7 @@ def finish(session: Session, step: int, model: nn.Module) -> None:
         session.reporter.log(f"error: the last step could not be saved, {session.saved()}; the same command resumes it")
         raise SystemExit(FAILED)
     session.reporter.track(evaluated_step, Checkpoints(session.directory).url(evaluated_step))
+    conclude(session, measured)
     session.end("finished", step, outcome)
     session.reporter.log(f"\n{_summary(session, step, evaluated_step)}")
 

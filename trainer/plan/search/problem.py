@@ -6,6 +6,19 @@ from dataclasses import dataclass
 from trainer.plan.search.speeds import Speeds
 
 
+@dataclass(frozen=True)
+class Zipf:
+    """What ids are drawn from, as Zipf has it.
+
+    Attributes:
+        exponent: How fast they get rarer from the most popular on; 0 if all are as popular.
+        ids: How many different ones there are.
+    """
+
+    exponent: float
+    ids: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """An embedding table and how it is used.
@@ -24,6 +37,7 @@ class Table:
         kinds: Sharding types that it can have.
         kernels: Compute kernels that it can have.
         min_columns: Least columns of a column shard.
+        skew: What the ids of each of its features are drawn from; empty if all rows are as popular.
         has_plain_update: Whether its update on a CPU is not FBGEMM's, which needs no copies of the rows.
     """
 
@@ -40,6 +54,7 @@ class Table:
     kinds: Sequence[str]
     kernels: Sequence[str]
     min_columns: int
+    skew: Sequence[Zipf] = ()
     has_plain_update: bool = False
 
 
@@ -51,8 +66,8 @@ class Ranks:
         number: Number of ranks.
         per_host: Ranks of each host.
         on_gpu: Whether they have GPUs.
-        gpu_bytes: GPU memory for tables, per rank; 0 without GPUs.
-        host_bytes: Host memory for tables, per rank.
+        gpu_bytes: GPU memory per rank; 0 without GPUs.
+        host_bytes: Host memory per rank.
         gpu_bandwidth: Of GPU memory; bandwidths are in bytes per millisecond.
         host_bandwidth: Of host memory.
         pcie_bandwidth: Between GPU and host memory.

@@ -1,6 +1,6 @@
 """Options with their costs: what the search knows of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,8 @@ import numpy as np
 from trainer.plan.search import step_costs, torchrec_costs
 from trainer.plan.search.options import Options, all_options
 from trainer.plan.search.problem import Ranks, Table
-from trainer.plan.search.torchrec_memory import shard_bytes, total_bytes
+from trainer.plan.search.shard_memory import shard_memory
+from trainer.plan.search.torchrec_memory import shard_bytes, sum_of_shards
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,22 @@ class Rated:
         return slice(int(self.starts[table]), int(stop))
 
 
-def rate(tables: Sequence[Table], ranks: Ranks) -> Rated:
-    """Returns the options of tables with their costs; every table has to have one."""
+def rate(tables: Sequence[Table], ranks: Ranks, memory_of_shard: Callable[..., np.ndarray] | None = None) -> Rated:
+    """Returns the options of tables with their costs; every table has to have one.
+
+    Args:
+        tables: The tables.
+        ranks: The ranks.
+        memory_of_shard: What counts the memory of shards; unset for the most that they take, or for TorchRec's
+            estimate if the ranks have no speeds.
+    """
+    memory_of_shard = memory_of_shard or (shard_bytes if ranks.speeds is None else shard_memory)
     options = all_options(tables, ranks)
     names, phases = phases_of(options, tables, ranks)
     cost = phases.sum(axis=1)
-    memory = shard_bytes(options, tables, ranks)
+    memory = memory_of_shard(options, tables, ranks)
     starts = np.searchsorted(options.table, np.arange(len(tables)))
-    total_memory = total_bytes(options, tables, ranks)
+    total_memory = sum_of_shards(options, tables, ranks, memory_of_shard)
     return Rated(options, names, phases, cost, memory, cost * options.shards, total_memory, starts)
 
 

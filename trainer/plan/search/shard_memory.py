@@ -10,7 +10,7 @@ import numpy as np
 
 from trainer.plan.search.options import CACHED, DATA_PARALLEL, OF_ROWS, ON_WHOLE_HOSTS, ROW_WISE, UVM, Options
 from trainer.plan.search.problem import Ranks, Table
-from trainer.plan.search.torchrec_memory import CACHE_BYTES_PER_ROW, CACHE_BYTES_PER_SLOT, STATE_BYTES, sum_of_shards
+from trainer.plan.search.torchrec_memory import CACHE_BYTES_PER_ROW, CACHE_BYTES_PER_SLOT, STATE_BYTES
 
 INT, FLOAT = 4, 4  # bytes of an id, and of a value of an embedding, whatever the table's precision
 # Copies of a shard's ids at once: as received for this batch, for the next one, and twice the size for the lookup.
@@ -19,6 +19,15 @@ SENT, SENT_ON_GPU = 2, 2  # copies of pooled embeddings: what was looked up, and
 PLAIN_COPIES = 5  # of touched rows, in an update in plain operations
 SORTED_IDS = 48  # bytes per id that FBGEMM's backward on a GPU needs to sort them
 
+KEPT = ("tables", "state", "averages", "ids")
+# What a shard has in each phase of a step beside what is kept, at the least. The bucket of a replicated table is half
+# of `replicated`, and its gradient the other half.
+PHASES = {
+    "exchange": {"exchanged": 1.0, "replicated": 0.5},
+    "dense": {"replicated": 0.5},
+    "backward": {"replicated": 1.0},
+    "update": {"looked_up": 1.0, "replicated": 0.5},
+}
 KINDS = ("tables", "state", "averages", "replicated", "ids", "exchanged", "looked_up", "update")
 LARGEST_OF_RANK = ("update",)  # one table after the other
 
@@ -121,10 +130,14 @@ def _weights(options: Options, weights: np.ndarray, rows: np.ndarray, ranks: Ran
 def shard_memory(options: Options, tables: Sequence[Table], ranks: Ranks, rows: np.ndarray | None = None) -> np.ndarray:
     """Returns the bytes that a shard of each option adds to its rank at most, `[O, 2]`; arguments as above."""
     kinds = memory_by_kind(options, tables, ranks, rows)
-    kept = sum(kinds[kind] for kind in ("tables", "state", "averages", "replicated", "ids"))
+    kept = sum(kinds[kind] for kind in (*KEPT, "replicated"))
     return kept + np.maximum(kinds["exchanged"], kinds["looked_up"] + kinds["update"])
 
 
-def all_shards_memory(options: Options, tables: Sequence[Table], ranks: Ranks) -> np.ndarray:
-    """Returns the bytes of all shards of each option, on GPUs and on hosts, `[O, 2]`."""
-    return sum_of_shards(options, tables, ranks, shard_memory)
+def memory_in_phase(
+    phase: str, options: Options, tables: Sequence[Table], ranks: Ranks, rows: np.ndarray | None = None
+) -> np.ndarray:
+    """Returns the bytes that a shard of each option has in a phase at the least, `[O, 2]`; arguments as above."""
+    kinds = memory_by_kind(options, tables, ranks, rows)
+    added = (part * kinds[kind] for kind, part in PHASES[phase].items())
+    return sum(added, sum((kinds[kind] for kind in KEPT), np.zeros((len(options), 2))))

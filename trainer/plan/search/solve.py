@@ -61,14 +61,30 @@ def solve(tables: Sequence[Table], ranks: Ranks, slower: float = 0.0, tries: int
     Raises:
         NothingFits: There is none.
     """
-    rated, memory = rate(tables, ranks), np.array([ranks.gpu_bytes, ranks.host_bytes], dtype=float)
+    memory = np.array([ranks.gpu_bytes, ranks.host_bytes], dtype=float)
+    return solve_within(rate(tables, ranks), ranks, memory, slower, tries)
+
+
+def solve_within(rated: Rated, ranks: Ranks, memory: np.ndarray, slower: float = 0.0, tries: int = TRIES) -> Solution:
+    """Returns the best placement of rated options that is found within some memory.
+
+    Args:
+        rated: The options.
+        ranks: The ranks, whose own memory does not count.
+        memory: Bytes of a rank, `[2]`.
+        slower: As in `solve`.
+        tries: As in `solve`.
+
+    Raises:
+        NothingFits: There is none.
+    """
     fastest = solve_rated(rated, ranks, memory, tries)
     if not slower:
         return fastest
-    return _leanest(fastest, fastest.placement.cost * (1 + slower), 0 if ranks.on_gpu else 1)
+    return _leanest(fastest, fastest.placement.cost * (1 + slower), 0 if ranks.on_gpu else 1, tries)
 
 
-def _leanest(fastest: Solution, limit: float, kind: int) -> Solution:
+def _leanest(fastest: Solution, limit: float, kind: int, tries: int) -> Solution:
     """Returns the solution under a limit of cost whose fullest rank takes the least of a kind of memory."""
     placement, best = fastest.placement, fastest.placement
     memory = placement.memory_limit.copy()
@@ -76,7 +92,7 @@ def _leanest(fastest: Solution, limit: float, kind: int) -> Solution:
     for _ in range(BISECTIONS):
         memory[kind] = (low + high) / 2
         try:
-            found = solve_rated(placement.rated, placement.ranks, memory.copy()).placement
+            found = solve_rated(placement.rated, placement.ranks, memory.copy(), tries).placement
         except NothingFits:
             found = None
         if found is None or found.cost > limit:

@@ -11,6 +11,7 @@ Nanoseconds = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 DENSE_FLOPS_PER_SECOND = 19.5e12
 # Bytes moved to exchange, permute and sort an id, and to find the bounds of a bag.
 BYTES_PER_ID, BYTES_PER_BAG = 80, 16
+BYTES_PER_BUCKETED_ID = 32  # counted, then moved, each time read and written
 # Intra-host bandwidths count both directions of a link, as data sheets do.
 DIRECTIONS = 2
 # Bytes per millisecond to nanoseconds per byte.
@@ -27,6 +28,7 @@ class Speeds:
         bag: Looking up a bag, beside the bytes of its embeddings.
         lookup_byte: A byte of an embedding that is read.
         id: An id that is sent to its shard and sorted there.
+        bucketed_id: An id of a rank's own batch that is sorted by the shards of rows.
         unique_row: A row that is updated, beside its bytes.
         update_byte: A byte of a gradient, or of a row that is updated.
         all_to_all_byte: A byte of an all-to-all between the ranks of a host.
@@ -35,14 +37,16 @@ class Speeds:
         all_reduce_byte: The same of an all-reduce.
         network_byte: A byte from a rank to other hosts.
         replicated_byte: A byte of a replicated table, all of which every step updates.
-        output_byte: A byte of an embedding that the dense part takes in: its reordering and its gradient, too.
-        flop: A floating-point operation of the dense part's products.
+        flop: A floating-point operation of the dense part's products of matrices.
+        batched_flop: The same of products of many small matrices, one of each sample.
+        dense_byte: A byte that an operation of the dense part reads or writes.
         step: A step without any of that.
     """
 
     bag: Nanoseconds
     lookup_byte: Nanoseconds
     id: Nanoseconds
+    bucketed_id: Nanoseconds
     unique_row: Nanoseconds
     update_byte: Nanoseconds
     all_to_all_byte: Nanoseconds
@@ -51,8 +55,9 @@ class Speeds:
     all_reduce_byte: Nanoseconds
     network_byte: Nanoseconds
     replicated_byte: Nanoseconds
-    output_byte: Nanoseconds
     flop: Nanoseconds
+    batched_flop: Nanoseconds
+    dense_byte: Nanoseconds
     step: Nanoseconds
 
 
@@ -75,6 +80,7 @@ def data_sheet_speeds(
         bag=BYTES_PER_BAG * memory,
         lookup_byte=memory,
         id=BYTES_PER_ID * memory,
+        bucketed_id=BYTES_PER_BUCKETED_ID * memory,
         unique_row=0.0,
         update_byte=memory,
         all_to_all_byte=link,
@@ -83,8 +89,9 @@ def data_sheet_speeds(
         all_reduce_byte=link,
         network_byte=NANOSECONDS / inter_bandwidth,
         replicated_byte=5 * memory,  # a gradient is zeroed and read, weight and state are read and written
-        output_byte=8 * memory,  # reordered, stacked, and multiplied with the others; and all of that backward
         flop=1e9 / flops_per_second,
+        batched_flop=1e9 / flops_per_second,
+        dense_byte=memory,
         step=0.0,
     )
 
@@ -99,6 +106,7 @@ def cpu_speeds(inter_bandwidth: float) -> Speeds:
         bag=19.0,
         lookup_byte=0.062,
         id=0.0,
+        bucketed_id=16.0,
         unique_row=46.0,
         update_byte=0.079,
         all_to_all_byte=0.54,
@@ -107,7 +115,8 @@ def cpu_speeds(inter_bandwidth: float) -> Speeds:
         all_reduce_byte=0.72,
         network_byte=NANOSECONDS / inter_bandwidth,
         replicated_byte=0.34,
-        output_byte=4.7,
         flop=0.013,
-        step=20e6,
+        batched_flop=0.12,
+        dense_byte=0.042,
+        step=8e6,
     )

@@ -5,7 +5,7 @@ each other in every exchange, so a step takes the sum over its phases of the slo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from trainer.plan.search.options import (
     Options,
 )
 from trainer.plan.search.problem import Ranks, Table
+from trainer.plan.search.skew import hit_rates, touched_rows
 from trainer.plan.search.speeds import Speeds
 from trainer.plan.search.torchrec_costs import device_bandwidth, value_bytes
 
@@ -36,6 +37,7 @@ class _Work:
     Attributes:
         bags: Bags that it looks up.
         ids: Ids in them.
+        bucketed: Ids of a rank's own batch that it sorts by shards of rows.
         unique: Rows that it updates.
         row_bytes: Bytes of a row.
         outputs: Values that it gives out.
@@ -44,6 +46,7 @@ class _Work:
 
     bags: np.ndarray
     ids: np.ndarray
+    bucketed: np.ndarray
     unique: np.ndarray
     row_bytes: np.ndarray
     outputs: np.ndarray
@@ -60,14 +63,15 @@ def unique_rows(draws: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def costs(options: Options, tables: Sequence[Table], ranks: Ranks, speeds: Speeds) -> np.ndarray:
     """Returns the milliseconds of a shard of each option in each phase, `[O, 5]`."""
     work, replicated = _work(options, tables, ranks), options.kind == DATA_PARALLEL
-    slower = _slower(options, ranks)
+    slower = _slower(replace(options, cached=hit_rates(options, tables)), ranks)
     exchanged = np.where(replicated, 0.0, work.ids)
     lookup = work.bags * speeds.bag + work.ids * np.maximum(work.row_bytes, LEAST_BYTES) * speeds.lookup_byte * slower
     updated = GRADIENT_BYTES * work.ids * options.columns + 2 * work.unique * work.row_bytes * slower
     update = work.unique * speeds.unique_row + updated * speeds.update_byte
     whole = np.where(replicated, work.table_bytes * speeds.replicated_byte, 0.0)
     forward, backward = _exchanges(options, tables, ranks, speeds, work)
-    phases = [exchanged * speeds.id, lookup, forward, backward, update + whole]
+    distributed = exchanged * speeds.id + work.bucketed * speeds.bucketed_id
+    phases = [distributed, lookup, forward, backward, update + whole]
     return MILLISECONDS * np.stack(phases, axis=1)
 
 
@@ -77,14 +81,16 @@ def _work(options: Options, tables: Sequence[Table], ranks: Ranks) -> _Work:
     }
     samples = ranks.batch_size * np.where(options.kind == DATA_PARALLEL, 1, ranks.number)
     parts = np.select([options.kind == ROW_WISE, np.isin(options.kind, OF_ROWS)], [ranks.number, ranks.per_host], 1)
-    ids = samples * np.array([sum(table.hotness) for table in tables])[options.table] / parts
+    hotness = np.array([sum(table.hotness) for table in tables])[options.table]
+    ids = samples * hotness / parts
     # Every row shard has all bags, most of whose ids are elsewhere; a sequence's ids are bags of their own.
     bags = np.where(of["is_pooled"], samples * np.array([len(table.hotness) for table in tables])[options.table], ids)
     row_bytes = options.columns * of["value_bytes"]
     return _Work(
         bags=bags,
         ids=ids,
-        unique=unique_rows(ids, options.rows),
+        bucketed=np.where(np.isin(options.kind, OF_ROWS), ranks.batch_size * hotness, 0.0),
+        unique=touched_rows(unique_rows(ids, options.rows), samples, parts, options, tables),
         row_bytes=row_bytes,
         outputs=bags * options.columns,
         table_bytes=options.rows * row_bytes,

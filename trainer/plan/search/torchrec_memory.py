@@ -56,11 +56,6 @@ def _exchanged(options: Options, tables: Sequence[Table], ranks: Ranks) -> np.nd
     return np.ceil(ids / divisor * copies * ID_BYTES) + np.ceil(embeddings * copies * options.columns * value)
 
 
-def total_bytes(options: Options, tables: Sequence[Table], ranks: Ranks) -> np.ndarray:
-    """Returns the bytes of all shards of each option, on GPUs and on hosts, `[O, 2]`."""
-    return sum_of_shards(options, tables, ranks, shard_bytes)
-
-
 def sum_of_shards(
     options: Options, tables: Sequence[Table], ranks: Ranks, of_shard: Callable[..., np.ndarray]
 ) -> np.ndarray:

@@ -21,14 +21,14 @@ from trainer.plan.calibration import Calibration, save_calibration
 from trainer.plan.ranks import GB_PER_SECOND, UNKNOWN_HARDWARE
 from trainer.plan.search.speeds import Speeds, cpu_speeds, data_sheet_speeds
 from trainer.tools.bench.comparison import describe_machine
-from trainer.tools.calibrate.dense import dense_speeds
 from trainer.tools.calibrate.exchanges import exchange_speeds
+from trainer.tools.calibrate.replicated import replicated_speed
 from trainer.tools.calibrate.steps import step_speeds
-from trainer.tools.calibrate.tables import table_speeds
+from trainer.tools.calibrate.tables import input_speeds, table_speeds
 
 MIB = 2**20
 # How a figure is printed: its unit, and how many nanoseconds that is.
-UNITS = {"step": ("ms", 1e6), "flop": ("ps", 1e-3)}
+UNITS = {"step": ("ms", 1e6), "flop": ("ps", 1e-3), "batched_flop": ("ps", 1e-3)}
 
 
 def calibrate(
@@ -41,10 +41,10 @@ def calibrate(
 ) -> None:
     """Measures this kind of host and writes the file that planner.calibration takes.
 
-    Lookups by bag and by byte, updates by id, by row and by byte, products of matrices, the update of replicated
-    tables, a step without all of that, and the reading of data; on two ranks and more also exchanges between them, and
-    on two hosts and more those between hosts. On a CPU the measure is processor time. All ranks measure at once, as
-    they train; a figure is the median of theirs.
+    Lookups by bag and by byte, updates by id, by row and by byte, the sorting of ids, the update of replicated tables,
+    the operations of dense parts and what a step takes beside all of that, and the reading of data; on two ranks and
+    more also exchanges between them, and on two hosts and more those between hosts. On a CPU the measure is processor
+    time. All ranks measure at once, as they train; a figure is the median of theirs.
 
     Args:
         out: File to write, any fsspec URL.
@@ -63,7 +63,8 @@ def calibrate(
             raise InputError(f"--{name.replace('_', '-')} is {value}; it must be 1 or more")
     with process_group() as context:
         measured = table_speeds(batch_size, table_mib * MIB, context.device, repeats)
-        measured |= dense_speeds(batch_size, table_mib * MIB, context.device, repeats)
+        measured |= input_speeds(batch_size, context.device, repeats)
+        measured |= replicated_speed(table_mib * MIB, context.device, repeats)
         measured |= exchange_speeds(exchange_mib * MIB, context, repeats)
         assumed = _assumed(context)
         speeds = _median_speeds(assumed | measured, context)

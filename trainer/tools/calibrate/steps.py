@@ -1,24 +1,25 @@
-"""What a step takes beside its tables and its dense part, and how fast data is read."""
+"""Speed of dense parts, what a step takes beside them and its tables, and how fast data is read."""
 
-import contextlib
 import itertools
 import statistics
 import time
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
+from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
 from trainer.core.run_directory import RunDirectory
 from trainer.datasets.synthetic import synthetic
+from trainer.plan.activations import dense_work
 from trainer.plan.allowed_types import with_allowed_types
 from trainer.plan.ranks import ranks_to_plan_for
 from trainer.plan.search.speeds import Speeds
-from trainer.plan.step_time import DENSE_BYTES, time_of_plan
-from trainer.tools.bench.features import changed
+from trainer.plan.step_time import time_of_plan
 from trainer.tools.bench.setting import batches_in_memory, make_config, scratch_run
-from trainer.tools.calibrate.timing import nanoseconds
+from trainer.tools.calibrate.timing import explain, nanoseconds
 from trainer.training.session import Session
 from trainer.training.setup import open_session
 from trainer.training.sharded_model import build_unsharded_model
@@ -28,55 +29,72 @@ TABLE_ROWS = 100
 ENDLESS = 10**6
 SMALL = 8  # a batch that is so many times smaller
 STEPS = 8  # of batches that are read at a time
+# What steps are explained by, beside their tables.
+FIGURES = ("flop", "batched_flop", "dense_byte", "step")
+# Dense parts that differ in what they do most: products of small matrices, bytes, products of large ones, a little.
+MODELS: list[tuple[int, dict[str, Any]]] = [
+    (26, {"name": "dlrm", "embedding_dim": 32, "dense_layers": [256, 128], "over_layers": [256, 128]}),
+    (26, {"name": "deepfm", "embedding_dim": 32, "over_layers": [64]}),
+    (26, {"name": "wide_deep", "embedding_dim": 16, "over_layers": [512, 256]}),
+    (8, {"name": "dlrm", "embedding_dim": 64, "dense_layers": [64], "over_layers": [64]}),
+]
 
 
 def step_speeds(
     speeds: Speeds, folder: str, samples: int, context: DistributedContext, repeats: int
 ) -> tuple[dict[str, float], float]:
-    """Returns the speeds of what nothing else explains of a step, by their names, and samples read in a second.
+    """Returns the speeds that explain steps beside their tables, by their names, and samples read in a second.
 
     Args:
         speeds: The speeds of everything else.
         folder: Where data and run directories are made, and removed.
         samples: Samples of a rank in a step.
         context: This process among the ranks.
-        repeats: Steps to take.
+        repeats: Steps to take with each model.
     """
-    with scratch_run(RunDirectory(folder), context) as scratch, contextlib.ExitStack() as stack:
+    others = replace(speeds, **dict.fromkeys(FIGURES, 0.0))
+    with scratch_run(RunDirectory(folder), context) as scratch:
         rows = STEPS * samples * context.world_size
         make = partial(
             synthetic, scratch.url_of("data"), rows, validation_rows=0, test_rows=0, table_rows=(TABLE_ROWS,)
         )
         broadcast_from_rank0(context, make)
-        config = make_config(scratch.url, samples * context.world_size)
-        sparse = {f"data.sparse.{name}.rows": TABLE_ROWS for name in config.data.sparse}
-        config = changed(
-            config, sparse | {"train.epochs": None, "train.steps": ENDLESS, "planner.sharding_types": ["table_wise"]}
-        )
-        left, sizes, rates = [], [], []
-        for number, of_rank in enumerate((samples, -(-samples // SMALL))):
-            batch = changed(config, {"data.global_batch_size": of_rank * context.world_size})
-            session = stack.enter_context(open_session(batch, scratch.url_of(f"run-{number}"), "never", context))
-            left.append(_unexplained(session, speeds, repeats))
-            sizes.append(DENSE_BYTES * of_rank * len(sparse) * config.model.embedding_dim)
-            rates.append(_samples_per_second(session, of_rank))
-        output_byte = max(0.0, (left[0] - left[1]) / max(1, sizes[0] - sizes[1]))
-        return {"output_byte": output_byte, "step": max(0.0, left[0] - output_byte * sizes[0])}, rates[0]
+        counts, left, rates = [], [], []
+        for number, ((features, model), of_rank) in enumerate(
+            itertools.product(MODELS, (samples, -(-samples // SMALL)))
+        ):
+            config = _config(scratch.url, of_rank * context.world_size, features, model)
+            with open_session(config, scratch.url_of(f"run-{number}"), "never", context) as session:
+                counted, time_left = _unexplained(session, others, repeats)
+                counts.append(counted)
+                left.append(time_left)
+                rates.append(_samples_per_second(session, of_rank) if number == 0 else 0.0)
+        return dict(zip(FIGURES, explain(counts, left), strict=True)), rates[0]
 
 
-def _unexplained(session: Session, speeds: Speeds, repeats: int) -> float:
-    """Returns the nanoseconds of a step that other speeds do not explain."""
+def _config(url: str, global_batch_size: int, features: int, model: dict[str, Any]) -> Config:
+    """Returns the configuration of a model with small tables, placed on the ranks in turns."""
+    tree = make_config(url, global_batch_size).model_dump()
+    names = [*tree["data"]["sparse"]][:features]
+    tree["data"]["sparse"] = {name: {"rows": TABLE_ROWS} for name in names}
+    settings = {"planner": {"sharding_types": ["table_wise"]}, "train": {"steps": ENDLESS}}
+    return Config.model_validate({"data": tree["data"], "model": model, **settings})
+
+
+def _unexplained(session: Session, others: Speeds, repeats: int) -> tuple[list[float], float]:
+    """Returns how many of each of `FIGURES` a step has, and its nanoseconds that the other speeds do not explain."""
     step, batches = TrainingStep(session), itertools.cycle(batches_in_memory(session))
     numbers = itertools.count(1)
     found = nanoseconds(lambda: step.take(next(numbers), batches), session.context.device, repeats)
     step.detach()
     config, context = session.config, session.context
     planner, world = with_allowed_types(config), (context.world_size, context.local_world_size, context.device.type)
-    others = replace(speeds, output_byte=0.0, step=0.0)
     ranks = replace(ranks_to_plan_for(config.data, planner, config.comms, *world), speeds=others)
     model = build_unsharded_model(config, torch.device("meta"))
     explained = time_of_plan(session.model.plan, model, config, planner, ranks)
-    return found - 1e6 * (float(explained.by_rank[context.rank].sum()) + explained.dense)
+    left = found - 1e6 * (float(explained.by_rank[context.rank].sum()) + explained.dense)
+    work = dense_work(config, context.world_size)
+    return [work.flops, work.batched_flops, work.bytes, 1.0], max(left, 1.0)
 
 
 def _samples_per_second(session: Session, samples: int) -> float:

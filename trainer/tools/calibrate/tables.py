@@ -1,4 +1,4 @@
-"""Speed of FBGEMM's kernels: lookups by bag and by byte, updates by id, by row and by byte."""
+"""Speed of FBGEMM's kernels: lookups by bag and by byte, updates by id, by row and by byte, ids sorted by shard."""
 
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from trainer.tools.calibrate.timing import explain, nanoseconds
 
 VALUE_BYTES = 4
 TABLES = 4  # that a kernel looks up together
+SHARDS, ROWS_OF_SHARD, HOTNESS = 2, 10_000, 16  # of tables whose ids are sorted by shards of rows
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,26 @@ def table_speeds(bags: int, table_bytes: int, device: torch.device, repeats: int
 
 
 Counts = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def input_speeds(bags: int, device: torch.device, repeats: int) -> dict[str, float]:
+    """Returns the speed of sorting a batch's ids by shards of rows, by its name in `Speeds`.
+
+    Args:
+        bags: Bags of a table.
+        device: Where to measure.
+        repeats: Runs.
+    """
+    ids = torch.randint(SHARDS * ROWS_OF_SHARD, (TABLES * bags * HOTNESS,), dtype=torch.int32, device=device)
+    lengths = torch.full((TABLES * bags,), HOTNESS, dtype=torch.int32, device=device)
+    blocks = torch.full((TABLES,), ROWS_OF_SHARD, dtype=torch.int32, device=device)
+
+    def sort() -> None:
+        torch.ops.fbgemm.block_bucketize_sparse_features(
+            lengths, ids, bucketize_pos=False, sequence=False, block_sizes=blocks, my_size=SHARDS
+        )
+
+    return {"bucketed_id": nanoseconds(sort, device, repeats) / len(ids)}
 
 
 def _measure(case: Case, table_bytes: int, device: torch.device, repeats: int) -> tuple[Counts, tuple[float, float]]:

@@ -16,23 +16,25 @@ from trainer.models.embeddings import table_shapes
 from trainer.optim.table_optimizers import check_table_optimizers
 from trainer.plan.cluster import Cluster, cluster_of, parse_cluster
 from trainer.plan.communication import check_comms
+from trainer.plan.page.html import draw_page
+from trainer.plan.page.image import draw_image
 from trainer.plan.plan_file import plan_to_json
 from trainer.plan.planned import Planned, plan_on
 from trainer.plan.planner import plan_for
 from trainer.plan.prices import read_prices
 from trainer.plan.report import render_plan
+from trainer.plan.statistics import with_statistics
+from trainer.plan.text import render, shortage
 from trainer.tools.plan.compare import compare
-from trainer.tools.plan.find import clusters_to_try, find_clusters, render_found
-from trainer.tools.plan.page import draw_page
-from trainer.tools.plan.text import render, shortage
+from trainer.tools.plan.find import find_clusters, render_found
 from trainer.tools.plan.vary import effects_of
 from trainer.training.sharded_model import build_unsharded_model, local_batch_sizes
 
 DEFAULT_RANKS = 2
 EXCLUDED = {
     "--on": ("--world-size",),
-    "--find": ("--on", "--world-size", "--vary", "--page", "--out"),
-    "--vary": ("--page", "--out"),
+    "--find": ("--on", "--world-size", "--vary", "--page", "--png", "--out"),
+    "--vary": ("--page", "--png", "--out"),
 }
 
 
@@ -45,6 +47,7 @@ def plan(
     prices: str | None = None,
     vary: list[str] | None = None,
     page: str | None = None,
+    png: str | None = None,
     out: str | None = None,
 ) -> None:
     """Plans for this machine, or for clusters that need not be there. CONFIG is a TOML file or a name.
@@ -61,18 +64,33 @@ def plan(
         vary: What to change, one thing at a time, to see what it saves: batch, dimension, precision, comms, hotness,
             tables, or all.
         page: An HTML file to draw the plan to, and clusters beside each other, any fsspec URL; a browser opens it.
+        png: An image to draw the same to, .png, any fsspec URL.
         out: Where to save the plan.json, any fsspec URL; planner.plan takes it.
 
     Raises:
         InputError: The model cannot be built or planned as configured, the tables fit no cluster, or a file cannot be
             read or written.
     """
-    given = {"--on": on, "--find": find, "--vary": vary, "--world-size": world_size, "--page": page, "--out": out}
+    given = {
+        "--on": on,
+        "--find": find,
+        "--vary": vary,
+        "--world-size": world_size,
+        "--page": page,
+        "--png": png,
+        "--out": out,
+    }
+    for flag, value in given.items():
+        if value == "":
+            raise InputError(f"{flag} is empty; name a file, any fsspec URL, or leave it out")
     _check_flags({flag for flag, value in given.items() if value is not None}, prices, config)
+    if png and not png.endswith(".png"):
+        raise InputError(f"--png is '{png}', but only .png can be drawn; give it that ending, or use --page for HTML")
+    config = with_statistics(config)
     model = build_unsharded_model(config, torch.device("meta"))
     if find is not None:
         of_hosts = read_prices(prices)
-        print(render_found(find_clusters(model, config, clusters_to_try(find, of_hosts, config), of_hosts), of_hosts))
+        print(render_found(find_clusters(model, config, find, of_hosts), of_hosts))
         return
     clusters = _clusters(config, world_size, on)
     for device_type in sorted({cluster.device_type for cluster in clusters}):
@@ -86,7 +104,7 @@ def plan(
     elif config.planner.engine == "torchrec":
         _plan_by_torchrec(config, model, clusters[0], out)
     else:
-        _plan([plan_on(model, config, cluster) for cluster in clusters], model, config_words, page, out)
+        _plan([plan_on(model, config, cluster) for cluster in clusters], model, config_words, page, png, out)
 
 
 def _check_flags(given: set[str], prices: str | None, config: Config) -> None:
@@ -101,17 +119,29 @@ def _check_flags(given: set[str], prices: str | None, config: Config) -> None:
                 raise InputError(f"{other} cannot be given with {flag}; leave one of them out")
     if prices and "--find" not in given:
         raise InputError(f"--prices is '{prices}', but only --find uses prices; add --find all")
-    for flag in ("--on", "--find", "--vary", "--page"):
+    for key in ("plan", "hardware") if "--find" in given else ():
+        if value := getattr(config.planner, key):
+            raise InputError(f"planner.{key} is '{value}', but --find plans for many clusters; leave one of them out")
+    for flag in ("--on", "--find", "--vary", "--page", "--png"):
         if config.planner.engine == "torchrec" and flag in given:
             raise InputError(f"planner.engine is 'torchrec', whose plans have no bound; {flag} takes 'search'")
 
 
-def _plan(planned: list[Planned], model: nn.Module, config_words: list[str], page: str | None, out: str | None) -> None:
+def _plan(
+    planned: list[Planned],
+    model: nn.Module,
+    config_words: list[str],
+    page: str | None,
+    png: str | None,
+    out: str | None,
+) -> None:
     """Prints plans, and draws and saves them."""
     if not any(one.fits for one in planned):
         raise InputError("; ".join(f"{one.cluster} does not fit: {shortage(one)}" for one in planned))
     if page:
-        _write_file("--page", page, draw_page(planned))
+        _write_file("--page", page, draw_page(planned).encode())
+    if png:
+        _write_file("--png", png, draw_image(planned))
     if len(planned) > 1:
         print(compare(planned))
         return
@@ -156,12 +186,13 @@ def _plan_by_torchrec(config: Config, model: nn.Module, cluster: Cluster, out: s
 
 def _write_plan(out: str | None, found: ShardingPlan, model: nn.Module, cluster: Cluster) -> None:
     if out:
-        _write_file("--out", out, json.dumps(plan_to_json(found, table_shapes(model), cluster.ranks), indent=2))
+        text = json.dumps(plan_to_json(found, table_shapes(model), cluster.ranks), indent=2)
+        _write_file("--out", out, text.encode())
         url = without_secrets(out)
         print(f"\nwritten to {url}; use it with --planner.plan {url} on {cluster.ranks} ranks")
 
 
-def _write_file(flag: str, url: str, text: str) -> None:
+def _write_file(flag: str, url: str, content: bytes) -> None:
     with named(flag, url):
         fs, path = open_storage(url)
-        fs.pipe_file(path, text.encode())
+        fs.pipe_file(path, content)

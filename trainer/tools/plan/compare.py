@@ -7,7 +7,7 @@ from tabulate import tabulate
 from trainer.plan.loads import bound_by, parts_of, step_of
 from trainer.plan.memory import GIB
 from trainer.plan.planned import Planned
-from trainer.tools.plan.text import samples_per_second, shortage
+from trainer.plan.text import samples_per_second, shortage
 
 
 def compare(planned: Sequence[Planned]) -> str:
@@ -36,14 +36,13 @@ def _row(planned: Planned) -> list[str]:
     name = [str(planned.cluster), f"{planned.cluster.ranks:,}"]
     if not planned.fits:
         return [*name, "does not fit", *[""] * 5]
-    step, placement = step_of(planned), planned.found.placement
-    kind = 0 if planned.ranks.on_gpu else 1
+    step, device = step_of(planned), planned.problem.device
     return [
         *name,
         f"{step.total:.3f}",
         f"{samples_per_second(planned, step.total):,.0f}",
         bound_by(parts_of(step)).name,
         f"{planned.found.gap:.2%}",
-        f"{placement.memory[:, kind].max() / GIB:.2f}",
-        f"{placement.memory_limit[kind] / GIB:.2f}",
+        f"{planned.fullest[device] / GIB:.2f}",
+        f"{planned.problem.there[device] / GIB:.2f}",
     ]

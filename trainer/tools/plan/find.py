@@ -1,102 +1,195 @@
 """The cheapest and the smallest cluster that fits, of all kinds of hosts and numbers of them."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from bisect import insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 from tabulate import tabulate
 from torch import nn
 
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.plan.cluster import Cluster, parse_cluster
-from trainer.plan.loads import bound_by, parts_of, step_of
-from trainer.plan.planned import Planned, plan_on
+from trainer.plan.hardware import HOSTS
+from trainer.plan.loads import bound_by, least_milliseconds, parts_of, step_of
+from trainer.plan.planned import Planned, plan_on, problem_on
 from trainer.plan.prices import Prices
-from trainer.plan.step_time import StepTime
-from trainer.tools.plan.text import named_cluster, shortage
+from trainer.plan.text import named_cluster, plural, shortage
 
 ALL = "all"
-NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+MOST_HOSTS = 64
 LISTED = 8
 QUICK_TRIES = 100  # to pack tables anew; a plan alone takes 20 times as many
 HOUR_MS = 3_600_000
+NEAR, BATCH_STEP = 0.05, 8  # how far from the batch one is looked for that more clusters share, and its multiples
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A cluster that fits.
+    """A cluster that fits, or may fit.
 
     Attributes:
-        planned: Its plan.
-        step: The time of a step.
+        number: Its place among all clusters, which decides between equal ones.
+        cluster: The cluster.
+        milliseconds: The time of a step; before the search the least that is proven.
         per_hour: Its price of an hour.
         samples: Samples of a step.
+        planned: Its plan; None before the search.
     """
 
-    planned: Planned
-    step: StepTime
+    number: int
+    cluster: Cluster
+    milliseconds: float
     per_hour: float
     samples: int
+    planned: Planned | None = None
 
     @property
     def per_billion(self) -> float:
         """Its price of a billion samples."""
-        return self.per_hour * self.step.total / HOUR_MS / self.samples * 1e9
+        return self.per_hour * self.milliseconds / HOUR_MS / self.samples * 1e9
 
     @property
-    def size(self) -> tuple[int, float]:
-        """Its number of ranks, then its price."""
-        return self.planned.cluster.ranks, self.per_hour
+    def plan(self) -> Planned:
+        """Its plan, after the search."""
+        assert self.planned
+        return self.planned
+
+
+Rank = Callable[[Offer], tuple[float, ...]]
+RANKINGS: dict[str, tuple[int, Rank]] = {
+    "smallest": (1, lambda offer: (offer.cluster.ranks, offer.per_hour, offer.number)),
+    "cheapest": (LISTED, lambda offer: (offer.per_hour, offer.milliseconds, offer.number)),
+    "per sample": (LISTED, lambda offer: (offer.per_billion, offer.number)),
+    "fastest": (1, lambda offer: (offer.milliseconds, offer.number)),
+}
+"""How many clusters are listed by what, the best first; each key is the least at the least time of a step."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was looked at.
+    """What was looked at, and the best of it.
 
     Attributes:
-        offers: The clusters that fit.
-        refused: The plans of those that do not.
+        best: The first clusters of each ranking.
+        looked_at: The clusters whose ranks share the batch.
+        searched: How many of them were searched for a plan.
+        refused: The plans of those that were searched and do not fit.
+        too_small: How many are proven to be too small.
+        left_out: A line on those whose ranks do not share the batch; empty if there are none.
     """
 
-    offers: Sequence[Offer]
+    best: Mapping[str, Sequence[Offer]]
+    looked_at: Sequence[Cluster]
+    searched: int
     refused: Sequence[Planned]
+    too_small: int
+    left_out: str
 
 
-def clusters_to_try(hosts: Sequence[str], prices: Prices, config: Config) -> list[Cluster]:
-    """Returns all clusters of some hosts whose ranks share a batch.
+def find_clusters(model: nn.Module, config: Config, hosts: Sequence[str], prices: Prices) -> Found:
+    """Finds the best clusters of some hosts.
+
+    A cluster is only searched for a plan if the least time of a step that is proven for it lets it be among them.
 
     Args:
+        model: The unsharded model.
+        config: The configuration.
         hosts: Names of hosts, or `all` for those that have a price and GPUs.
         prices: Prices of hosts.
-        config: The configuration.
 
     Raises:
-        InputError: A host is not known or has no price, or no cluster can share a batch.
+        InputError: A host is not known or has no price, no cluster shares the batch or fits, or the tables cannot be
+            sharded as allowed.
     """
-    names = [name for name in prices.hosts if parse_cluster(f"{name}:1").on_gpu] if list(hosts) == [ALL] else hosts
+    every = _clusters_of(hosts, prices)
+    batch = config.data.global_batch_size
+    sharing = [cluster for cluster in every if batch % cluster.ranks == 0]
+    if not sharing:
+        raise InputError(
+            f"data.global_batch_size is {batch}, which the ranks of no cluster divide; use a multiple of 8"
+        )
+    search = _Search(model, config)
+    least = [
+        Offer(number, one, least_milliseconds(problem_on(model, config, one)), _per_hour(one, prices), batch)
+        for number, one in enumerate(sharing)
+    ]
+    possible = [one for one in least if np.isfinite(one.milliseconds)]
+    best = {name: _first(number, rank, possible, search) for name, (number, rank) in RANKINGS.items()}
+    if not possible:
+        search.plan(max(least, key=lambda one: one.cluster.ranks))  # to tell how much it lacks
+    return Found(
+        best=best,
+        looked_at=sharing,
+        searched=len(search.done),
+        refused=[one for one in search.done.values() if not one.fits],
+        too_small=len(least) - len(possible),
+        left_out=_left_out(every, sharing, batch),
+    )
+
+
+@dataclass
+class _Search:
+    """Plans of clusters, each made once, and quickly."""
+
+    model: nn.Module
+    config: Config
+    done: dict[int, Planned] = field(default_factory=dict)
+
+    def plan(self, offer: Offer) -> Offer | None:
+        """Returns a cluster with its plan; None if it does not fit."""
+        if offer.number not in self.done:
+            self.done[offer.number] = plan_on(self.model, self.config, offer.cluster, QUICK_TRIES)
+        planned = self.done[offer.number]
+        return replace(offer, milliseconds=step_of(planned).total, planned=planned) if planned.fits else None
+
+
+def _first(number: int, rank: Rank, least: Sequence[Offer], search: _Search) -> list[Offer]:
+    """Returns the first clusters of a ranking, searching those only whose least time lets them be among these."""
+    found: list[Offer] = []
+    for one in sorted(least, key=rank):
+        if len(found) >= number and rank(one) > rank(found[number - 1]):
+            break
+        if offer := search.plan(one):
+            insort(found, offer, key=rank)
+    return found[:number]
+
+
+def _clusters_of(hosts: Sequence[str], prices: Prices) -> list[Cluster]:
+    with_gpus = [name for name in prices.hosts if HOSTS[name].gpu]
+    if ALL in hosts and not with_gpus:
+        raise InputError("--find is 'all', but --prices has no host with GPUs; name hosts in place of all")
+    if not hosts:
+        raise InputError("--find names no host; write all, or hosts such as h100")
+    names = dict.fromkeys([*(with_gpus if ALL in hosts else []), *(name for name in hosts if name != ALL)])
     for name in names:
         prices.of_host(name)
-    batch = config.data.global_batch_size
-    clusters = [parse_cluster(f"{name}:{nodes}") for name in names for nodes in NODES]
-    if fitting := [cluster for cluster in clusters if batch % cluster.ranks == 0]:
-        return fitting
-    raise InputError(f"data.global_batch_size is {batch}, which the ranks of no cluster divide; use a multiple of 8")
+    return [parse_cluster(f"{name}:{nodes}") for name in names for nodes in range(1, MOST_HOSTS + 1)]
 
 
-def find_clusters(model: nn.Module, config: Config, clusters: Sequence[Cluster], prices: Prices) -> Found:
-    """Plans for clusters, quickly.
+def _per_hour(cluster: Cluster, prices: Prices) -> float:
+    return cluster.nodes * prices.of_host(cluster.name or "")
 
-    Raises:
-        InputError: The tables cannot be sharded as allowed.
-    """
-    planned = [plan_on(model, config, cluster, QUICK_TRIES) for cluster in clusters]
-    samples = config.data.global_batch_size
-    offers = [
-        Offer(one, step_of(one), one.cluster.nodes * prices.of_host(one.cluster.name or ""), samples)
-        for one in planned
-        if one.fits
-    ]
-    return Found(offers, [one for one in planned if not one.fits])
+
+def _left_out(every: Sequence[Cluster], sharing: Sequence[Cluster], batch: int) -> str:
+    """Returns a line on the clusters whose ranks do not divide a batch, and on a batch near it that more divide."""
+    if len(sharing) == len(every):
+        return ""
+    number = f"{len(every) - len(sharing)} more are left out, as their ranks do not divide data.global_batch_size"
+    other, share = _shared_batch(every, batch)
+    more = f"; --data.global-batch-size {other} lets {share} take part" if share >= 2 * len(sharing) else ""
+    return f"{number}, {batch}{more}"
+
+
+def _shared_batch(every: Sequence[Cluster], batch: int) -> tuple[int, int]:
+    """Returns the batch near a batch that the most clusters share, of several the nearest, and how many do."""
+    steps = np.arange(int(batch * (1 - NEAR)) // BATCH_STEP + 1, int(batch * (1 + NEAR)) // BATCH_STEP + 1)
+    near = np.append(BATCH_STEP * steps, batch)
+    ranks, number = np.unique([cluster.ranks for cluster in every], return_counts=True)
+    share = (near[:, None] % ranks == 0) @ number
+    best = np.lexsort((abs(near - batch), -share))[0]
+    return int(near[best]), int(share[best])
 
 
 def render_found(found: Found, prices: Prices) -> str:
@@ -105,51 +198,49 @@ def render_found(found: Found, prices: Prices) -> str:
     Raises:
         InputError: No cluster fits.
     """
-    if not found.offers:
+    if not found.best["cheapest"]:
         last = found.refused[-1]
         raise InputError(
-            f"--find looked at {len(found.refused)} clusters, and none fits; of {last.cluster} {shortage(last)}"
+            f"--find looked at {len(found.looked_at)} clusters, and none fits; of {last.cluster} {shortage(last)}"
         )
     return "\n\n".join(_parts(found, prices))
 
 
 def _parts(found: Found, prices: Prices) -> Iterator[str]:
-    by_hour = sorted(found.offers, key=lambda offer: (offer.per_hour, offer.step.total))
-    by_sample = sorted(found.offers, key=lambda offer: offer.per_billion)
-    smallest = min(found.offers, key=lambda offer: offer.size)
-    tried = len(found.offers) + len(found.refused)
-    answers = {
-        "smallest": smallest,
-        "cheapest": by_hour[0],
-        "per sample": by_sample[0],
-        "fastest": min(found.offers, key=lambda offer: offer.step.total),
-    }
-    yield f"{tried} clusters, of which {len(found.offers)} fit"
-    yield "\n".join(f"{name:<11} {_answer(offer, prices)}" for name, offer in answers.items())
-    yield "by the price of an hour\n" + _table(by_hour[:LISTED], prices)
-    yield "by the price of a sample\n" + _table(by_sample[:LISTED], prices)
+    first = found.best["cheapest"][0]
+    yield "\n".join(line for line in (_looked_at(found), found.left_out) if line)
+    yield "\n".join(f"{name:<11} {_answer(offers[0], prices)}" for name, offers in found.best.items())
+    yield "by the price of an hour\n" + _table(found.best["cheapest"], prices)
+    yield "by the price of a sample\n" + _table(found.best["per sample"], prices)
     yield (
         f"Prices of {prices.date}, from {prices.source}; --prices takes your own. Times are a model's: "
-        f"{by_hour[0].step.source}."
+        f"{step_of(first.plan).source}."
     )
-    yield f"Next:  --on {by_hour[0].planned.cluster} in place of --find tells what is where, and why"
+    yield f"Next:  --on {first.cluster} in place of --find tells what is where, and why"
+
+
+def _looked_at(found: Found) -> str:
+    fit = found.searched - len(found.refused)
+    worse = len(found.looked_at) - found.searched - found.too_small
+    searched = f"{plural(len(found.looked_at), 'cluster')}: {found.searched} searched, of which {fit} fit"
+    proven = {"be worse than those below": worse, "be too small": found.too_small}
+    return ", ".join([searched, *(f"{number} proven to {what}" for what, number in proven.items() if number)])
 
 
 def _answer(offer: Offer, prices: Prices) -> str:
-    cluster = offer.planned.cluster
-    return f"{cluster}: {named_cluster(cluster)}, {offer.per_hour:,.2f} {prices.currency} an hour"
+    return f"{offer.cluster}: {named_cluster(offer.cluster)}, {offer.per_hour:,.2f} {prices.currency} an hour"
 
 
 def _table(offers: Sequence[Offer], prices: Prices) -> str:
     rows = [
         [
-            str(offer.planned.cluster),
-            f"{offer.planned.cluster.ranks:,}",
+            str(offer.cluster),
+            f"{offer.cluster.ranks:,}",
             f"{offer.per_hour:,.2f}",
             f"{offer.per_billion:,.2f}",
-            f"{offer.step.total:.4g}",
-            bound_by(parts_of(offer.step)).name,
-            f"{offer.planned.found.gap:.1%}",
+            f"{offer.milliseconds:.4g}",
+            bound_by(parts_of(step_of(offer.plan))).name,
+            f"{offer.plan.found.gap:.1%}",
         ]
         for offer in offers
     ]

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
-from trainer.config.data import SparseFeature
+from trainer.config.features import SparseFeature
 from trainer.config.root import Config
 from trainer.core.errors import InputError, nearest
 from trainer.plan.cluster import Cluster
 from trainer.plan.loads import bound_by, parts_of, step_of
 from trainer.plan.memory import GIB
 from trainer.plan.planned import Planned, plan_on
-from trainer.tools.plan.text import shortage
+from trainer.plan.text import shortage
 from trainer.training.sharded_model import build_unsharded_model
 
 ALL = "all"
@@ -161,7 +161,7 @@ def _microseconds(planned: Planned) -> float:
 
 
 def _gib(planned: Planned) -> float:
-    return float(planned.found.placement.memory[:, 0 if planned.ranks.on_gpu else 1].max()) / GIB
+    return float(planned.fullest[planned.problem.device]) / GIB
 
 
 def _row(name: str, planned: Planned, now: Planned) -> list[str]:

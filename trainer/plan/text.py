@@ -6,6 +6,7 @@ import numpy as np
 from tabulate import tabulate
 
 from trainer.plan.cluster import Cluster
+from trainer.plan.fitting import takes
 from trainer.plan.loads import bound_by, memory_of_ranks, parts_of, step_of
 from trainer.plan.memory import GIB
 from trainer.plan.plan_file import ranges
@@ -26,15 +27,18 @@ def named_cluster(cluster: Cluster) -> str:
 
 
 def shortage(planned: Planned) -> str:
-    """Returns by how much the tables of a plan do not fit."""
+    """Returns by how much a plan does not fit, and what takes memory beside its tables."""
     assert isinstance(planned.solution, Shortage)
     times, ranks = planned.solution.times, planned.ranks
     there = " and ".join(f"{size / GIB:.4g} GiB of {where} memory" for where, size in _memory_of_a_rank(ranks))
     if times <= 1:
         return f"all ranks together may hold the tables, but no placement of their shards was found in {there} each"
     if np.isinf(times):
-        return f"a rank with {there} has nothing left for tables"
-    return f"the tables need at least {times:.3g} times the memory that the ranks have for them, {there} each"
+        return f"no memory is enough of a rank with {there}"
+    beside = takes(planned.problem.beside_shards())
+    return (
+        f"a rank needs at least {times:.3g} times its memory, {there}, for its tables, beside which it takes {beside}"
+    )
 
 
 def _memory_of_a_rank(ranks: Ranks) -> Iterator[tuple[str, int]]:
@@ -75,16 +79,17 @@ def samples_per_second(planned: Planned, milliseconds: float) -> float:
 
 
 def fits(planned: Planned) -> str:
-    """Returns whether a plan fits and how much room is left on the fullest rank, of the scarcer kind of memory."""
-    memory, limit = planned.found.placement.memory.max(axis=0), planned.found.placement.memory_limit
+    """Returns whether a plan fits, and how much the fullest rank takes of the memory that it has."""
+    used, usable = planned.fullest, planned.problem.usable
     kinds = 2 if planned.ranks.on_gpu else 1
     parts = [
-        f"{used / GIB:.3g} of {there / GIB:.4g} GiB of {where} memory for tables ({used / there:.0%})"
-        for (where, there), used in zip(_memory_of_a_rank(planned.ranks), memory[-kinds:], strict=True)
-        if used or where == "GPU"
+        f"{most / GIB:.3g} of {there / GIB:.4g} GiB of {where} memory ({most / there:.0%})"
+        for (where, there), most in zip(_memory_of_a_rank(planned.ranks), used[-kinds:], strict=True)
+        if most or where == "GPU"
     ]
-    answer = "yes" if (memory <= limit).all() else "no"
-    return f"{answer}: the fullest rank takes {', and '.join(parts)}"
+    answer = "yes" if (used <= usable).all() else "no"
+    kept = f", of which planner.reserve keeps {planned.problem.reserve:.0%} free" if answer == "no" else ""
+    return f"{answer}: the fullest rank takes {', and '.join(parts)}{kept}"
 
 
 def price_of_memory(planned: Planned) -> str:
@@ -105,11 +110,16 @@ def _step(planned: Planned) -> str:
 
 
 def _memory(planned: Planned) -> str:
+    kinds, there = memory_of_ranks(planned), dict(_memory_of_a_rank(planned.ranks))
     rows = []
-    for kind, of_ranks in memory_of_ranks(planned).items():
-        fullest = int(of_ranks.argmax())
-        rows.append([kind, of_ranks[fullest] / GIB, fullest, of_ranks.min() / GIB, of_ranks.mean() / GIB])
-    return tabulate(rows, ["GiB of a rank", "most", "on rank", "least", "mean"], floatfmt=",.3f")
+    for where, size in there.items():
+        parts = {kind: of_ranks for kind, of_ranks in kinds.items() if kind.startswith(where)}
+        total = sum(parts.values(), np.zeros(planned.ranks.number))
+        fullest = int(total.argmax())
+        of_all = {f"{where}: all, of {size / GIB:.4g}": total} if parts else {}
+        for kind, of_ranks in (parts | of_all).items():
+            rows.append([kind, of_ranks[fullest] / GIB, fullest, of_ranks.min() / GIB, of_ranks.mean() / GIB])
+    return tabulate(rows, ["GiB of a rank", "fullest", "rank", "least", "mean"], floatfmt=",.3f")
 
 
 def _tables(planned: Planned) -> str:

@@ -1,0 +1,163 @@
+"""What is drawn of a plan: figures of bars, without a word on how they are drawn."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.plan.exchange import sent_by_hosts
+from trainer.plan.loads import bound_by, parts_of, step_of
+from trainer.plan.memory import GIB
+from trainer.plan.planned import Planned
+from trainer.plan.reasons import step_milliseconds
+from trainer.plan.text import samples_per_second
+
+NAMED = 8  # tables with a color of their own
+HEAVIEST = 15
+MOST_LYING = 16  # hosts, each of which takes a line
+REST = "all other tables"
+BESIDE = "batches, dense part, process"
+COLORS = ("#1f6fb4", "#e07b39", "#3a9c5f", "#b8478f", "#8a6d3b", "#5566c9", "#2aa198", "#c94f4f")
+GREY = "#b9bec6"
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """A standing bar for each rank or host, of parts on top of each other.
+
+    Attributes:
+        title: What is shown.
+        remark: A sentence on it.
+        unit: Unit of the values.
+        parts: The value of each part in each bar, `[bars]`; the last of several parts is grey.
+        limit: What there is, drawn as a line.
+        of: A bar's name, before its number.
+    """
+
+    title: str
+    remark: str
+    unit: str
+    parts: Mapping[str, np.ndarray]
+    limit: float | None = None
+    of: str = "rank"
+
+
+@dataclass(frozen=True)
+class Lying:
+    """Lying bars, one below the other.
+
+    Attributes:
+        title: What is shown.
+        remark: A sentence on it.
+        unit: Unit of the values.
+        names: Names of the bars.
+        series: Their values; of several series the bars of a name lie below each other.
+    """
+
+    title: str
+    remark: str
+    unit: str
+    names: Sequence[str]
+    series: Mapping[str, Sequence[float]]
+
+
+Figure = Stacked | Lying
+
+
+def colors_of(figure: Figure) -> dict[str, str]:
+    """Returns the color of each part or series."""
+    names = [*(figure.parts if isinstance(figure, Stacked) else figure.series)]
+    found = [COLORS[number % len(COLORS)] for number in range(len(names))]
+    if isinstance(figure, Stacked) and len(names) > 1:
+        found[-1] = GREY
+    return dict(zip(names, found, strict=True))
+
+
+def has_key(figure: Figure) -> bool:
+    """Returns whether there are several colors to explain."""
+    return len(colors_of(figure)) > 1
+
+
+def number_in_words(value: float) -> str:
+    """Returns a number at a bar."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def best_of(planned: Sequence[Planned]) -> Planned:
+    """Returns the fastest plan that fits."""
+    return min((one for one in planned if one.fits), key=lambda one: step_of(one).total)
+
+
+def figures_of(planned: Sequence[Planned]) -> list[Figure]:
+    """Returns the figures of the fastest plan that fits, after those of all clusters where there are several."""
+    best = best_of(planned)
+    figures = [*(_compared(planned) if len(planned) > 1 else ()), *_ranks(best), *_parts(best)]
+    return [*figures, _between_hosts(best)] if best.ranks.hosts > 1 else figures
+
+
+def _compared(planned: Sequence[Planned]) -> Iterator[Figure]:
+    fitting = sorted((one for one in planned if one.fits), key=lambda one: step_of(one).total)
+    names, times = [str(one.cluster) for one in fitting], [step_of(one).total for one in fitting]
+    rates = [samples_per_second(one, time) for one, time in zip(fitting, times, strict=True)]
+    yield Lying("Clusters compared", "Samples per second.", "samples/s", names, {"samples": rates})
+    yield Lying("Steps of the clusters", "Milliseconds of a step.", "ms", names, {"step": times})
+
+
+def _ranks(planned: Planned) -> Iterator[Figure]:
+    placement, there = planned.found.placement, planned.problem.there[planned.problem.device]
+    where = "GPU" if planned.ranks.on_gpu else "host"
+    yield Stacked(
+        "Memory of the ranks",
+        f"GiB of {where} memory at the peak; the dashed line is what there is.",
+        "GiB",
+        _memory(planned),
+        float(there) / GIB,
+    )
+    yield Stacked(
+        "Time of the ranks",
+        "Milliseconds of a step for tables and the exchange of their embeddings.",
+        "ms",
+        _by_table(planned, placement.rated.cost[placement.option]),
+    )
+
+
+def _memory(planned: Planned) -> dict[str, np.ndarray]:
+    """Returns the GiB of each table's weights, state and averages on each rank, and of everything else."""
+    device = planned.problem.device
+    found = _by_table(planned, planned.problem.kept_by_shard(planned.found)[:, device] / GIB)
+    beside = planned.memory.total[:, device] / GIB - sum(found.values())
+    return found | {BESIDE: np.maximum(beside, 0)}
+
+
+def _by_table(planned: Planned, of_shard: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns what each of the heaviest tables, and all others together, have on each rank.
+
+    The heaviest are the same for memory and time, so that a table has one color.
+    """
+    placement = planned.found.placement
+    totals = np.column_stack([placement.rated.total_cost, placement.rated.total_memory])[placement.option]
+    heaviest = np.argsort(-(totals / np.maximum(totals.sum(axis=0), 1e-30)).sum(axis=1), kind="stable")[:NAMED]
+    found = {planned.tables[one].name: np.zeros(planned.ranks.number) for one in heaviest}
+    found[REST] = np.zeros(planned.ranks.number)
+    for table, where in enumerate(placement.where):
+        np.add.at(found.get(planned.tables[table].name, found[REST]), where, of_shard[table])
+    return found
+
+
+def _parts(planned: Planned) -> Iterator[Figure]:
+    parts, placement = parts_of(step_of(planned)), planned.found.placement
+    remark = f"Of the slowest rank in each; the longest is {bound_by(parts).name}."
+    times = [part.slowest for part in parts]
+    yield Lying("Parts of a step", remark, "ms", [part.name for part in parts], {"time": times})
+    heaviest = np.argsort(-placement.rated.total_cost[placement.option], kind="stable")[:HEAVIEST]
+    costs = [step_milliseconds(planned.found, int(placement.option[one])) for one in heaviest]
+    names = [planned.tables[one].name for one in heaviest]
+    yield Lying("Heaviest tables", "Milliseconds of a step, a mean over the ranks.", "ms", names, {"time": costs})
+
+
+def _between_hosts(planned: Planned) -> Figure:
+    sent = sent_by_hosts(planned) / 1e6
+    words = "Exchange between hosts", "MB that each host sends to others in a step, there and back.", "MB"
+    if len(sent) > MOST_LYING:
+        return Stacked(*words, {"sent": sent}, of="host")
+    return Lying(*words, [f"host {number}" for number in range(len(sent))], {"sent": sent.tolist()})

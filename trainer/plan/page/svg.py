@@ -1,0 +1,73 @@
+"""Bars as inline SVG, which scales with the page; words stand beside it, so that they do not."""
+
+from html import escape
+
+import numpy as np
+
+from trainer.plan.page.figures import Figure, Lying, Stacked, colors_of, has_key, number_in_words
+
+WIDTH, HEIGHT = 1000, 200
+STYLE = """
+svg.ranks { width: 100%; height: 200px; display: block; border-bottom: 1px solid #9aa3ad }
+.ends { display: flex; justify-content: space-between; color: #5b6570; font-size: 13px }
+.bars { display: grid; grid-template-columns: minmax(80px, 22%) 1fr minmax(86px, max-content); gap: 3px 10px;
+  font-size: 13px; align-items: center } .bars .of { text-align: right; overflow-wrap: anywhere }
+.bars svg { width: 100%; height: 15px; display: block }
+.key span { display: inline-block; margin-right: 14px }
+.key i { display: inline-block; width: 11px; height: 11px; margin-right: 5px }
+"""
+
+
+def draw_figure(figure: Figure) -> str:
+    """Returns a figure with its title and its key."""
+    bars = _stacked(figure) if isinstance(figure, Stacked) else _lying(figure)
+    head = f"<h2>{escape(figure.title)}</h2><p>{escape(figure.remark)}</p>"
+    return "\n".join([head, *([_key(figure)] if has_key(figure) else []), bars])
+
+
+def _key(figure: Figure) -> str:
+    spans = (
+        f'<span><i style="background:{color}"></i>{escape(name)}</span>' for name, color in colors_of(figure).items()
+    )
+    return f'<p class="key">{"".join(spans)}</p>'
+
+
+def _stacked(figure: Stacked) -> str:
+    values = np.array([*figure.parts.values()])
+    ranks, top = values.shape[1], max(float(values.sum(axis=0).max()), figure.limit or 0.0) or 1.0
+    step, shapes, base = WIDTH / ranks, [], np.zeros(ranks)
+    for (name, of_ranks), color in zip(figure.parts.items(), colors_of(figure).values(), strict=True):
+        for rank in np.flatnonzero(of_ranks > 0):
+            height = HEIGHT * of_ranks[rank] / top
+            y = HEIGHT * (1 - base[rank] / top) - height
+            title = f"{figure.of} {rank}, {escape(name)}: {of_ranks[rank]:.4g} {figure.unit}"
+            shapes.append(_bar(rank * step, y, 0.85 * step, height, color, title))
+        base += of_ranks
+    if figure.limit:
+        y = HEIGHT * (1 - figure.limit / top) + 1
+        shapes.append(f'<path d="M0 {y:.2f}H{WIDTH}" stroke="#c00" stroke-dasharray="8 6"/>')
+    drawing = f'<svg class="ranks" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none">{"".join(shapes)}</svg>'
+    ends = f'<div class="ends"><span>{figure.of} 0</span><span>{figure.of} {ranks - 1}</span></div>'
+    return f'<div class="ends"><span>{top:.3g} {figure.unit}</span></div>{drawing}{ends}'
+
+
+def _bar(x: float, y: float, width: float, height: float, color: str, title: str) -> str:
+    place = f'x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}"'
+    return f'<rect {place} fill="{color}"><title>{title}</title></rect>'
+
+
+def _lying(figure: Lying) -> str:
+    top = max((value for values in figure.series.values() for value in values), default=0.0) or 1.0
+    rows = "".join(
+        f'<span class="of">{escape(name) if first else ""}</span><svg><rect width="{100 * value / top:.2f}%" '
+        f'height="100%" fill="{color}"/></svg><span>{number_in_words(value)} {figure.unit}</span>'
+        for number, name in enumerate(figure.names)
+        for first, color, value in _bars_of(figure, number)
+    )
+    return f'<div class="bars">{rows}</div>'
+
+
+def _bars_of(figure: Lying, number: int) -> list[tuple[bool, str, float]]:
+    """Returns for each series whether it is the first, its color, and the value of a bar."""
+    colors = colors_of(figure)
+    return [(not place, colors[name], values[number]) for place, (name, values) in enumerate(figure.series.items())]

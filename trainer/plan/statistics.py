@@ -1,0 +1,78 @@
+"""Statistics of a data set's ids, measured once, for plans to count with: a JSON file."""
+
+import json
+from typing import Literal
+
+import pydantic
+
+from trainer.config.features import SparseFeature
+from trainer.config.root import Config
+from trainer.config.section import explain
+from trainer.core.errors import InputError, nearest
+from trainer.core.storage import named, read_text
+from trainer.plan.search.skew import ids_behind
+
+
+class FeatureStatistics(pydantic.BaseModel):
+    """The ids of a feature."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    hotness: pydantic.NonNegativeFloat
+    """Ids of a sample, on average."""
+    zipf: pydantic.NonNegativeFloat
+    """Zipf's exponent: how fast ids get rarer from the most popular on; 0 if all are as popular."""
+    distinct: pydantic.NonNegativeInt
+    """Different ids that were seen."""
+
+
+class Statistics(pydantic.BaseModel):
+    """The content of a statistics file."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    version: Literal[1]
+    rows: pydantic.PositiveInt
+    """Samples that were looked at."""
+    features: dict[str, FeatureStatistics]
+    """Features by name; those that the configuration lacks are left out."""
+
+
+def with_statistics(config: Config) -> Config:
+    """Returns the configuration with hotness, skew and number of ids as planner.statistics has them, if it is set.
+
+    Raises:
+        InputError: The file cannot be read, is no statistics, or lacks a feature.
+    """
+    url = config.planner.statistics
+    if not url:
+        return config
+    found, sparse = _read(url), {}
+    for name, feature in config.data.sparse.items():
+        if name not in found.features:
+            raise InputError(
+                f"planner.statistics is '{url}', which has no feature '{name}'{nearest(name, found.features)}; measure "
+                "the data that it is in, or leave planner.statistics out"
+            )
+        sparse[name] = _measured(feature, found.features[name], found.rows)
+    return config.model_copy(update={"data": config.data.model_copy(update={"sparse": sparse})})
+
+
+def _measured(feature: SparseFeature, found: FeatureStatistics, rows: int) -> SparseFeature:
+    """Returns a feature as measured; without any id, with one in all."""
+    ids = ids_behind(found.distinct, found.hotness * rows, found.zipf, feature.rows)
+    hotness = max(found.hotness, 1 / rows)
+    return feature.model_copy(update={"hotness": hotness, "zipf": found.zipf, "distinct": ids})
+
+
+def _read(url: str) -> Statistics:
+    with named("planner.statistics", url):
+        text = read_text(url)
+    try:
+        return Statistics.model_validate(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise InputError(f"planner.statistics is '{url}', which is not JSON: {error}") from error
+    except pydantic.ValidationError as error:
+        raise InputError(
+            f"planner.statistics is '{url}', which is no statistics: {explain(error, Statistics)}"
+        ) from error

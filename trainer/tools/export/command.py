@@ -14,6 +14,7 @@ from torch import nn
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.checkpoint.manifest import FileEntry
 from trainer.checkpoint.store import Checkpoint
+from trainer.config.features import columns_of
 from trainer.config.root import Config, load_config
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
@@ -43,7 +44,7 @@ from trainer.tools.export.reference import (
 from trainer.tools.export.rules import ids_with_rows
 from trainer.tools.export.served import Rules, ServedModel
 from trainer.tools.export.shards import Shards
-from trainer.tools.export.signature import id_types, signature
+from trainer.tools.export.signature import column_types, signature, type_of_ids
 from trainer.tools.export.tables import replace_tables
 from trainer.tools.export.weights import SavedWeights, load_model, read_managed
 
@@ -131,7 +132,7 @@ def _write(config: Config, chosen: Checkpoint, choices: Choices, fingerprint: st
     """Writes all files; returns the greatest difference from the answers of the model before it was exported."""
     data, split = config.data, choices.split
     files = find_files(f"data.{split}", getattr(data, split), data)
-    types, lists = id_types(files, data), files.files[0].lists
+    types, lists = column_types(files, data), files.files[0].lists
     described = signature(data, types, lists, model_outputs(config))
     described |= {"model": config.model.name, "step": chosen.step, "averages": choices.averages, "tables": "float32"}
     described["format"] = choices.format
@@ -139,7 +140,8 @@ def _write(config: Config, chosen: Checkpoint, choices: Choices, fingerprint: st
     state = read_managed(chosen) if data.managed_tables else {}
     rows = partial(read_rows, files, config, managed_ids(config, state))
     listed = ids_with_rows(data, {table: state[f"managed.{name_in_model(table)}.ids"] for table in data.managed_tables})
-    rules = partial(Rules, data, lists, [name for name, dtype in types.items() if dtype == "uint64"])
+    unsigned = [name for name, one in data.sparse.items() if type_of_ids(types[columns_of(name, one)[0]]) == "uint64"]
+    rules = partial(Rules, data, lists, unsigned)
     known: dict[str, FileEntry] = {}
     if choices.shard_bytes:
         shards, samples = Shards(weights, data, choices.shard_bytes), first_rows(rows, PARITY_ROWS)

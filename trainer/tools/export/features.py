@@ -52,13 +52,21 @@ class IdLists:
     Attributes:
         rows: Rows of all ids, `[N]` int64; or their embeddings, `[N, D]`, for tables that return what they are given.
         lengths: How many of them each sample has, `[B]` int64.
+        longest: Ids of a list that count at most; all if unset.
+        first: Whether these are its first ones, else its last.
     """
 
     rows: Tensor
     lengths: Tensor
+    longest: int | None = None
+    first: bool = False
 
     def pooled(self, table: nn.Module, pooling: str) -> Tensor:
         """Returns the pooled embeddings, `[B, D]`, zeros for an empty list."""
+        if self.longest is not None:
+            sequence = self.sequence(table, self.longest)
+            total = sequence.to_padded_dense().sum(1)
+            return total / sequence.lengths().clamp(min=1)[:, None] if pooling == "mean" else total
         # Looked up first, so that quantized rows go the same way. With a row that no list has: there may be no ids.
         found = table(self._rows_and_one())
         places = torch.arange(self.rows.shape[0], device=self.rows.device)
@@ -66,10 +74,10 @@ class IdLists:
         return functional.embedding_bag(places, found, offsets, mode=pooling, include_last_offset=True)
 
     def sequence(self, table: nn.Module, length: int) -> "Sequence":
-        """Returns the embeddings of the last ids of each list, at most `length`."""
+        """Returns the embeddings of the last ids of each list, or of the first ones, at most `length`."""
         lengths, places = self.lengths.clamp(max=length), torch.arange(length, device=self.rows.device)
         inside = places < lengths[:, None]
-        start = self.lengths.cumsum(0) - lengths
+        start = self.lengths.cumsum(0) - (self.lengths if self.first else lengths)
         rows = self._rows_and_one()[torch.where(inside, start[:, None] + places, self.rows.shape[0])]
         return Sequence(torch.where(inside[:, :, None], table(rows), 0.0), lengths.int())
 

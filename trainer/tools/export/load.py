@@ -17,6 +17,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,9 @@ class Model:
             raise ValueError(f"{directory} has no compiled model; export with --compile True")
         self.run = _of_onnx(directory) if is_onnx else _of_torch(directory, self.signature, compiled)
         self._read = _Reader("numpy", "ndarray") if is_onnx else _Reader("torch", "Tensor")
-        self._columns = {column["name"]: column for column in self.signature["columns"]}
+        self._columns: dict[str, list[dict[str, Any]]] = {}  # one column can make several features
+        for column in self.signature["columns"]:
+            self._columns.setdefault(column["name"], []).append(column)
 
     def __call__(self, columns: dict[str, Any]) -> dict[str, Tensor]:
         """Returns the outputs by name for columns.
@@ -86,13 +89,14 @@ class Model:
                 raise ColumnError(f"column '{name}' is unknown; the model takes {', '.join(self._columns)}")
         found: dict[str, Tensor] = {}
         lengths: dict[str, int] = {}
-        for name, column in self._columns.items():
+        for name, features in self._columns.items():
             if name not in columns:
                 raise ColumnError(f"column '{name}' is missing; the model takes {', '.join(self._columns)}")
             values = columns[name]
             if isinstance(values, str | bytes | dict) or not hasattr(values, "__len__"):
                 raise ColumnError(f"column '{name}' is a {type(values).__name__}; it must be a list of values")
-            found |= self._read(column, values)
+            for column in features:
+                found |= self._read(column, values)
             lengths[name] = len(values)
         return self._checked(found, lengths)
 
@@ -205,7 +209,7 @@ class _Reader:
 
     def __call__(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
         """Returns the inputs of a column by name; the errors of `Model.inputs`."""
-        kinds = {"number": self._numbers, "id": self._single, "list": self._lists}
+        kinds = {"number": self._numbers, "id": self._single, "time": self._single, "list": self._lists}
         return kinds[column["kind"]](column, values)
 
     def _numbers(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
@@ -215,17 +219,21 @@ class _Reader:
                 raise ColumnError(f"column '{name}' is {_of(values)}; it must be [B] of numbers")
             numbers = values
         else:
-            found = [_number(name, row, value) for row, value in enumerate(values)]
+            any_type = column["transform"] == "is_missing"
+            found = [
+                _number(name, row, 0 if any_type and value is not None else value) for row, value in enumerate(values)
+            ]
             numbers = library.asarray(found, dtype=library.float64)
         numbers = library.asarray(numbers, dtype=library.float32)
-        transform = column["transform"]
-        wrong = library.isinf(numbers) | (numbers <= BEYOND.get(transform, -math.inf))
+        transform, clip = column["transform"], column.get("clip")
+        used = numbers.clip(*clip) if clip else numbers
+        wrong = (library.isinf(used) | (used <= BEYOND.get(transform, -math.inf))) & (not column.get("buckets"))
         if wrong.any():
             row = int(library.argwhere(wrong)[0, 0])
             raise ColumnError(
                 f"column '{name}', row {row}: {values[row]} has no finite value under the transform '{transform}'"
             )
-        return {name: numbers}
+        return {column["input"]: numbers}
 
     def _single(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
         if self._is_array(values):
@@ -238,7 +246,7 @@ class _Reader:
             ids = self._ids(found)
             known = self._ids([id for id, value in zip(found, values, strict=True) if value is not None])
         _check_range(column, known)
-        return {column["name"]: ids}
+        return {column["input"]: ids}
 
     def _lists(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
         ids: list[int] = []
@@ -248,13 +256,13 @@ class _Reader:
                 raise ColumnError(f"column '{column['name']}', row {row}: {_shown(one)} is not a list of ids")
             given = one.tolist() if isinstance(one, self._array) else one or ()
             present = [value for value in given if value is not None]
-            if column.get("max_ids"):
-                present = present[-column["max_ids"] :]
+            if longest := column.get("max_ids"):
+                present = present[:longest] if column["keep"] == "first" else present[-longest:]
             ids += (_id(column, row, value) for value in present)
             lengths.append(len(present))
         found = self._ids(ids)
         _check_range(column, found)
-        return {f"{column['name']}.values": found, f"{column['name']}.lengths": self._ids(lengths)}
+        return {f"{column['input']}.values": found, f"{column['input']}.lengths": self._ids(lengths)}
 
     def _is_array(self, values: Any) -> bool:
         """Returns whether values are an array of numbers; one of objects or strings is read as a list is."""
@@ -278,6 +286,8 @@ def _number(name: str, row: int, value: Any) -> float:
 def _id(column: dict[str, Any], row: int, value: Any) -> int:
     if value is None:
         return NO_ID
+    if column["kind"] == "time":
+        value = _seconds(value)
     if column["type"] == "string":
         if not isinstance(value, str):
             raise ColumnError(f"column '{column['name']}', row {row}: {_shown(value)} is not a string")
@@ -290,12 +300,28 @@ def _id(column: dict[str, Any], row: int, value: Any) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
+def _seconds(value: Any) -> Any:
+    """Returns a time as whole seconds since 1970: text and objects without a zone are in UTC, integers are such."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return value
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if not isinstance(value, datetime):
+        return value
+    return (value.replace(tzinfo=value.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1)
+
+
 def _check_range(column: dict[str, Any], ids: Tensor) -> None:
-    if column["rule"] != "error":
+    if "range" not in column:
         return
-    wrong = ids[(ids < 0) | (ids >= column["rows"])]
+    low, high = column["range"]
+    wrong = ids[(ids < low) | (ids >= high)]
     if len(wrong):
-        raise ColumnError(f"column '{column['name']}': id {wrong[0].item()} is outside [0, {column['rows']})")
+        noun = "time" if column["kind"] == "time" else "id"
+        raise ColumnError(f"column '{column['name']}': {noun} {wrong[0].item()} is outside [{low}, {high})")
 
 
 def _dtype(values: Tensor) -> str:

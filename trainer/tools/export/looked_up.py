@@ -127,9 +127,11 @@ def _embeddings(signature: dict[str, Any], columns: dict[str, int], data: DataCo
         data: Names the tables of features.
     """
     sizes = {entry["name"]: entry["shape"] for entry in signature["inputs"]}
-    lists = {column["name"] for column in signature["columns"] if column["kind"] == "list"}
-    inputs = {name: names_of_list(name)[0] if name in lists else name for name in data.sparse}
     return [
-        {"name": name, "dtype": "float32", "shape": [*sizes[of_ids], columns[data.table_of(name)]]}
-        for name, of_ids in inputs.items()
+        {
+            "name": name,
+            "dtype": "float32",
+            "shape": [*sizes.get(names_of_list(name)[0], ["B"]), columns[data.table_of(name)]],
+        }
+        for name in data.sparse
     ]

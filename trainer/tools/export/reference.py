@@ -7,12 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.config.data import DataConfig
+from trainer.config.features import columns_of, takes
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.data.batch import Batch, to_batch
+from trainer.data.chunk import Chunk
 from trainer.data.dataset import FileSet
-from trainer.data.decode import Chunk, decode
+from trainer.data.decode import decode
 from trainer.data.row_groups import RowGroupReader
+from trainer.data.transforms import seconds_of
 from trainer.models.base import Predictions
 from trainer.models.outputs import ModelOutput, compute_outputs
 from trainer.tools.export.features import IdLists
@@ -52,7 +56,24 @@ def read_rows(files: FileSet, config: Config, managed: ManagedIds, at_once: int 
                 rows = range(start, min(start + at_once, group.rows))
                 chunk = Chunk(column, rows, f"{reader.where(group)}, ")
                 batch = managed.looked_up(to_batch(decode([chunk], data, files.files[0].lists), data, 1.0))
-                yield Rows({name: chunk.array(name).to_pylist() for name in (*data.dense, *data.sparse)}, batch)
+                yield Rows(_raw_columns(chunk, data), batch)
+
+
+def _raw_columns(chunk: Chunk, data: DataConfig) -> dict[str, list[Any]]:
+    """Returns the values of the features' columns, as a client sends them."""
+    uses: dict[str, set[str]] = {}
+    for name, feature in (*data.dense.items(), *data.sparse.items()):
+        for column in columns_of(name, feature):
+            uses.setdefault(column, set()).add("nulls" if feature.transform == "is_missing" else takes(feature))
+    return {column: _raw_column(column, chunk, found) for column, found in uses.items()}
+
+
+def _raw_column(column: str, chunk: Chunk, uses: set[str]) -> list[Any]:
+    if "times" in uses:
+        return seconds_of(column, chunk).to_pylist()
+    if uses == {"nulls"}:  # of any type, and nothing of it matters but whether it is there
+        return [None if missing else 0 for missing in chunk.array(column).is_null(nan_is_null=True).to_pylist()]
+    return (chunk.ids(column) if "ids" in uses else chunk.numbers(column)).to_pylist()
 
 
 def first_rows(rows: Callable[..., Iterator[Rows]], number: int) -> list[Rows]:

@@ -1,30 +1,79 @@
 """The data rules in torch: what trainer/data/decode.py makes of raw columns, as a part of an exported model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
 
-from trainer.config.data import DataConfig, DenseFeature, SparseFeature
+from trainer.config.data import DataConfig
+from trainer.config.features import TIMES, DenseFeature, SparseFeature
 from trainer.core.splitmix import splitmix64
 from trainer.data.managed import FREE, SHARED, own_rows
+from trainer.data.transforms import DAY, HOUR, day_start
 from trainer.data.vocabulary import open_vocabulary
 
 INT64_MAX = 2**63 - 1
-TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "log1p": torch.log1p,
-    "log3": lambda x: torch.log(x + 3),
-}
+NO_ID = -(2**63)  # stands where a sample has no id or no time; -1 may be the hash of a string
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"log1p": torch.log1p, "log3": lambda x: torch.log(x + 3)}
 
 IdRule = Callable[[Tensor], Tensor]
 """Returns rows of a table, `[N]` int64, for raw ids, `[N]` int64."""
 
 
 def dense_values(raw: Tensor, feature: DenseFeature) -> Tensor:
-    """Returns what the model reads for raw values, `[B]` float32, NaN where they are missing."""
-    values = TRANSFORMS[feature.transform](torch.where(raw.isnan(), feature.missing, raw))
+    """Returns what the model reads for raw values, `[B]` float32.
+
+    Args:
+        raw: Numbers, float32, NaN where they are missing; or times in seconds since 1970, int64, NO_ID for these.
+        feature: The feature.
+    """
+    values = _present_values(raw, feature)
+    if feature.clip:
+        values = values.clamp(*feature.clip)
+    if feature.transform in FUNCTIONS:
+        values = FUNCTIONS[feature.transform](values)
     return values if (feature.mean, feature.std) == (0.0, 1.0) else (values - feature.mean) / feature.std
+
+
+def _present_values(raw: Tensor, feature: DenseFeature) -> Tensor:
+    """Returns numbers before the transform, or those that it makes of nulls and times, float32."""
+    if feature.transform == "is_missing":
+        return raw.isnan().float()
+    if feature.transform not in TIMES:
+        return torch.where(raw.isnan(), feature.missing, raw)
+    seconds = torch.where(raw == NO_ID, 0, raw)
+    if feature.transform == "age":
+        values = ((day_start(str(feature.now)) - seconds).double() / DAY).float()
+    else:
+        values = part_of_time(seconds, feature.transform).float()
+    return torch.where(raw == NO_ID, feature.missing, values)
+
+
+def part_of_time(seconds: Tensor, part: str) -> Tensor:
+    """Returns the hour of times in seconds since 1970, or their weekday, int64."""
+    return seconds // HOUR % 24 if part == "hour" else (seconds // DAY + 3) % 7
+
+
+def crossed(columns: Sequence[Tensor]) -> Tensor:
+    """Returns an id for each combination of ids, int64."""
+    return reduce(lambda ids, more: splitmix64(ids) ^ more, columns)
+
+
+class Buckets(nn.Module):
+    """Makes ids of numbers.
+
+    Args:
+        edges: Where buckets begin, but for the first.
+    """
+
+    def __init__(self, edges: list[float]) -> None:
+        super().__init__()
+        self.edges = nn.Buffer(torch.tensor(edges))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Returns the buckets of numbers, `[B]` float32 to `[B]` int64."""
+        return (numbers[:, None] >= self.edges).sum(1)
 
 
 def id_rule(feature: SparseFeature, unsigned: bool, listed: "ListedIds | None") -> IdRule:
@@ -35,11 +84,15 @@ def id_rule(feature: SparseFeature, unsigned: bool, listed: "ListedIds | None") 
         unsigned: Whether its ids are numbers of 64 bits without a sign, in the bits of an int64.
         listed: The ids that have rows of their own, for those rules that list them.
     """
+    rule = listed or _rule_of_rows(feature, unsigned)
+    return (lambda ids: rule(ids + feature.offset)) if feature.offset else rule
+
+
+def _rule_of_rows(feature: SparseFeature, unsigned: bool) -> IdRule:
     rows = feature.rows
-    if listed is not None:
-        return listed
     if feature.ids == "hash":
-        return lambda ids: _unsigned_modulo(splitmix64(ids), rows)
+        salt = splitmix64(torch.tensor(feature.salt)).item() if feature.salt else 0
+        return lambda ids: _unsigned_modulo(splitmix64(ids ^ salt if salt else ids), rows)
     if feature.ids == "modulo":
         return lambda ids: _unsigned_modulo(ids, rows) if unsigned else torch.remainder(ids, rows)
     return lambda ids: ids

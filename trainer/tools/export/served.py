@@ -6,17 +6,21 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config.data import DataConfig
+from trainer.config.features import SparseFeature
 from trainer.models.embeddings import name_in_model
 from trainer.models.outputs import ModelOutput, compute_outputs
 from trainer.tools.export.features import IdLists, Ids, SingleIds
-from trainer.tools.export.rules import IdRule, ListedIds, dense_values, id_rule
-
-NO_ID = -(2**63)  # stands where a sample has no id; -1 may be the hash of a string
+from trainer.tools.export.rules import NO_ID, Buckets, IdRule, ListedIds, crossed, dense_values, id_rule, part_of_time
 
 
 def names_of_list(column: str) -> tuple[str, str]:
     """Returns the names of the two tensors that a column of lists becomes: all ids, and how many each sample has."""
     return f"{column}.values", f"{column}.lengths"
+
+
+def names_of_cross(name: str, feature: SparseFeature) -> list[str]:
+    """Returns the names of the tensors that the columns of a cross become."""
+    return [f"{name}.{column}" for column in feature.columns]
 
 
 class Rules(nn.Module):
@@ -34,6 +38,8 @@ class Rules(nn.Module):
     ) -> None:
         super().__init__()
         self.ids = nn.ModuleDict({name_in_model(table): ids for table, ids in listed.items()})
+        edges = {name: feature.buckets for name, feature in data.sparse.items() if feature.buckets}
+        self.buckets = nn.ModuleDict({name_in_model(name): Buckets(one) for name, one in edges.items()})
         self._data, self._lists = data, lists
         self._rules: dict[str, IdRule] = {
             name: id_rule(feature, name in unsigned, listed.get(data.table_of(name)))
@@ -44,8 +50,9 @@ class Rules(nn.Module):
         """Returns the dense features, `[B, D]`, and the rows of ids by sparse feature.
 
         Args:
-            columns: Dense features `[B]` float32, NaN where missing; single ids `[B]` int64, NO_ID where missing; lists
-                as the two tensors of `names_of_list`, `[N]` and `[B]` int64.
+            columns: By feature. Numbers `[B]` float32, NaN where missing; single ids, and times in seconds since 1970,
+                `[B]` int64, NO_ID where missing; lists as the two tensors of `names_of_list`, `[N]` and `[B]` int64;
+                of crosses, the ids of each column.
         """
         dense = [dense_values(columns[name], feature) for name, feature in self._data.dense.items()]
         sparse = {name: self._ids(name, columns) for name in self._data.sparse}
@@ -56,11 +63,23 @@ class Rules(nn.Module):
         return torch.stack(dense, dim=1), sparse
 
     def _ids(self, name: str, columns: dict[str, Tensor]) -> Ids:
+        rule, feature = self._rules[name], self._data.sparse[name]
         if name in self._lists:
             values, lengths = names_of_list(name)
-            return IdLists(self._rules[name](columns[values]), columns[lengths])
-        present = columns[name] != NO_ID
-        return SingleIds(self._rules[name](torch.where(present, columns[name], 0)), present)
+            return IdLists(rule(columns[values]), columns[lengths], feature.max_ids, feature.keep == "first")
+        ids, present = self._single(name, feature, columns)
+        return SingleIds(rule(torch.where(present, ids, -feature.offset)), present)
+
+    def _single(self, name: str, feature: SparseFeature, columns: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns ids before their rule, `[B]` int64, and which samples have one."""
+        if feature.columns:
+            crosses = [columns[one] for one in names_of_cross(name, feature)]
+            return crossed(crosses), torch.stack([one != NO_ID for one in crosses]).all(0)
+        raw = columns[name]
+        if feature.buckets:
+            return self.buckets[name_in_model(name)](raw), ~raw.isnan()
+        ids = raw if feature.transform == "none" else part_of_time(raw, feature.transform)
+        return ids, raw != NO_ID
 
 
 class ServedModel(nn.Module):

@@ -6,36 +6,43 @@ from typing import Any
 import pyarrow as pa
 
 from trainer.config.data import DataConfig
+from trainer.config.features import DenseFeature, SparseFeature, columns_of, takes
 from trainer.core.errors import InputError
-from trainer.data.dataset import FileSet, id_type, inspect, is_string
-from trainer.data.readers.registry import make_reader
+from trainer.data.dataset import FileSet
+from trainer.data.plain_types import id_type, is_string, plain_type
+from trainer.data.transforms import SECONDS
 from trainer.models.outputs import ModelOutput
-from trainer.tools.export.served import names_of_list
+from trainer.tools.export.served import names_of_cross, names_of_list
 
 VERSION = 1
 HASH_OF_STRINGS = "BLAKE2b of the UTF-8 bytes, 8 bytes, little-endian, signed"
 
 
 def signature(
-    data: DataConfig, types: dict[str, str], lists: Collection[str], outputs: list[ModelOutput]
+    data: DataConfig, types: dict[str, pa.DataType], lists: Collection[str], outputs: list[ModelOutput]
 ) -> dict[str, Any]:
     """Returns the signature as JSON holds it.
 
     Args:
         data: The columns and their rules.
-        types: The types of ids, by sparse feature.
+        types: The types of columns.
         lists: The sparse features that are lists of ids.
         outputs: The outputs.
 
     Raises:
-        InputError: Two columns would have the same input.
+        InputError: Two features would have the same input, or a column different values.
     """
-    columns = [_number(name, data) for name in data.dense]
-    columns += [_ids(name, data, types[name], name in lists) for name in data.sparse]
+    _check_times(data, types)
+    columns = [_of_dense(name, feature, types) for name, feature in data.dense.items()]
+    for name, feature in data.sparse.items():
+        columns += _of_sparse(name, feature, types, name in lists)
     inputs = [entry for column in columns for entry in _inputs(column)]
     names = [entry["name"] for entry in inputs]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"column '{twice[0]}' has the name of an input that a column of lists has; rename it")
+        raise InputError(
+            f"feature '{twice[0]}' has the name of an input of another one, which is dense, a list or a cross; rename "
+            "it and name its column"
+        )
     return {
         "version": VERSION,
         "columns": columns,
@@ -46,32 +53,77 @@ def signature(
     }
 
 
-def id_types(files: FileSet, data: DataConfig) -> dict[str, str]:
-    """Returns `string`, `int64` or `uint64` for each sparse feature, as the files have it."""
-    schema = inspect(files.files[0].url, make_reader(data)).schema
-    return {name: _type(id_type(schema.field(name).type)) for name in data.sparse}
+def column_types(files: FileSet, data: DataConfig) -> dict[str, pa.DataType]:
+    """Returns the plain type of each column of the features."""
+    schema = files.files[0].schema
+    features = [*data.dense.items(), *data.sparse.items()]
+    columns = [column for name, feature in features for column in columns_of(name, feature)]
+    return {column: plain_type(schema.field(column).type) for column in columns}
 
 
-def _type(dtype: pa.DataType) -> str:
-    return "string" if is_string(dtype) else "uint64" if pa.types.is_uint64(dtype) else "int64"
+def type_of_ids(dtype: pa.DataType) -> str:
+    """Returns `string`, `int64` or `uint64` for the type of a column."""
+    ids = id_type(dtype)
+    return "string" if is_string(ids) else "uint64" if pa.types.is_uint64(ids) else "int64"
 
 
-def _number(name: str, data: DataConfig) -> dict[str, Any]:
-    return {"name": name, "kind": "number", "type": "float32", **data.dense[name].model_dump()}
+def _is_time(dtype: pa.DataType) -> bool:
+    return pa.types.is_timestamp(dtype) or pa.types.is_date(dtype)
 
 
-def _ids(name: str, data: DataConfig, dtype: str, is_list: bool) -> dict[str, Any]:
-    feature = data.sparse[name]
-    longest = {"max_ids": feature.max_ids} if feature.max_ids and is_list else {}
-    kind = "list" if is_list else "id"
-    return {"name": name, "kind": kind, "type": dtype, "rule": feature.ids, "rows": feature.rows, **longest}
+def _check_times(data: DataConfig, types: dict[str, pa.DataType]) -> None:
+    """Refuses columns of times that are times to one feature, and numbers or ids to another: one list is sent."""
+    uses: dict[str, dict[str, str]] = {}
+    for kind, features in (("dense", data.dense), ("sparse", data.sparse)):
+        for name, feature in features.items():
+            for column in columns_of(name, feature):
+                if _is_time(types[column]) and feature.transform != "is_missing":
+                    uses.setdefault(column, {})[takes(feature)] = f"data.{kind}.{name}"
+    for column, found in uses.items():
+        if "times" in found and len(found) > 1:
+            other = next(use for use in found if use != "times")
+            raise InputError(
+                f"column '{column}' has times to {found['times']}, but {other} to {found[other]}; an exported model "
+                "takes a column in one way: write it as two"
+            )
+
+
+def _of_dense(name: str, feature: DenseFeature, types: dict[str, pa.DataType]) -> dict[str, Any]:
+    (column,), rules = columns_of(name, feature), feature.model_dump(exclude={"column"})
+    if takes(feature) == "times":
+        return _time(name, column, types[column]) | rules
+    return {"name": column, "input": name, "kind": "number", "type": "float32", **rules}
+
+
+def _of_sparse(name: str, feature: SparseFeature, types: dict[str, pa.DataType], is_list: bool) -> list[dict[str, Any]]:
+    """Returns the entries of a feature's columns."""
+    columns, made = columns_of(name, feature), feature.model_dump(include={"buckets", "transform"})
+    if takes(feature) == "times":
+        return [_time(name, columns[0], types[columns[0]]) | made]
+    if takes(feature) == "numbers":
+        return [{"name": columns[0], "input": name, "kind": "number", "type": "float32", **made}]
+    rules = {"rule": feature.ids, "rows": feature.rows, **feature.model_dump(include={"offset", "salt"})}
+    if feature.ids == "error":
+        rules["range"] = [-feature.offset, feature.rows - feature.offset]
+    if feature.max_ids and is_list:
+        rules |= {"max_ids": feature.max_ids, "keep": feature.keep}
+    kind, inputs = "list" if is_list else "id", names_of_cross(name, feature) or [name]
+    return [
+        {"name": column, "input": one, "kind": kind, "type": type_of_ids(types[column]), **rules}
+        for column, one in zip(columns, inputs, strict=True)
+    ]
+
+
+def _time(name: str, column: str, dtype: pa.DataType) -> dict[str, Any]:
+    limits = {} if _is_time(dtype) else {"range": [SECONDS.start, SECONDS.stop]}
+    return {"name": column, "input": name, "kind": "time", "type": "int64", **limits}
 
 
 def _inputs(column: dict[str, Any]) -> list[dict[str, Any]]:
-    name = column["name"]
+    name = column["input"]
     if column["kind"] == "number":
         return [{"name": name, "dtype": "float32", "shape": ["B"]}]
-    if column["kind"] == "id":
+    if column["kind"] in ("id", "time"):
         return [{"name": name, "dtype": "int64", "shape": ["B"]}]
     values, lengths = names_of_list(name)
     return [

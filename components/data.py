@@ -192,3 +192,62 @@ def vocabulary(
         name="vocabulary",
         node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
     )
+
+
+def check(
+    *args: str,
+    config: str | None = None,
+    source: list[str] | None = None,
+    label: str | None = None,
+    rows: int = 100_000,
+    everything: bool = False,
+    time: str | None = None,
+    json: str | None = None,
+    page: str | None = None,
+    statistics: str | None = None,
+    write_config: str | None = None,
+    strict: bool = False,
+    h: str | None = None,
+    cpu: int = 2,
+    memMB: int = 4096,
+    image: str = torchx.IMAGE,
+    env: dict[str, str] | None = None,
+    mounts: list[str] | None = None,
+    metadata: dict[str, str] | None = None,
+) -> AppDef:
+    """Finds what is wrong with a data set before a job is spent on it, or writes a first configuration for it.
+
+    Example: torchx run -s local_cwd data.check --config movielens --page movielens.html
+
+    Args:
+        args: After `--`, overrides of the configuration file, or more arguments of `python -m trainer check-data`.
+        config: Configuration file (TOML), as the job sees it; without it, source.
+        source: Files, globs or directories on any fsspec URL, separated by commas, in place of a configuration.
+        label: The column to predict, with source; without it, it is guessed.
+        rows: Rows of each split that figures are from.
+        everything: Read all rows, not some row groups.
+        time: A column of numbers or times, to follow the label rate along.
+        json: JSON file to write everything to.
+        page: HTML file to draw everything to, which a browser opens.
+        statistics: JSON file to write for planner.statistics.
+        write_config: TOML file to write a first configuration to, with source.
+        strict: End with exit code 2 if there is an error.
+        h: Named resource of the node; replaces cpu and memMB.
+        cpu: CPU cores of the node.
+        memMB: Memory of the node in MB.
+        image: Container image, where the scheduler uses one.
+        env: Environment variables of the job: A=1,B=2.
+        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
+        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
+    """
+    files = {"--label": label, "--time": time, "--json": json, "--page": page}
+    files |= {"--statistics": statistics, "--write-config": write_config}
+    return launch.python(
+        *("trainer", "check-data", *((config,) if config else ()), *(("--source", *source) if source else ())),
+        *("--rows", str(rows), *(("--all", "True") if everything else ())),
+        *(word for flag, value in files.items() if value for word in (flag, value)),
+        *(("--strict", "True") if strict else ()),
+        *args,
+        name="check-data",
+        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
+    )

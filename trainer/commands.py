@@ -57,13 +57,17 @@ COMMANDS = {
     ),
     "bench": (
         "tools.bench:bench",
-        "[checkpoint|features|models|predict] --out DIR: measure loader and loop, saves and restores, and so on.",
+        "[csv|checkpoint|features|models|predict] --out DIR: measure loader and loop, saves and restores, and so on.",
     ),
     "movielens": ("datasets.movielens:movielens", "--out DIR: make the MovieLens-100k data set."),
     "criteo": ("datasets.criteo:criteo", "--source FILES --out URL: convert Criteo's click logs to Parquet."),
     "synthetic": (
         "datasets.synthetic:synthetic",
         "--out URL: make a data set of Criteo's shape whose best reachable AUC is known.",
+    ),
+    "check-data": (
+        "tools.check_data.command:check_data",
+        "CONFIG | --source FILES: find what is wrong with a data set, or write a first configuration for it.",
     ),
     "vocabulary": (
         "tools.vocabulary:vocabulary",

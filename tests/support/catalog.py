@@ -20,6 +20,10 @@ COMPONENTS = {
     "data.criteo": ["--source", "a.gz,b*.gz", "--dense_transform", "none"],
     "data.synthetic": ["--rows", "5", "--", "--quiet", "True"],
     "data.vocabulary": ["--source", "a.parquet,b", "--columns", "user,item", "--max_rows", "1000", "--together", "id"],
+    "data.check": [
+        *("--config", "c.toml", "--rows", "1000", "--everything", "True", "--time", "hour", "--page", "s3://b/p.html"),
+        *("--statistics", "s.json", "--strict", "True", "--", "--data.train", "a.parquet"),
+    ],
     "tools.tensorboard": ["--logdir", "runs/a", "--port", "6007"],
     "tools.plan": [
         *("--config", "c.toml", "--on", "h100:8,a100:16", "--out", "s3://b/plan.json"),

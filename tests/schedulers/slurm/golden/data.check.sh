@@ -1,0 +1,32 @@
+#!/bin/bash
+#SBATCH --job-name=check-data
+#SBATCH --chdir=/here
+#SBATCH --output=/here/slurm-jobs/NAME-ID/slurm-%j.log
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --mem=4096
+#SBATCH --signal=B:USR1@120
+#SBATCH --open-mode=append
+#SBATCH --requeue
+# `sbatch /here/slurm-jobs/NAME-ID/torchx-job.sh` runs the job again.
+
+warned= step=
+trap warned=yes USR1  # before anything that takes time: by itself the signal would end the job as failed
+job_dir=/here/slurm-jobs/NAME-ID
+log=$job_dir/slurm-$SLURM_JOB_ID.log
+role=check-data
+max_retries=0
+max_free_restarts=20
+open_mode=append
+srun_args=(--cpus-per-task=2)
+
+setup() {
+    :
+}
+
+replica() {
+    exec python -m trainer check-data c.toml --rows 1000 --all True --time hour --page s3://b/p.html --statistics s.json --strict True --data.train a.parquet
+}
+

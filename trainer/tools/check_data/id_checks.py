@@ -1,0 +1,64 @@
+"""Findings about the tables of ids: too small, too large, and ids that nothing can be learned of."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from trainer.config.data import DataConfig, SparseFeature
+from trainer.tools.check_data.finding import Finding, percent
+from trainer.tools.check_data.ids import Ids
+from trainer.tools.check_data.profile import Profile
+
+ENOUGH = 1000  # ids of a sample, for its figures to mean anything
+UNIQUE = 0.9
+SHARED = 0.5
+TOO_LARGE = 20
+SMALL = 10_000  # rows of a table of which nobody minds how many are used
+UNKNOWN = 0.95
+
+
+def check_tables(config: DataConfig, profile: Profile) -> Iterator[Finding]:
+    """Yields what is wrong with the ids of a sparse feature and the size of its table."""
+    if profile.name not in config.sparse:
+        return
+    ids, whole = profile.first_ids, profile.first.is_whole
+    if len(ids.codes) >= ENOUGH and len(ids.distinct) > UNIQUE * len(ids.codes):
+        found = f"{len(ids.distinct):,} different ids among {len(ids.codes):,}: they hardly repeat"
+        remedy = "leave it out: what is learned of an id is never used again"
+        # Of many users, a sample has each but once though all rows have many.
+        yield Finding(
+            "warning" if whole else "note", "as good as unique", profile.first.name, profile.name, found, remedy
+        )
+    yield from _check_size(profile, ids, config.sparse[profile.name], whole)
+    yield from _check_known(profile)
+
+
+def _check_size(profile: Profile, ids: Ids, feature: SparseFeature, whole: bool) -> Iterator[Finding]:
+    name, where, distinct = profile.name, profile.first.name, len(ids.distinct) if whole else ids.estimated
+    amount = f"{distinct:,} different ids" if whole else f"about {distinct:,} different ids, estimated"
+    scattered = feature.ids == "modulo" and profile.first.tally(name).maximum >= 2 * feature.rows  # else: wraps around
+    if feature.ids == "hash" or scattered:
+        shared = 1 - np.exp((distinct - 1) * np.log1p(-1 / feature.rows)) if feature.rows > 1 else 1.0
+        if shared > SHARED and distinct > 1:
+            found = f"{amount} in {feature.rows:,} rows: {percent(shared)} of the ids share their row with others"
+            remedy = f"set data.sparse.{name}.rows to {suggested_rows(distinct):,}".replace(",", "")
+            yield Finding("warning", "table too small", where, name, found, remedy)
+    if feature.rows > max(SMALL, TOO_LARGE * distinct) and whole:
+        found = f"{amount} in {feature.rows:,} rows: most rows are never used"
+        yield Finding("note", "table too large", where, name, found, f"set data.sparse.{name}.rows lower")
+
+
+def _check_known(profile: Profile) -> Iterator[Finding]:
+    for measured in profile.measured[1:]:
+        ids = profile.ids[measured.name]
+        unknown = 1 - profile.known(measured)
+        if len(ids.codes) >= ENOUGH and unknown > SHARED:
+            found = f"{percent(unknown)} of the ids are not among those of {profile.first.name}"
+            severity = "warning" if unknown > UNKNOWN and profile.first.is_whole else "note"
+            remedy = "check that both splits number their ids alike; of unseen ids nothing is known"
+            yield Finding(severity, "unseen ids", measured.name, profile.name, found, remedy)
+
+
+def suggested_rows(distinct: int) -> int:
+    """Returns rows for a table of hashed ids: a power of two, of at least twice as many."""
+    return 2 ** int(np.ceil(np.log2(max(4, 2 * distinct))))

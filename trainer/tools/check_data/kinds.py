@@ -1,0 +1,48 @@
+"""Kinds of columns: what Arrow's many types mean here, and one type for each kind to compute with."""
+
+from typing import Literal
+
+import pyarrow as pa
+
+from trainer.data.plain_types import is_list, plain_type, to_plain
+
+Kind = Literal["integer", "number", "text", "integers", "texts", "time", "empty", "other"]
+COMPUTED: dict[Kind, pa.DataType] = {
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "text": pa.large_string(),
+    "integers": pa.large_list(pa.int64()),
+    "texts": pa.large_list(pa.large_string()),
+    "time": pa.int64(),
+    "empty": pa.float64(),
+}
+
+
+def kind_of(dtype: pa.DataType) -> Kind:
+    """Returns the kind of a column of a type; `other` cannot be measured, such as structs."""
+    dtype = plain_type(dtype)
+    if is_list(dtype):
+        inner = kind_of(dtype.value_type)
+        return "integers" if inner == "integer" else "texts" if inner == "text" else "other"
+    if pa.types.is_integer(dtype) or pa.types.is_boolean(dtype):
+        return "integer"
+    if pa.types.is_floating(dtype) or pa.types.is_decimal(dtype):
+        return "number"
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
+        return "text"
+    if pa.types.is_timestamp(dtype) or pa.types.is_date(dtype):
+        return "time"
+    return "empty" if pa.types.is_null(dtype) else "other"
+
+
+def computed(array: pa.ChunkedArray, kind: Kind) -> pa.Array:
+    """Returns an array in the type that its kind is computed in; integers above 63 bits wrap."""
+    array = pa.chunked_array([to_plain(chunk) for chunk in array.chunks]) if array.num_chunks else array
+    joined = array.combine_chunks()
+    if isinstance(joined, pa.ChunkedArray):  # older versions of Arrow return one without chunks as it is
+        joined = pa.concat_arrays(joined.chunks) if joined.num_chunks else pa.array([], joined.type)
+    if pa.types.is_date32(joined.type):
+        joined = joined.cast(pa.date64())
+    if pa.types.is_dictionary(joined.type):
+        joined = joined.dictionary_decode()
+    return joined.cast(COMPUTED[kind], safe=False)

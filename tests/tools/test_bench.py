@@ -45,6 +45,14 @@ FLAGS = ["--rows", "3000", "--global-batch-size", "64", "--steps", "3", "--repea
                 ("training from memory", "a loop written by hand"): 0.98,
             },
         ),
+        (
+            "csv",
+            {
+                ("loader of CSV, one core", "pyarrow.csv, same columns"): 0.4,
+                ("loader of CSV in gz, one core", "pyarrow.csv on gz"): 0.4,
+                ("index of CSV, one core", "pyarrow.csv, same columns"): None,
+            },
+        ),
         ("features", {(name, BASELINE): None for name in FEATURES}),
         ("predict", {("predictions, all columns kept", "evaluation"): 0.9}),
         ("models", {(name, "a bare torch loop"): 0.9 for name in MODELS}),

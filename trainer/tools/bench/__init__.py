@@ -1,6 +1,7 @@
 """Speed of reading, training, saving and restoring, each beside a baseline.
 
     python -m trainer bench --out runs/bench
+    python -m trainer bench csv --out runs/bench
     python -m trainer bench checkpoint --out runs/bench
     python -m trainer bench features --out runs/bench
     python -m trainer bench models --out runs/bench
@@ -23,6 +24,7 @@ from trainer.models.builder import MODELS
 from trainer.run.provenance import describe_run
 from trainer.tools.bench.checkpoint import compare_checkpoints, render_restores, time_restores
 from trainer.tools.bench.comparison import Comparison, describe_machine, render_comparisons
+from trainer.tools.bench.csv_files import compare_csv
 from trainer.tools.bench.features import compare_features
 from trainer.tools.bench.inference import compare_inference
 from trainer.tools.bench.loops import compare_loops
@@ -40,6 +42,7 @@ def _compare_training(session: Session, steps: int, repeats: int) -> list[Compar
 
 COMPARE = {
     "training": _compare_training,
+    "csv": compare_csv,
     "checkpoint": compare_checkpoints,
     "features": compare_features,
     "predict": compare_inference,
@@ -48,7 +51,7 @@ COMPARE = {
 
 
 def bench(
-    what: Literal["training", "checkpoint", "features", "models", "predict"] = "training",
+    what: Literal["training", "csv", "checkpoint", "features", "models", "predict"] = "training",
     /,
     out: str = "runs/bench",
     rows: int = 2_000_000,
@@ -62,6 +65,9 @@ def bench(
     training: the loader beside plain pyarrow and beside a reader that makes Python objects, on one core and by the
     processor time that they take; training from Parquet beside training on batches in memory; that beside a loop
     written by hand, which does nothing but step on the same batches.
+
+    csv: the loader on CSV files beside plain pyarrow on the same, plain and compressed, and the pass that indexes them;
+    on one core, by processor time.
 
     checkpoint: steps during saves beside steps without, with a core to spare and without; saving and restoring beside
     plain writing and reading of the same bytes through the same file system; how long jobs of 1, 2 and 4 ranks take to

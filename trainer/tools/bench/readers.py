@@ -28,12 +28,12 @@ def compare_readers(session: Session, repeats: int) -> list[Comparison]:
     """Compares the loader with plain pyarrow, and with a reader that makes a Python object of every value."""
     config, files = session.config.data, session.order.files
     lanes = Lanes(files.rows, LANES, LANES * math.ceil(config.global_batch_size / LANES))
-    with _one_core():
+    with one_core():
         loader, arrow, python = alternate(
             repeats,
-            lambda: _rate(_load(files, config, lanes)),
-            lambda: _rate(_read_columns(files, config)),
-            lambda: _rate(_read_objects(files, config, math.ceil(files.rows * SLOW_READER_SHARE))),
+            lambda: rate(load(files, config, lanes)),
+            lambda: rate(_read_columns(files, config)),
+            lambda: rate(_read_objects(files, config, math.ceil(files.rows * SLOW_READER_SHARE))),
         )
     return [
         Comparison("loader, one core", "pyarrow, same columns", "samples/s", 0.5, loader, arrow),
@@ -41,13 +41,14 @@ def compare_readers(session: Session, repeats: int) -> list[Comparison]:
     ]
 
 
-def _rate(sizes: Iterable[int]) -> float:
+def rate(sizes: Iterable[int]) -> float:
     """Returns samples per second of processor time, given an iterator that reads and yields how many it has read."""
     start = time.process_time()
     return sum(sizes) / (time.process_time() - start)
 
 
-def _load(files: FileSet, config: DataConfig, lanes: Lanes) -> Iterator[int]:
+def load(files: FileSet, config: DataConfig, lanes: Lanes) -> Iterator[int]:
+    """Yields how many samples each step of the loader has."""
     loader = Loader(files, config, lanes, rank=0, world_size=1, seed=0, shuffle=True)
     for step, _ in enumerate(loader.batches(0, lanes.steps)):
         yield lanes.samples_in_step(step)
@@ -75,7 +76,7 @@ def _read_objects(files: FileSet, config: DataConfig, limit: int) -> Iterator[in
 
 
 @contextlib.contextmanager
-def _one_core() -> Iterator[None]:
+def one_core() -> Iterator[None]:
     """Keeps this thread, and those that it starts, on one core."""
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     os.sched_setaffinity(0, {max(cores)})

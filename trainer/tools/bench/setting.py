@@ -3,7 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
-from trainer.config.data import DataConfig, DenseFeature, SparseFeature
+from trainer.config.data import DataConfig
+from trainer.config.features import DenseFeature, SparseFeature
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.run_directory import RunDirectory

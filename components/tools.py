@@ -54,6 +54,7 @@ def plan(
     prices: str | None = None,
     vary: list[str] | None = None,
     page: str | None = None,
+    png: str | None = None,
     out: str | None = None,
     h: str | None = None,
     cpu: int = 1,
@@ -77,6 +78,7 @@ def plan(
         vary: What to change, one thing at a time, to see what it saves: batch, dimension, precision, comms, hotness,
             tables, or all.
         page: HTML file to draw the plan to, and clusters beside each other, a path or an fsspec URL.
+        png: Image to draw the same to, .png, a path or an fsspec URL.
         out: File to write the plan to, a path or an fsspec URL; planner.plan of a job takes it.
         h: Named resource of the node that plans; replaces cpu and memMB.
         cpu: CPU cores of the node that plans.
@@ -92,6 +94,7 @@ def plan(
         *(("--prices", prices) if prices else ()),
         *(("--vary", *vary) if vary else ()),
         *(("--page", page) if page else ()),
+        *(("--png", png) if png else ()),
         *(("--out", out) if out else ()),
         *args,
         name="plan",
@@ -433,7 +436,7 @@ def bench(
     Example: torchx run -s local_cwd tools.bench checkpoint --out runs/bench
 
     Args:
-        args: `checkpoint`, `features`, `models` or `predict`, and more arguments of `python -m trainer bench`.
+        args: `csv`, `checkpoint`, `features`, `models` or `predict`, and more arguments of `python -m trainer bench`.
         out: Directory to write the results to.
         h: Named resource of the node; replaces cpu, gpu and memMB.
         cpu: CPU cores of the node.

@@ -13,7 +13,7 @@ from trainer.core.errors import (
     StorageNotFoundError,
     StoragePermissionError,
 )
-from trainer.core.storage import named, open_storage, os_errors
+from trainer.core.storage import named, open_storage, os_errors, read_text, write_file
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -32,6 +32,14 @@ def test_a_file_is_replaced_whole(folder, durable):
         fs.write(f"{path}/file", content, durable)
         assert fs.cat_file(f"{path}/file") == content
         assert [found.rpartition("/")[2] for found in fs.ls(path, detail=False)] == ["file"]
+
+
+@pytest.mark.parametrize("content", ["ä text\n", "ä text\n".encode()])
+def test_the_file_of_a_flag_is_written_or_refused_by_its_name(tmp_path, content):
+    write_file("--page", f"{tmp_path}/page", content)
+    assert read_text(f"{tmp_path}/page") == "ä text\n"
+    with pytest.raises(InputError, match=rf"^--page is '{tmp_path}', which cannot be used: .*Is a directory"):
+        write_file("--page", str(tmp_path), content)
 
 
 def test_a_directory_is_made_once(folder):

@@ -107,6 +107,7 @@ def test_they_are_drawn_as_png(file, tmp_path):
     ("arguments", "line"),
     [
         (["--out", "rates.jpg"], "--out is 'rates.jpg'; it must end in .svg or .png"),
+        (["--out", ""], "--out is ''; it must end in .svg or .png"),
         (["--steps-per-epoch", "0"], "--steps-per-epoch is 0; it must be at least 1"),
         (
             ["--data.global-batch-size", "512", "--data.last-batch", "drop"],

@@ -132,6 +132,22 @@ def read_text(url: str) -> str:
         raise StorageError(f"it is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
+def write_file(flag: str, url: str, content: bytes | str) -> None:
+    """Writes the file that a flag names.
+
+    Args:
+        flag: The flag, with its dashes.
+        url: The file.
+        content: What to write; text is written in UTF-8.
+
+    Raises:
+        InputError: It cannot be written; the message names flag, URL and reason.
+    """
+    with named(flag, url):
+        fs, path = open_storage(url)
+        fs.pipe_file(path, content.encode() if isinstance(content, str) else content)
+
+
 def _with_os_errors(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(path: str, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ import tomli_w
 
 from trainer.config.section import explain
 from trainer.core.errors import InputError
-from trainer.core.storage import named, open_storage, read_text
+from trainer.core.storage import named, read_text, write_file
 from trainer.plan.search.speeds import Speeds
 
 VERSION = 2
@@ -86,6 +86,4 @@ def save_calibration(calibration: Calibration, url: str) -> None:
     Raises:
         InputError: It cannot be written.
     """
-    with named("--out", url):
-        fs, path = open_storage(url)
-        fs.write(path, tomli_w.dumps(calibration.model_dump()).encode())
+    write_file("--out", url, tomli_w.dumps(calibration.model_dump()))

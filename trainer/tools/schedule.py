@@ -8,7 +8,7 @@ from trainer.config.root import Config, check_training
 from trainer.config.schedule import Schedule
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import named, open_storage
+from trainer.core.storage import write_file
 from trainer.data.order import Lanes, default_lanes
 from trainer.data.selected_files import find_training_files
 from trainer.optim.rates import LearningRate, learning_rates
@@ -31,7 +31,7 @@ def show_schedule(config: Config, steps_per_epoch: int | None = None, out: str |
         InputError: The configuration or its data cannot be used, or the file not be written.
     """
     check_training(config)
-    if out and not out.endswith((".svg", ".png")):
+    if out is not None and not out.endswith((".svg", ".png")):
         raise InputError(f"--out is '{out}'; it must end in .svg or .png")
     if steps_per_epoch is not None and steps_per_epoch < 1:
         raise InputError(f"--steps-per-epoch is {steps_per_epoch}; it must be at least 1")
@@ -48,7 +48,9 @@ def show_schedule(config: Config, steps_per_epoch: int | None = None, out: str |
     for curve in curves(columns(last)):
         print(f"\n{text_chart(curve)}")
     if out:
-        _write(out, curves(sorted({*telling, *(1 + (last - 1) * n // POINTS for n in range(POINTS + 1))})))
+        drawn = curves(sorted({*telling, *(1 + (last - 1) * n // POINTS for n in range(POINTS + 1))}))
+        write_file("--out", out, draw(drawn, out.rpartition(".")[2]))
+        print(f"\nwritten to {without_secrets(out)}")
 
 
 def _steps_per_epoch(config: Config, rates: dict[str, LearningRate]) -> int | None:
@@ -64,13 +66,6 @@ def _steps_per_epoch(config: Config, rates: dict[str, LearningRate]) -> int | No
             "data.last_batch is 'drop'; use a smaller batch or 'keep'"
         )
     return lanes.steps
-
-
-def _write(out: str, curves: list[Curve]) -> None:
-    with named("--out", out):
-        fs, path = open_storage(out)
-        fs.pipe_file(path, draw(curves, out.rpartition(".")[2]))
-    print(f"\nwritten to {without_secrets(out)}")
 
 
 def telling_steps(schedule: Schedule, last: int, steps_per_epoch: int) -> list[int]:

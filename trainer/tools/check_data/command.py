@@ -11,7 +11,7 @@ from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.config.section import Tree, validate
 from trainer.core.errors import InputError, nearest
-from trainer.core.storage import named, open_storage
+from trainer.core.storage import write_file
 from trainer.tools.check_data.checks import all_findings
 from trainer.tools.check_data.duplicates import sampling_mask
 from trainer.tools.check_data.finding import Finding, by_severity
@@ -98,10 +98,14 @@ def check_data(
     report = _reported(data, measured, profiles, before, left_out, time)
     print(render(report))
     tree = as_tree(report)
-    _write("--json", json, json_format.dumps(tree, indent=2, default=str))
-    _write("--page", page, draw_report(report) if page else "")
-    _write("--statistics", statistics, statistics_of(data, report.profiles).model_dump_json(indent=2))
-    _write("--write-config", write_config, _as_toml(guessed, left_out))
+    if json:
+        write_file("--json", json, json_format.dumps(tree, indent=2, default=str))
+    if page:
+        write_file("--page", page, draw_report(report))
+    if statistics:
+        write_file("--statistics", statistics, statistics_of(data, report.profiles).model_dump_json(indent=2))
+    if write_config:
+        write_file("--write-config", write_config, _as_toml(guessed, left_out))
     _print_next(write_config, report)
     if strict and (wrong := [one for one in report.findings if one.severity == "error"]):
         first = wrong[0]
@@ -172,13 +176,6 @@ def _as_toml(tree: Tree, left_out: Mapping[str, str]) -> str:
     notes = [f"#   {json_format.dumps(name)}: {why}" for name, why in left_out.items()]
     head = ["# Guessed from the files.", *(["# Left out:", *notes] if notes else []), ""]
     return "\n".join(head) + "\n" + tomli_w.dumps(tree)
-
-
-def _write(flag: str, url: str | None, text: str) -> None:
-    if url is not None:
-        with named(flag, url):
-            fs, path = open_storage(url)
-            fs.pipe_file(path, text.encode())
 
 
 def _print_next(write_config: str | None, report: Report) -> None:

@@ -11,7 +11,7 @@ from trainer.config.root import Config
 from trainer.core.distributed import current_context
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import named, open_storage
+from trainer.core.storage import write_file
 from trainer.models.embeddings import table_shapes
 from trainer.optim.table_optimizers import check_table_optimizers
 from trainer.plan.cluster import Cluster, cluster_of, parse_cluster
@@ -139,9 +139,9 @@ def _plan(
     if not any(one.fits for one in planned):
         raise InputError("; ".join(f"{one.cluster} does not fit: {shortage(one)}" for one in planned))
     if page:
-        _write_file("--page", page, draw_page(planned).encode())
+        write_file("--page", page, draw_page(planned))
     if png:
-        _write_file("--png", png, draw_image(planned))
+        write_file("--png", png, draw_image(planned))
     if len(planned) > 1:
         print(compare(planned))
         return
@@ -187,12 +187,6 @@ def _plan_by_torchrec(config: Config, model: nn.Module, cluster: Cluster, out: s
 def _write_plan(out: str | None, found: ShardingPlan, model: nn.Module, cluster: Cluster) -> None:
     if out:
         text = json.dumps(plan_to_json(found, table_shapes(model), cluster.ranks), indent=2)
-        _write_file("--out", out, text.encode())
+        write_file("--out", out, text)
         url = without_secrets(out)
         print(f"\nwritten to {url}; use it with --planner.plan {url} on {cluster.ranks} ranks")
-
-
-def _write_file(flag: str, url: str, content: bytes) -> None:
-    with named(flag, url):
-        fs, path = open_storage(url)
-        fs.pipe_file(path, content)

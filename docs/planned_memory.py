@@ -28,10 +28,10 @@ from trainer.core.distributed import DistributedContext, process_group
 from trainer.core.logging import quiet_libraries
 from trainer.models.builder import build_model
 from trainer.models.embeddings import table_shapes
+from trainer.plan.cluster import Cluster
+from trainer.plan.fitting import problem_of
 from trainer.plan.memory_model import NONE, memory_of
 from trainer.plan.plan_file import load_plan
-from trainer.plan.ranks import ranks_to_plan_for
-from trainer.plan.tables import tables_to_plan
 from trainer.training.setup import open_session
 from trainer.training.step import TrainingStep
 
@@ -209,9 +209,8 @@ def predicted(case: str, plan: dict[str, Any]) -> list[int]:
         json.dump(plan, file)
         file.flush()
         loaded: ShardingPlan = load_plan(file.name, table_shapes(model), ranks, ranks, "cpu")
-    to_plan_for = ranks_to_plan_for(config.data, config.planner, config.comms, ranks, ranks, "cpu")
-    tables = tables_to_plan(model, config, config.planner)
-    return memory_of(loaded, tables, to_plan_for, config, NONE).total.sum(axis=1).astype(int).tolist()
+    problem = problem_of(model, config, Cluster(None, 1, ranks, on_gpu=False))
+    return memory_of(loaded, problem.tables, problem.ranks, config, NONE).total.sum(axis=1).astype(int).tolist()
 
 
 def error(case: str, figures: dict[str, Any]) -> float:

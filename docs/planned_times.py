@@ -32,9 +32,9 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
 from trainer.core.logging import quiet_libraries
 from trainer.models.embeddings import table_shapes
-from trainer.plan.allowed_types import with_allowed_types
+from trainer.plan.cluster import Cluster
+from trainer.plan.fitting import problem_of
 from trainer.plan.plan_file import load_plan
-from trainer.plan.ranks import ranks_to_plan_for
 from trainer.plan.step_time import time_of_plan
 from trainer.tools.bench.comparison import describe_machine
 from trainer.tools.bench.setting import batches_in_memory
@@ -208,10 +208,8 @@ def _write_plan(model: torch.nn.Module, plan: Sequence[Placed], file: Path) -> N
 
 
 def _predict(config: Config, model: torch.nn.Module, file: str) -> dict[str, Any]:
-    planner = with_allowed_types(config)
-    ranks = ranks_to_plan_for(config.data, planner, config.comms, RANKS, RANKS, "cpu")
     plan = load_plan(file, table_shapes(model), RANKS, RANKS, "cpu")
-    time = time_of_plan(plan, model, config, planner, ranks)
+    time = time_of_plan(plan, problem_of(model, config, Cluster(None, 1, RANKS, on_gpu=False)))
     return {
         "phases": list(time.phases),
         "by_rank": time.by_rank.tolist(),

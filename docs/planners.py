@@ -21,6 +21,7 @@ from docs.generate import ROOT, table, write_measured
 from trainer.config.plan import SHARDING_TYPES
 from trainer.config.root import Config
 from trainer.models.embeddings import name_in_model, table_configs
+from trainer.plan.cluster import Cluster
 from trainer.plan.plan_file import shards_of, table_plans
 from trainer.plan.planner import plan_for
 from trainer.plan.ranks import ranks_to_plan_for
@@ -138,7 +139,7 @@ def compare(case: Case, engine: str) -> tuple[float, float]:
     config = case.config(engine)
     model = Tables(config)
     start = time.process_time()
-    plan, _ = plan_for(model, config, case.ranks, case.per_host, "cuda")
+    plan, _ = plan_for(model, config, Cluster(None, case.ranks // case.per_host, case.per_host, on_gpu=True))
     seconds = time.process_time() - start
     ranks = ranks_to_plan_for(config.data, config.planner, config.comms, case.ranks, case.per_host, "cuda")
     return rated_by_torchrec(plan, config, model, ranks), seconds

@@ -97,7 +97,7 @@ def test_the_dense_part_and_its_activations_are_refused_by_name(device):
     model = build_model(settings.data, settings.model, settings.data.labels, torch.device("meta"))
     activations = dense_memory(settings, 1).activations / GIB
     with pytest.raises(ValueError, match="and a rank's memory has no room for tables") as error:
-        plan_for(model, settings, 1, 1, device)
+        plan_for(model, settings, Cluster(None, 1, 1, device == "cuda"))
     assert f"{activations:.3g} GiB for its activations" in str(error.value)
     assert "of 1.2 GiB it takes" in str(error.value)
     assert "307 MiB for planner.reserve; planner.memory_gib is 1.2" in str(error.value)

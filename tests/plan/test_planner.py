@@ -13,6 +13,7 @@ from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes
 from trainer.plan.allowed_types import OF_SEQUENCES, check_types
+from trainer.plan.cluster import Cluster
 from trainer.plan.plan_file import load_plan, plan_to_json, shards_of, table_plans
 from trainer.plan.planner import plan_for
 from trainer.plan.ranks import ranks_to_plan_for
@@ -21,13 +22,14 @@ from trainer.plan.tables import tables_to_plan
 from trainer.plan.torchrec_planner import topology_of
 from trainer.training.sharded_model import build_unsharded_model
 
+TWO_HOSTS = Cluster(None, nodes=2, per_host=2, on_gpu=False)
 KINDS = ["table_wise", "row_wise", "table_row_wise", "column_wise", "grid_shard", "data_parallel"]
 
 
 def planned(tmp_path, ranks=4, local=2, **changes):
     settings = Config.model_validate(config(tmp_path, **changes))
     task = build_unsharded_model(settings, torch.device("cpu"))
-    return task, plan_for(task, settings, ranks, local, "cpu")[0]
+    return task, plan_for(task, settings, Cluster(None, ranks // local, local, on_gpu=False))[0]
 
 
 def one_of_each(tmp_path):
@@ -168,7 +170,7 @@ def test_columns_are_cut_with_state_by_row_only_if_asked_for(tmp_path, optimizer
 def test_sequences_are_planned(tmp_path):
     settings = Config.model_validate(sequence_config(tmp_path, "din"))
     model = build_unsharded_model(settings, torch.device("cpu"))
-    plan = table_plans(plan_for(model, settings, 4, 2, "cpu")[0])
+    plan = table_plans(plan_for(model, settings, TWO_HOSTS)[0])
     assert plan.keys() == {"films", "city"}
     assert plan["films"].sharding_type in OF_SEQUENCES
 
@@ -178,7 +180,7 @@ def test_sequences_are_refused_in_column_shards_of_several_widths(tmp_path):
     tree["data"]["sparse"]["item"]["table"] = "other"
     settings = Config.model_validate(tree)
     model = build_unsharded_model(settings, torch.device("cpu"))
-    plan = plan_for(model, settings, 4, 2, "cpu")[0]
+    plan = plan_for(model, settings, TWO_HOSTS)[0]
     check_types(plan, settings)
     shards = shards_of(table_plans(plan)["other"])
     shards[0].shard_sizes[1] = 16
@@ -195,7 +197,7 @@ def test_sequences_take_the_memory_of_all_their_ids(tmp_path):
     model = build_unsharded_model(settings, torch.device("cpu"))
     expected = f"its ids and embeddings, {64e6 * (4 * 16 + 8) / 2**30:.3g} GiB, do not fit"
     with pytest.raises(InputError, match=re.escape(expected)):
-        plan_for(model, settings, 4, 2, "cpu")[0]
+        plan_for(model, settings, TWO_HOSTS)[0]
 
 
 def test_a_job_uses_the_plan_that_the_plan_command_wrote(tmp_path):

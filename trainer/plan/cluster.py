@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError, nearest
 from trainer.plan.hardware import HOSTS, Host
 
@@ -78,6 +79,17 @@ def parse_cluster(text: str) -> Cluster:
 def _usual_ranks(host: Host) -> int:
     """Returns one rank for each GPU, or one for a host without any."""
     return max(1, host.gpus)
+
+
+def cluster_of_job(hardware: str | None, context: DistributedContext) -> Cluster:
+    """Returns the cluster that this job runs on.
+
+    Args:
+        hardware: The kind of host to count with; None for this machine.
+        context: This process among the ranks.
+    """
+    nodes = context.world_size // context.local_world_size
+    return Cluster(hardware, nodes, context.local_world_size, context.device.type != "cpu")
 
 
 def cluster_of(hardware: str | None, world_size: int, device_type: str) -> Cluster:

@@ -6,11 +6,13 @@ much may pass, and takes a plan whose predicted peak fits; at last the plan that
 Where a phase alone has no room, it is proven that none fits.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
 from torch import nn
+from torchrec.distributed.types import ShardingPlan
 
 from trainer.config.plan import PlannerConfig
 from trainer.config.root import Config
@@ -108,24 +110,32 @@ class Problem:
 
     @cached_property
     def rated(self) -> Rated:
-        """The options of the tables."""
-        return rate(self.tables, self.ranks)
+        """The options of the tables.
+
+        Raises:
+            InputError: A table has none.
+        """
+        return self._rate()
 
     @cached_property
     def by_phase(self) -> dict[str | None, Rated]:
         """The options with the least memory that they need, in each phase that is counted."""
         if not self.counts_all:
             return {None: self.rated}
-        return {phase: rate(self.tables, self.ranks, partial(memory_in_phase, phase)) for phase in PHASES}
+        return {phase: self._rate(partial(memory_in_phase, phase)) for phase in PHASES}
+
+    def _rate(self, memory_of_shard: Callable[..., np.ndarray] | None = None) -> Rated:
+        check_options(self.tables, self.ranks)
+        return rate(self.tables, self.ranks, memory_of_shard)
 
     def ranks_for_shards(self) -> Ranks:
         """Returns the ranks with the memory that shards may take."""
         gpu, host = self.for_shards()
         return replace(self.ranks, gpu_bytes=int(gpu), host_bytes=int(host))
 
-    def peak(self, solution: Solution) -> RankMemory:
+    def peak(self, plan: Solution | ShardingPlan) -> RankMemory:
         """Returns the predicted peak of each rank."""
-        return memory_of(solution, self.tables, self.ranks, self.config)
+        return memory_of(plan, self.tables, self.ranks, self.config)
 
     def kept_by_shard(self, solution: Solution) -> np.ndarray:
         """Returns the bytes of the weights, state and averages of each table's largest shard, `[T, 2]`."""
@@ -137,15 +147,12 @@ def problem_of(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
     """Returns what is to be planned of a model for a cluster that need not be there.
 
     Raises:
-        InputError: The tables cannot be sharded as allowed.
+        InputError: The configuration asks for a sharding type that a table cannot have.
     """
     planner = with_allowed_types(config)
     shape = cluster.ranks, cluster.per_host, cluster.device_type
     ranks = ranks_to_plan_for(config.data, planner, config.comms, *shape)
-    tables = tables_to_plan(model, config, planner)
-    if planner.engine == "search":
-        check_options(tables, ranks)
-    return Problem(config, planner, cluster, tables, ranks)
+    return Problem(config, planner, cluster, tables_to_plan(model, config, planner), ranks)
 
 
 def find_plan(problem: Problem, tries: int = TRIES) -> Solution:

@@ -10,7 +10,7 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError, nearest
 from trainer.models.embeddings import table_shapes, value_bytes
-from trainer.plan.cluster import Cluster
+from trainer.plan.cluster import Cluster, cluster_of_job
 from trainer.plan.communication import REDUCING
 from trainer.plan.fitting import Problem, find_plan, problem_of, takes
 from trainer.plan.hardware import HOSTS
@@ -32,16 +32,15 @@ def make_plan(model: nn.Module, config: Config, context: DistributedContext) -> 
     Raises:
         InputError: The plan does not fit the memory, or does not belong to these tables and ranks.
     """
-    ranks = context.world_size, context.local_world_size, context.device.type
+    cluster = cluster_of_job(config.planner.hardware, context)
     if config.planner.plan:
+        ranks = cluster.ranks, cluster.per_host, cluster.device_type
         return load_plan(config.planner.plan, table_shapes(model), *ranks), ""
-    return broadcast_from_rank0(context, lambda: plan_for(model, with_statistics(config), *ranks))
+    return broadcast_from_rank0(context, lambda: plan_for(model, with_statistics(config), cluster))
 
 
-def plan_for(
-    model: nn.Module, config: Config, world_size: int, local_world_size: int, device_type: str
-) -> tuple[ShardingPlan, str]:
-    """Plans for hypothetical ranks, without a process group.
+def plan_for(model: nn.Module, config: Config, cluster: Cluster) -> tuple[ShardingPlan, str]:
+    """Plans for a cluster that need not be there, without a process group.
 
     Returns:
         The plan, and a line on how good it is, if that is known.
@@ -49,8 +48,7 @@ def plan_for(
     Raises:
         InputError: The plan does not fit the memory.
     """
-    hosts = Cluster(config.planner.hardware, world_size // local_world_size, local_world_size, device_type != "cpu")
-    problem = problem_of(model, config, hosts)
+    problem = problem_of(model, config, cluster)
     try:
         if config.planner.engine == "torchrec":
             return torchrec_plan(model, config, problem.planner, problem.ranks_for_shards()), ""

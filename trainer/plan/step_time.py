@@ -4,21 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import nn
 from torchrec.distributed.types import ShardingPlan
 
-from trainer.config.plan import PlannerConfig
-from trainer.config.root import Config
-from trainer.models.embeddings import table_shapes
-from trainer.plan.activations import dense_work
 from trainer.plan.dense_work import DenseWork
+from trainer.plan.fitting import Problem
 from trainer.plan.plan_file import even_table, table_plans
 from trainer.plan.search.options import KERNELS, KINDS, OF_ROWS, Options
 from trainer.plan.search.problem import Ranks, Table
 from trainer.plan.search.rated import phases_of
 from trainer.plan.search.step_costs import MILLISECONDS, ring
 from trainer.plan.sharding_plan import PlannedTable
-from trainer.plan.tables import tables_to_plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,21 +45,11 @@ class StepTime:
         return float(self.slowest.sum()) + self.dense + self.constant
 
 
-def time_of_plan(
-    plan: ShardingPlan, model: nn.Module, config: Config, planner: PlannerConfig, ranks: Ranks
-) -> StepTime:
-    """Returns the time of a step under a plan of a model.
-
-    Args:
-        plan: The plan.
-        model: The unsharded model.
-        config: The configuration.
-        planner: Its planner's section, without the sharding types that tables cannot have.
-        ranks: The ranks that are planned for.
-    """
-    tables, shapes, plans = tables_to_plan(model, config, planner), table_shapes(model), table_plans(plan)
-    planned = [even_table(plans[table.name], shapes[table.name]) for table in tables]
-    return step_time(planned, tables, ranks, dense_work(config, ranks.number) if ranks.speeds else None)
+def time_of_plan(plan: ShardingPlan, problem: Problem) -> StepTime:
+    """Returns the time of a step under a plan, however that was made."""
+    plans = table_plans(plan)
+    planned = [even_table(plans[table.name], (table.rows, table.columns)) for table in problem.tables]
+    return step_time(planned, problem.tables, problem.ranks, problem.dense)
 
 
 def step_time(

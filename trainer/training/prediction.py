@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from trainer.plan.allowed_types import with_allowed_types
-from trainer.plan.memory_model import RankMemory, memory_of
-from trainer.plan.ranks import ranks_to_plan_for
+from trainer.plan.cluster import cluster_of_job
+from trainer.plan.fitting import problem_of
+from trainer.plan.memory_model import RankMemory
 from trainer.plan.statistics import with_statistics
 from trainer.plan.step_time import StepTime, time_of_plan
-from trainer.plan.tables import tables_to_plan
 from trainer.training.session import Session
 from trainer.training.sharded_model import build_unsharded_model
 from trainer.training.step_parts import BACKWARD, FORWARD, IDS, OTHER
@@ -23,17 +22,15 @@ PHASES = {"input": IDS, "forward": FORWARD, "forward_comms": FORWARD, "backward_
 
 def predict(session: Session) -> Facts:
     """Returns what the plan predicts of a step and of memory, `predicted` of run.json; nothing where it cannot tell."""
-    config, context, planner = session.config, session.context, with_allowed_types(session.config)
+    context = session.context
     gpus = [context.device] if context.device.type == "cuda" else []
     # Building a model sets the state of random numbers, which training goes on with.
     with not_needed(session, "this run is not predicted"), torch.random.fork_rng(gpus):
-        config = with_statistics(config)
-        shape = context.world_size, context.local_world_size, context.device.type
-        ranks = ranks_to_plan_for(config.data, planner, config.comms, *shape)
+        config = with_statistics(session.config)
         model = build_unsharded_model(config, torch.device("meta"), session.order.lanes)
-        step = time_of_plan(session.model.plan, model, config, planner, ranks)
-        memory = memory_of(session.model.plan, tables_to_plan(model, config, planner), ranks, config)
-        return {"predicted": {**_times(step), **_bytes(memory, ranks.on_gpu), "figures": step.source}}
+        problem = problem_of(model, config, cluster_of_job(config.planner.hardware, context))
+        step, memory = time_of_plan(session.model.plan, problem), problem.peak(session.model.plan)
+        return {"predicted": {**_times(step), **_bytes(memory, problem.ranks.on_gpu), "figures": step.source}}
     return {}
 
 

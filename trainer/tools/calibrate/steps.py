@@ -14,8 +14,8 @@ from trainer.core.distributed import DistributedContext, broadcast_from_rank0, g
 from trainer.core.run_directory import RunDirectory
 from trainer.datasets.synthetic import synthetic
 from trainer.plan.activations import dense_work
-from trainer.plan.allowed_types import with_allowed_types
-from trainer.plan.ranks import ranks_to_plan_for
+from trainer.plan.cluster import cluster_of_job
+from trainer.plan.fitting import problem_of
 from trainer.plan.search.speeds import Speeds
 from trainer.plan.step_time import time_of_plan
 from trainer.tools.bench.setting import batches_in_memory, make_config, scratch_run
@@ -88,10 +88,9 @@ def _unexplained(session: Session, others: Speeds, repeats: int) -> tuple[list[f
     found = nanoseconds(lambda: step.take(next(numbers), batches), session.context.device, repeats)
     step.detach()
     config, context = session.config, session.context
-    planner, world = with_allowed_types(config), (context.world_size, context.local_world_size, context.device.type)
-    ranks = replace(ranks_to_plan_for(config.data, planner, config.comms, *world), speeds=others)
     model = build_unsharded_model(config, torch.device("meta"))
-    explained = time_of_plan(session.model.plan, model, config, planner, ranks)
+    problem = problem_of(model, config, cluster_of_job(config.planner.hardware, context))
+    explained = time_of_plan(session.model.plan, replace(problem, ranks=replace(problem.ranks, speeds=others)))
     left = found - 1e6 * (float(explained.by_rank[context.rank].sum()) + explained.dense)
     work = dense_work(config, context.world_size)
     return [work.flops, work.batched_flops, work.bytes, 1.0], max(left, 1.0)

@@ -178,7 +178,7 @@ def _next(planned: Planned, config_words: list[str], out: str | None) -> str:
 
 def _plan_by_torchrec(config: Config, model: nn.Module, cluster: Cluster, out: str | None) -> None:
     """Prints TorchRec's plan, of which neither a bound nor prices of memory are known."""
-    found, _ = plan_for(model, config, cluster.ranks, cluster.per_host, cluster.device_type)
+    found, _ = plan_for(model, config, cluster)
     check_comms(config.comms, found, config.data, local_batch_sizes(config, cluster.ranks))
     print(render_plan(found, model, cluster.ranks))
     _write_plan(out, found, model, cluster)

@@ -160,17 +160,24 @@ def test_a_file_that_changed_after_it_was_indexed(tmp_path, cache, pack):
     assert sum(blocks_of(file, config)) == 50
 
 
-def test_bad_values_are_named_with_their_line(tmp_path, cache):
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ('"1",5,2', r"column 'label': 2\.0 is not a label"),
+        ("1,5000,1", r"column 'id': id 5000 is outside \[0, 1000\)"),
+    ],
+)
+def test_bad_values_are_named_with_their_line(tmp_path, cache, row, fault):
     from trainer.data.loader import Loader
     from trainer.data.order import Lanes
 
     text = long_text(40).splitlines(keepends=True)
-    text[20] = '\n"1",5,2\n'  # behind an empty line: line 22
+    text[20] = f"\n{row}\n"  # behind an empty line: line 22
     (tmp_path / "a.csv").write_text("".join(text))
     config = csv_config(cache, csv={"block_bytes": 100}, global_batch_size=8)
     files = find_files("data.train", [str(tmp_path)], config)
     loader = Loader(files, config, Lanes(files.rows, 8, 8), 0, 1, seed=random.randrange(99), shuffle=True)
-    with pytest.raises(InputError, match=r"a\.csv, line 22, column 'label': 2\.0 is not a label"):
+    with pytest.raises(InputError, match=rf"a\.csv, line 22, {fault}"):
         list(loader.batches(0, 5))
 
 

@@ -185,10 +185,14 @@ def test_one_column_in_two_roles():
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"id": [1, 10]}, r"column 'id': id 10 is outside \[0, 10\).*data\.sparse\.id\.rows.*'modulo' or 'hash'"),
-        ({"id": [1, -1]}, r"id -1 is outside \[0, 10\)"),
-        ({"id": pa.array([None, -128], pa.int8())}, r"id -128 is outside"),
-        ({"id": [[1], [3, 77]]}, r"column 'id': id 77 is outside"),
+        (
+            {"id": [1, 10]},
+            r"^row 1, column 'id': id 10 is outside \[0, 10\).*data\.sparse\.id\.rows.*'modulo' or 'hash'",
+        ),
+        ({"id": [1, -1]}, r"row 1, column 'id': id -1 is outside \[0, 10\)"),
+        ({"id": pa.array([None, -128], pa.int8())}, r"row 1, column 'id': id -128 is outside"),
+        ({"id": [[1], [3, 77]]}, r"^row 1, column 'id': id 77 is outside"),
+        ({"id": [[], [None, 77, 5]]}, r"^row 1, column 'id': id 77 is outside"),
         ({"label": [0, 2]}, r"row 1, column 'label': 2\.0 is not a label; labels are in \[0, 1\]"),
         ({"label": [0.0, float("nan")]}, "row 1, column 'label': nan is not a label"),
         ({"label": [0, None]}, "row 1, column 'label': null is not allowed for a label"),

@@ -207,7 +207,9 @@ def test_only_dense_or_only_sparse(folder):
 
 
 def test_bad_values_name_the_file_and_the_row_group(folder):
-    with pytest.raises(ValueError, match=r"f\.parquet, row group 0, column 'row_id_too': id 608 is outside \[0, 608\)"):
+    with pytest.raises(
+        ValueError, match=r"f\.parquet, row group 0, row \d+, column 'row_id_too': id 608 is outside \[0, 608\)"
+    ):
         run(folder, shuffle=False, lanes=1, size=8, sparse={"row_id_too": {"rows": 608}})
     with pytest.raises(ValueError, match=r"e\.parquet, row group 0, row 40, column 'row_id': 283\.0 is not a label"):
         run(folder, labels=["row_id"], start=5, stop=8, dense={}, shuffle=False, lanes=1)

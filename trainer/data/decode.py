@@ -145,7 +145,7 @@ def _bags(name: str, feature: SparseFeature, dtype: np.dtype, chunk: Chunk) -> p
         offsets = _offsets(array.is_valid())[offsets]
         array = array.drop_null()
     offsets, array = kept(offsets, array, feature)
-    ids = _into_table(name, feature, shifted(array, feature.offset), chunk).astype(dtype, copy=False)
+    ids = _into_table(name, feature, shifted(array, feature.offset), chunk, offsets).astype(dtype, copy=False)
     return pa.LargeListArray.from_arrays(offsets, ids)
 
 
@@ -154,8 +154,18 @@ def _offsets(lengths: pa.Array) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))])
 
 
-def _into_table(name: str, feature: SparseFeature, array: pa.Array, chunk: Chunk) -> np.ndarray:
-    """Returns the chunk's ids in [0, rows), of any integer type, by the feature's rule; managed ones as 63 bits."""
+def _into_table(
+    name: str, feature: SparseFeature, array: pa.Array, chunk: Chunk, offsets: np.ndarray | None = None
+) -> np.ndarray:
+    """Returns ids in [0, rows), of any integer type, by the feature's rule; managed ones as 63 bits.
+
+    Args:
+        name: The feature.
+        feature: Its rules.
+        array: The ids.
+        chunk: The rows that they are of.
+        offsets: Where the ids of each row begin, and where the last ones end, `[R + 1]`. Unset: each row has one.
+    """
     # Checked here because the tables do not: TorchRec trains on row 0 instead of an id out of range, with one line on
     # stderr, or ends with an IndexError that names no column.
     ids = hash_text(array) if is_string(array.type) else array.to_numpy(zero_copy_only=False)
@@ -168,10 +178,13 @@ def _into_table(name: str, feature: SparseFeature, array: pa.Array, chunk: Chunk
     limit = min(feature.rows, np.iinfo(ids.dtype).max + 1)
     if len(ids) and ids.view(f"u{ids.itemsize}").max() >= limit:  # one pass: unsigned, a negative id is a huge one
         if feature.ids == "error":
-            wrong = ids[(ids < 0) | (ids >= feature.rows)][0]
+            place = int(((ids < 0) | (ids >= feature.rows)).argmax())
+            row = place if offsets is None else int(np.searchsorted(offsets, place, side="right")) - 1
             chunk.refuse(
-                f"column '{feature.column or name}': id {wrong}{_of(feature.offset)} is outside [0, {feature.rows}); "
-                f"raise data.sparse.{name}.rows or set data.sparse.{name}.ids to 'modulo' or 'hash'"
+                f"column '{feature.column or name}': id {ids[place]}{_of(feature.offset)} is outside "
+                f"[0, {feature.rows}); raise data.sparse.{name}.rows or set data.sparse.{name}.ids to 'modulo' or "
+                "'hash'",
+                row,
             )
         wide = ids if ids.dtype == np.uint64 else ids.astype(np.int64)
         return modulo(wide, wide.dtype.type(feature.rows))

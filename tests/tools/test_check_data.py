@@ -5,6 +5,8 @@ import tomllib
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from checked_data import clean_data
 from command import write_config
@@ -282,6 +284,27 @@ def test_features_that_are_made_of_columns_are_no_fault(tmp_path):
     }
     made.data["dense"] = {"price": {"clip": [-5.0, 5.0]}, "no_age": {"column": "age", "transform": "is_missing"}}
     assert faults(check(tmp_path, made.write(tmp_path / "data"))) == set()
+
+
+def test_columns_of_the_path_are_those_of_files(tmp_path):
+    tree, hive = clean_data().write(tmp_path / "data"), {}
+    scheme = ds.partitioning(pa.schema([("city", pa.string())]), flavor="hive")
+    for split in ("train", "validation", "test"):
+        ds.write_dataset(
+            pq.read_table(tree["data"][split][0]).sort_by("city"),
+            tmp_path / "hive" / split,
+            partitioning=scheme,
+            format="parquet",
+        )
+        hive[split] = [str(tmp_path / "hive" / split)]
+    flat, found = check(tmp_path, tree), check(tmp_path, tree | {"data": tree["data"] | hive})
+    assert faults(found) == set()
+    for name, exact in (("city", ("nulls", "distinct", "top")), ("tags", ("nulls", "distinct", "hotness"))):
+        assert [found["columns"][name][one] for one in exact] == [flat["columns"][name][one] for one in exact]
+    assert trainer(["check-data", "--source", str(tmp_path / "hive"), "--json", str(tmp_path / "report.json")]) == 0
+    guessed = json.loads((tmp_path / "report.json").read_text())
+    assert guessed["columns"]["city"]["as"] == "sparse"
+    assert guessed["splits"].keys() == hive.keys()
 
 
 def test_clean_data_of_other_tests_has_no_fault(tmp_path):

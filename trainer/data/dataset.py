@@ -1,10 +1,10 @@
 """A data set: a sorted list of files on any fsspec URL, their row groups, and whether they are what they were."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -43,7 +43,7 @@ class DataFile:
     size_bytes: int
     row_groups: tuple[int, ...]
     schema: pa.Schema
-    lists: tuple[str, ...]
+    lists: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     index: bytes | None = None
     path_columns: tuple[PathColumn, ...] = ()
@@ -148,7 +148,7 @@ class FileSet:
 def find_files(
     key: str, patterns: Sequence[str], config: DataConfig, choose: Callable[[list[str]], list[str]] = list
 ) -> FileSet:
-    """Lists the files of a data set and inspects each.
+    """Lists the files of a data set, inspects each, and checks their columns.
 
     Args:
         key: The key or flag that gave the patterns, for messages.
@@ -157,16 +157,38 @@ def find_files(
         choose: Returns the URLs to keep.
 
     Raises:
-        InputError: No pattern is given or one matches nothing, a file cannot be read, a column is missing or of a type
-            that cannot be used, or there are no rows.
+        InputError: As of `inspect_files`, or a column is missing or of a type that cannot be used.
+    """
+    names = [*config.columns, *(clause.column for clause in config.select.clauses)]
+    return check_files(inspect_files(key, patterns, config, choose, names), config)
+
+
+def inspect_files(
+    key: str,
+    patterns: Sequence[str],
+    config: DataConfig,
+    choose: Callable[[list[str]], list[str]] = list,
+    names: Collection[str] | None = None,
+) -> FileSet:
+    """Lists the files of a data set and inspects each, whatever their columns are.
+
+    Args:
+        key: The key or flag that gave the patterns, for messages.
+        patterns: Files, globs or directories, on any fsspec URL.
+        config: Names the reader.
+        choose: Returns the URLs to keep.
+        names: The columns that paths may give. Unset: all that they have.
+
+    Raises:
+        InputError: No pattern is given or one matches nothing, a file cannot be read, or there are no rows.
     """
     reader = make_reader(config)
     if not patterns:
         raise InputError(f"{key} is empty; name at least one {reader.format} file, glob or directory")
     urls = choose(sorted({url for pattern in patterns for url in list_files(key, pattern, reader)}))
     with ThreadPoolExecutor(FOOTER_THREADS) as pool:
-        contents = list(pool.map(lambda url: inspect(url, reader), urls))
-    files = FileSet(_data_files(urls, contents, config))
+        contents = list(pool.map(lambda url: _inspect(url, reader), urls))
+    files = FileSet(_data_files(urls, contents, names))
     if files.rows == 0:
         where = without_secrets(", ".join(patterns))
         raise InputError(f"{key} has no rows in its {len(urls)} files ({where}); nothing to read")
@@ -195,40 +217,40 @@ def list_files(key: str, pattern: str, reader: Reader) -> list[str]:
     return [fs.unstrip_protocol(found) if "://" in pattern else found for found in paths]
 
 
-def _data_files(urls: Sequence[str], contents: Sequence[FileContents], config: DataConfig) -> tuple[DataFile, ...]:
-    """Returns the files, after checks of their columns; those that files lack come from the paths."""
-    names = [*config.columns, *(clause.column for clause in config.select.clauses)]
+def check_files(files: FileSet, config: DataConfig) -> FileSet:
+    """Returns files with what their columns are to a configuration.
+
+    Raises:
+        InputError: A column is missing, of a type that cannot be used, or of different types in two files.
+    """
+    first: dict[pa.Schema, str] = {}  # the file that has one first
+    for file in files.files:
+        if file.schema not in first:
+            check_columns(file.name, file.schema, config)
+            first[file.schema] = file.name
+    check_alike(config, first)
+    lists, texts = lists_of(config, first), texts_of(config, first)
+    return replace(files, files=tuple(replace(file, lists=lists, texts=texts) for file in files.files))
+
+
+def _data_files(
+    urls: Sequence[str], contents: Sequence[FileContents], names: Collection[str] | None
+) -> tuple[DataFile, ...]:
+    """Returns the files, with the columns of their paths that they lack."""
     texts = [texts_in_path(url, names) for url in urls]
     types = path_types(texts)
     equal: dict[pa.Schema, pa.Schema] = {}  # equal ones are one object, which all ranks are sent once
-    schemas: list[pa.Schema] = []
-    first: dict[pa.Schema, str] = {}  # the file that has one first
+    files = []
     for url, found, given in zip(urls, contents, texts, strict=True):
         fields = [pa.field(name, types[name]) for name in given if name not in found.schema.names]
         schema = pa.schema([*found.schema, *fields])
         schema = equal.setdefault(schema, schema)
-        if schema not in first:
-            check_columns(without_secrets(url), schema, config)
-            first[schema] = without_secrets(url)
-        schemas.append(schema)
-    check_alike(config, first)
-    lists, strings = lists_of(config, first), texts_of(config, first)
-    return tuple(
-        DataFile(
-            url,
-            found.size_bytes,
-            found.row_groups,
-            schema,
-            lists,
-            strings,
-            found.index,
-            tuple(PathColumn(name, text, name in found.schema.names) for name, text in given.items()),
-        )
-        for url, found, schema, given in zip(urls, contents, schemas, texts, strict=True)
-    )
+        columns = tuple(PathColumn(name, text, name in found.schema.names) for name, text in given.items())
+        files.append(DataFile(url, found.size_bytes, found.row_groups, schema, index=found.index, path_columns=columns))
+    return tuple(files)
 
 
-def inspect(url: str, reader: Reader) -> FileContents:
+def _inspect(url: str, reader: Reader) -> FileContents:
     """Returns the outline of a file.
 
     Raises:

@@ -71,12 +71,16 @@ class PathColumn:
             return pa.repeat(pa.scalar(False), len(values))
 
 
-def texts_in_path(url: str, names: Iterable[str]) -> dict[str, str | None]:
-    """Returns the values of those columns that the path of a file gives, as texts."""
+def texts_in_path(url: str, names: Iterable[str] | None = None) -> dict[str, str | None]:
+    """Returns the values of those columns that the path of a file gives, as texts; without names, of all."""
     folders = url.partition("?")[0].split("/")[:-1]
     pairs = [folder.partition("=") for folder in folders if "=" in folder]
     found = {unquote(name): unquote(text) for name, _, text in pairs}
-    return {name: None if found[name] == NULL else found[name] for name in names if name in found}
+    return {
+        name: None if found[name] == NULL else found[name]
+        for name in (found if names is None else names)
+        if name in found
+    }
 
 
 def path_types(texts: Sequence[Mapping[str, str | None]]) -> dict[str, pa.DataType]:

@@ -8,8 +8,7 @@ import numpy as np
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
-from trainer.data.dataset import DataFile, FileSet, RowGroup, find_files, inspect, list_files
-from trainer.data.readers.registry import make_reader
+from trainer.data.dataset import DataFile, FileSet, RowGroup, check_files, inspect_files
 from trainer.tools.check_data.finding import Finding
 from trainer.tools.check_data.kinds import Kind, kind_of
 
@@ -38,20 +37,8 @@ def open_split(name: str, key: str, patterns: Sequence[str], config: DataConfig)
     Raises:
         InputError: A pattern matches nothing, a file cannot be read, or there are no rows.
     """
-    reader = make_reader(config)
-    urls = sorted({url for pattern in patterns for url in list_files(key, pattern, reader)})
-    files = []
-    for url in urls:
-        contents = inspect(url, reader)
-        files.append(
-            DataFile(
-                url, contents.size_bytes, contents.row_groups, contents.schema.remove_metadata(), (), (), contents.index
-            )
-        )
-    found = FileSet(tuple(files))
-    if not found.rows:
-        raise InputError(f"{key} has no rows in its {len(urls)} files; nothing to check")
-    return Split(name, found, _common_kinds(found))
+    files = inspect_files(key, patterns, config)
+    return Split(name, files, _common_kinds(files))
 
 
 def _common_kinds(files: FileSet) -> dict[str, Kind]:
@@ -100,7 +87,7 @@ def _refused(splits: Sequence[Split], config: DataConfig) -> list[Finding]:
     found = []
     for split in splits:
         try:
-            find_files(f"data.{split.name}", [file.url for file in split.files.files], config)
+            check_files(split.files, config)
         except InputError as error:
             remedy = "write the column in another type, or change the configuration"
             found.append(Finding("error", "type", split.name, "", without_secrets(error), remedy))

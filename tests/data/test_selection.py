@@ -310,6 +310,14 @@ def test_negatives_are_kept_in_part_others_every_epoch_and_weigh_more(folder, pa
         assert mean == pytest.approx(sum(labels.values()) / len(labels), rel=1e-6)
 
 
+def test_negatives_of_a_label_of_another_type(tmp_path):
+    days = pa.array([0, 1] * 20, pa.int32()).cast(pa.date32())
+    pq.write_table(pa.table({"row_id": [*range(40)], "label": days}), tmp_path / "x.parquet")
+    (epoch,) = [dict(samples(settings(tmp_path, select={"keep_negatives": 0.25})))]
+    assert sorted(row for row in epoch if row % 2) == [*range(1, 40, 2)]
+    assert [weight for row, weight in epoch.items() if row % 2 == 0] == [4.0] * 5
+
+
 def test_kept_negatives_are_drawn_evenly(folder):
     """Over many epochs every negative comes as often as others: chi-square of their counts, far from its tail."""
     config = settings(folder, train=[f"{folder}/b/2.parquet"], select={"keep_negatives": 0.25})

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.core.errors import InputError
-from trainer.data.plain_types import to_ids, to_numbers, to_plain
+from trainer.data.plain_types import plain_array, to_ids, to_numbers
 from trainer.data.readers.base import Column
 from trainer.data.selection import row_in_file
 
@@ -31,9 +31,7 @@ class Chunk:
 
     def array(self, name: str) -> pa.Array:
         """Returns a column of these rows, without its layout (`to_plain`)."""
-        column = self.column(name).slice(self.rows.start, len(self.rows))
-        chunks = [to_plain(chunk) for chunk in column.chunks or [column.combine_chunks()]]
-        return chunks[0] if len(chunks) == 1 else pa.chunked_array(chunks).combine_chunks()
+        return plain_array(self.column(name).slice(self.rows.start, len(self.rows)))
 
     def numbers(self, name: str) -> pa.Array:
         """Returns a column of these rows as numbers."""

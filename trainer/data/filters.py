@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from trainer.config.select import Clause, Value
 from trainer.core.errors import InputError, nearest
-from trainer.data.plain_types import to_plain
+from trainer.data.plain_types import is_moment, plain_column, plain_type
 from trainer.data.readers.base import Column, Statistics
 
 COMPARE = {
@@ -37,7 +37,7 @@ def check_clauses(clauses: Sequence[Clause], file: str, schema: pa.Schema) -> No
             )
         dtype = schema.field(clause.column).type
         for value in clause.values:
-            if allowed := _allowed_instead(simple_type(dtype), value):
+            if allowed := _allowed_instead(comparable_type(dtype), value):
                 raise InputError(
                     f"{file}: data.select.filter compares column '{clause.column}' of type {dtype} with {value!r}; "
                     f"it must be {allowed}"
@@ -57,7 +57,7 @@ def by_statistics(
 ) -> bool | None:
     """Returns whether all rows of a row group meet the conditions, or none does; None where its values must be read."""
     found = [
-        _by_statistics(clause, simple_type(schema.field(clause.column).type), statistics[clause.column], rows)
+        _by_statistics(clause, comparable_type(schema.field(clause.column).type), statistics[clause.column], rows)
         if clause.column in statistics
         else None
         for clause in clauses
@@ -65,30 +65,19 @@ def by_statistics(
     return False if False in found else None if None in found else True
 
 
-def simple_type(dtype: pa.DataType) -> pa.DataType:
-    """Returns the type of a column's values once it is `comparable`, but for dates and times, which stay."""
-    if pa.types.is_dictionary(dtype) or pa.types.is_run_end_encoded(dtype):
-        return simple_type(dtype.value_type)
-    if pa.types.is_string(dtype) or pa.types.is_string_view(dtype):
+def comparable_type(dtype: pa.DataType) -> pa.DataType:
+    """Returns the type of a column's values once it is `comparable`."""
+    plain = plain_type(dtype)
+    if pa.types.is_string(plain):
         return pa.large_string()
-    if pa.types.is_float16(dtype):
+    if pa.types.is_float16(plain):
         return pa.float32()
-    return pa.float64() if pa.types.is_decimal(dtype) else dtype
-
-
-def without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column in a layout that Arrow can filter."""
-    return pa.chunked_array([to_plain(chunk) for chunk in column.chunks]) if column.num_chunks else column
+    return pa.float64() if pa.types.is_decimal(plain) else plain
 
 
 def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns a column of integers, floating-point numbers, booleans or strings; dates and times as they are."""
-    column = without_views(column)
-    return column.cast(simple_type(column.type))
-
-
-def _is_time(dtype: pa.DataType) -> bool:
-    return pa.types.is_date(dtype) or pa.types.is_timestamp(dtype)
+    return plain_column(column).cast(comparable_type(column.type))
 
 
 def _allowed_instead(dtype: pa.DataType, value: Value) -> str:
@@ -102,12 +91,12 @@ def _allowed_instead(dtype: pa.DataType, value: Value) -> str:
         return "" if is_number else "a number"
     if pa.types.is_large_string(dtype):
         return "" if isinstance(value, str) else "a string"
-    if _is_time(dtype):
-        return "" if isinstance(value, str) and _is_moment(value, dtype) else "a string such as '2026-01-31'"
+    if is_moment(dtype):
+        return "" if isinstance(value, str) and _names_moment(value, dtype) else "a string such as '2026-01-31'"
     return "a column of numbers, strings, booleans, dates or times"
 
 
-def _is_moment(value: str, dtype: pa.DataType) -> bool:
+def _names_moment(value: str, dtype: pa.DataType) -> bool:
     try:
         _converted(value, dtype)
     except pa.ArrowInvalid:
@@ -116,8 +105,8 @@ def _is_moment(value: str, dtype: pa.DataType) -> bool:
 
 
 def _converted(value: Value, dtype: pa.DataType) -> Value:
-    """Returns a value as a column of simple type has it: 0.1 is another number in float32, a moment is an integer."""
-    if _is_time(dtype):  # zones show a time, whose own integer is always UTC's
+    """Returns a value as a comparable column has it: 0.1 is another number in float32, a moment is an integer."""
+    if is_moment(dtype):  # zones show a time, whose own integer is always UTC's
         dtype = pa.timestamp(dtype.unit) if pa.types.is_timestamp(dtype) else dtype
         return _as_integers(pa.array([value]).cast(dtype))[0].as_py()
     if pa.types.is_floating(dtype):
@@ -131,7 +120,7 @@ def _as_integers(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArra
 
 def _meets(clause: Clause, column: pa.ChunkedArray) -> np.ndarray:
     values = [_converted(value, column.type) for value in clause.values]
-    column = _as_integers(column) if _is_time(column.type) else column
+    column = _as_integers(column) if is_moment(column.type) else column
     known = column.is_valid().to_numpy()
     if not clause.comparison.endswith("in"):
         return known & _compared(clause.comparison, column, values[0])
@@ -162,7 +151,7 @@ def _is_outside(value: Value, dtype: pa.DataType) -> bool:
 def _by_statistics(clause: Clause, dtype: pa.DataType, found: Statistics, rows: int) -> bool | None:
     if found.nulls == rows:
         return False
-    if _is_time(dtype) or found.low is None:
+    if is_moment(dtype) or found.low is None:
         return None
     values = [_converted(value, dtype) for value in clause.values]
     meets = _bounded(NEGATED.get(clause.comparison, clause.comparison), found, values)

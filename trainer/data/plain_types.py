@@ -67,6 +67,11 @@ def is_number(dtype: pa.DataType) -> bool:
     return _is_time(plain) or any(kind(plain) for kind in kinds)
 
 
+def is_moment(dtype: pa.DataType) -> bool:
+    """Returns whether a column of a plain type holds dates, or times that have a date."""
+    return pa.types.is_date(dtype) or pa.types.is_timestamp(dtype)
+
+
 def meaning(dtype: pa.DataType, of_ids: bool) -> str | None:
     """Returns what a column's values count, alike in all files of a data set; None if it never has a value."""
     plain = plain_type(dtype)
@@ -97,6 +102,17 @@ def to_plain(array: pa.Array) -> pa.Array:
         return array if unchanged else _map_lists(to_plain, array)
     plain = plain_type(array.type)
     return array if plain == array.type else array.cast(plain)
+
+
+def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns a column without its layout, as `to_plain` does, in one chunk at least."""
+    return pa.chunked_array([to_plain(chunk) for chunk in column.chunks or [column.combine_chunks()]])
+
+
+def plain_array(column: pa.ChunkedArray) -> pa.Array:
+    """Returns a column without its layout, as `to_plain` does, in one array."""
+    plain = plain_column(column)
+    return plain.chunk(0) if plain.num_chunks == 1 else plain.combine_chunks()
 
 
 def to_numbers(array: pa.Array) -> pa.Array:

@@ -9,8 +9,9 @@ import pyarrow.compute as pc
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.dataset import RowChoice, RowGroup
-from trainer.data.filters import meets_all, without_views
+from trainer.data.filters import meets_all
 from trainer.data.philox import philox
+from trainer.data.plain_types import plain_array, plain_column, to_numbers
 from trainer.data.readers.base import Column
 
 STREAM = 2  # of the random numbers, two for each copy; 0 is that of the order of the samples, 1 that of the catalogue
@@ -54,8 +55,8 @@ def selecting_columns(choice: RowChoice | None, config: DataConfig) -> list[str]
 
 def is_negative(column: Column, config: DataConfig) -> np.ndarray:
     """Returns which rows have a first label of 0, `[R]` bool."""
-    label = pc.cast(without_views(column(config.labels[0])), pa.float64(), safe=False)
-    return label.fill_null(1.0).to_numpy() == 0
+    label = pc.cast(to_numbers(plain_array(column(config.labels[0]))), pa.float64(), safe=False)
+    return label.fill_null(1.0).to_numpy(zero_copy_only=False) == 0
 
 
 @dataclass(frozen=True)
@@ -127,4 +128,4 @@ def _taken(column: Column, places: np.ndarray, rows: int) -> Column:
     mask = np.zeros(rows, bool)
     mask[places] = True
     taken = pa.array(mask)
-    return lambda name: without_views(column(name)).filter(taken)
+    return lambda name: plain_column(column(name)).filter(taken)

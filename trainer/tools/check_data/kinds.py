@@ -4,7 +4,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from trainer.data.plain_types import is_list, plain_type, to_plain
+from trainer.data.plain_types import is_list, is_moment, plain_array, plain_type
 
 Kind = Literal["integer", "number", "text", "integers", "texts", "time", "empty", "other"]
 COMPUTED: dict[Kind, pa.DataType] = {
@@ -30,17 +30,14 @@ def kind_of(dtype: pa.DataType) -> Kind:
         return "number"
     if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
         return "text"
-    if pa.types.is_timestamp(dtype) or pa.types.is_date(dtype):
+    if is_moment(dtype):
         return "time"
     return "empty" if pa.types.is_null(dtype) else "other"
 
 
 def computed(array: pa.ChunkedArray, kind: Kind) -> pa.Array:
     """Returns an array in the type that its kind is computed in; integers above 63 bits wrap."""
-    array = pa.chunked_array([to_plain(chunk) for chunk in array.chunks]) if array.num_chunks else array
-    joined = array.combine_chunks()
-    if isinstance(joined, pa.ChunkedArray):  # older versions of Arrow return one without chunks as it is
-        joined = pa.concat_arrays(joined.chunks) if joined.num_chunks else pa.array([], joined.type)
+    joined = plain_array(array)
     if pa.types.is_date32(joined.type):
         joined = joined.cast(pa.date64())
     if pa.types.is_dictionary(joined.type):

@@ -20,13 +20,11 @@ class Tally:
         rows: The rows.
         nulls: Rows without a value.
         values: Values: of lists, their elements.
-        empty: Rows whose list is empty or null.
         minimum: The smallest finite value.
         maximum: The largest finite value.
         total: Sum of the finite values.
         nan: Values that are no number.
         infinite: Infinite values.
-        negative: Values below 0.
     """
 
     rows: int = 0

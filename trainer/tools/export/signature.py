@@ -9,7 +9,7 @@ from trainer.config.data import DataConfig
 from trainer.config.features import DenseFeature, SparseFeature, columns_of, takes
 from trainer.core.errors import InputError
 from trainer.data.dataset import FileSet
-from trainer.data.plain_types import id_type, is_string, plain_type
+from trainer.data.plain_types import id_type, is_moment, is_string, plain_type
 from trainer.data.transforms import SECONDS
 from trainer.models.outputs import ModelOutput
 from trainer.tools.export.served import names_of_cross, names_of_list
@@ -67,17 +67,13 @@ def type_of_ids(dtype: pa.DataType) -> str:
     return "string" if is_string(ids) else "uint64" if pa.types.is_uint64(ids) else "int64"
 
 
-def _is_time(dtype: pa.DataType) -> bool:
-    return pa.types.is_timestamp(dtype) or pa.types.is_date(dtype)
-
-
 def _check_times(data: DataConfig, types: dict[str, pa.DataType]) -> None:
     """Refuses columns of times that are times to one feature, and numbers or ids to another: one list is sent."""
     uses: dict[str, dict[str, str]] = {}
     for kind, features in (("dense", data.dense), ("sparse", data.sparse)):
         for name, feature in features.items():
             for column in columns_of(name, feature):
-                if _is_time(types[column]) and feature.transform != "is_missing":
+                if is_moment(types[column]) and feature.transform != "is_missing":
                     uses.setdefault(column, {})[takes(feature)] = f"data.{kind}.{name}"
     for column, found in uses.items():
         if "times" in found and len(found) > 1:
@@ -115,7 +111,7 @@ def _of_sparse(name: str, feature: SparseFeature, types: dict[str, pa.DataType],
 
 
 def _time(name: str, column: str, dtype: pa.DataType) -> dict[str, Any]:
-    limits = {} if _is_time(dtype) else {"range": [SECONDS.start, SECONDS.stop]}
+    limits = {} if is_moment(dtype) else {"range": [SECONDS.start, SECONDS.stop]}
     return {"name": column, "input": name, "kind": "time", "type": "int64", **limits}
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -20,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from trainer.core.allocator import keep_freed_memory
 from trainer.core.errors import REPORTED_ERRORS, report_error
-from trainer.core.timeouts import COLLECTIVE_SECONDS, FIRST_ERROR_SECONDS
+from trainer.core.timeouts import AT_WORK_SECONDS, COLLECTIVE_SECONDS, FIRST_ERROR_SECONDS
 
 T = TypeVar("T")
 # Messages of Gloo and NCCL when the process at the other end is gone: they raise a plain RuntimeError for it.
@@ -139,6 +140,22 @@ def broadcast_from_rank0(
     if outcome[1] is not None:
         raise SystemExit(outcome[1])
     return outcome[0]
+
+
+def broadcast_when_done(context: DistributedContext, make: Callable[[], T]) -> T:
+    """As `broadcast_from_rank0`, for what may take longer than a collective: reading all data, say.
+
+    Rank 0 calls `make` in a thread, and tells the others meanwhile that it is at work.
+    """
+    if context.world_size == 1:
+        return make()
+    worker = ThreadPoolExecutor(1)
+    result = worker.submit(make) if context.is_rank0 else Future()
+    worker.shutdown(wait=False)
+    seconds = min(AT_WORK_SECONDS, context.collective_timeout.total_seconds() / 4)
+    while not broadcast_from_rank0(context, lambda: bool(wait([result], seconds).done)):
+        pass
+    return broadcast_from_rank0(context, result.result)
 
 
 def sum_over_ranks(values: torch.Tensor, context: DistributedContext) -> torch.Tensor:

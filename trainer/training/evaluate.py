@@ -11,7 +11,7 @@ from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import Checkpoint
 from trainer.config.averages import AverageConfig
 from trainer.config.root import Config
-from trainer.core.distributed import DistributedContext, broadcast_from_rank0, process_group
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done, process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
@@ -54,7 +54,7 @@ class Evaluator:
                 f"use a multiple of {context.world_size}"
             )
         self.splits: dict[str, FileSet] = {
-            split: broadcast_from_rank0(
+            split: broadcast_when_done(
                 context,
                 lambda split=split: find_evaluated_files(f"data.{split}", getattr(config.data, split), config.data),
             )
@@ -132,7 +132,7 @@ def open_catalogue(
             check_catalogue(start, catalogue.fingerprint, config)
         return catalogue
 
-    return broadcast_from_rank0(context, read)
+    return broadcast_when_done(context, read)
 
 
 def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "test", checkpoint: str = NEWEST) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import Checkpoint, Checkpoints
 from trainer.config.root import Config
-from trainer.core.distributed import DistributedContext, broadcast_from_rank0
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
@@ -106,7 +106,7 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
     Raises:
         InputError: The data cannot be used, changed since the checkpoint, or cannot be split over so many ranks.
     """
-    files = broadcast_from_rank0(context, lambda: find_training_files(config.data, config.train.seed))
+    files = broadcast_when_done(context, lambda: find_training_files(config.data, config.train.seed))
     lanes = plan_lanes(config, files, start, context)
     first_step = start.step if start else 0
     last_step = config.train.steps if config.train.steps is not None else (config.train.epochs or 0) * lanes.steps

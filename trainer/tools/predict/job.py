@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from trainer.config.root import Config
-from trainer.core.distributed import DistributedContext, broadcast_from_rank0
+from trainer.core.distributed import DistributedContext, broadcast_when_done
 from trainer.core.run_directory import RunDirectory
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.kept import kept_schema
@@ -37,7 +37,7 @@ def predict_files(config: Config, arguments: Arguments, context: DistributedCont
         InputError: An argument or the data cannot be used, or the directory holds parts of another job.
     """
     with stop_on_signals(context, WORDS) as stop_requests:
-        job = broadcast_from_rank0(context, lambda: _find(config, arguments))
+        job = broadcast_when_done(context, lambda: _find(config, arguments))
         with claimed(job, stop_requests, context) as claim:
             if claim.missing:
                 summary = _make(config, arguments, job, claim, context)

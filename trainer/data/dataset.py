@@ -13,7 +13,7 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from trainer.config.data import DataConfig
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, StorageError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, os_errors
 from trainer.data.columns import check_alike, check_columns, lists_of, texts_of
@@ -271,10 +271,25 @@ def _check_regular(url: str, name: str) -> None:
 
 @contextmanager
 def readable(refused: str) -> Iterator[None]:
-    """Turns a failure to read a file in the block into an InputError that begins with `refused`."""
+    """Turns a failure to read a file in the block into an error that begins with `refused`.
+
+    Raises:
+        InputError: The file is not whole, gone, or not this user's to read.
+        StorageError: Storage failed, and may be back at the next attempt.
+    """
     try:
         with os_errors():
             yield
     except (OSError, pa.ArrowException) as error:
         first_line = str(error).strip().split("\n")[0]
+        if _may_pass(error):
+            raise StorageError(f"{refused} ({first_line})") from error
         raise InputError(f"{refused}, is it whole? ({first_line})") from error
+
+
+def _may_pass(error: Exception) -> bool:
+    """Returns whether an error is one of storage that another attempt may not meet."""
+    cause = error.__cause__
+    # What Arrow raises for damage, besides errors of its own.
+    is_damage = isinstance(cause, pa.ArrowException) or (type(cause) is OSError and cause.errno is None)
+    return type(error) is StorageError and not is_damage

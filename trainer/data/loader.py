@@ -69,7 +69,8 @@ class Loader:
         """Yields the batches of the steps in `[start, stop)`, counted over all epochs and made in the background.
 
         Raises:
-            InputError: A value in the data is not allowed, or a file cannot be read.
+            InputError: A value in the data is not allowed, or a file is gone or damaged.
+            StorageError: A file cannot be read now.
         """
         assembler = ThreadPoolExecutor(1, "assemble")
         with ThreadPoolExecutor(self._config.read_threads, "read") as pool:

@@ -42,6 +42,7 @@ class RowGroupReader:
 
         Raises:
             InputError: The file is gone or damaged, or a column has another value than the file's path.
+            StorageError: It cannot be read now.
         """
         where, file = self.where(group), self._files.files[group.file]
         refused = f"{where}: cannot be read"

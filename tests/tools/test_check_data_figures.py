@@ -10,10 +10,10 @@ from checked_data import clean_data
 from command import write_config
 
 from trainer.__main__ import main as trainer
-from trainer.tools.check_data.duplicates import chosen_rows, hash_values
-from trainer.tools.check_data.ids import ids_of, zipf_exponent
-from trainer.tools.check_data.kinds import kind_of
-from trainer.tools.check_data.numbers import bucket_shares, edges_of, psi, rank_auc, skewness
+from trainer.tools.check_data.duplicates import bits_of, chosen_rows
+from trainer.tools.check_data.ids import auc_of_ids, ids_of, zipf_exponent
+from trainer.tools.check_data.kinds import computed, kind_of
+from trainer.tools.check_data.numbers import auc, auc_alone, bucket_shares, edges_of, psi, skewness
 
 
 def pairs_auc(scores, labels):
@@ -25,8 +25,36 @@ def pairs_auc(scores, labels):
 def test_auc_is_that_of_all_pairs(seed):
     random = np.random.default_rng(seed)
     scores, labels = random.integers(0, 12, 80).astype(float), random.random(80) < 0.3
-    assert rank_auc(scores, labels) == pytest.approx(pairs_auc(scores, labels), abs=1e-12)
-    assert np.isnan(rank_auc(scores, np.zeros(80, bool)))
+    order = np.argsort(scores)
+    expected = pairs_auc(scores, labels)
+    assert auc(scores[order], ~labels[order], labels[order]) == pytest.approx(expected, abs=1e-12)
+    distinct = np.arange(12)
+    counts = [np.array([(labels[scores == one] == positive).sum() for one in distinct]) for positive in (False, True)]
+    assert auc(distinct, *counts) == pytest.approx(expected, abs=1e-12)
+    assert np.isnan(auc(scores[order], np.ones(80, bool), np.zeros(80, bool)))
+
+
+def test_missing_values_are_at_the_better_end():
+    values, labels = np.array([-np.inf, 1.0, 1.0, 2.0, np.nan, np.nan]), np.array([0, 0, 1, 0, 1, 1], bool)
+    ends = [pairs_auc(np.where(np.isnan(values), end, values), labels) for end in (-np.inf, np.inf)]
+    assert auc_alone(values, labels) == pytest.approx(max(max(one, 1 - one) for one in ends), abs=1e-12)
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_auc_of_ids_is_of_rates_that_were_counted_in_the_other_half(lists):
+    random = np.random.default_rng(4)
+    rows = [random.integers(0, 9, random.integers(0, 4 if lists else 2)).tolist() for _ in range(200)]
+    labels = random.random(200) < [0.2 + 0.5 * (3 in row) for row in rows]
+    single = pa.array([row[0] if row else None for row in rows], pa.int64())
+    ids = ids_of(pa.array(rows, pa.large_list(pa.int64())) if lists else single)
+    half, found = np.random.default_rng(7).random(200) < 0.5, []
+    for counted in (half, ~half):
+        mean, scores = labels[counted].mean(), []
+        for row in rows:
+            of = [[labels[n] for n in np.flatnonzero(counted) for other in rows[n] if other == one] for one in row]
+            scores.append(np.mean([(sum(one) + mean) / (len(one) + 1) for one in of]) if row else mean)
+        found.append(pairs_auc(np.array(scores)[~counted], labels[~counted]))
+    assert auc_of_ids(ids, labels, seed=7) == pytest.approx(np.mean(found), abs=1e-9)
 
 
 def test_psi_of_known_shares():
@@ -70,9 +98,10 @@ VALUES = {
 @pytest.mark.parametrize("name", VALUES)
 def test_equal_values_alone_have_equal_hashes_however_they_are_cut(name):
     array = VALUES[name]
-    whole = hash_values(pa.chunked_array([array]), kind_of(array.type))
-    parts = pa.chunked_array([array[:2], array[2:]])
-    assert whole.tolist() == hash_values(parts, kind_of(array.type)).tolist()
+    kind = kind_of(array.type)
+    whole = bits_of(computed(array, kind), kind)
+    parts = [bits_of(computed(part, kind), kind) for part in (array[:2], array[2:])]
+    assert whole.tolist() == np.concatenate(parts).tolist()
     assert whole[0] == whole[4]
     assert len(set(whole.tolist())) == 4
 

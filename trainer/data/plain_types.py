@@ -115,8 +115,7 @@ def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def plain_array(column: pa.ChunkedArray) -> pa.Array:
     """Returns a column without its layout, as `to_plain` does, in one array."""
-    plain = plain_column(column)
-    return plain.chunk(0) if plain.num_chunks == 1 else plain.combine_chunks()
+    return to_plain(column.chunk(0)) if column.num_chunks == 1 else plain_column(column).combine_chunks()
 
 
 def to_numbers(array: pa.Array) -> pa.Array:

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.tools.check_data.numbers import rank_auc
+from trainer.tools.check_data.numbers import auc
 
 FREQUENT = 20  # of an id with fewer occurrences, its place among the others is mostly chance
 SHRINK = 1.0  # samples of the mean label rate that every id's own is averaged with
@@ -34,6 +34,21 @@ class Ids:
         """How often each distinct id occurs, `[D]`."""
         return np.bincount(self.codes, minlength=len(self.distinct))
 
+    @cached_property
+    def is_single(self) -> bool:
+        """Whether no row has more than one."""
+        return bool((np.diff(self.row_of) > 0).all())
+
+    def counts_in(self, groups: np.ndarray, number: int) -> np.ndarray:
+        """Returns how often each distinct id occurs in each of some groups of rows, `[D, number]`.
+
+        Args:
+            groups: The group of each row, `[R]`.
+            number: The number of groups.
+        """
+        cells = self.codes * number + groups[self.row_of]
+        return np.bincount(cells, minlength=len(self.distinct) * number).reshape(-1, number)
+
     @property
     def hotness(self) -> float:
         """Ids per row."""
@@ -47,7 +62,9 @@ class Ids:
 
     def top(self, number: int) -> list[tuple[object, int, int]]:
         """Returns the most frequent ids: each with its place in `distinct`, and how often it occurs."""
-        best = np.argsort(-self.counts, kind="stable")[:number]
+        least = np.partition(self.counts, -number)[-number] if number < len(self.counts) else 0
+        often = np.flatnonzero(self.counts >= least)
+        best = often[np.argsort(-self.counts[often], kind="stable")][:number]
         return [(self.distinct[int(one)].as_py(), int(one), int(self.counts[one])) for one in best]
 
 
@@ -92,21 +109,32 @@ def auc_of_ids(ids: Ids, labels: np.ndarray, seed: int) -> float:
         seed: Halves the rows.
     """
     half = np.random.default_rng(seed).random(ids.rows) < 0.5
-    found = [_auc_of_other_half(ids, labels, one) for one in (half, ~half)]
+    groups = 2 * half + labels
+    rows = np.bincount(groups, minlength=4).reshape(2, 2)
+    counts = ids.counts_in(groups, 4).reshape(-1, 2, 2)
+    found = []
+    for counted in (0, 1):
+        if not rows[counted].any():
+            continue
+        mean = rows[counted, 1] / rows[counted].sum()
+        rates = (counts[:, counted, 1] + SHRINK * mean) / (counts[:, counted].sum(axis=1) + SHRINK)
+        if ids.is_single:  # rows of an id, and those without one, have the same score, and need not be looked at
+            others = counts[:, 1 - counted]
+            scores, others = np.append(rates, mean), np.vstack([others, rows[1 - counted] - others.sum(axis=0)])
+        else:
+            other = half != counted
+            scores = _mean_of_rows(ids, rates, mean)[other]
+            others = np.stack([~labels[other], labels[other]], axis=1)
+        order = np.argsort(scores)
+        found.append(auc(scores[order], *others[order].T))
     return float(np.nanmean(found)) if not np.isnan(found).all() else float("nan")
 
 
-def _auc_of_other_half(ids: Ids, labels: np.ndarray, counted: np.ndarray) -> float:
-    if counted.all() or not counted.any():
-        return float("nan")
-    mean, here = float(labels[counted].mean()), counted[ids.row_of]
-    shown = np.bincount(ids.codes[here], minlength=len(ids.distinct))
-    positive = np.bincount(ids.codes[here], labels[ids.row_of[here]], minlength=len(ids.distinct))
-    rates = (positive + SHRINK * mean) / (shown + SHRINK)
+def _mean_of_rows(ids: Ids, rates: np.ndarray, mean: float) -> np.ndarray:
+    """Returns the mean of the rates of each row's ids, of a row without ids another, `[R]`."""
     sums = np.bincount(ids.row_of, rates[ids.codes], minlength=ids.rows)
     sizes = np.bincount(ids.row_of, minlength=ids.rows)
-    scores = np.where(sizes > 0, sums / np.maximum(sizes, 1), mean)
-    return rank_auc(scores[~counted], labels[~counted])
+    return np.where(sizes > 0, sums / np.maximum(sizes, 1), mean)
 
 
 def known_share(ids: Ids, earlier: Ids) -> float:

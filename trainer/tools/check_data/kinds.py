@@ -4,7 +4,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from trainer.data.plain_types import is_list, is_moment, plain_array, plain_type
+from trainer.data.plain_types import is_list, is_moment, plain_type
 
 Kind = Literal["integer", "number", "text", "integers", "texts", "time", "empty", "other"]
 COMPUTED: dict[Kind, pa.DataType] = {
@@ -35,11 +35,12 @@ def kind_of(dtype: pa.DataType) -> Kind:
     return "empty" if pa.types.is_null(dtype) else "other"
 
 
-def computed(array: pa.ChunkedArray, kind: Kind) -> pa.Array:
-    """Returns an array in the type that its kind is computed in; integers above 63 bits wrap."""
-    joined = plain_array(array)
-    if pa.types.is_date32(joined.type):
-        joined = joined.cast(pa.date64())
-    if pa.types.is_dictionary(joined.type):
-        joined = joined.dictionary_decode()
-    return joined.cast(COMPUTED[kind], safe=False)
+def computed(array: pa.Array, kind: Kind) -> pa.Array:
+    """Returns plain values in the type that their kind is computed in; integers above 63 bits wrap."""
+    if array.type == COMPUTED[kind]:
+        return array
+    if pa.types.is_date32(array.type):
+        array = array.cast(pa.date64())
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return array.cast(COMPUTED[kind], safe=False)

@@ -8,27 +8,35 @@ BUCKETS = 10
 FLOOR = 1e-4  # the part of samples that an empty bucket is taken to have: the logarithm of none is infinite
 
 
-def rank_auc(scores: np.ndarray, labels: np.ndarray) -> float:
+def auc(scores: np.ndarray, negatives: np.ndarray, positives: np.ndarray) -> float:
     """Returns the area under the ROC curve, of equal scores the mean of all their orders; NaN for labels of one class.
 
     Args:
-        scores: Any finite or infinite numbers, `[R]`.
-        labels: Whether each is of the positive class, `[R]`.
+        scores: Any finite or infinite numbers, ascending, `[N]`.
+        negatives: How many samples of the negative class have each, `[N]`.
+        positives: How many of the positive class, `[N]`.
     """
-    positive = int(labels.sum())
-    if positive in (0, len(labels)):
+    if not (negatives.any() and positives.any()):
         return float("nan")
-    _, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - (counts - 1) / 2
-    return float((ranks[which[labels]].sum() - positive * (positive + 1) / 2) / (positive * (len(labels) - positive)))
+    first = np.flatnonzero(np.append(True, scores[1:] != scores[:-1]))
+    negatives, positives = (np.add.reduceat(one, first, dtype=np.int64) for one in (negatives, positives))
+    below = np.cumsum(negatives) - negatives / 2
+    return float(positives @ below / (positives.sum() * negatives.sum()))
 
 
 def auc_alone(values: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the AUC of a column alone, in the better direction, with missing values (NaN) at the better end."""
+    """Returns the AUC of a column alone, in the better direction, with missing values (NaN) at the better end.
+
+    Args:
+        values: The values, ascending, the missing ones last, `[R]`.
+        labels: Whether each is of the positive class, `[R]`.
+    """
     missing = np.isnan(values)
-    ends = (-np.inf, np.inf) if missing.any() else (0.0,)
-    found = [rank_auc(np.where(missing, end, values), labels) for end in ends]
-    return max(max(auc, 1 - auc) for auc in found)
+    found = [auc(np.where(missing, np.inf, values), ~labels, labels)]
+    if number := int(missing.sum()):
+        labels = np.roll(labels, number)
+        found.append(auc(np.roll(np.where(missing, -np.inf, values), number), ~labels, labels))
+    return max(max(one, 1 - one) for one in found)
 
 
 def edges_of(values: np.ndarray) -> np.ndarray:
@@ -60,9 +68,9 @@ def skewness(values: np.ndarray) -> float:
 
 
 def middle_std(values: np.ndarray) -> float:
-    """Returns the standard deviation of the values but for the lowest and the highest hundredth."""
+    """Returns the standard deviation of ascending values but for the lowest and the highest hundredth."""
     low, high = np.quantile(values, [0.01, 0.99])
-    return float(values[(values >= low) & (values <= high)].std())
+    return float(values[np.searchsorted(values, low) : np.searchsorted(values, high, side="right")].std())
 
 
 TRANSFORMS: dict[str, tuple[float, Callable[[np.ndarray], np.ndarray]]] = {

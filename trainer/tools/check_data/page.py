@@ -79,8 +79,9 @@ def _labels(report: Report) -> Iterator[str]:
             continue
         files = [*zip(first.split.files.files, first.tallies[label], strict=True)]
         names = [file.name.rpartition("/")[2] for file, one in files if one.values][:SHOWN_FILES]
-        rates = [max(0.0, one.mean) for _, one in files if one.values][:SHOWN_FILES]
-        yield draw_figure(Lying(f"{label} by file", "Mean label of each file.", "", names, {"rate": rates}))
+        rates = [one.rate for _, one in files if one.values][:SHOWN_FILES]
+        if not np.isnan(rates).any():
+            yield draw_figure(Lying(f"{label} by file", "Mean label of each file.", "", names, {"rate": rates}))
         if report.time:
             values = np.nan_to_num(report.profiles[label].numbers(first))
             found = rates_over_time(values, report.profiles[report.time].numbers(first))

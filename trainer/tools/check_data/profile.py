@@ -29,7 +29,7 @@ class Profile:
     kind: Kind
     measured: Sequence[Measured]
     labels: Mapping[str, np.ndarray]
-    _cache: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
+    _finite: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
 
     @property
     def first(self) -> Measured:
@@ -38,15 +38,22 @@ class Profile:
 
     def numbers(self, measured: Measured) -> np.ndarray:
         """Returns the values of a split's sample, null as NaN, `[R]`."""
-        if measured.name not in self._cache:
-            column = measured.sample.column(self.name).combine_chunks()
-            self._cache[measured.name] = column.cast("float64", safe=False).to_numpy(zero_copy_only=False)
-        return self._cache[measured.name]
+        (column,) = measured.sample.column(self.name).chunks
+        return column.cast("float64", safe=False).to_numpy(zero_copy_only=False)
 
     def finite(self, measured: Measured) -> np.ndarray:
-        """Returns the finite values of a split's sample."""
-        values = self.numbers(measured)
-        return values[np.isfinite(values)]
+        """Returns the finite values of a split's sample, ascending."""
+        if measured.name not in self._finite:
+            values = self.numbers(measured)
+            values = values[self._order] if measured is self.first else np.sort(values)
+            first, stop = np.searchsorted(values, -np.inf, side="right"), np.searchsorted(values, np.inf)
+            self._finite[measured.name] = values[first:stop]
+        return self._finite[measured.name]
+
+    @cached_property
+    def _order(self) -> np.ndarray:
+        """The rows of the first split's sample in the order of their values, missing ones last, `[R]`."""
+        return np.argsort(self.numbers(self.first))
 
     @cached_property
     def ids(self) -> dict[str, Ids]:
@@ -61,7 +68,8 @@ class Profile:
     @cached_property
     def has_few_values(self) -> bool:
         """Whether the first rows have so few different numbers that each may stand for something."""
-        return len(np.unique(self.finite(self.first)[:FIRST])) <= FEW
+        values = self.numbers(self.first)[:FIRST]
+        return len(np.unique(values[np.isfinite(values)])) <= FEW
 
     @cached_property
     def zipf(self) -> float:
@@ -76,7 +84,8 @@ class Profile:
     @cached_property
     def auc_as_number(self) -> float:
         """The best AUC of the values alone for any label; NaN without labels."""
-        return _best([auc_alone(self.numbers(self.first), one) for one in self.labels.values()])
+        values = self.numbers(self.first)[self._order]
+        return _best([auc_alone(values, label[self._order]) for label in self.labels.values()])
 
     @cached_property
     def auc_as_ids(self) -> float:

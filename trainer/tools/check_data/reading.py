@@ -8,10 +8,11 @@ import pyarrow as pa
 
 from trainer.config.data import DataConfig
 from trainer.data.dataset import RowGroup
+from trainer.data.plain_types import plain_array
 from trainer.data.readers.base import Column
 from trainer.data.row_groups import RowGroupReader
-from trainer.tools.check_data.duplicates import chosen_rows, combine, hash_values, key_columns
-from trainer.tools.check_data.kinds import COMPUTED, computed
+from trainer.tools.check_data.duplicates import bits_of, chosen_rows, hash_rows, key_columns
+from trainer.tools.check_data.kinds import COMPUTED, Kind, computed
 from trainer.tools.check_data.splits import Split
 from trainer.tools.check_data.tally import Tally, joined
 
@@ -71,24 +72,31 @@ class _Pass:
 
     def add(self, group: RowGroup, column: Column, rows: np.ndarray) -> None:
         """Adds a row group, of which `rows` go to the sample."""
-        kinds, self.file_of = self.split.kinds, [*self.file_of, np.full(len(rows), group.file)]
+        kinds = self.split.kinds
+        self.file_of.append(np.full(len(rows), group.file))
         if not self.keys:
-            whole = {name: column(name) for name in self.columns}
-            self.keys, column = key_columns(whole, kinds), whole.__getitem__
-        key_arrays = {name: column(name) for name in self.keys}
-        keys = {name: hash_values(array, kinds[name]) for name, array in key_arrays.items()}
-        chosen = chosen_rows([*keys.values()], self.mask)
-        hashes = []
+            whole = {name: plain_array(column(name)) for name in self.columns}
+            self.keys = key_columns(whole, kinds)
+        keys = {name: plain_array(column(name)) for name in self.keys}
+        chosen = chosen_rows(
+            [bits_of(computed(array, kinds[name]), kinds[name]) for name, array in keys.items()], self.mask
+        )
+        sampled, hashed, bits = _indices(rows, group), _indices(chosen, group), []
         for name in self.columns:
-            array = key_arrays[name] if name in keys else column(name)
-            self.tallies[name][group.file].add(array, kinds[name])
-            self.sampled[name].append(computed(_taken(array, rows), kinds[name]))
-            hashes.append(keys[name][chosen] if name in keys else hash_values(_taken(array, chosen), kinds[name]))
-        self.hashes.append(combine(hashes))
+            array, kind = keys[name] if name in keys else plain_array(column(name)), kinds[name]
+            self.tallies[name][group.file].add(array, kind)
+            self.sampled[name].append(_taken(array, sampled, kind))
+            bits.append(bits_of(_taken(array, hashed, kind), kind))
+        self.hashes.append(hash_rows(bits))
 
 
-def _taken(array: pa.ChunkedArray, rows: np.ndarray) -> pa.ChunkedArray:
-    return array if len(rows) == len(array) else array.take(pa.array(rows))
+def _indices(rows: np.ndarray, group: RowGroup) -> pa.Array | None:
+    return None if len(rows) == group.rows else pa.array(rows)
+
+
+def _taken(array: pa.Array, rows: pa.Array | None, kind: Kind) -> pa.Array:
+    """Returns some rows, or all, in the type that they are computed in."""
+    return computed(array if rows is None else array.take(rows), kind)
 
 
 def read_split(

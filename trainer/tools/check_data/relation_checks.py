@@ -38,7 +38,7 @@ def deciding_value(profile: Profile) -> str:
     ids = profile.first_ids
     for label, positive in profile.labels.items():
         mean = float(positive.mean())
-        counts = np.bincount(ids.codes, positive[ids.row_of], minlength=len(ids.distinct))
+        counts = ids.counts_in(positive, 2)[:, 1]
         for value, place, count in ids.top(int(1 / DECIDES)):
             other = count * (1 - mean if counts[place] == count else mean)
             if count >= DECIDES * ids.rows and counts[place] in (0, count) and other >= EXPECTED:
@@ -84,14 +84,14 @@ def check_label_rates(name: str, measured: Measured) -> Iterator[Finding]:
     """Yields that the mean label of a file is another than those of others."""
     tallies = [(file.name, one) for file, one in zip(measured.split.files.files, measured.tallies[name], strict=True)]
     whole = measured.tally(name)
-    if len(tallies) < 2 or not (0 < whole.mean < 1):
+    if len(tallies) < 2 or not (0 < whole.rate < 1):
         return
-    worst, sizes = None, {file: one.mean for file, one in tallies if one.values}
+    worst, sizes = None, {file: one.rate for file, one in tallies if one.values}
     for file, one in tallies:
-        if _differs(one.mean, one.values, (whole.total - one.total) / max(1, whole.values - one.values)):
+        if _differs(one.rate, one.values, (whole.total - one.total) / max(1, whole.values - one.values)):
             worst = worst or file
     if worst:
-        found = f"its mean is {sizes[worst]:.3g} there, and {whole.mean:.3g} in all {len(tallies)} files"
+        found = f"its mean is {sizes[worst]:.3g} there, and {whole.rate:.3g} in all {len(tallies)} files"
         remedy = "look at how that file is made; batches of a mixed order hide it, but labels may be wrong"
         yield Finding("warning", "label rate of files", worst, name, found, remedy)
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -13,7 +14,7 @@ from torchrec.streamable import Pipelineable
 
 from trainer.config.data import DataConfig
 from trainer.data.buffers import empty
-from trainer.data.rows import NO_ID, Rows
+from trainer.data.rows import NO_ID, Rows, join_bags, join_blocks
 
 
 @dataclass
@@ -87,44 +88,48 @@ def _split_jagged(sparse: KeyedJaggedTensor, parts: int) -> list[KeyedJaggedTens
     ]
 
 
-def to_batch(rows: Rows, config: DataConfig, scale: float, log_q: np.ndarray | None = None) -> Batch:
-    """Returns rows as tensors; `log_q` is `[R]`, or None without a catalogue."""
+def to_batch(lanes: Sequence[Rows], config: DataConfig, scale: float, log_q: np.ndarray | None = None) -> Batch:
+    """Returns the rows of lanes, one after the other, as tensors; `log_q` is `[R]`, or None without a catalogue."""
     split = len(config.dense)
+    weights = np.concatenate([rows.numbers[-1] for rows in lanes])
     return Batch(
-        dense=_by_row(rows.numbers[:split]),
-        sparse=_to_jagged(rows, config),
-        labels=_by_row(rows.numbers[split:-1]),
-        weights=torch.from_numpy(rows.numbers[-1].copy()),  # a view would keep the memory of the whole block in use
+        dense=_by_row([rows.numbers[:split] for rows in lanes]),
+        sparse=_to_jagged(join_blocks([rows.ids for rows in lanes]), join_bags([rows.bags for rows in lanes]), config),
+        labels=_by_row([rows.numbers[split:-1] for rows in lanes]),
+        weights=torch.from_numpy(weights),
         scale=torch.tensor(scale, dtype=torch.float32),
-        groups=_by_row(rows.groups),
-        log_q=torch.zeros(len(rows)) if log_q is None else torch.from_numpy(log_q),
+        groups=_by_row([rows.groups for rows in lanes]),
+        log_q=torch.zeros(len(weights)) if log_q is None else torch.from_numpy(log_q),
     )
 
 
-def _by_row(block: np.ndarray) -> Tensor:
-    """Returns columns, `[C, R]`, as `[R, C]`."""
-    transposed = empty(block.T.shape, block.dtype)
-    transposed[:] = block.T  # no view: whatever uses the tensor would transpose it again
-    return torch.from_numpy(transposed)
+def _by_row(blocks: Sequence[np.ndarray]) -> Tensor:
+    """Returns blocks of columns, `[C, R]` each, as `[R, C]`."""
+    shape = (sum(block.shape[1] for block in blocks), len(blocks[0]))
+    # Joined and transposed at once; no view, as whatever uses the tensor would transpose it again.
+    return torch.from_numpy(np.concatenate([block.T for block in blocks], out=empty(shape, blocks[0].dtype)))
 
 
-def _to_jagged(rows: Rows, config: DataConfig) -> KeyedJaggedTensor:
+def _to_jagged(ids: np.ndarray, bags: dict[str, pa.LargeListArray], config: DataConfig) -> KeyedJaggedTensor:
     """Returns ids feature by feature; ids and lengths are int32, which halves the bytes that ranks exchange."""
     # The first two cases need no loop over features: most data has single ids only, and a block of them without nulls
     # is laid out as TorchRec wants it already.
-    if not rows.bags and (rows.ids.size == 0 or rows.ids.min() > NO_ID):
-        values, lengths = rows.ids.reshape(-1), _ones(rows.ids.size)
-    elif not rows.bags:
-        present = rows.ids > NO_ID
-        values, lengths = rows.ids[present], present.reshape(-1).astype(np.int32)
+    if not bags and (ids.size == 0 or ids.min() > NO_ID):
+        values, lengths = ids.reshape(-1), _ones(ids.size)
+    elif not bags:
+        present = ids > NO_ID
+        values, lengths = ids[present], present.reshape(-1).astype(np.int32)
     else:
-        single = zip((name for name in config.sparse if name not in rows.bags), rows.ids, strict=True)
-        found = {name: (ids[ids > NO_ID], ids > NO_ID) for name, ids in single}
-        found |= {name: (bag.flatten(), bag.value_lengths()) for name, bag in rows.bags.items()}
+        single = zip((name for name in config.sparse if name not in bags), ids, strict=True)
+        found = {name: (row[row > NO_ID], row > NO_ID) for name, row in single}
+        found |= {name: (bag.flatten(), bag.value_lengths()) for name, bag in bags.items()}
         values = np.concatenate([found[name][0] for name in config.sparse])
         lengths = np.concatenate([found[name][1] for name in config.sparse]).astype(np.int32)
     return KeyedJaggedTensor(
-        keys=list(config.sparse), values=torch.from_numpy(values), lengths=torch.from_numpy(lengths), stride=len(rows)
+        keys=list(config.sparse),
+        values=torch.from_numpy(values),
+        lengths=torch.from_numpy(lengths),
+        stride=ids.shape[1],
     )
 
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from trainer.config.catalogue import CatalogueConfig
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
-from trainer.data.buffers import empty
+from trainer.data.buffers import empty_block
 from trainer.data.chunk import Chunk
 from trainer.data.hashing import hash_text, mix, modulo
 from trainer.data.plain_types import as_lists, is_string
@@ -63,12 +63,16 @@ def _stack(
 ) -> np.ndarray:
     """Returns columns as a block, `[C, R]`, its rows in order."""
     rows = sum(len(chunk.rows) for chunk in chunks)
-    block, column = empty((len(decoders), rows), dtype), np.empty(rows, dtype)
+    block, column = empty_block(len(decoders), rows, dtype), np.empty(rows, dtype)
     for target, decoder in zip(block, decoders, strict=True):
+        parts = [decoder(chunk) for chunk in chunks]
+        if order is None:
+            np.concatenate(parts, out=target, casting="unsafe")
+            continue
+        ready = len(parts) == 1 and parts[0].dtype == column.dtype
+        values = parts[0] if ready else np.concatenate(parts, out=column, casting="unsafe")
         # Shuffled while it is in the cache; to permute the whole block later would move everything twice.
-        np.concatenate([decoder(chunk) for chunk in chunks], out=target if order is None else column, casting="unsafe")
-        if order is not None:
-            np.take(column, order, out=target, mode="wrap")  # "raise", the default, would buffer the output
+        np.take(values, order, out=target, mode="wrap")  # "raise", the default, would buffer the output
     return block
 
 

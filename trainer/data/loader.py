@@ -83,14 +83,15 @@ class Loader:
         while start < stop:
             epoch, first = divmod(start, self._lanes.steps)
             last = min(self._lanes.steps, first + stop - start)
-            for step, rows in enumerate(self._epoch(epoch, first, last, pool), first):
+            for step, lanes in enumerate(self._epoch(epoch, first, last, pool), first):
                 scale = self._world_size / self._lanes.samples_in_step(step)
-                batch = to_batch(rows, self._config, scale, self._negatives.log_q(rows) if self._negatives else None)
+                log_q = self._negatives.log_q(lanes) if self._negatives else None
+                batch = to_batch(lanes, self._config, scale, log_q)
                 yield batch.pin_memory() if torch.cuda.is_available() else batch
             start += last - first
 
-    def _epoch(self, epoch: int, first: int, last: int, pool: ThreadPoolExecutor) -> Iterator[Rows]:
-        """Yields this rank's rows of the steps in `[first, last)` of an epoch."""
+    def _epoch(self, epoch: int, first: int, last: int, pool: ThreadPoolExecutor) -> Iterator[list[Rows]]:
+        """Yields this rank's rows of the steps in `[first, last)` of an epoch, lane by lane."""
         offset = first * self._lanes.samples_per_step
         plan = self._plan(epoch, offset)
         kept = shared(part.group for lane in plan.values() for window in lane for part in window.row_slices)
@@ -100,11 +101,15 @@ class Loader:
                 self._negatives.follow(steps, epoch, lane, first) for lane, steps in zip(plan, streams, strict=True)
             ]
         for _ in range(first, last):
-            rows = Rows.join([next(stream) for stream in streams])
-            # With more ranks than lanes, ranks of a lane read the same and keep their part: files cannot be cut finer
-            # than row groups, and which samples make up a step must not depend on the number of ranks.
-            part = len(rows) // self._share.parts
-            yield rows.slice(self._share.part * part, (self._share.part + 1) * part)
+            yield [self._part(next(stream)) for stream in streams]
+
+    def _part(self, rows: Rows) -> Rows:
+        """Returns this rank's part of a lane's rows in a step."""
+        # With more ranks than lanes, ranks of a lane read the same and keep their part: files cannot be cut finer than
+        # row groups, and which samples make up a step must not depend on the number of ranks.
+        part, parts = self._share.part, self._share.parts
+        size = len(rows) // parts
+        return rows if parts == 1 else rows.slice(part * size, (part + 1) * size)
 
     def _plan(self, epoch: int, offset: int) -> dict[int, list[Window]]:
         """Returns, for each of this rank's lanes, the windows that hold its samples from `offset` on."""

@@ -1,6 +1,6 @@
 """Negatives from the catalogue: a function of lane and step, the same on any number of ranks and after a resume."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -41,9 +41,9 @@ class Negatives:
         rows = np.concatenate([drawn, self._hard(samples)])
         return Rows.join([samples, self._catalogue.rows.take(rows)]) if len(rows) else samples
 
-    def log_q(self, rows: Rows) -> np.ndarray:
-        """Returns the logarithm of the probability of each row's item in a draw, `[R]` float32."""
-        return self._catalogue.log_q(rows.groups[self._item])
+    def log_q(self, lanes: Sequence[Rows]) -> np.ndarray:
+        """Returns the logarithm of the probability of each row's item in a draw, `[R]` float32, lane by lane."""
+        return self._catalogue.log_q(np.concatenate([rows.groups[self._item] for rows in lanes]))
 
     def _hard(self, samples: Rows) -> np.ndarray:
         """Returns the catalogue's rows of the hard negatives, sample by sample."""

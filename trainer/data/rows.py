@@ -73,14 +73,20 @@ class Rows:
         if len(parts) == 1:
             return parts[0]
         return Rows(
-            _join([part.numbers for part in parts]),
-            _join([part.ids for part in parts]),
-            {name: pa.concat_arrays([part.bags[name] for part in parts]) for name in parts[0].bags},
-            _join([part.groups for part in parts]),
-            _join([part.hard_negatives for part in parts]),
+            join_blocks([part.numbers for part in parts]),
+            join_blocks([part.ids for part in parts]),
+            join_bags([part.bags for part in parts]),
+            join_blocks([part.groups for part in parts]),
+            join_blocks([part.hard_negatives for part in parts]),
         )
 
 
-def _join(blocks: Sequence[np.ndarray]) -> np.ndarray:
+def join_blocks(blocks: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns blocks of columns, `[C, R]` each, joined along their rows."""
     shape = (len(blocks[0]), sum(block.shape[1] for block in blocks))
     return np.concatenate(blocks, axis=1, out=empty(shape, blocks[0].dtype))
+
+
+def join_bags(bags: Sequence[dict[str, pa.LargeListArray]]) -> dict[str, pa.LargeListArray]:
+    """Returns bags of the same features, `[R]` lists each, joined along their rows."""
+    return {name: pa.concat_arrays([part[name] for part in bags]) for name in bags[0]}

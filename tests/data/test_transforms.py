@@ -232,6 +232,11 @@ WRONG_KEYS = {
         {"keep": "first"},
         "x.keep is 'first', but data.sparse.x.max_ids is unset",
     ),
+    "some of one hour": (
+        "sparse.x",
+        {"transform": "hour", "max_ids": 1},
+        "data.sparse.x.max_ids is 1, which cuts lists, but data.sparse.x.transform makes one id; leave it out",
+    ),
     "label as a column": ("dense.x", {"column": "label"}, "data.labels names 'label', which data.dense.x names too"),
 }
 
@@ -277,6 +282,11 @@ WRONG_COLUMNS = {
     ),
     "cross of a list": ("sparse", {"columns": ["user", "tags"], "ids": "hash"}, "data.sparse.x.columns crosses single"),
     "offset of strings": ("sparse", {"column": "word", "offset": 1, "ids": "hash"}, "data.sparse.x.offset is 1, which"),
+    "some of a single id": (
+        "sparse",
+        {"column": "place", "max_ids": 2},
+        "data.sparse.x.max_ids is 2, which cuts lists",
+    ),
     "ids below": ("sparse", {"column": "place", "offset": -5}, "(with the offset -5) is outside [0, 50)"),
     "log of nothing": ("dense", {"column": "price", "transform": "log1p", "clip": [-9.0, 9.0]}, "has no finite value"),
 }

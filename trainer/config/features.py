@@ -157,6 +157,11 @@ def _check_length(key: str, feature: SparseFeature) -> None:
             f"{key}.pooling is 'none', but {key}.max_ids is unset; set the length that a sequence has at most, 1 for a "
             "single id"
         )
+    made = next((way for way in ("columns", "buckets", "transform") if getattr(feature, way) not in ([], "none")), None)
+    if made and feature.max_ids and feature.pooling != "none":
+        raise InputError(
+            f"{key}.max_ids is {feature.max_ids}, which cuts lists, but {key}.{made} makes one id; leave it out"
+        )
     if feature.keep == "first" and feature.max_ids is None:
         raise InputError(f"{key}.keep is 'first', but {key}.max_ids is unset; set how many ids are kept")
 

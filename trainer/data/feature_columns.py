@@ -9,7 +9,7 @@ from trainer.data.plain_types import id_type, is_list, is_string, plain_type
 
 
 def check_features(file: str, schema: pa.Schema, config: DataConfig) -> list[str]:
-    """Checks the columns of times, crosses and offsets, and returns those that must be numbers.
+    """Checks the columns of times, crosses, offsets and cut lists, and returns those that must be numbers.
 
     Raises:
         InputError: A column is of a type that a feature cannot be made of.
@@ -40,6 +40,12 @@ def _check_time(file: str, column: str, dtype: pa.DataType, key: str, feature: D
 
 
 def _check_made(file: str, column: str, dtype: pa.DataType, key: str, feature: SparseFeature) -> None:
+    has_single_ids = not (is_list(dtype) or pa.types.is_null(plain_type(dtype)))
+    if has_single_ids and feature.max_ids and feature.pooling != "none":  # a sequence of one has to say so
+        raise InputError(
+            f"{file}: column '{column}' is of type {dtype}, but {key}.max_ids is {feature.max_ids}, which cuts "
+            "lists; leave it out"
+        )
     if feature.columns and is_list(dtype):
         raise InputError(f"{file}: column '{column}' is of type {dtype}, but {key}.columns crosses single ids only")
     if feature.offset and is_string(id_type(dtype)):

@@ -217,6 +217,7 @@ def test_a_difference_is_one_of_norms(baseline, other, expected):
         (["--ranks", "0"], "--ranks is 0; it must be 1 or more"),
         (["--ranks", "1"], "--other-ranks is 1, and so is --ranks; they must differ"),
         (["--keep", "."], "--keep is '.', which cannot be made"),
+        (["--keep", "~"], "--keep is '~', which cannot be made: [Errno 17] File exists: '/"),
         (["--ranks", "1", "--other-ranks", "2"], "data.train: no Parquet file at 'nowhere'"),  # the job's own error
     ],
 )

@@ -97,10 +97,11 @@ def read_wheel(wheel: str | None) -> tuple[Table, Table, Table]:
     Raises:
         InputError: The wheel is not there, cannot be downloaded, or is not the right one.
     """
-    if wheel is not None and not Path(wheel).is_file():
+    given = Path(wheel).expanduser() if wheel is not None else None
+    if given and not given.is_file():
         raise InputError(f"--wheel '{wheel}' is not a file; {GET_IT}")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(wheel) if wheel is not None else _download(folder)
+        path = given or _download(folder)
         try:
             with zipfile.ZipFile(path) as archive:
                 ratings, items, users = (_columns(archive.read(TABLES + name)) for name in ("inter", "item", "user"))

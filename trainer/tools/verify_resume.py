@@ -188,11 +188,12 @@ def _changed(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
 
 
 def _new_folder(path: str) -> nullcontext[str]:
+    folder = Path(path).expanduser()  # no shell does for `--keep=~/x`
     try:
-        Path(path).mkdir(parents=True)
+        folder.mkdir(parents=True)
     except OSError as error:
         raise InputError(f"--keep is '{path}', which cannot be made: {error}; choose a new directory") from error
-    return nullcontext(path)
+    return nullcontext(str(folder))
 
 
 def _table(comparisons: list[Comparison]) -> str:

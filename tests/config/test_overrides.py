@@ -124,6 +124,12 @@ def test_a_flag_completes_a_file(tmp_path):
         ("--data.sparse.s 2", "unknown flag --data.sparse.s; did you mean --data.sparse.s."),
         ("--model.arguments.dept 2", "unknown flag --model.arguments.dept; did you mean --model.arguments.depth?"),
         ("--zzz 3", "unknown flag --zzz; --help lists all flags"),
+        ("--steps.x 3", "unknown flag --steps.x; --help lists all flags"),
+        (
+            "--momentum 1",
+            "unknown flag --momentum; did you mean --optimizer.sparse.momentum or --optimizer.dense.momentum?",
+        ),
+        ("--foo x", "unknown flag --foo; --help lists all flags"),
         ("--ouy x", "unknown flag --ouy; did you mean --out?"),
         ("-o x", "unknown flag -o; --help lists all flags"),
         ("stray", "unexpected 'stray'"),

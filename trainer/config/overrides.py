@@ -20,6 +20,7 @@ from trainer.config.section import Section, Tree, flat, validate
 from trainer.core.errors import InputError
 
 Path = tuple[str, ...]
+HINTS = 3  # flags to name at most for one that is unknown
 LENGTHS = ("train", "steps"), ("train", "epochs")
 OF_CONFIG = ("config", "config_words")  # arguments that are no flags of their own
 
@@ -150,8 +151,15 @@ def _read(words: list[str], kinds: dict[Path, Any], positional: list[Path]) -> d
 
 
 def _nearest(flag: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(flag, known, n=1)
-    return f"did you mean {close[0]}?" if close else "--help lists all flags"
+    """Returns a hint: flags that have all parts of one, such as --train.steps of --steps, or one spelled alike."""
+    name, names = flag.lstrip("-"), [one.removeprefix("--") for one in known]
+    close = [one for one in names if _has_parts(one, name)] or difflib.get_close_matches(name, names, n=1)
+    return f"did you mean --{' or --'.join(close[:HINTS])}?" if close else "--help lists all flags"
+
+
+def _has_parts(name: str, wanted: str) -> bool:
+    parts = iter(name.split("."))
+    return all(part in parts for part in wanted.split("."))  # in this order: `in` takes from the iterator
 
 
 def _words(path: Path, value: Any) -> list[str]:

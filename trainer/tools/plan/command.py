@@ -83,6 +83,9 @@ def plan(
     for flag, value in given.items():
         if value == "":
             raise InputError(f"{flag} is empty; name a file, any fsspec URL, or leave it out")
+        for one in value if isinstance(value, list) else ():
+            if "," in one:
+                raise InputError(f"{flag} is '{one}'; put spaces between several: {flag} {one.replace(',', ' ')}")
     _check_flags({flag for flag, value in given.items() if value is not None}, prices, config)
     if png and not png.endswith(".png"):
         raise InputError(f"--png is '{png}', but only .png can be drawn; give it that ending, or use --page for HTML")

@@ -25,9 +25,9 @@ class CsvConfig(Section):
     quote: str = '"'
     """Character around a value that has delimiters or newlines in it; within, it stands twice. Empty: none."""
     lists: list[str] = []
-    """Columns with a list of ids in each value."""
+    """Columns with a list in each value: of ids, or of their weights."""
     list_separator: str = "|"
-    """Text between the ids of a list."""
+    """Text between the elements of a list."""
     strings: list[str] = []
     """Columns of ids that are text. Those of all others are integers."""
     nulls: list[str] = [""]

@@ -97,6 +97,7 @@ class DataConfig(Section):
             for name, feature in features.items()
             for column in columns_of(name, feature)
         }
+        others |= {one.weights: f"data.sparse.{name}.weights" for name, one in self.sparse.items() if one.weights}
         if self.weight:
             others[self.weight] = f"data.weight = '{self.weight}'"
         for label in self.labels:
@@ -156,6 +157,11 @@ class DataConfig(Section):
         return {name: one.max_ids for name, one in self.sparse.items() if one.max_ids and one.pooling == "none"}
 
     @property
+    def has_id_weights(self) -> bool:
+        """Whether the ids of a feature have weights; then those of all others weigh 1."""
+        return any(feature.weights for feature in self.sparse.values())
+
+    @property
     def managed_tables(self) -> dict[str, list[str]]:
         """The features of every table whose ids are managed."""
         tables = self.features_of_tables().items()
@@ -164,7 +170,8 @@ class DataConfig(Section):
     @property
     def columns(self) -> list[str]:
         """The columns that training reads."""
-        others = [name for name in (self.weight, self.catalogue.hard_negatives) if name]
+        weights = (feature.weights for feature in self.sparse.values())
+        others = [name for name in (*weights, self.weight, self.catalogue.hard_negatives) if name]
         features = [*self.dense.items(), *self.sparse.items()]
         read = [column for name, feature in features for column in columns_of(name, feature)]
         return list(dict.fromkeys([*read, *self.labels, *others, *self.groups]))

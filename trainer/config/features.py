@@ -55,6 +55,9 @@ class SparseFeature(Section):
     """Column of the files. Unset: the feature's own name. One column can make several features."""
     columns: list[str] = []
     """Instead: two or three columns of single ids, whose combinations are the ids. Needs ids = "hash"."""
+    weights: str | None = None
+    """Column with a weight for each id: a number beside a single id, a list of them beside a list. A sum is weighted,
+    a mean divided by the sum of the weights. Unset: every id weighs 1."""
     buckets: list[float] = []
     """Makes ids of numbers: 0 below the first of these edges, 1 from it on, and so on; rows is above their number."""
     transform: Literal["none", "hour", "weekday"] = "none"
@@ -137,6 +140,7 @@ def check_sparse(name: str, feature: SparseFeature) -> None:
     _check_length(key, feature)
     _check_columns(key, feature)
     _check_made(key, feature)
+    _check_weights(key, feature)
     if feature.salt and feature.ids != "hash":
         raise InputError(
             f"{key}.salt is {feature.salt}, but {key}.ids is '{feature.ids}', which has no use for it; set ids to "
@@ -202,6 +206,21 @@ def _check_made(key: str, feature: SparseFeature) -> None:
     if ids and feature.ids != "error":
         raise InputError(
             f"{key}.ids is '{feature.ids}', but {key}.{way} makes ids that are rows already; leave ids out"
+        )
+
+
+def _check_weights(key: str, feature: SparseFeature) -> None:
+    if feature.weights is None:
+        return
+    if feature.pooling == "none":
+        raise InputError(
+            f"{key}.weights is '{feature.weights}', but {key}.pooling is 'none', which leaves the embeddings as they "
+            "are; set it to 'sum' or 'mean', or leave weights out"
+        )
+    made = {"columns": feature.columns, "buckets": feature.buckets, "transform": feature.transform != "none"}
+    if way := next((way for way, is_set in made.items() if is_set), None):
+        raise InputError(
+            f"{key}.weights is '{feature.weights}', but {key}.{way} makes ids, which have no weights; leave one out"
         )
 
 

@@ -14,6 +14,8 @@ from torchrec.streamable import Pipelineable
 
 from trainer.config.data import DataConfig
 from trainer.data.buffers import empty
+from trainer.data.id_weights import ids_in, pooling_weights, weights_of
+from trainer.data.jagged import split_jagged
 from trainer.data.rows import NO_ID, Rows, join_bags, join_blocks
 
 
@@ -23,7 +25,8 @@ class Batch(Pipelineable):
 
     Attributes:
         dense: Dense features, `[B, D]` float32.
-        sparse: Ids; its keys are the sparse features in the order of the configuration.
+        sparse: Ids; its keys are the sparse features in the order of the configuration. If the ids of a feature have
+            weights, those of all have, by which a weighted sum is their pooling.
         labels: Labels, `[B, L]` float32.
         weights: Weight of each sample, `[B]` float32; 0 for padding.
         scale: Factor of the sum of these samples' weighted losses that makes its mean over the ranks the mean over the
@@ -69,23 +72,8 @@ class Batch(Pipelineable):
 
 def _split(value: Any, parts: int) -> Sequence[Any]:
     if isinstance(value, KeyedJaggedTensor):
-        return _split_jagged(value, parts)
+        return split_jagged(value, parts)
     return value.chunk(parts) if value.dim() else [value] * parts
-
-
-def _split_jagged(sparse: KeyedJaggedTensor, parts: int) -> list[KeyedJaggedTensor]:
-    features, samples = len(sparse.keys()), sparse.stride() // parts
-    lengths = sparse.lengths().view(features, parts, samples)
-    values = sparse.values().split(lengths.sum(2).flatten().tolist())  # feature by feature, and part by part in each
-    return [
-        KeyedJaggedTensor(
-            keys=sparse.keys(),
-            values=torch.cat(values[part::parts]),
-            lengths=lengths[:, part].flatten(),
-            stride=samples,
-        )
-        for part in range(parts)
-    ]
 
 
 def to_batch(lanes: Sequence[Rows], config: DataConfig, scale: float, log_q: np.ndarray | None = None) -> Batch:
@@ -122,12 +110,13 @@ def _to_jagged(ids: np.ndarray, bags: dict[str, pa.LargeListArray], config: Data
     else:
         single = zip((name for name in config.sparse if name not in bags), ids, strict=True)
         found = {name: (row[row > NO_ID], row > NO_ID) for name, row in single}
-        found |= {name: (bag.flatten(), bag.value_lengths()) for name, bag in bags.items()}
+        found |= {name: (ids_in(bag), bag.value_lengths()) for name, bag in bags.items()}
         values = np.concatenate([found[name][0] for name in config.sparse])
         lengths = np.concatenate([found[name][1] for name in config.sparse]).astype(np.int32)
     return KeyedJaggedTensor(
         keys=list(config.sparse),
         values=torch.from_numpy(values),
+        weights=pooling_weights(config, lengths, weights_of(bags)) if config.has_id_weights else None,
         lengths=torch.from_numpy(lengths),
         stride=ids.shape[1],
     )

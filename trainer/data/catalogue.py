@@ -17,6 +17,7 @@ from trainer.data.chunk import Chunk
 from trainer.data.dataset import DataFile, FileSet, find_files
 from trainer.data.decode import decode
 from trainer.data.features import features_only
+from trainer.data.id_weights import ids_in, weights_of
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.rows import NO_ITEM, Rows
 
@@ -141,8 +142,10 @@ def _fingerprint(items: Rows) -> str:
     for block in (items.groups, items.numbers, items.ids):
         digest.update(block.tobytes())
     for bag in items.bags.values():
-        for values in (pc.list_value_length(bag), bag.flatten()):  # pyrefly: ignore[missing-attribute]
+        for values in (pc.list_value_length(bag), ids_in(bag)):  # pyrefly: ignore[missing-attribute]
             digest.update(values.to_numpy(zero_copy_only=False).tobytes())
+    for weights in weights_of(items.bags).values():
+        digest.update(weights.tobytes())
     return digest.hexdigest()[:16]
 
 

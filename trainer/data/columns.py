@@ -40,7 +40,8 @@ def _number_columns(config: DataConfig) -> list[str]:
     features = [*config.dense.items(), *config.sparse.items()]
     made = [(name, one) for name, one in features if takes(one) == "numbers" and one.transform != "is_missing"]
     weight = [config.weight] if config.weight else []
-    return [*chain(*(columns_of(name, one) for name, one in made)), *config.labels, *weight]
+    of_ids = [one.weights for one in config.sparse.values() if one.weights]
+    return [*chain(*(columns_of(name, one) for name, one in made)), *config.labels, *weight, *of_ids]
 
 
 def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
@@ -76,6 +77,8 @@ def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
     for name, columns in _columns_of_ids(config).items():
         for column in columns:
             _check_ids(file, name, column, schema.field(column).type, config.sparse[name])
+        if weights := config.sparse[name].weights:
+            _check_weights(file, weights, schema.field(weights).type, columns[0], schema.field(columns[0]).type)
 
 
 def check_alike(config: DataConfig, schemas: dict[pa.Schema, str]) -> None:
@@ -106,12 +109,13 @@ def _check_alike(names: Iterable[str], schemas: dict[pa.Schema, str], of_ids: bo
 
 
 def lists_of(config: DataConfig, schemas: dict[pa.Schema, str]) -> tuple[str, ...]:
-    """Returns the sparse features that are lists of ids, in all files that have values in them.
+    """Returns the sparse features whose ids are in lists: in all files that have values in them, or for their weights.
 
     Raises:
         InputError: One is a list in some files and a single id in others.
     """
-    return tuple(name for name, (one, *_) in _columns_of_ids(config).items() if _holds_lists(one, schemas))
+    ids = _columns_of_ids(config).items()
+    return tuple(name for name, (one, *_) in ids if _holds_lists(one, schemas) or config.sparse[name].weights)
 
 
 def _holds_lists(column: str, schemas: dict[pa.Schema, str]) -> bool:
@@ -150,4 +154,20 @@ def _check_ids(file: str, name: str, column: str, dtype: pa.DataType, feature: S
         raise InputError(
             f"{file}: column '{column}' has ids of type {id_type(dtype)}, but data.sparse.{name}.vocabulary is one of "
             f"{kinds[0]}; name one of {kinds[1]}"
+        )
+
+
+def _check_weights(file: str, name: str, dtype: pa.DataType, column: str, ids: pa.DataType) -> None:
+    plain = plain_type(dtype)
+    if pa.types.is_null(plain):
+        return
+    value = plain.value_type if is_list(plain) else plain
+    if not (is_number(value) or pa.types.is_null(value)):
+        raise InputError(
+            f"{file}: column '{name}' is of type {dtype}; the weights of ids must be a number, or a list of numbers"
+        )
+    if is_list(dtype) != is_list(ids) and not pa.types.is_null(plain_type(ids)):
+        raise InputError(
+            f"{file}: column '{name}' is of type {dtype}, but column '{column}', whose ids it weighs, of type {ids}; "
+            "lists of ids need lists of weights, and single ids single weights"
         )

@@ -13,6 +13,7 @@ from trainer.config.features import SparseFeature
 from trainer.data.buffers import empty_block
 from trainer.data.chunk import Chunk
 from trainer.data.hashing import hash_text, mix, modulo
+from trainer.data.id_weights import weighted_lists, with_weights
 from trainer.data.plain_types import as_lists, is_string
 from trainer.data.rows import NO_ID, NO_ITEM, Rows, id_dtype
 from trainer.data.selection import weight_factors
@@ -140,8 +141,12 @@ def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
 
 
 def _bags(name: str, feature: SparseFeature, dtype: np.dtype, chunk: Chunk) -> pa.LargeListArray:
-    """Returns the ids of each row, `max_ids` at most; a null list is empty, a null in a list is left out."""
-    array = as_lists(chunk.ids(feature.column or name))
+    """Returns the ids of each row, `max_ids` at most; a null list is empty, a null in a list is left out.
+
+    Those with weights are structs (`weighted_type`).
+    """
+    column = feature.column or name
+    array = weighted_lists(column, feature, chunk) if feature.weights else as_lists(chunk.ids(column))
     lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
     offsets = _offsets(lengths.fill_null(0))
     array = array.flatten()
@@ -149,8 +154,10 @@ def _bags(name: str, feature: SparseFeature, dtype: np.dtype, chunk: Chunk) -> p
         offsets = _offsets(array.is_valid())[offsets]
         array = array.drop_null()
     offsets, array = kept(offsets, array, feature)
-    ids = _into_table(name, feature, shifted(array, feature.offset), chunk, offsets).astype(dtype, copy=False)
-    return pa.LargeListArray.from_arrays(offsets, ids)
+    raw = array.field("id") if feature.weights else array
+    ids = _into_table(name, feature, shifted(raw, feature.offset), chunk, offsets).astype(dtype, copy=False)
+    rows = with_weights(pa.array(ids), array.field("weight")) if feature.weights else ids
+    return pa.LargeListArray.from_arrays(offsets, rows)
 
 
 def _offsets(lengths: pa.Array) -> np.ndarray:

@@ -9,6 +9,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from trainer.config.catalogue import CatalogueConfig
 from trainer.config.data import DataConfig
 from trainer.data.batch import Batch
+from trainer.data.id_weights import pooling_weights
 
 
 def features_only(config: DataConfig, names: Collection[str] | None = None) -> DataConfig:
@@ -41,9 +42,16 @@ def with_all_features(batch: Batch, here: DataConfig, config: DataConfig) -> Bat
     dense[:, _places(here.dense, config.dense)] = batch.dense
     lengths = batch.sparse.lengths().new_zeros(len(config.sparse), samples)
     lengths[_places(here.sparse, config.sparse)] = batch.sparse.lengths().view(-1, samples)
+    weights = batch.sparse.weights_or_none()
+    if weights is None and config.has_id_weights:
+        weights = pooling_weights(here, batch.sparse.lengths().numpy(), {})
     # The values of an empty feature take no place, and the others stand in the same order.
     sparse = KeyedJaggedTensor(
-        keys=[*config.sparse], values=batch.sparse.values(), lengths=lengths.flatten(), stride=samples
+        keys=[*config.sparse],
+        values=batch.sparse.values(),
+        weights=weights,
+        lengths=lengths.flatten(),
+        stride=samples,
     )
     return replace(batch, dense=dense, sparse=sparse)
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from trainer.config.data import DataConfig
 from trainer.data.buffers import empty
+from trainer.data.id_weights import weighted_type
 
 NO_ID = -1  # stands in `Rows.ids` where a row has no id
 NO_ITEM = np.iinfo(np.int64).min  # stands where a row has no item, or fewer hard negatives than others
@@ -29,7 +30,7 @@ class Rows:
     Attributes:
         numbers: Dense features, labels and, last, the weight, `[C, R]` float32.
         ids: Features with at most one id per row, `[S, R]`, NO_ID where there is none.
-        bags: Features with a list of ids per row, by name, each `[R]` lists.
+        bags: Features with a list of ids per row, by name, each `[R]` lists: of ids, or of ids with weights.
         groups: Columns that rows are grouped by, `[G, R]` int64.
         hard_negatives: Items that are negatives of the row, `[H, R]` int64, NO_ITEM where it has fewer.
     """
@@ -62,7 +63,7 @@ class Rows:
         return Rows(
             np.zeros((numbers, rows), np.float32),
             np.full((len(config.sparse) - len(lists), rows), NO_ID, id_dtype(config)),
-            {name: pa.array([[]] * rows, pa.large_list(pa.from_numpy_dtype(id_dtype(config)))) for name in lists},
+            {name: pa.array([[]] * rows, _list_type(config, name)) for name in lists},
             np.zeros((len(config.groups), rows), np.int64),
             np.full((config.catalogue.hard, rows), NO_ITEM, np.int64),
         )
@@ -79,6 +80,11 @@ class Rows:
             join_blocks([part.groups for part in parts]),
             join_blocks([part.hard_negatives for part in parts]),
         )
+
+
+def _list_type(config: DataConfig, name: str) -> pa.DataType:
+    ids = pa.from_numpy_dtype(id_dtype(config))
+    return pa.large_list(weighted_type(ids) if config.sparse[name].weights else ids)
 
 
 def join_blocks(blocks: Sequence[np.ndarray]) -> np.ndarray:

@@ -23,10 +23,15 @@ ESCAPED_DOT, ESCAPED_ATTRIBUTE = "%2E", "%"
 def table_configs(data: DataConfig, model: ModelConfig) -> list[EmbeddingBagConfig]:
     """Returns the tables that the data's pooled features look their ids up in."""
     return [
-        EmbeddingBagConfig(pooling=PoolingType[data.sparse[names[0]].pooling.upper()], **options)
+        EmbeddingBagConfig(pooling=_pooling(data, names[0]), **options)
         for names, options in _tables(data, model)
         if names[0] not in data.sequences
     ]
+
+
+def _pooling(data: DataConfig, feature: str) -> PoolingType:
+    # A batch's weights make weighted sums of means, too.
+    return PoolingType.SUM if data.has_id_weights else PoolingType[data.sparse[feature].pooling.upper()]
 
 
 def sequence_configs(data: DataConfig, model: ModelConfig) -> list[EmbeddingConfig]:
@@ -56,7 +61,7 @@ def collections(
 ) -> tuple[EmbeddingBagCollection, EmbeddingCollection | None]:
     """Returns the tables of pooled features, which may be none, and those of sequences, None without any."""
     # One collection of each kind, as TorchRec fuses the lookups and the exchanges of its tables.
-    pooled = EmbeddingBagCollection(tables=table_configs(data, model), device=device)
+    pooled = EmbeddingBagCollection(tables=table_configs(data, model), is_weighted=data.has_id_weights, device=device)
     unpooled = sequence_configs(data, model)
     return pooled, EmbeddingCollection(tables=unpooled, device=device) if unpooled else None
 

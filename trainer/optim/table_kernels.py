@@ -80,16 +80,18 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         self.counts_steps = optimizer in COUNTING
         self._states = [plain.initial_state(spec[:2]) for spec in embedding_specs] if plain else []
 
-    def forward(self, indices: Tensor, offsets: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(
+        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
         """Returns pooled embeddings, `[B, columns of all features]`, or those of every id, `[N, columns]`."""
         if self._is_empty:  # which FBGEMM takes for tables on a GPU; all ids are those of other ranks' rows
             none = self._none(indices, offsets)
             return _UpdatedInBackward.apply(self.placeholder_autograd_tensor, none, lambda gradient: None)
         if self._plain is None:
-            return super().forward(indices, offsets, *args, **kwargs)
+            return super().forward(indices, offsets, per_sample_weights, *args, **kwargs)
         with torch.no_grad():
-            pooled = super().forward(indices, offsets, *args, **kwargs)
-        update = partial(self._update, self._plain.update, self._indices, self._offsets)
+            pooled = super().forward(indices, offsets, per_sample_weights, *args, **kwargs)
+        update = partial(self._update, self._plain.update, self._indices, self._offsets, per_sample_weights)
         return _UpdatedInBackward.apply(self.placeholder_autograd_tensor, pooled, update)
 
     def _none(self, indices: Tensor, offsets: Tensor) -> Tensor:
@@ -112,9 +114,11 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         self.iter_cpu.fill_(steps)
 
     @torch.no_grad()
-    def _update(self, update: Update, indices: Tensor, offsets: Tensor, gradient: Tensor) -> None:
+    def _update(
+        self, update: Update, indices: Tensor, offsets: Tensor, weights_of_ids: Tensor | None, gradient: Tensor
+    ) -> None:
         """Updates all touched rows from the gradient of the embeddings."""
-        looked_up = [*self._looked_up(indices, offsets, gradient.float())]
+        looked_up = [*self._looked_up(indices, offsets, weights_of_ids, gradient.float())]
         options = self._options()
         for table, weights in enumerate(self.split_embedding_weights()):
             features = [feature for feature, owner in enumerate(self.feature_table_map) if owner == table]
@@ -126,7 +130,9 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
             for slot, value in state.items():
                 self._states[table][slot][rows] = value
 
-    def _looked_up(self, indices: Tensor, offsets: Tensor, gradient: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _looked_up(
+        self, indices: Tensor, offsets: Tensor, weights: Tensor | None, gradient: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields for each feature the ids `[N]` and the gradient of each of them `[N, D]`."""
         if self.pooling_mode == PoolingMode.NONE:
             bounds = offsets[:: (len(offsets) - 1) // len(self.feature_table_map)].tolist()
@@ -139,7 +145,8 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
             lengths = bounds.diff()
             if self.pooling_mode == PoolingMode.MEAN:
                 of_bags = of_bags / lengths.clamp(min=1)[:, None]
-            yield indices[bounds[0] : bounds[-1]].long(), of_bags.repeat_interleave(lengths, dim=0)
+            of_ids, here = of_bags.repeat_interleave(lengths, dim=0), slice(bounds[0], bounds[-1])
+            yield indices[here].long(), of_ids if weights is None else of_ids * weights[here, None]
 
     def _options(self) -> Options:
         given = self.optimizer_args

@@ -3,7 +3,7 @@
 A user's own class is not possible: FBGEMM's kernels are a closed set.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,14 +65,20 @@ def check_table_optimizers(config: Config, device_type: str) -> None:
         if name not in tables:
             raise InputError(f"optimizer.tables.{name}: there is no such table{nearest(name, tables)}")
     _check_rounding(config, device_type)
-    for table in tables:
-        name = config.optimizer.of_table(table).name
-        if device_type == "cuda" and config.data.weight and TABLE_OPTIMIZERS[name].divides_by_update:
-            raise InputError(
-                f"data.weight is '{config.data.weight}', but '{name}', the optimizer of table '{table}', turns rows of "
-                "samples of weight 0 into NaN on a GPU; leave such samples out of the data and data.weight unset, or "
-                "use another optimizer"
-            )
+    for table, features in tables.items() if device_type == "cuda" else ():
+        weights = {"data.weight": config.data.weight}
+        weights |= {f"data.sparse.{one}.weights": config.data.sparse[one].weights for one in features}
+        _check_zero_weights(table, config.optimizer.of_table(table).name, weights)
+
+
+def _check_zero_weights(table: str, optimizer: str, weights: Mapping[str, str | None]) -> None:
+    key = next((key for key, column in weights.items() if column), None)
+    if key and TABLE_OPTIMIZERS[optimizer].divides_by_update:
+        what = "samples" if key == "data.weight" else "ids"
+        raise InputError(
+            f"{key} is '{weights[key]}', but '{optimizer}', the optimizer of table '{table}', turns rows of {what} of "
+            f"weight 0 into NaN on a GPU; leave such {what} out of the data and {key} unset, or use another optimizer"
+        )
 
 
 def _check_rounding(config: Config, device_type: str) -> None:

@@ -70,6 +70,7 @@ def _obstacles(table: str, config: Config) -> dict[str, str]:
         return {kind: reason for kind in SHARDING_TYPES if kind not in OF_SEQUENCES}
     settings = config.optimizer.of_table(table)
     pooling = config.data.sparse[config.data.features_of_tables()[table][0]].pooling
+    divides = pooling == "mean" and not config.data.has_id_weights
     replicated = ""
     if config.model.table_precision != "fp32":
         replicated = f"model.table_precision is '{config.model.table_precision}'; use 'fp32'"
@@ -78,7 +79,7 @@ def _obstacles(table: str, config: Config) -> dict[str, str]:
     elif not is_replicable(settings):
         replicated = f"its weight_decay is {settings.weight_decay}; use none"
     # TorchRec 1.8 sums the bags of a table that is sharded so, without an error.
-    meaning = "its pooling is 'mean', which TorchRec lacks there; use 'sum'" if pooling == "mean" else ""
+    meaning = "its pooling is 'mean', which TorchRec lacks there; use 'sum'" if divides else ""
     found = {"data_parallel": replicated, "grid_shard": meaning}
     return {kind: f"{reason}, or another sharding type" for kind, reason in found.items() if reason}
 

@@ -312,8 +312,9 @@ def _dense_bytes(dense: DenseMemory, config: Config) -> int:
 
 
 def _local_ids(tables: Sequence[Table], ranks: Ranks) -> float:
-    """Returns the bytes of a local batch's ids and their numbers."""
-    return INT * ranks.batch_size * sum(sum(table.hotness) + len(table.hotness) for table in tables)
+    """Returns the bytes of a local batch's ids, their numbers and their weights."""
+    of_sample = [(INT + one.weight_bytes) * sum(one.hotness) + INT * len(one.hotness) for one in tables]
+    return ranks.batch_size * sum(of_sample)
 
 
 def _batches(tables: Sequence[Table], ranks: Ranks, config: Config) -> float:

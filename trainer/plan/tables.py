@@ -12,6 +12,7 @@ from trainer.optim.table_kernels import has_plain_update
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
 from trainer.plan.search.options import KERNELS, KINDS, LANES, OF_COLUMNS, has_options
 from trainer.plan.search.problem import Ranks, Table, Zipf
+from trainer.plan.search.shard_memory import FLOAT
 from trainer.plan.storage import STATE_BYTES
 
 # A lookup of fewer columns takes as long as one of 32, so narrower shards only add lookups.
@@ -49,6 +50,7 @@ def _table(name: str, shape: tuple[int, int], width: int, config: Config, planne
         kernels=_kernels(name, config.optimizer, planner, name in data.managed_tables),
         min_columns=planner.min_columns or LEAST_COLUMNS,
         skew=_skew(name, data),
+        weight_bytes=FLOAT if data.has_id_weights else 0,
         has_plain_update=has_plain_update(config.optimizer.of_table(name), config.model.table_precision),
     )
 

@@ -16,6 +16,7 @@ from trainer.config.data import DataConfig
 from trainer.core.distributed import DistributedContext, background_group, gather_to_all
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch
+from trainer.data.jagged import with_values
 from trainer.data.managed import EVICTED, LAST_USED, OVERFLOWED, USED, Change, RowMap
 from trainer.models.embeddings import name_in_model, table_of_name
 from trainer.optim.table_averages import CACHING
@@ -92,7 +93,7 @@ class ManagedIds:
         for table, names in self._features.items():
             for name in names:
                 of_rows[name].copy_(torch.from_numpy(self._maps[table].rows_of(parts[name].numpy())))
-        return replace(batch, sparse=_with_values(batch.sparse, rows.pin_memory() if values.is_pinned() else rows))
+        return replace(batch, sparse=with_values(batch.sparse, rows.pin_memory() if values.is_pinned() else rows))
 
     def begin(self, step: int, reset: Reset) -> None:
         """Begins a step: resets the rows that it gives to other ids.
@@ -180,7 +181,3 @@ def _split(sparse: KeyedJaggedTensor, values: Tensor | None = None) -> list[Tens
     """Returns the values of each feature, as views."""
     lengths = sparse.lengths().view(len(sparse.keys()), -1).sum(1).tolist()
     return [*torch.split(sparse.values() if values is None else values, lengths)]
-
-
-def _with_values(sparse: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(keys=sparse.keys(), values=values, lengths=sparse.lengths(), stride=sparse.stride())

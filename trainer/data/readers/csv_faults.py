@@ -125,10 +125,10 @@ def _why(name: str, value: str, kind: pa.DataType, dialect: Dialect) -> str:
     except UnicodeEncodeError:
         return f"{quoted} is not UTF-8"
     if pa.types.is_list(kind):
-        return (
-            f"{quoted} is not a list of integers of 64 bits with '{shown(dialect.list_separator)}' between them "
-            f"(data.csv.list_separator); data.csv.strings names lists of text"
-        )
+        between = f"with '{shown(dialect.list_separator)}' between them (data.csv.list_separator)"
+        if pa.types.is_floating(kind.value_type):
+            return f"{quoted} is not a list of numbers {between}"
+        return f"{quoted} is not a list of integers of 64 bits {between}; data.csv.strings names lists of text"
     if pa.types.is_integer(kind):
         return f"{quoted} is not an integer of 64 bits; if ids of '{name}' are text, name it in data.csv.strings"
     return f"{quoted} is not a number; data.csv.nulls has the values that mean null"

@@ -38,6 +38,7 @@ class Table:
         kernels: Compute kernels that it can have.
         min_columns: Least columns of a column shard.
         skew: What the ids of each of its features are drawn from; empty if all rows are as popular.
+        weight_bytes: Bytes of the weight of an id; 0 if ids have none.
         has_plain_update: Whether its update on a CPU is not FBGEMM's, which needs no copies of the rows.
     """
 
@@ -55,6 +56,7 @@ class Table:
     kernels: Sequence[str]
     min_columns: int
     skew: Sequence[Zipf] = ()
+    weight_bytes: int = 0
     has_plain_update: bool = False
 
 

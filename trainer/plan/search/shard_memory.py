@@ -67,6 +67,7 @@ OF_TABLE = (
     "averages_per_value",
     "averages_per_row",
     "is_pooled",
+    "weight_bytes",
     "has_plain_update",
 )
 
@@ -82,7 +83,7 @@ def _of_step(
     ids = np.array([sum(table.hotness) for table in tables])[options.table] * samples / divisor
     bags = np.array([len(table.hotness) for table in tables])[options.table] * samples
     embeddings = FLOAT * columns * np.where(of_table["is_pooled"], bags, ids)
-    received = INT * (ids + bags)
+    received = INT * (ids + bags) + of_table["weight_bytes"] * ids
     in_flight = np.where(replicated, 2, COPIES_OF_IDS - 1) * received + np.where(of_rows, INT * bags, 0)
     leaves = ~replicated & (ranks.number > 1)
     touched = FLOAT * columns * _unique(ids, rows)

@@ -37,6 +37,7 @@ class _Work:
     Attributes:
         bags: Bags that it looks up.
         ids: Ids in them.
+        exchanged: The same; an id with a weight, which is sent beside it, counts for two.
         bucketed: Ids of a rank's own batch that it sorts by shards of rows.
         unique: Rows that it updates.
         row_bytes: Bytes of a row.
@@ -46,6 +47,7 @@ class _Work:
 
     bags: np.ndarray
     ids: np.ndarray
+    exchanged: np.ndarray
     bucketed: np.ndarray
     unique: np.ndarray
     row_bytes: np.ndarray
@@ -64,7 +66,7 @@ def costs(options: Options, tables: Sequence[Table], ranks: Ranks, speeds: Speed
     """Returns the milliseconds of a shard of each option in each phase, `[O, 5]`."""
     work, replicated = _work(options, tables, ranks), options.kind == DATA_PARALLEL
     slower = _slower(replace(options, cached=hit_rates(options, tables)), ranks)
-    exchanged = np.where(replicated, 0.0, work.ids)
+    exchanged = np.where(replicated, 0.0, work.exchanged)
     lookup = work.bags * speeds.bag + work.ids * np.maximum(work.row_bytes, LEAST_BYTES) * speeds.lookup_byte * slower
     updated = GRADIENT_BYTES * work.ids * options.columns + 2 * work.unique * work.row_bytes * slower
     update = work.unique * speeds.unique_row + updated * speeds.update_byte
@@ -86,9 +88,11 @@ def _work(options: Options, tables: Sequence[Table], ranks: Ranks) -> _Work:
     # Every row shard has all bags, most of whose ids are elsewhere; a sequence's ids are bags of their own.
     bags = np.where(of["is_pooled"], samples * np.array([len(table.hotness) for table in tables])[options.table], ids)
     row_bytes = options.columns * of["value_bytes"]
+    with_weight = np.array([table.weight_bytes > 0 for table in tables])[options.table]
     return _Work(
         bags=bags,
         ids=ids,
+        exchanged=ids * (1 + with_weight),
         bucketed=np.where(np.isin(options.kind, OF_ROWS), ranks.batch_size * hotness, 0.0),
         unique=touched_rows(unique_rows(ids, options.rows), samples, parts, options, tables),
         row_bytes=row_bytes,

@@ -89,6 +89,12 @@ def export(
         InputError: There is no such checkpoint, it is another model's, the data or the model cannot be used, or the
             directory cannot be written.
     """
+    for feature, one in config.data.sparse.items():
+        if one.weights:
+            raise InputError(
+                f"data.sparse.{feature}.weights is '{one.weights}', which exported models do not take yet; predict "
+                "with the run itself"
+            )
     if not getattr(config.data, split):
         raise InputError(f"--split is {split}, but data.{split} is empty; name its files, or another split")
     ema = config.optimizer.ema

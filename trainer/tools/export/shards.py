@@ -9,12 +9,12 @@ from urllib.parse import quote
 
 import torch
 from torch import Tensor, nn
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.checkpoint.manifest import FileEntry, add_to, entry_of
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch
+from trainer.data.jagged import with_values
 from trainer.models.embeddings import table_of_weight
 from trainer.tools.export.load import TABLES
 from trainer.tools.export.reference import Rows
@@ -137,8 +137,7 @@ def renumbered(samples: list[Rows], rows: dict[str, Tensor], data: DataConfig) -
 def _renumbered(batch: Batch, rows: dict[str, Tensor], data: DataConfig) -> Batch:
     sparse, names = batch.sparse, batch.sparse.keys()
     values = [torch.searchsorted(rows[data.table_of(name)], sparse[name].values().long()) for name in names]
-    numbers = KeyedJaggedTensor(keys=names, values=torch.cat(values), lengths=sparse.lengths(), stride=sparse.stride())
-    return replace(batch, sparse=numbers)
+    return replace(batch, sparse=with_values(sparse, torch.cat(values)))
 
 
 def put_rows(model: nn.Module, rows: dict[str, Tensor]) -> None:

@@ -1,0 +1,38 @@
+"""The ids of a batch as TorchRec takes them."""
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+def with_values(sparse: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
+    """Returns other ids, as many for each sample, with the same weights."""
+    return KeyedJaggedTensor(
+        keys=sparse.keys(),
+        values=values,
+        weights=sparse.weights_or_none(),
+        lengths=sparse.lengths(),
+        stride=sparse.stride(),
+    )
+
+
+def split_jagged(sparse: KeyedJaggedTensor, parts: int) -> list[KeyedJaggedTensor]:
+    """Returns equal parts of consecutive samples."""
+    features, samples = len(sparse.keys()), sparse.stride() // parts
+    lengths = sparse.lengths().view(features, parts, samples)
+    sizes = lengths.sum(2).flatten().tolist()  # feature by feature, and part by part in each
+    weights = sparse.weights_or_none()
+    return [
+        KeyedJaggedTensor(
+            keys=sparse.keys(),
+            values=_part(sparse.values(), sizes, part, parts),
+            weights=None if weights is None else _part(weights, sizes, part, parts),
+            lengths=lengths[:, part].flatten(),
+            stride=samples,
+        )
+        for part in range(parts)
+    ]
+
+
+def _part(values: Tensor, sizes: list[int], part: int, parts: int) -> Tensor:
+    return torch.cat(values.split(sizes)[part::parts])

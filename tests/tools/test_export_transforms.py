@@ -80,6 +80,11 @@ def test_tables_in_shards(folder, exported, columns, tmp_path):
     np.testing.assert_allclose(found["label_probability"], whole["label_probability"], rtol=0, atol=1e-7)
 
 
+def test_quantized_tables(folder, columns, predicted, tmp_path):
+    (found,) = ask((export(folder, tmp_path, "--quantize", "int8"), columns))
+    np.testing.assert_allclose(found["label_probability"], predicted, rtol=0, atol=1e-3)
+
+
 def test_onnx(folder, columns, predicted, tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -69,6 +69,14 @@ def test_modulo_of_the_largest_ids():
     assert sparse(pa.array([-(2**63)], pa.int64()), rows=1000, ids="modulo").ids[0, 0] == -(2**63) % 1000
 
 
+@pytest.mark.parametrize("top", [2**32 - 1, 2**32, 2**31 - 1, 2**31, 2**63 - 1])
+def test_modulo_of_ids_of_about_32_bits_with_nulls(top):
+    values = [top, None, 5, top - 7, 0, None]
+    for rows in (1, 1000, 2**31 - 1):
+        found = sparse(pa.array(values, pa.int64()), rows=rows, ids="modulo").ids[0]
+        assert found.tolist() == [NO_ID if value is None else value % rows for value in values]
+
+
 @pytest.mark.parametrize("dtype", [pa.int32(), pa.int64()])
 def test_hash_is_splitmix64_whatever_the_width(dtype):
     values = [0, 1, 2, 12345, -1, -7]

@@ -12,10 +12,11 @@ from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
 from trainer.data.buffers import empty_block
 from trainer.data.chunk import Chunk
-from trainer.data.hashing import hash_text, mix, modulo
+from trainer.data.hashing import as_integers, mix, modulo
 from trainer.data.id_weights import weighted_lists, with_weights
-from trainer.data.plain_types import as_lists, is_string
-from trainer.data.rows import NO_ID, NO_ITEM, Rows, id_dtype
+from trainer.data.nulls import is_missing
+from trainer.data.plain_types import as_lists
+from trainer.data.rows import NO_ITEM, Rows, id_dtype
 from trainer.data.selection import weight_factors
 from trainer.data.transforms import dense_values, kept, salted, shifted, single_ids
 from trainer.data.vocabulary import open_vocabulary
@@ -112,7 +113,7 @@ def _without_null(name: str, chunk: Chunk, array: pa.Array, what: str) -> pa.Arr
 def _group(name: str, chunk: Chunk) -> np.ndarray:
     """Returns the group of each row, `[R]` int64, a string's by its hash."""
     array = _without_null(name, chunk, chunk.ids(name), "a group")
-    return hash_text(array) if is_string(array.type) else array.to_numpy(zero_copy_only=False).astype(np.int64)
+    return as_integers(array).astype(np.int64)
 
 
 def _hard_negatives(catalogue: CatalogueConfig, chunk: Chunk) -> np.ndarray:
@@ -124,7 +125,7 @@ def _hard_negatives(catalogue: CatalogueConfig, chunk: Chunk) -> np.ndarray:
     offsets, values = _offsets(lengths.fill_null(0)), lists.flatten()
     if values.null_count:
         chunk.refuse(f"column '{catalogue.hard_negatives}': null is not allowed in a list of items; leave it out")
-    items = hash_text(values) if is_string(values.type) else values.to_numpy(zero_copy_only=False).astype(np.int64)
+    items = as_integers(values).astype(np.int64)
     places = offsets[:-1] + np.arange(catalogue.hard)[:, None]
     return np.append(items, NO_ITEM)[np.where(places < offsets[1:], places, len(items))]
 
@@ -132,12 +133,11 @@ def _hard_negatives(catalogue: CatalogueConfig, chunk: Chunk) -> np.ndarray:
 def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
     """Returns the id of each row, `[R]`, NO_ID for a null."""
     array = single_ids(name, feature, chunk)
+    ids = _into_table(name, feature, array, chunk)
     if not array.null_count:
-        return _into_table(name, feature, array, chunk)
-    missing = array.is_null().to_numpy(zero_copy_only=False)
-    filled = array.fill_null("" if is_string(array.type) else 0)  # allowed in any table, and replaced below
-    dtype = np.int64 if feature.ids == "managed" else np.int32
-    return np.where(missing, dtype(NO_ID), _into_table(name, feature, filled, chunk).astype(dtype))
+        return ids
+    wide = ids.astype(np.int64 if feature.ids == "managed" else np.int32, copy=False)
+    return wide | -is_missing(array).view(np.int8)  # all bits of NO_ID are set; np.where takes three times as long
 
 
 def _bags(name: str, feature: SparseFeature, dtype: np.dtype, chunk: Chunk) -> pa.LargeListArray:
@@ -173,21 +173,22 @@ def _into_table(
     Args:
         name: The feature.
         feature: Its rules.
-        array: The ids.
+        array: The ids. A null becomes any row.
         chunk: The rows that they are of.
         offsets: Where the ids of each row begin, and where the last ones end, `[R + 1]`. Unset: each row has one.
     """
     # Checked here because the tables do not: TorchRec trains on row 0 instead of an id out of range, with one line on
     # stderr, or ends with an IndexError that names no column.
-    ids = hash_text(array) if is_string(array.type) else array.to_numpy(zero_copy_only=False)
+    ids = as_integers(array)
     if feature.ids == "vocabulary":
         return open_vocabulary(name, feature).rows_of(ids.astype(np.int64))
     if feature.ids == "managed":
         return ids.astype(np.int64) & np.iinfo(np.int64).max  # rows come later; below 0 is no id
     if feature.ids == "hash":
         return modulo(mix(salted(ids, feature.salt)), np.uint64(feature.rows))
-    limit = min(feature.rows, np.iinfo(ids.dtype).max + 1)
-    if len(ids) and ids.view(f"u{ids.itemsize}").max() >= limit:  # one pass: unsigned, a negative id is a huge one
+    greatest = ids.view(f"u{ids.itemsize}").max(initial=0)  # one pass: unsigned, a negative id is a huge one
+    negative = greatest > np.iinfo(ids.dtype).max
+    if negative or greatest >= feature.rows:
         if feature.ids == "error":
             place = int(((ids < 0) | (ids >= feature.rows)).argmax())
             row = place if offsets is None else int(np.searchsorted(offsets, place, side="right")) - 1
@@ -197,6 +198,8 @@ def _into_table(
                 "'hash'",
                 row,
             )
+        if not negative and greatest < 2**32:  # as Criteo's are; half as wide, three times as fast
+            return modulo(ids.astype(np.uint32, copy=False), np.uint32(feature.rows)).view(np.int32)
         wide = ids if ids.dtype == np.uint64 else ids.astype(np.int64)
         return modulo(wide, wide.dtype.type(feature.rows))
     return ids

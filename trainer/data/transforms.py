@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 
 from trainer.config.features import TIMES, DenseFeature, SparseFeature
 from trainer.data.chunk import Chunk
-from trainer.data.hashing import hash_text, mix
-from trainer.data.plain_types import is_string
+from trainer.data.hashing import as_integers, mix
+from trainer.data.nulls import is_missing, zero_filled
 
 FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"log1p": np.log1p, "log3": lambda x: np.log(x + 3)}
 HOUR, DAY = 3600, 86400  # in seconds
@@ -51,7 +51,10 @@ def _raw_numbers(column: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray
         values = _age(seconds, str(feature.now)) if feature.transform == "age" else _part(seconds, feature.transform)
         return np.where(missing, np.float32(feature.missing), values.astype(np.float32))
     array = pc.cast(chunk.numbers(column), pa.float32(), safe=False)
-    return (array.fill_null(feature.missing) if array.null_count else array).to_numpy(zero_copy_only=False)
+    values = zero_filled(array)
+    if array.null_count and feature.missing:
+        values[is_missing(array)] = feature.missing
+    return values
 
 
 def single_ids(name: str, feature: SparseFeature, chunk: Chunk) -> pa.Array:
@@ -76,7 +79,7 @@ def shifted(ids: pa.Array, offset: int) -> pa.Array:
     if not offset:
         return ids
     wide = _filled(ids, pa.uint64() if pa.types.is_uint64(ids.type) else pa.int64())
-    return pa.array(wide + np.int64(offset).astype(wide.dtype), mask=_missing(ids))
+    return pa.array(wide + np.int64(offset).astype(wide.dtype), mask=is_missing(ids))
 
 
 def salted(ids: np.ndarray, salt: int) -> np.ndarray:
@@ -99,17 +102,11 @@ def kept(offsets: np.ndarray, array: pa.Array, feature: SparseFeature) -> tuple[
 
 def _crossed(arrays: Sequence[pa.Array]) -> pa.Array:
     """Returns an id for each combination of single ids, in their order; null where one of them is."""
-    first, *others = (_keys(array) for array in arrays)
-    for keys in others:
-        first = mix(first) ^ keys.astype(np.uint64)
-    missing = np.logical_or.reduce([_missing(array) for array in arrays])
+    first, *others = (as_integers(array) for array in arrays)
+    for ids in others:
+        first = mix(first) ^ ids.astype(np.uint64)
+    missing = np.logical_or.reduce([is_missing(array) for array in arrays])
     return pa.array(first.view(np.int64), mask=missing)
-
-
-def _keys(array: pa.Array) -> np.ndarray:
-    if is_string(array.type):
-        return hash_text(array.fill_null(""))
-    return array.fill_null(0).to_numpy(zero_copy_only=False)
 
 
 def _bucketized(column: str, edges: list[float], chunk: Chunk) -> pa.Array:
@@ -117,7 +114,7 @@ def _bucketized(column: str, edges: list[float], chunk: Chunk) -> pa.Array:
     values = _filled(array, pa.float32())
     chunk.check(column, values, ~np.isnan(values), "is in no bucket; write a null where a number is missing")
     places = np.searchsorted(np.asarray(edges, np.float32), values, side="right")
-    return pa.array(places.astype(np.int32), mask=_missing(array))
+    return pa.array(places.astype(np.int32), mask=is_missing(array))
 
 
 def seconds_of(column: str, chunk: Chunk) -> pa.Array:
@@ -133,7 +130,7 @@ def seconds_of(column: str, chunk: Chunk) -> pa.Array:
 def _seconds(column: str, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
     """Returns times as whole seconds since 1970 in UTC, `[R]` int64, and which are missing."""
     array = chunk.array(column)
-    missing, dtype = _missing(array), array.type
+    missing, dtype = is_missing(array), array.type
     if pa.types.is_date(dtype):
         return _filled(array.cast(pa.date32(), safe=False).cast(pa.int32()), pa.int64()) * DAY, missing
     if pa.types.is_timestamp(dtype):
@@ -158,8 +155,4 @@ def day_start(day: str) -> int:
 
 def _filled(array: pa.Array, dtype: pa.DataType) -> np.ndarray:
     """Returns numbers as another type, with 0 where they are missing."""
-    return pc.cast(array, dtype, safe=False).fill_null(0).to_numpy(zero_copy_only=False)
-
-
-def _missing(array: pa.Array) -> np.ndarray:
-    return array.is_null().to_numpy(zero_copy_only=False)
+    return zero_filled(pc.cast(array, dtype, safe=False))

@@ -147,6 +147,17 @@ def test_files_are_the_rows_of_the_checkpoint(runs, shards):
         assert content == weight.numpy().tobytes()
 
 
+def test_tables_that_an_interrupted_export_left_are_removed(runs, tmp_path):
+    left, own = (tmp_path / f"step-{STEPS}" / name for name in ("tables/s0-00000-of-00009.bin", "notes.txt"))
+    left.parent.mkdir(parents=True)
+    for file in (left, own):
+        file.write_text("half")
+    directory = export(runs, "half", tmp_path, "--shard-bytes", "1000")
+    there = {file.relative_to(directory).as_posix() for file in directory.rglob("*") if file.is_file()}
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert there == {*manifest["files"], "manifest.json", "notes.txt"}
+
+
 def test_tables_are_in_no_program(shards, whole):
     """Which hold what is left, and the rules: as much whatever the tables have."""
     for name, directory in shards.items():

@@ -10,6 +10,7 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
 
 MANIFEST, CURRENT = "manifest.json", "current.json"
+SHARDS = "tables"  # the folder of tables in files of their own
 
 
 def is_there(to: str, name: str, fingerprint: str) -> bool:
@@ -77,9 +78,10 @@ def publish(folder: Path, to: str, name: str) -> str:
     Raises:
         InputError: It cannot be written.
     """
-    target = RunDirectory(to, "--to")
+    target, names = RunDirectory(to, "--to"), files_of(folder)
     with named("--to", to):
-        for file_name in files_of(folder):
+        _remove_other_tables(target, name, names)
+        for file_name in names:
             file, path = folder / file_name, target.path(name, file_name)
             target.fs.makedirs(posixpath.dirname(path))
             if file_name == MANIFEST:
@@ -90,6 +92,13 @@ def publish(folder: Path, to: str, name: str) -> str:
                         sink.write(block)
         target.write_json(CURRENT, {"directory": name}, durable=True)
     return posixpath.join(target.url, name)
+
+
+def _remove_other_tables(target: RunDirectory, name: str, kept: list[str]) -> None:
+    """Removes the files of tables that an interrupted export with another --shard-bytes has left."""
+    for path in target.fs.find(target.path(name, SHARDS)):
+        if path.endswith(".bin") and posixpath.relpath(path, target.path(name)) not in kept:
+            target.fs.rm_file(path)
 
 
 def write_manifest(folder: Path, fingerprint: str, known: dict[str, FileEntry]) -> None:

@@ -16,11 +16,10 @@ from trainer.core.errors import InputError
 from trainer.data.batch import Batch
 from trainer.data.jagged import with_values
 from trainer.models.embeddings import table_of_weight
+from trainer.tools.export.directory import SHARDS
 from trainer.tools.export.load import TABLES
 from trainer.tools.export.reference import Rows
 from trainer.tools.export.weights import SavedWeights
-
-FOLDER = "tables"
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Shards:
         Returns:
             The wanted rows by table, and size and checksum of each file, by its name in the folder.
         """
-        (folder / FOLDER).mkdir()
+        (folder / SHARDS).mkdir()
         index, found, entries = {}, {}, {}
         for table, path in self._paths().items():
             rows, columns = self.weights.shapes[path]
@@ -90,7 +89,7 @@ class Shards:
         count = -(-rows // at_most)
         return [
             {
-                "name": f"{FOLDER}/{quote(table, safe='')}-{number:05d}-of-{count:05d}.bin",
+                "name": f"{SHARDS}/{quote(table, safe='')}-{number:05d}-of-{count:05d}.bin",
                 "first_row": number * at_most,
                 "rows": min(at_most, rows - number * at_most),
             }

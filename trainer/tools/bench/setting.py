@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from trainer.config.data import DataConfig
 from trainer.config.features import DenseFeature, SparseFeature
 from trainer.config.root import Config
-from trainer.core.distributed import DistributedContext, broadcast_from_rank0
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
 from trainer.core.run_directory import RunDirectory
 from trainer.data.batch import Batch
 from trainer.datasets.synthetic import DENSE_FEATURES, SPARSE_FEATURES, synthetic
@@ -50,6 +50,7 @@ def scratch_run(out: RunDirectory, context: DistributedContext) -> Iterator[RunD
 
     broadcast_from_rank0(context, remove)
     yield scratch
+    gather_to_all(None, context)  # every rank has done with it
     broadcast_from_rank0(context, remove)
 
 

@@ -72,8 +72,12 @@ elif [[ $code == 0 && ! $outcome ]]; then
     again "a node of $nodes was lost: only $proofs of ${replicas:-all} replicas ended with 0"
 fi
 
-# Slurm's signal may reach the ranks before it reaches this script.
+# Slurm's signal may reach the ranks before it reaches this script. A job that it ends is COMPLETING by then.
 [[ $outcome ]] || sleep 2
+for pause in 1 1 2 4; do
+    [[ $ended_by_slurm || $(scontrol show job "$SLURM_JOB_ID") != *JobState=COMPLETING* ]] && break
+    sleep "$pause"
+done
 
 if [[ $ended_by_slurm ]]; then
     reason=$(grep -o "JOB $SLURM_JOB_ID ON .* CANCELLED AT .*" "$log" | tail -n 1)

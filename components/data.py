@@ -199,7 +199,7 @@ def check(
     config: str | None = None,
     source: list[str] | None = None,
     label: str | None = None,
-    rows: int = 100_000,
+    rows: int = 50_000,
     everything: bool = False,
     time: str | None = None,
     json: str | None = None,

@@ -53,6 +53,13 @@ FLAGS = ["--rows", "3000", "--global-batch-size", "64", "--steps", "3", "--repea
                 ("index of CSV, one core", "pyarrow.csv, same columns"): None,
             },
         ),
+        (
+            "check",
+            {
+                ("check, figures of 50,000 rows", "pyarrow, same columns"): 0.5,
+                ("check, figures of 10,000 rows", "pyarrow, same columns"): 0.5,
+            },
+        ),
         ("features", {(name, BASELINE): None for name in FEATURES}),
         ("predict", {("predictions, all columns kept", "evaluation"): 0.9}),
         ("models", {(name, "a bare torch loop"): 0.9 for name in MODELS}),

@@ -2,6 +2,7 @@
 
     python -m trainer bench --out runs/bench
     python -m trainer bench csv --out runs/bench
+    python -m trainer bench check --out runs/bench
     python -m trainer bench checkpoint --out runs/bench
     python -m trainer bench features --out runs/bench
     python -m trainer bench models --out runs/bench
@@ -23,6 +24,7 @@ from trainer.core.secrets import without_secrets
 from trainer.models.builder import MODELS
 from trainer.run.provenance import describe_run
 from trainer.tools.bench.checkpoint import compare_checkpoints, render_restores, time_restores
+from trainer.tools.bench.checks import compare_check
 from trainer.tools.bench.comparison import Comparison, describe_machine, render_comparisons
 from trainer.tools.bench.csv_files import compare_csv
 from trainer.tools.bench.features import compare_features
@@ -43,6 +45,7 @@ def _compare_training(session: Session, steps: int, repeats: int) -> list[Compar
 COMPARE = {
     "training": _compare_training,
     "csv": compare_csv,
+    "check": compare_check,
     "checkpoint": compare_checkpoints,
     "features": compare_features,
     "predict": compare_inference,
@@ -51,7 +54,7 @@ COMPARE = {
 
 
 def bench(
-    what: Literal["training", "csv", "checkpoint", "features", "models", "predict"] = "training",
+    what: Literal["training", "csv", "check", "checkpoint", "features", "models", "predict"] = "training",
     /,
     out: str = "runs/bench",
     rows: int = 2_000_000,
@@ -68,6 +71,9 @@ def bench(
 
     csv: the loader on CSV files beside plain pyarrow on the same, plain and compressed, and the pass that indexes them;
     on one core, by processor time.
+
+    check: data.check of all rows beside plain pyarrow, with figures of 50,000 rows and of 10,000; on one core, by
+    processor time.
 
     checkpoint: steps during saves beside steps without, with a core to spare and without; saving and restoring beside
     plain writing and reading of the same bytes through the same file system; how long jobs of 1, 2 and 4 ranks take to

@@ -32,7 +32,7 @@ def compare_readers(session: Session, repeats: int) -> list[Comparison]:
         loader, arrow, python = alternate(
             repeats,
             lambda: rate(load(files, config, lanes)),
-            lambda: rate(_read_columns(files, config)),
+            lambda: rate(read_columns(files, config)),
             lambda: rate(_read_objects(files, config, math.ceil(files.rows * SLOW_READER_SHARE))),
         )
     return [
@@ -54,7 +54,8 @@ def load(files: FileSet, config: DataConfig, lanes: Lanes) -> Iterator[int]:
         yield lanes.samples_in_step(step)
 
 
-def _read_columns(files: FileSet, config: DataConfig) -> Iterator[int]:
+def read_columns(files: FileSet, config: DataConfig) -> Iterator[int]:
+    """Yields how many samples each row group has, once plain pyarrow has read their columns."""
     for file in files.files:
         with pq.ParquetFile(file.url) as opened:
             for index in range(opened.num_row_groups):

@@ -32,7 +32,7 @@ def check_data(
     source: tuple[str, ...] = (),
     label: str | None = None,
     reader: str = "parquet",
-    rows: int = 100_000,
+    rows: int = 50_000,
     all: bool = False,
     time: str | None = None,
     seed: int = 0,

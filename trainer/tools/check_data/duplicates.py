@@ -6,18 +6,19 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.data.hashing import mix
+from trainer.data.plain_types import plain_array
 from trainer.tools.check_data.kinds import Kind, computed
 
 KEPT = 100_000  # hashes, about: more rows are sampled, the same ones wherever they occur
 KEYS = 2
-LOOKED_AT = 10_000
+LOOKED_AT = 4000
 NULL = np.uint64(0x9D39247E33776D41)  # of no number that is likely
 
 
-def key_columns(columns: Mapping[str, pa.Array], kinds: Mapping[str, Kind]) -> list[str]:
+def key_columns(columns: Mapping[str, pa.ChunkedArray], kinds: Mapping[str, Kind]) -> list[str]:
     """Returns the columns by which rows are chosen: those of most different values, so that the choice is even."""
     single = [name for name in columns if kinds[name] in ("integer", "number", "time")] or [*columns]
-    first = {name: computed(columns[name][:LOOKED_AT], kinds[name]) for name in single}
+    first = {name: computed(plain_array(columns[name][:LOOKED_AT]), kinds[name]) for name in single}
     distinct = {name: len(np.unique(bits_of(values, kinds[name]))) for name, values in first.items()}
     best = sorted(single, key=lambda name: -distinct[name])
     # One column that hardly repeats spreads rows well enough by itself.

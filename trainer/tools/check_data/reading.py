@@ -75,8 +75,8 @@ class _Pass:
         kinds = self.split.kinds
         self.file_of.append(np.full(len(rows), group.file))
         if not self.keys:
-            whole = {name: plain_array(column(name)) for name in self.columns}
-            self.keys = key_columns(whole, kinds)
+            whole = {name: column(name) for name in self.columns}
+            self.keys, column = key_columns(whole, kinds), whole.__getitem__
         keys = {name: plain_array(column(name)) for name in self.keys}
         chosen = chosen_rows(
             [bits_of(computed(array, kinds[name]), kinds[name]) for name, array in keys.items()], self.mask

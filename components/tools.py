@@ -436,7 +436,7 @@ def bench(
     Example: torchx run -s local_cwd tools.bench checkpoint --out runs/bench
 
     Args:
-        args: `csv`, `check`, `checkpoint`, `features`, `models` or `predict`, and more arguments of `python -m trainer bench`.
+        args: `csv`, `check`, `checkpoint`, `features`, `models` or `predict`, and flags of `python -m trainer bench`.
         out: Directory to write the results to.
         h: Named resource of the node; replaces cpu, gpu and memMB.
         cpu: CPU cores of the node.

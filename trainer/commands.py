@@ -57,7 +57,7 @@ COMMANDS = {
     ),
     "bench": (
         "tools.bench:bench",
-        "[csv|check|checkpoint|features|models|predict] --out DIR: measure loader and loop, saves and restores, and so on.",
+        "[csv|check|checkpoint|features|models|predict] --out DIR: measure loader, loop, saves, restores, and so on.",
     ),
     "movielens": ("datasets.movielens:movielens", "--out DIR: make the MovieLens-100k data set."),
     "criteo": ("datasets.criteo:criteo", "--source FILES --out URL: convert Criteo's click logs to Parquet."),

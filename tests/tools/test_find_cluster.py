@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import write_config
-from jobs import config
+from plan_command import planned, refused, write_tables
 
-from trainer.__main__ import main as trainer
 from trainer.commands import read_command
 from trainer.plan.cluster import parse_cluster
 from trainer.plan.hardware import HOSTS
@@ -39,15 +37,8 @@ h100 = 25.0
 @pytest.fixture
 def large(tmp_path):
     """A configuration of tables of 6 GiB and a batch that 3 ranks do not share."""
-    tree = config(
-        tmp_path / "nowhere",
-        data__sparse={f"s{i}": {"rows": 4_000_000, "hotness": 40.0} for i in range(6)},
-        data__global_batch_size=4096,
-        model__embedding_dim=64,
-        planner__memory_gib=2.0,
-        planner__host_memory_gib=0.25,
-    )
-    return write_config(tmp_path / "config.toml", tree)
+    memory = {"planner__memory_gib": 2.0, "planner__host_memory_gib": 0.25}
+    return write_tables(tmp_path, {f"s{i}": 4_000_000 for i in range(6)}, hotness=40.0, batch=4096, **memory)
 
 
 @pytest.fixture
@@ -55,11 +46,6 @@ def prices(tmp_path):
     file = tmp_path / "prices.toml"
     file.write_text(PRICES)
     return file
-
-
-def said(capsys, *words):
-    assert trainer(["plan", *map(str, words)]) == 0
-    return capsys.readouterr().out
 
 
 def brute_force(config, hosts):
@@ -78,7 +64,7 @@ def brute_force(config, hosts):
 @pytest.mark.parametrize("plenty", [(), ("--planner.memory-gib", "40", "--data.global-batch-size", "3840")])
 def test_the_answer_is_that_of_brute_force(large, prices, capsys, plenty):
     """Every answer, and both lists whole, though most clusters are not searched, with scarce memory or plenty."""
-    text = said(capsys, large, "--find", "h100_1", "a100_1", "h100", "--prices", prices, *plenty)
+    text = planned(capsys, large, "--find", "h100_1", "a100_1", "h100", "--prices", prices, *plenty)
     hosts = {name: price for name, price in tomllib.loads(PRICES)["hosts"].items() if HOSTS[name].gpu}
     settings = read_command(["plan", str(large), *plenty]).keywords["config"]
     fitting = brute_force(settings, hosts)
@@ -106,7 +92,7 @@ def test_the_answer_is_that_of_brute_force(large, prices, capsys, plenty):
 def test_clusters_by_the_hundred_are_found(large, capsys):
     """All hosts with a price, and 19 numbers of each: those that 2 ** 16 * 3 * 5 samples can be shared by."""
     batch = 2**16 * 3 * 5
-    text = said(capsys, large, "--find", "all", "--data.global-batch-size", batch, "--planner.memory-gib", "24")
+    text = planned(capsys, large, "--find", "all", "--data.global-batch-size", batch, "--planner.memory-gib", "24")
     hosts = tomllib.loads(Path(SHIPPED).read_text())["hosts"]
     looked_at, searched = map(int, HEAD.match(text).groups()[:2])
     assert looked_at == 19 * len(hosts) >= 140
@@ -116,16 +102,16 @@ def test_clusters_by_the_hundred_are_found(large, capsys):
 
 def test_a_batch_that_more_clusters_share_is_named(large, prices, capsys):
     words = (large, "--find", "h100", "--prices", prices, "--data.global-batch-size")
-    text = said(capsys, *words, 65536)
+    text = planned(capsys, *words, 65536)
     other, share = map(int, re.search(r"; --data.global-batch-size (\d+) lets (\d+) take part", text).groups())
     near = [size for size in range(65536 * 95 // 100 + 1, 65536 * 105 // 100 + 1) if size % 8 == 0]
     sharing = {size: sum(size % (8 * nodes) == 0 for nodes in range(1, 65)) for size in near}
     assert share == sharing[other] == max(sharing.values())
-    assert said(capsys, *words, other).startswith(f"{share} clusters: ")
+    assert planned(capsys, *words, other).startswith(f"{share} clusters: ")
 
 
 def test_the_price_of_a_sample_is_that_of_its_time(large, prices, capsys):
-    text = said(capsys, large, "--find", "h100", "--prices", prices)
+    text = planned(capsys, large, "--find", "h100", "--prices", prices)
     rows = re.findall(r"^h100:(\d+) +\d+ +([\d.,]+) +([\d.,]+) +([\d.e-]+)", text, re.MULTILINE)
     assert rows
     for nodes, per_hour, per_billion, milliseconds in rows:
@@ -172,10 +158,7 @@ def test_the_shipped_prices_are_of_known_hosts_with_a_date_and_a_source():
     ],
 )
 def test_what_cannot_be_found_is_one_line(large, prices, capsys, words, message):
-    assert trainer(["plan", str(large), "--prices", str(prices), *words]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {message}")
-    assert error.count("\n") == 1
+    assert refused(capsys, large, "--prices", prices, *words).startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize(
@@ -194,28 +177,22 @@ def test_what_cannot_be_found_is_one_line(large, prices, capsys, words, message)
 )
 def test_a_wrong_price_file_is_one_line(large, prices, capsys, old, new, message):
     prices.write_text(PRICES.replace(old, new, 1))
-    assert trainer(["plan", str(large), "--find", "all", "--prices", str(prices)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: --prices is '{prices}'")
-    assert message in error
-    assert error.count("\n") == 1
-    assert trainer(["plan", str(large), "--on", "h100:1", "--prices", str(prices)]) == 2
-    assert "only --find uses prices" in capsys.readouterr().err
+    line = refused(capsys, large, "--find", "all", "--prices", prices)
+    assert line.startswith(f"error: --prices is '{prices}'")
+    assert message in line
+    assert "only --find uses prices" in refused(capsys, large, "--on", "h100:1", "--prices", prices)
 
 
 def test_price_files_without_a_gpu_or_out_of_reach_are_one_line(large, tmp_path, capsys):
     (tmp_path / "cpu.toml").write_text(PRICES.partition("h100_1")[0] + '"cpu.2xlarge" = 0.5')
     for name, message in (("cpu.toml", "--prices has no host with GPUs"), ("no.toml", "No such file or directory")):
-        assert trainer(["plan", str(large), "--find", "all", "--prices", str(tmp_path / name)]) == 2
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1
+        assert message in refused(capsys, large, "--find", "all", "--prices", tmp_path / name)
 
 
 def test_all_hosts_and_one_more_are_looked_at(large, prices, capsys):
-    assert trainer(["plan", str(large), "--find", "all", "cpu.2xlarge", "--prices", str(prices)]) == 0
+    text = planned(capsys, large, "--find", "all", "cpu.2xlarge", "--prices", prices)
     with_gpus = [name for name in tomllib.loads(PRICES)["hosts"] if HOSTS[name].gpu]
     clusters = sum(
         4096 % (max(1, HOSTS[name].gpus) * n) == 0 for name in [*with_gpus, "cpu.2xlarge"] for n in range(1, 65)
     )
-    assert capsys.readouterr().out.startswith(f"{clusters} clusters: ")
+    assert text.startswith(f"{clusters} clusters: ")

@@ -6,11 +6,9 @@ import shlex
 
 import numpy as np
 import pytest
-from command import write_config
-from jobs import config
+from plan_command import planned, refused, write_tables
 from torchx.specs.finder import get_component
 
-from trainer.__main__ import main as trainer
 from trainer.commands import read_command
 from trainer.plan.memory_model import ON_GPU
 
@@ -21,18 +19,7 @@ ROWS = {"s0": 40_000_000, "s1": 5_000_000, "s2": 5_000_000, "s3": 900_000, "s4":
 @pytest.fixture
 def large(tmp_path):
     """A configuration of tables of 12 GiB, which has no data."""
-    tree = config(
-        tmp_path / "nowhere",
-        data__sparse={name: {"rows": rows, "hotness": 3.0} for name, rows in ROWS.items()},
-        data__global_batch_size=16384,
-        model__embedding_dim=64,
-    )
-    return write_config(tmp_path / "config.toml", tree)
-
-
-def planned(capsys, *words):
-    assert trainer(["plan", *map(str, words)]) == 0
-    return capsys.readouterr().out
+    return write_tables(tmp_path, ROWS)
 
 
 def number(pattern, text):
@@ -196,10 +183,7 @@ def test_a_thousand_ranks_are_a_few_lines(large, capsys):
     ],
 )
 def test_wrong_input_is_one_line(large, capsys, words, message):
-    assert trainer(["plan", str(large), *words]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {message}")
-    assert said.count("\n") == 1
+    assert refused(capsys, large, *words).startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize(
@@ -212,10 +196,7 @@ def test_wrong_input_is_one_line(large, capsys, words, message):
 )
 def test_a_plan_of_another_model_is_refused(large, tmp_path, capsys, words, message):
     planned(capsys, large, "--on", "h100:1", "--planner.sharding-types", "table_wise", "--out", tmp_path / "p.json")
-    assert trainer(["plan", str(large), *words, "--planner.plan", str(tmp_path / "p.json")]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    assert message in refused(capsys, large, *words, "--planner.plan", tmp_path / "p.json")
 
 
 @pytest.mark.parametrize(
@@ -228,13 +209,9 @@ def test_a_plan_of_another_model_is_refused(large, tmp_path, capsys, words, mess
 )
 def test_a_file_that_holds_no_plan_is_one_line(large, tmp_path, capsys, content, message):
     (tmp_path / "p.json").write_text(content)
-    assert trainer(["plan", str(large), "--on", "h100:1", "--planner.plan", str(tmp_path / "p.json")]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    assert message in refused(capsys, large, "--on", "h100:1", "--planner.plan", tmp_path / "p.json")
 
 
 def test_a_configuration_without_tables_is_one_line(tmp_path, capsys):
-    settings = write_config(tmp_path / "config.toml", config(tmp_path / "nowhere", data__sparse={}))
-    assert trainer(["plan", str(settings), "--on", "h100:1"]) == 2
-    assert capsys.readouterr().err.startswith("error: data.sparse is empty")
+    line = refused(capsys, write_tables(tmp_path, {}), "--on", "h100:1")
+    assert line.startswith("error: data.sparse is empty")

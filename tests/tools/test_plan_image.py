@@ -6,11 +6,9 @@ import re
 import fsspec
 import numpy as np
 import pytest
-from command import write_config
-from jobs import config
 from PIL import Image, ImageDraw
+from plan_command import planned, refused, write_tables
 
-from trainer.__main__ import main as trainer
 from trainer.plan.page.image import FAINT, FONT, HEIGHT, INK, LARGE, MARGIN, NAMES, PLOT, VALUES
 
 BLUE = (0x1F, 0x6F, 0xB4)
@@ -19,13 +17,7 @@ ROWS = {"s0": 40_000_000, "s1": 5_000_000, "s2": 900_000, "s3": 1_000, "s4": 10}
 
 @pytest.fixture
 def file(tmp_path):
-    tree = config(
-        tmp_path / "nowhere",
-        data__sparse={name: {"rows": rows, "hotness": 3.0} for name, rows in ROWS.items()},
-        data__global_batch_size=16384,
-        model__embedding_dim=64,
-    )
-    return write_config(tmp_path / "config.toml", tree)
+    return write_tables(tmp_path, ROWS)
 
 
 @pytest.fixture
@@ -34,10 +26,10 @@ def drawn(file, tmp_path, capsys):
 
     def draw(*on, flags=()):
         page, png = tmp_path / "plan.html", tmp_path / "plan.png"
-        assert trainer(["plan", str(file), "--on", *on, *flags, "--page", str(page), "--png", str(png)]) == 0
+        text = planned(capsys, file, "--on", *on, *flags, "--page", page, "--png", png)
         image = Image.open(png)
         assert (image.format, image.mode) == ("PNG", "RGB")
-        return np.asarray(image), page.read_text(), capsys.readouterr().out
+        return np.asarray(image), page.read_text(), text
 
     return draw
 
@@ -120,13 +112,11 @@ def test_a_thousand_ranks_have_a_column_each(drawn):
 )
 def test_wrong_flags_are_one_line(file, capsys, tmp_path, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path)
-    assert trainer(["plan", str(file), *flags]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert message in refused(capsys, file, *flags)
     assert not (tmp_path / "plan.png").exists()
 
 
-def test_it_is_written_to_any_storage(file):
-    assert trainer(["plan", str(file), "--on", "h100:1", "--png", "memory://plans/one.png"]) == 0
+def test_it_is_written_to_any_storage(file, capsys):
+    planned(capsys, file, "--on", "h100:1", "--png", "memory://plans/one.png")
     content = fsspec.filesystem("memory").cat_file("/plans/one.png")
     assert Image.open(io.BytesIO(content)).size[0] == PLOT + 2 * MARGIN

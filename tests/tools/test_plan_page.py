@@ -7,11 +7,8 @@ import shutil
 import subprocess
 
 import pytest
-from command import write_config
-from jobs import config
 from PIL import Image
-
-from trainer.__main__ import main as trainer
+from plan_command import planned, write_tables
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 MEASURE = "<script>document.body.dataset.width = document.documentElement.scrollWidth</script>"
@@ -21,19 +18,10 @@ ROWS = {"s0": 40_000_000, "s1": 5_000_000, "<b>&": 900_000, "s3": 1_000, "s4": 1
 @pytest.fixture
 def drawn(tmp_path, capsys):
     """The text and the page of a plan for two clusters, and of one that does not fit."""
-    tree = config(
-        tmp_path / "nowhere",
-        data__sparse={name: {"rows": rows, "hotness": 3.0} for name, rows in ROWS.items()},
-        data__global_batch_size=16384,
-        model__embedding_dim=64,
-        planner__host_memory_gib=4.0,
-    )
-    file, page = write_config(tmp_path / "config.toml", tree), tmp_path / "plan.html"
+    file, page = write_tables(tmp_path, ROWS, planner__host_memory_gib=4.0), tmp_path / "plan.html"
     memory = ("--planner.memory-gib", "8")
-    assert trainer(["plan", str(file), "--on", "h100:2", "a100:2", "a100_1:1", *memory, "--page", str(page)]) == 0
-    capsys.readouterr()
-    assert trainer(["plan", str(file), "--on", "h100:2", *memory]) == 0
-    return capsys.readouterr().out, page
+    planned(capsys, file, "--on", "h100:2", "a100:2", "a100_1:1", *memory, "--page", page)
+    return planned(capsys, file, "--on", "h100:2", *memory), page
 
 
 def test_the_page_has_everything_and_needs_nothing(drawn):
@@ -62,11 +50,11 @@ def test_the_bars_of_a_rank_add_up(drawn):
         assert max(of_ranks.values()) == pytest.approx(expected, rel=6e-3)
 
 
-def test_hosts_send_what_their_shards_give_to_others(drawn, tmp_path):
+def test_hosts_send_what_their_shards_give_to_others(drawn, tmp_path, capsys):
     """Whole tables on single ranks: embeddings of all samples but those of the host's ranks, and their gradients."""
     page, plan = tmp_path / "whole.html", tmp_path / "plan.json"
     words = ("--planner.sharding-types", "table_wise", "--page", page, "--out", plan)
-    assert trainer(["plan", str(tmp_path / "config.toml"), "--on", "h100:2", *map(str, words)]) == 0
+    planned(capsys, tmp_path / "config.toml", "--on", "h100:2", *words)
     (module,) = json.loads(plan.read_text())["modules"].values()
     hosts = [0.0, 0.0]
     for table in module.values():

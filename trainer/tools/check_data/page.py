@@ -13,7 +13,7 @@ from trainer.tools.check_data.finding import percent
 from trainer.tools.check_data.numbers import edges_of
 from trainer.tools.check_data.profile import Profile
 from trainer.tools.check_data.relation_checks import rates_over_time
-from trainer.tools.check_data.report import COLUMNS, Report, is_of_ids, role_of, row_of
+from trainer.tools.check_data.report import COLUMNS, Report, is_of_ids, note_on_sample, role_of, row_of
 
 BARS, WIDTH, HEIGHT = 40, 1000, 160
 TOP = 10
@@ -51,6 +51,8 @@ def _read(report: Report) -> Iterator[str]:
         of = f"{plural(one.split.files.rows, 'row')} in {plural(len(one.split.files.files), 'file')}"
         figures = f"{one.rows_read:,} read, figures from {one.sample.num_rows:,}"
         yield f'<p class="note">{one.name}: {of}; {figures}</p>'
+    if note := note_on_sample(report):
+        yield f'<p class="note">{escape(note)}</p>'
 
 
 def _findings(report: Report) -> Iterator[str]:

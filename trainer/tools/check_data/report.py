@@ -64,6 +64,7 @@ def render(report: Report) -> str:
         ]
     rows = [row_of(report.profiles[name], report) for name in report.profiles]
     parts += ["", tabulate(rows, COLUMNS, "simple", maxcolwidths=[28, None, None, None, WIDTH, None, None])]
+    parts += [note] if (note := note_on_sample(report)) else []
     if report.left_out:
         parts += ["", "left out:", *(f"  {name}: {why}" for name, why in report.left_out.items())]
     if report.suggestions:
@@ -97,6 +98,16 @@ def _read(report: Report) -> Iterator[str]:
         part = "all read" if one.is_all_read else f"{one.rows_read:,} read"
         figures = "" if one.is_whole else f", figures from {one.sample.num_rows:,} of them"
         yield f"{one.name}: {plural(files.rows, 'row')} in {plural(len(files.files), 'file')}, {part}{figures}"
+
+
+def note_on_sample(report: Report) -> str:
+    """Returns in words which figures are of a sample; empty if none is."""
+    if all(one.is_whole for one in report.splits):
+        return ""
+    return (
+        "Nulls, least and greatest values are of all rows that were read. Means, ids and AUCs, like the plots and "
+        "suggestions, are of the sample only; --rows sets its size."
+    )
 
 
 def _counts(report: Report) -> str:

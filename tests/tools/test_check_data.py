@@ -331,6 +331,47 @@ def test_faults_of_rows_that_are_not_in_the_sample_are_found(tmp_path):
     assert faults(report) >= {FAULTS[outside], FAULTS[infinite]}
 
 
+def test_a_report_of_a_sample_says_so(tmp_path, capsys):
+    tree = clean_data().write(tmp_path / "data")
+    words = "of the sample only; --rows sets its size"
+    check(tmp_path, tree, "--all", "True")
+    assert words not in capsys.readouterr().out
+    check(tmp_path, tree, "--all", "True", "--rows", "2000", "--page", str(tmp_path / "page.html"))
+    assert words in capsys.readouterr().out
+    assert words in (tmp_path / "page.html").read_text()
+
+
+def test_the_samples_that_training_sees_are_checked(tmp_path, capsys):
+    made = clean_data()
+    outside(made)
+    made.change("importance", lambda weight, columns: np.where(columns["item"].to_numpy() == 1234, 0.5, weight))
+    select = {"filter": [["importance", ">=", 1.0]], "keep_negatives": 0.5}
+    tree = made.write(tmp_path / "data")
+    assert FAULTS[outside] in faults(check(tmp_path, tree))
+    report = check(tmp_path, tree | {"data": tree["data"] | {"select": select}})
+    assert faults(report) == set()
+    label = pq.read_table(tmp_path / "data" / "train", filters=[("importance", ">=", 1.0)])["label"].to_numpy()
+    assert report["splits"]["train"]["read"] == pytest.approx(label.sum() + (label == 0).sum() / 2, abs=16)
+    assert report["columns"]["item"]["maximum"] < 200
+    assert "data.select: " in capsys.readouterr().out
+    mixture = {"mixture": {f"{tmp_path}/data/train/part-{n}.parquet": 2.0 for n in range(4)}}
+    report = check(tmp_path, tree | {"data": tree["data"] | {"select": mixture}})
+    assert faults(report) == {FAULTS[outside]}
+    assert report["splits"]["train"]["rows"] == 4000
+
+
+def test_files_are_compared_by_what_their_values_are_to_training(tmp_path):
+    made = clean_data()
+    first, second, *_ = made.columns()
+    first["city"] = pa.nulls(1000)
+    second["price"] = pa.array(np.round(second["price"].to_numpy()).astype(np.int32))
+    tree = made.write(tmp_path / "data")
+    assert faults(check(tmp_path, tree)) == set()
+    for columns in made.columns("validation"):
+        columns["city"] = pa.array(np.arange(1000) % 40)
+    assert ("error", "schema", "city", "part-0.parquet") in faults(check(tmp_path, made.write(tmp_path / "other")))
+
+
 def test_strict_ends_with_one_line_that_names_the_worst(tmp_path, capsys):
     made = clean_data()
     file = write_config(tmp_path / "clean.toml", made.write(tmp_path / "clean"))

@@ -29,7 +29,7 @@ def _columns_of_ids(config: DataConfig) -> dict[str, list[str]]:
     return {name: columns_of(name, one) for name, one in config.sparse.items() if takes(one) == "ids"}
 
 
-def _id_columns(config: DataConfig) -> list[str]:
+def id_columns(config: DataConfig) -> list[str]:
     """Returns all columns of ids: of sparse features, groups and hard negatives."""
     hard = [config.catalogue.hard_negatives] if config.catalogue.hard_negatives else []
     return list(dict.fromkeys([*chain(*_columns_of_ids(config).values()), *config.groups, *hard]))
@@ -91,7 +91,7 @@ def check_alike(config: DataConfig, schemas: dict[pa.Schema, str]) -> None:
     Raises:
         InputError: They differ in two files.
     """
-    _check_alike(_id_columns(config), schemas, of_ids=True)
+    _check_alike(id_columns(config), schemas, of_ids=True)
     _check_alike(_number_columns(config), schemas, of_ids=False)
 
 
@@ -134,7 +134,7 @@ def _holds_lists(column: str, schemas: dict[pa.Schema, str]) -> bool:
 
 def texts_of(config: DataConfig, schemas: Collection[pa.Schema]) -> tuple[str, ...]:
     """Returns the columns of ids that are strings: of sparse features, groups and hard negatives."""
-    ids = _id_columns(config)
+    ids = id_columns(config)
     return tuple(name for name in ids if any(is_string(id_type(one.field(name).type)) for one in schemas))
 
 

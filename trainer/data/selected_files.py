@@ -1,7 +1,7 @@
 """Finds the files of a split with the row groups that data.select chooses, and how many rows of each."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,12 +37,17 @@ class Counts:
     negatives: int
 
 
-def find_training_files(config: DataConfig, seed: int) -> FileSet:
+Find = Callable[[str, Sequence[str], DataConfig, Callable[[list[str]], list[str]]], FileSet]
+"""`find_files` or `inspect_files`, which does not judge the columns."""
+
+
+def find_training_files(config: DataConfig, seed: int, find: Find = find_files) -> FileSet:
     """Lists the training files with the samples that are chosen.
 
     Args:
         config: The data.
         seed: Decides what is chosen.
+        find: Lists the files.
 
     Raises:
         InputError: As of `find_files`, or data.select cannot be used with these files.
@@ -54,7 +59,7 @@ def find_training_files(config: DataConfig, seed: int) -> FileSet:
         patterns.update(_patterns_of_files(config, urls))
         return _part_of(urls, select.files, seed)
 
-    files = find_files("data.train", config.train, config, choose)
+    files = find("data.train", config.train, config, choose)
     if select == SelectConfig():
         return files
     counts = _count("data.train", files, config, select.keep_negatives < 1)
@@ -84,9 +89,9 @@ def _chosen_groups(
     return chosen
 
 
-def find_evaluated_files(key: str, patterns: Sequence[str], config: DataConfig) -> FileSet:
-    """Lists the files of a split with the samples that meet the filter; arguments and errors as of `find_files`."""
-    files = find_files(key, patterns, config)
+def find_evaluated_files(key: str, patterns: Sequence[str], config: DataConfig, find: Find = find_files) -> FileSet:
+    """Lists the files of a split with the samples that meet the filter; arguments and errors as of `find`."""
+    files = find(key, patterns, config, list)
     if not config.select.filter:
         return files
     counts = _count(key, files, config, negatives=False)

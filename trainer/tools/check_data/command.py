@@ -81,7 +81,8 @@ def check_data(
             raise InputError(f"{flag} is empty; name a file, any fsspec URL, or leave it out")
     data = config.data if config else DataConfig(reader=reader)
     files = _files_of(data) if config else split_sources(source, data)
-    splits = [open_split(name, f"data.{name}" if config else "--source", urls, data) for name, urls in files.items()]
+    key, choice = "data.{}" if config else "--source", config.train.seed if config else seed
+    splits = [open_split(name, key.format(name), urls, data, choice) for name, urls in files.items()]
     columns = data.columns if config else [*splits[0].kinds]
     if time is not None and time not in splits[0].kinds:
         raise InputError(f"--time is '{time}', which is no column{nearest(time, splits[0].kinds)}")

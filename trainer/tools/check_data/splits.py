@@ -1,14 +1,19 @@
 """The files of each split, as they are, and those of their row groups that are read."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 
 from trainer.config.data import DataConfig
+from trainer.config.select import SelectConfig
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
+from trainer.data.columns import id_columns
 from trainer.data.dataset import DataFile, FileSet, RowGroup, check_files, inspect_files
+from trainer.data.plain_types import is_list, meaning
+from trainer.data.selected_files import find_evaluated_files, find_training_files
 from trainer.tools.check_data.finding import Finding
 from trainer.tools.check_data.kinds import Kind, kind_of
 
@@ -31,14 +36,32 @@ class Split:
     kinds: Mapping[str, Kind]
 
 
-def open_split(name: str, key: str, patterns: Sequence[str], config: DataConfig) -> Split:
-    """Lists and inspects the files of a split without regard to what a configuration needs of them.
+def open_split(name: str, key: str, patterns: Sequence[str], config: DataConfig, seed: int) -> Split:
+    """Lists and inspects the files of a split without regard to what a configuration needs of their columns.
+
+    Args:
+        name: train, validation or test.
+        key: The key or flag that gave the patterns, for messages.
+        patterns: Files, globs or directories.
+        config: Names the reader, and the samples that training sees.
+        seed: Decides which these are.
 
     Raises:
-        InputError: A pattern matches nothing, a file cannot be read, or there are no rows.
+        InputError: A pattern matches nothing, a file cannot be read, there are no rows, or data.select cannot be used.
     """
-    files = inspect_files(key, patterns, config)
+    if config.select == SelectConfig():
+        files = inspect_files(key, patterns, config)
+    elif name == "train":
+        files = _once(find_training_files(config, seed, inspect_files))
+    else:
+        files = find_evaluated_files(key, patterns, config, inspect_files)
     return Split(name, files, _common_kinds(files))
+
+
+def _once(files: FileSet) -> FileSet:
+    """Returns files without what data.select.mixture repeats: these copies are meant."""
+    chosen = files.chosen and tuple(group for group in files.chosen if not (group.choice and group.choice.copy))
+    return replace(files, chosen=chosen)
 
 
 def _common_kinds(files: FileSet) -> dict[str, Kind]:
@@ -58,28 +81,36 @@ def _common_kind(files: FileSet, name: str) -> Kind:
 
 
 def schema_findings(splits: Sequence[Split], config: DataConfig | None) -> list[Finding]:
-    """Returns what is wrong with columns and types: missing ones, and files that differ."""
-    first = splits[0].files.files[0]
-    found = []
-    for split in splits:
-        for file in split.files.files:
-            for name in config.columns if config else first.schema.names:
-                if difference := _difference(name, first, file):
-                    remedy = "write all files with the same columns"
-                    found.append(
-                        Finding("error" if config else "warning", "schema", file.name, name, difference, remedy)
-                    )
+    """Returns what is wrong with columns and types: missing ones, and files that differ, in any split."""
+    ids = id_columns(config) if config else []
+    names = config.columns if config else splits[0].files.files[0].schema.names
+    severity, remedy = "error" if config else "warning", "write all files with the same columns"
+    found = [
+        Finding(severity, "schema", file, name, difference, remedy)
+        for name in names
+        for file, difference in _differences(name, splits, of_ids=name in ids)
+    ]
     return found or (_refused(splits, config) if config else [])
 
 
-def _difference(name: str, first: DataFile, file: DataFile) -> str:
-    if name not in file.schema.names:
-        return f"there is no such column; the file has: {', '.join(file.schema.names)}"
-    if name not in first.schema.names:
-        return ""
-    there, here = first.schema.field(name).type, file.schema.field(name).type
-    kinds = {kind_of(there), kind_of(here)} - {"empty"}
-    return f"it is of type {here}, but {there} in {first.name}" if len(kinds) > 1 else ""
+def _differences(name: str, splits: Sequence[Split], of_ids: bool) -> Iterator[tuple[str, str]]:
+    """Yields the files that lack a column or have others values in it than the first file with any, and how."""
+    first: tuple[str, DataFile] | None = None
+    for file in (file for split in splits for file in split.files.files):
+        if name not in file.schema.names:
+            yield file.name, f"there is no such column; the file has: {', '.join(file.schema.names)}"
+            continue
+        here = _meaning(file.schema.field(name).type, of_ids)
+        if first and here and here != first[0]:
+            there = first[1].schema.field(name).type
+            yield file.name, f"it is of type {file.schema.field(name).type}, but {there} in {first[1].name}"
+        first = first or ((here, file) if here else None)
+
+
+def _meaning(dtype: pa.DataType, of_ids: bool) -> str | None:
+    """Returns what values count, to training and in lists or not; None if there are none."""
+    found = meaning(dtype, of_ids)
+    return f"lists of {found}" if found and is_list(dtype) else found
 
 
 def _refused(splits: Sequence[Split], config: DataConfig) -> list[Finding]:

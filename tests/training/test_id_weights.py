@@ -11,6 +11,7 @@ from jobs import config, launch_rounds, losses, saved_tensors
 from table_reference import ReferenceTable
 from torch import nn
 
+from trainer.__main__ import main as trainer
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
 from trainer.data.loader import Loader
@@ -219,3 +220,25 @@ def test_csv_and_a_resumed_run_are_the_same_bit_for_bit(runs, other):
     expected, found = saved_tensors(runs / "rows", STEPS), saved_tensors(runs / other, STEPS)
     for name, value in expected.items():
         assert torch.equal(value, found[name]), name
+
+
+def test_predictions_are_those_of_float64(runs, columns, tmp_path):
+    out = runs / "rows"
+    arguments = ["predict", out / "config.toml", "--out", out, "--source", runs / "parquet", "--to", tmp_path / "parts"]
+    assert trainer([str(word) for word in arguments]) == 0
+    (part,) = (tmp_path / "parts").glob("*.parquet")
+    found = pq.read_table(part)
+    saved = {name.removeprefix("model.model."): value.double() for name, value in saved_tensors(out, STEPS).items()}
+    vectors = []
+    for name, (table, *_) in FEATURES.items():
+        collection = "sequences.embeddings" if name == "past" else "tables.embedding_bags"
+        vectors.append(matrix(name, columns, [*range(ROWS)]) @ saved[f"{collection}.{table}.weight"].numpy())
+    logits = np.concatenate(vectors, axis=1) @ saved["head.weight"][0].numpy() + saved["head.bias"].numpy()
+    assert found["row"].to_pylist() == columns["row"]
+    np.testing.assert_allclose(found["label_probability"], 1 / (1 + np.exp(-logits)), rtol=1e-5)
+
+
+def test_an_export_refuses_weights(runs, tmp_path, capfd):
+    out = runs / "rows"
+    assert trainer(["export", f"{out}/config.toml", "--out", str(out), "--to", str(tmp_path)]) == 2
+    assert "data.sparse.films.weights is 'film_weights', which exported models" in capfd.readouterr().err

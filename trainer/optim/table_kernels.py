@@ -12,6 +12,7 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
+    DenseTableBatchedEmbeddingBagsCodegen,
     SplitTableBatchedEmbeddingBagsCodegen,
     WeightDecayMode,
 )
@@ -81,16 +82,23 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         self._states = [plain.initial_state(spec[:2]) for spec in embedding_specs] if plain else []
 
     def forward(
-        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None, *args: Any, **kwargs: Any
+        self,
+        indices: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None = None,
+        feature_requires_grad: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Tensor:
         """Returns pooled embeddings, `[B, columns of all features]`, or those of every id, `[N, columns]`."""
         if self._is_empty:  # which FBGEMM takes for tables on a GPU; all ids are those of other ranks' rows
             none = self._none(indices, offsets)
             return _UpdatedInBackward.apply(self.placeholder_autograd_tensor, none, lambda gradient: None)
+        no_gradients = _without_gradients(per_sample_weights, len(self.feature_table_map))
         if self._plain is None:
-            return super().forward(indices, offsets, per_sample_weights, *args, **kwargs)
+            return super().forward(indices, offsets, per_sample_weights, no_gradients, *args, **kwargs)
         with torch.no_grad():
-            pooled = super().forward(indices, offsets, per_sample_weights, *args, **kwargs)
+            pooled = super().forward(indices, offsets, per_sample_weights, no_gradients, *args, **kwargs)
         update = partial(self._update, self._plain.update, self._indices, self._offsets, per_sample_weights)
         return _UpdatedInBackward.apply(self.placeholder_autograd_tensor, pooled, update)
 
@@ -211,6 +219,29 @@ def has_plain_update(settings: SparseOptimizerConfig, precision: str) -> bool:
     return not _is_native(optimizer, options)
 
 
+class ReplicatedKernel(DenseTableBatchedEmbeddingBagsCodegen):
+    """FBGEMM's kernel of replicated tables."""
+
+    def forward(
+        self,
+        indices: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None = None,
+        feature_requires_grad: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Returns pooled embeddings, `[B, columns of all features]`."""
+        no_gradients = _without_gradients(per_sample_weights, len(self.D_offsets) - 1)
+        return super().forward(indices, offsets, per_sample_weights, no_gradients, *args, **kwargs)
+
+
+def _without_gradients(weights: Tensor | None, features: int) -> Tensor | None:
+    """Returns FBGEMM's `feature_requires_grad` for weights of ids, whose gradients nobody needs."""
+    # They would take three quarters of backward.
+    return None if weights is None else torch.zeros(features, dtype=torch.int32, device=weights.device)
+
+
 def lookup_modules(model: nn.Module) -> list[Any]:
     """Returns TorchRec's modules that look up this rank's shards and replicated tables in a sharded model."""
     # They are no submodules; DDP wraps those of replicated tables.
@@ -224,5 +255,6 @@ def table_kernels(model: nn.Module) -> list[TableKernel]:
     return [kernel for kernel in kernels if isinstance(kernel, TableKernel)]
 
 
-# TorchRec has no option for it.
+# TorchRec has no option for them.
 batched_embedding_kernel.SplitTableBatchedEmbeddingBagsCodegen = TableKernel  # pyrefly: ignore
+batched_embedding_kernel.DenseTableBatchedEmbeddingBagsCodegen = ReplicatedKernel  # pyrefly: ignore

@@ -39,7 +39,10 @@ def weighted_lists(column: str, feature: SparseFeature, chunk: Chunk) -> pa.Larg
     lengths, found = _lengths(ids), _lengths(weights)
     if not (good := lengths == found).all():
         row = int(good.argmin())
-        chunk.refuse(f"column '{feature.weights}': {found[row]} weights for {lengths[row]} ids of '{column}'", row)
+        chunk.refuse(
+            f"column '{feature.weights}': {found[row]} weights for {lengths[row]} ids of '{column}'; each id needs one",
+            row,
+        )
     offsets, ids = np.concatenate([[0], np.cumsum(lengths)]), ids.flatten()
     weights = pc.cast(to_numbers(weights.flatten()), pa.float32(), safe=False)
     _check(ids, weights, offsets, feature, chunk)

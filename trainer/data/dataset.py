@@ -282,14 +282,12 @@ def readable(refused: str) -> Iterator[None]:
             yield
     except (OSError, pa.ArrowException) as error:
         first_line = str(error).strip().split("\n")[0]
-        if _may_pass(error):
-            raise StorageError(f"{refused} ({first_line})") from error
-        raise InputError(f"{refused}, is it whole? ({first_line})") from error
+        if any(map(_is_damage, (error, error.__cause__))):
+            raise InputError(f"{refused}, is it whole? ({first_line})") from error
+        kind = StorageError if type(error) is StorageError else InputError  # gone, or refused: so it will stay
+        raise kind(f"{refused} ({first_line})") from error
 
 
-def _may_pass(error: Exception) -> bool:
-    """Returns whether an error is one of storage that another attempt may not meet."""
-    cause = error.__cause__
-    # What Arrow raises for damage, besides errors of its own.
-    is_damage = isinstance(cause, pa.ArrowException) or (type(cause) is OSError and cause.errno is None)
-    return type(error) is StorageError and not is_damage
+def _is_damage(error: BaseException | None) -> bool:
+    """Returns whether an error is what Arrow raises for a damaged file: its own, or one of no system call."""
+    return isinstance(error, pa.ArrowException) or (type(error) is OSError and error.errno is None)

@@ -42,6 +42,41 @@ def test_a_data_set_of_others_trains_as_it_is(name, words, label, tmp_path):
     assert "loss" in done.stdout
 
 
+@pytest.mark.parametrize(("delimiter", "name"), [(",", "csv"), (";", "csv"), ("\t", "tsv.gz")])
+def test_csv_needs_no_configuration(delimiter, name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = clean_data()
+    for number, columns in enumerate(made.columns()):
+        table = pa.table(columns).append_column("words", pa.array([f"a|b {n % 3}" for n in range(1000)]))
+        tags = pa.array(["|".join(map(str, one)) for one in columns["tags"].to_pylist()])
+        age = pa.array(["NA" if one is None else str(one) for one in columns["age"].to_pylist()])
+        table = table.set_column(table.column_names.index("tags"), "tags", tags)
+        table = table.set_column(table.column_names.index("age"), "age", age)
+        with pa.output_stream(tmp_path / f"part-{number}.{name}") as file:
+            options = pyarrow.csv.WriteOptions(delimiter=delimiter, quoting_style="none")
+            pyarrow.csv.write_csv(table, file, options)
+    data = written(tmp_path, tmp_path, "--reader", name.partition(".")[0], "--rows", "3000")["data"]
+    assert data["csv"]["strings"] == ["city", "words"]
+    assert data["csv"]["lists"] == ["tags", "words"]
+    assert data["csv"]["nulls"] == ["", "NA"]
+    assert data["csv"].get("delimiter") == (";" if delimiter == ";" else None)
+    assert data["dense"].keys() == {"price", "age"}
+    assert data["sparse"].keys() == {"item", "city", "tags", "words"}
+    assert data["sparse"]["tags"]["hotness"] == pytest.approx(2.0, abs=0.1)
+    done = run_trainer("train", tmp_path / "first.toml", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "loss" in done.stdout
+
+
+def test_csv_without_a_header_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "a.csv").write_text("1,0.5,7\n0,0.25,8\n")
+    assert trainer(["check-data", "--reader", "csv", "--source", str(tmp_path / "a.csv")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "a.csv, line 1: the header names a column '1', so it seems to be a row" in error
+
+
 def test_splits_and_columns_are_told_from_names_types_and_values(tmp_path, capsys):
     made = clean_data()
     for split in made.splits:

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import tomli_w
 
+from trainer.config.csv import CSV_READERS
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.config.section import Tree, validate
 from trainer.core.errors import InputError, nearest
 from trainer.core.storage import write_file
 from trainer.tools.check_data.checks import all_findings
+from trainer.tools.check_data.csv_types import csv_keys, guess_types
 from trainer.tools.check_data.duplicates import sampling_mask
 from trainer.tools.check_data.finding import Finding, by_severity
 from trainer.tools.check_data.guess import guess_config, guess_data, guess_label
@@ -81,6 +83,8 @@ def check_data(
             raise InputError(f"{flag} is empty; name a file, any fsspec URL, or leave it out")
     data = config.data if config else DataConfig(reader=reader)
     files = _files_of(data) if config else split_sources(source, data)
+    if not config and reader in CSV_READERS:
+        data = guess_types(data, files, rows, all, seed)
     key, choice = "data.{}" if config else "--source", config.train.seed if config else seed
     splits = [open_split(name, key.format(name), urls, data, choice) for name, urls in files.items()]
     columns = data.columns if config else [*splits[0].kinds]
@@ -94,6 +98,8 @@ def check_data(
         target = guess_label(profiles_of(measured, []), label)
         profiles = profiles_of(measured, [target])
         columns_tree, left_out = guess_data(profiles, target)
+        if csv := csv_keys(data.csv, [*columns_tree["sparse"], *columns_tree.get("groups", ())]):
+            columns_tree["csv"] = csv
         guessed = guess_config(columns_tree, files, reader, splits[0].files.rows)
         data = validate(Config, guessed, lambda _: "--source: ").data
     report = _reported(data, measured, profiles, before, left_out, time)

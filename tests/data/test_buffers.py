@@ -42,10 +42,13 @@ def test_a_small_array_does_not_take_a_large_block():
     assert address(empty((LARGE_BYTES,), np.uint8)) != before
 
 
-def test_no_more_is_kept_than_was_in_use_at_once():
-    held = [empty((LARGE_BYTES + n,), np.uint8) for n in range(3)]
+def test_no_more_of_a_size_is_kept_than_was_in_use_at_once():
+    def kept() -> int:
+        return sum(map(len, unused_blocks.values()))
+
+    held = [empty((64 * LARGE_BYTES - n,), np.uint8) for n in range(3)]
     del held
-    kept = len(unused_blocks)
-    for doublings in range(1, 8):
-        empty((LARGE_BYTES << doublings,), np.uint8)
-    assert len(unused_blocks) == kept
+    before = kept()
+    for n in range(40):
+        empty((64 * LARGE_BYTES - n,), np.uint8)
+    assert kept() == before

@@ -17,36 +17,32 @@ LARGE_BYTES = 1 << 16  # smaller arrays come from what malloc keeps anyway
 # to: transposing a batch took twice as long.
 APART = 16
 
-unused_blocks: dict[int, np.ndarray] = {}  # by identity, the longest unused first; each operation on it is atomic
+# By size, a power of 2: so arrays of nearly the same size share blocks, and what is never written takes no memory.
+# Each operation is atomic, as threads make arrays and give them up at the same time.
+unused_blocks: dict[int, list[np.ndarray]] = {}
 
 
 def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
     """Returns an array to be filled; its memory is used again once nothing refers to it or to a view of it.
 
-    The pool keeps no more arrays than were ever in use at once.
+    The pool keeps no more blocks of a size than were ever in use at once.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size < LARGE_BYTES:
         return np.empty(shape, dtype)
-    block = _block(size)
+    power = 1 << (size - 1).bit_length()
+    unused = unused_blocks.setdefault(power, [])
+    try:
+        block = unused.pop()
+    except IndexError:
+        block = np.empty(power, np.uint8)
     # NumPy points the base of a view to the array that owns the memory, past all between, so an array cannot be watched
     # for its views. All of them do refer to a ctypes object, and so do tensors made from them.
     owner = (ctypes.c_byte * block.size).from_buffer(block.data)
-    weakref.finalize(owner, unused_blocks.__setitem__, id(block), block)
+    weakref.finalize(owner, unused.append, block)
     return np.ndarray(shape, dtype, memoryview(owner))
 
 
 def empty_block(columns: int, rows: int, dtype: np.typing.DTypeLike) -> np.ndarray:
     """Returns a block of columns to be filled, `[columns, rows]`, as `empty` does."""
     return empty((columns, rows + APART), dtype)[:, :rows]
-
-
-def _block(size: int) -> np.ndarray:
-    """Returns an unused block that is large enough, but not twice as large, or a new one in place of another."""
-    for key, block in list(unused_blocks.items()):
-        # Another thread may take the block between the listing and the pop, which then returns None.
-        if size <= block.size <= 2 * size and unused_blocks.pop(key, None) is not None:
-            return block
-    for key in list(unused_blocks)[:1]:
-        unused_blocks.pop(key, None)
-    return np.empty(size, np.uint8)

@@ -63,10 +63,10 @@ class Lanes:
 
     def samples_in_step(self, step: int) -> int:
         """Returns the samples of a step of the epoch, over all ranks and without padding."""
-        return sum(
-            min(self.samples_per_step, max(0, self.length(lane) - step * self.samples_per_step))
-            for lane in range(self.lanes)
-        )
+        shortest, longer_lanes = divmod(self.rows, self.lanes)
+        left = shortest - step * self.samples_per_step
+        short, long = (min(self.samples_per_step, max(0, samples)) for samples in (left, left + 1))
+        return (self.lanes - longer_lanes) * short + longer_lanes * long
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command import load_text
+from csv_files import csv_config, read_all
 
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
@@ -207,3 +208,15 @@ def test_batches_weigh_the_ids_of_every_feature(tmp_path):
     halves = batch.split(2)
     assert [half.sparse["averaged"].weights().tolist() for half in halves] == [expected["averaged"], []]
     assert [half.sparse["summed"].weights().tolist() for half in halves] == [[0.5, -2.0], [4.0]]
+
+
+def test_a_broken_list_of_weights_in_csv_is_named(tmp_path):
+    file = tmp_path / "rows.csv"
+    lists = {"csv": {"lists": ["id", "w"]}, "sparse": {"id": {"rows": 10, "weights": "w"}}, "dense": {}}
+    data = csv_config(tmp_path / "cache", **lists)
+    file.write_text("id,w,label\n1|2,0.5|2,1\n,,0\n3,4,1\n")
+    found = read_all(file, data)
+    assert found["w"].to_pylist() == [[0.5, 2.0], None, [4.0]]
+    file.write_text("id,w,label\n1|2,0.5|2,1\n3|4,0.5|x,1\n")
+    with pytest.raises(InputError, match=r"line 3, column 'w': '0\.5\|x' is not a list of numbers with '\|' between"):
+        read_all(file, data)

@@ -47,6 +47,8 @@ def test_a_store_that_fails_is_no_wrong_input(store, tmp_path):
     read_all("s3://bucket/plain", config)
     with (
         store.faults({"fault": "500", "method": "GET", "path": "a.csv"}),
-        pytest.raises(StorageError, match=r"a\.csv, lines 2 to the last: cannot be read \(.*InternalError was asked for"),
+        pytest.raises(
+            StorageError, match=r"a\.csv, lines 2 to the last: cannot be read \(.*InternalError was asked for"
+        ),
     ):
         read_all("s3://bucket/plain", config)

@@ -18,6 +18,7 @@ from trainer.tools.check_data.splits import Split, chosen_groups, open_split
 NULLS = ("NA", "N/A", "NULL", "Null", "null", "NaN", "nan", "None", "\\N")  # as others write them, beside nothing
 DELIMITERS = ",;\t|"
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
+KINDS = {"int64": "integer", "float64": "number", "list": "integers"}  # the first that all values can be
 LISTS = 0.1  # the part of texts with a separator from which on they are lists
 
 
@@ -34,7 +35,7 @@ class _Values:
 
     number: int = 0
     separated: int = 0
-    types: set[str] = field(default_factory=lambda: {"int64", "float64", "list"})
+    types: set[str] = field(default_factory=lambda: {*KINDS})
     nulls: set[str] = field(default_factory=set)
 
     def add(self, texts: pa.ChunkedArray, separator: str) -> None:
@@ -51,12 +52,8 @@ class _Values:
     @property
     def kind(self) -> str:
         """One of integer, number, text, integers and texts."""
-        if "int64" in self.types and self.number:
-            return "integer"
-        if "float64" in self.types and self.number:
-            return "number"
-        if "list" in self.types and self.number:
-            return "integers"
+        if self.types and self.number:
+            return next(kind for dtype, kind in KINDS.items() if dtype in self.types)
         return "texts" if self.separated > LISTS * self.number else "text"
 
 

@@ -26,6 +26,7 @@ from trainer.run.provenance import describe_run
 from trainer.tools.bench.checkpoint import compare_checkpoints, render_restores, time_restores
 from trainer.tools.bench.checks import compare_check
 from trainer.tools.bench.comparison import Comparison, describe_machine, render_comparisons
+from trainer.tools.bench.criteo import compare_criteo
 from trainer.tools.bench.csv_files import compare_csv
 from trainer.tools.bench.features import compare_features
 from trainer.tools.bench.inference import compare_inference
@@ -38,7 +39,9 @@ from trainer.training.setup import open_session
 
 
 def _compare_training(session: Session, steps: int, repeats: int) -> list[Comparison]:
-    readers = compare_readers(session, repeats) if session.context.is_rank0 else []
+    readers = []
+    if session.context.is_rank0:
+        readers = compare_readers(session, repeats) + compare_criteo(session, repeats)
     return readers + compare_loops(session, steps, repeats)
 
 
@@ -65,9 +68,10 @@ def bench(
 ) -> None:
     """Measures the loader and the training loop, saves and restores, features, models, predictions, and prints tables.
 
-    training: the loader beside plain pyarrow and beside a reader that makes Python objects, on one core and by the
-    processor time that they take; training from Parquet beside training on batches in memory; that beside a loop
-    written by hand, which does nothing but step on the same batches.
+    training: the loader beside plain pyarrow and beside a reader that makes Python objects, and beside pyarrow on data
+    with nulls and ids beyond the tables, on one core and by the processor time that they take; training from Parquet
+    beside training on batches in memory; that beside a loop written by hand, which does nothing but step on the same
+    batches.
 
     csv: the loader on CSV files beside plain pyarrow on the same, plain and compressed, and the pass that indexes them;
     on one core, by processor time.

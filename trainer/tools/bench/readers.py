@@ -36,7 +36,7 @@ def compare_readers(session: Session, repeats: int) -> list[Comparison]:
             lambda: rate(_read_objects(files, config, math.ceil(files.rows * SLOW_READER_SHARE))),
         )
     return [
-        Comparison("loader, one core", "pyarrow, same columns", "samples/s", 0.5, loader, arrow),
+        Comparison("loader, one core", "pyarrow, same columns", "samples/s", 0.6, loader, arrow),
         Comparison("loader, one core", "a Python object per value", "samples/s", None, loader, python),
     ]
 

@@ -181,7 +181,7 @@ def test_pieces_lie_behind_one_another():
 def test_messages_count_rows_from_the_beginning_of_the_row_group():
     table = pa.table({"label": [0, 1, 0, 7]})
     with pytest.raises(ValueError, match="a file, row 3, column 'label': 7"):
-        decode([Chunk(table.column, range(2, 4), "a file, ")], DataConfig(), [])
+        decode([Chunk(table.column, range(2, 4), "a file, row {}".format)], DataConfig(), [])
 
 
 def test_one_column_in_two_roles():

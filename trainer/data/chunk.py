@@ -20,14 +20,13 @@ class Chunk:
     Attributes:
         column: Returns a column of the row group.
         rows: Which of its rows.
-        where: Beginning of error messages, which names the row group.
-        place: Returns what messages call one of its rows. Unset: its number after `where`.
+        where: Returns what messages call one of its rows, by number, or without one the row group. Unset: rows are not
+            of files.
     """
 
     column: Column
     rows: range
-    where: str = ""
-    place: Callable[[int], str] | None = None
+    where: Callable[[int | None], str] | None = None
 
     def array(self, name: str) -> pa.Array:
         """Returns a column of these rows, without its layout (`to_plain`)."""
@@ -46,11 +45,10 @@ class Chunk:
 
     def refuse(self, message: str, row: int | None = None) -> NoReturn:
         """Raises InputError for a value; its row, if known, is counted from the beginning of the chunk."""
-        if row is None:
-            raise InputError(f"{self.where}{message}")
-        number = row_in_file(self.column, self.rows.start + row)
-        place = self.place(number) if self.place else f"{self.where}row {number}"
-        raise InputError(f"{place}, {message}")
+        number = None if row is None else row_in_file(self.column, self.rows.start + row)
+        if self.where:
+            raise InputError(f"{self.where(number)}, {message}")
+        raise InputError(message if number is None else f"row {number}, {message}")
 
     def check(self, column: str, values: np.ndarray, good: np.ndarray, why: str) -> np.ndarray:
         """Returns values of a column, `[R]`, of which all must be good; the message names the first that is not."""

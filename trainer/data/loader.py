@@ -97,19 +97,17 @@ class Loader:
         kept = shared(part.group for lane in plan.values() for window in lane for part in window.row_slices)
         streams = [self._steps(ahead(self._read_lane(epoch, lane, plan[lane], offset, kept), 1, pool)) for lane in plan]
         if self._negatives:
-            streams = [
-                self._negatives.follow(steps, epoch, lane, first) for lane, steps in zip(plan, streams, strict=True)
-            ]
+            follow = self._negatives.follow
+            streams = [follow(rows, epoch, lane, first) for lane, rows in zip(plan, streams, strict=True)]
         for _ in range(first, last):
             yield [self._part(next(stream)) for stream in streams]
 
     def _part(self, rows: Rows) -> Rows:
         """Returns this rank's part of a lane's rows in a step."""
-        # With more ranks than lanes, ranks of a lane read the same and keep their part: files cannot be cut finer than
-        # row groups, and which samples make up a step must not depend on the number of ranks.
-        part, parts = self._share.part, self._share.parts
-        size = len(rows) // parts
-        return rows if parts == 1 else rows.slice(part * size, (part + 1) * size)
+        # Ranks of a lane read the same and keep their part: files cannot be cut finer than row groups, and which
+        # samples make up a step must not depend on the number of ranks.
+        part, size = self._share.part, len(rows) // self._share.parts
+        return rows.slice(part * size, (part + 1) * size)
 
     def _plan(self, epoch: int, offset: int) -> dict[int, list[Window]]:
         """Returns, for each of this rank's lanes, the windows that hold its samples from `offset` on."""
@@ -137,14 +135,11 @@ class Loader:
                 if part.group in kept:
                     column = kept[part.group].take(partial(self._reader.read, part.group, epoch))
                 elif len(window.row_slices) == 1:
-                    # Not read yet: each column will be decoded while it is in the cache. A window of many row groups
-                    # would have as many files open.
+                    # Each column is decoded while it is in the cache; many row groups would be as many open files.
                     column = stack.enter_context(self._reader.open(part.group, epoch))
                 else:
                     column = self._reader.read(part.group, epoch)
-                where = f"{self._reader.where(part.group)}, "
-                place = partial(self._reader.where, part.group)
-                chunks.append(Chunk(column, range(part.start, part.stop), where, place))
+                chunks.append(Chunk(column, range(part.start, part.stop), partial(self._reader.where, part.group)))
             yield chunks
 
     def _steps(self, windows: Iterator[Rows]) -> Iterator[Rows]:

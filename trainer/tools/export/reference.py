@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def read_rows(files: FileSet, config: Config, managed: ManagedIds, at_once: int 
         with reader.open(group) as column:
             for start in range(0, group.rows, at_once):
                 rows = range(start, min(start + at_once, group.rows))
-                chunk = Chunk(column, rows, f"{reader.where(group)}, ")
+                chunk = Chunk(column, rows, partial(reader.where, group))
                 batch = managed.looked_up(to_batch([decode([chunk], data, files.files[0].lists)], data, 1.0))
                 yield Rows(_raw_columns(chunk, data), batch)
 

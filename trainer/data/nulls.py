@@ -3,8 +3,8 @@
 import numpy as np
 import pyarrow as pa
 
-# By the arrays' buffers: `is_null().to_numpy()` takes fifteen times as long as `is_missing`, and `fill_null` twice as
-# long as `zero_filled`.
+# By the arrays' buffers: `is_null().to_numpy()` takes ten times as long as `is_missing`, and `fill_null` 1.2
+# (int64) to 1.7 times (float32) as long as `zero_filled`.
 
 
 def is_missing(array: pa.Array) -> np.ndarray:

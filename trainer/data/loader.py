@@ -107,7 +107,7 @@ class Loader:
         # Ranks of a lane read the same and keep their part: files cannot be cut finer than row groups, and which
         # samples make up a step must not depend on the number of ranks.
         part, size = self._share.part, len(rows) // self._share.parts
-        return rows.slice(part * size, (part + 1) * size)
+        return rows if size == len(rows) else rows.slice(part * size, (part + 1) * size)
 
     def _plan(self, epoch: int, offset: int) -> dict[int, list[Window]]:
         """Returns, for each of this rank's lanes, the windows that hold its samples from `offset` on."""

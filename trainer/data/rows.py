@@ -46,9 +46,8 @@ class Rows:
 
     def slice(self, start: int, stop: int) -> "Rows":
         """Returns the rows in `[start, stop)` without copying."""
-        bags = {name: bag.slice(start, stop - start) for name, bag in self.bags.items()}
-        blocks = (block[:, start:stop] for block in (self.groups, self.hard_negatives))
-        return Rows(self.numbers[:, start:stop], self.ids[:, start:stop], bags, *blocks)
+        here, bags = slice(start, stop), {name: bag.slice(start, stop - start) for name, bag in self.bags.items()}
+        return Rows(self.numbers[:, here], self.ids[:, here], bags, self.groups[:, here], self.hard_negatives[:, here])
 
     def take(self, places: np.ndarray) -> "Rows":
         """Returns the rows at these places, in their order."""

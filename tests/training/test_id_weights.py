@@ -236,9 +236,3 @@ def test_predictions_are_those_of_float64(runs, columns, tmp_path):
     logits = np.concatenate(vectors, axis=1) @ saved["head.weight"][0].numpy() + saved["head.bias"].numpy()
     assert found["row"].to_pylist() == columns["row"]
     np.testing.assert_allclose(found["label_probability"], 1 / (1 + np.exp(-logits)), rtol=1e-5)
-
-
-def test_an_export_refuses_weights(runs, tmp_path, capfd):
-    out = runs / "rows"
-    assert trainer(["export", f"{out}/config.toml", "--out", str(out), "--to", str(tmp_path)]) == 2
-    assert "data.sparse.films.weights is 'film_weights', which exported models" in capfd.readouterr().err

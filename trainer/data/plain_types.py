@@ -119,11 +119,13 @@ def plain_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def to_numbers(array: pa.Array) -> pa.Array:
-    """Returns plain values as integers, floating point or booleans: dates in days, times in seconds, both since 1970.
+    """Returns plain values, in lists or not, as numbers or booleans: dates in days, times in seconds, both since 1970.
 
     Times of day count from midnight. Times with a zone are in UTC, as Arrow stores them.
     """
     dtype = array.type
+    if _has_lists(dtype):
+        return _map_lists(to_numbers, array)
     if pa.types.is_null(dtype):
         return array.cast(pa.float32())
     if pa.types.is_decimal(dtype):

@@ -44,7 +44,7 @@ from trainer.tools.export.reference import (
 from trainer.tools.export.rules import ids_with_rows
 from trainer.tools.export.served import Rules, ServedModel
 from trainer.tools.export.shards import Shards
-from trainer.tools.export.signature import column_types, signature, type_of_ids
+from trainer.tools.export.signature import column_types, lists_in, signature, type_of_ids
 from trainer.tools.export.tables import replace_tables
 from trainer.tools.export.weights import SavedWeights, load_model, read_managed
 
@@ -89,12 +89,6 @@ def export(
         InputError: There is no such checkpoint, it is another model's, the data or the model cannot be used, or the
             directory cannot be written.
     """
-    for feature, one in config.data.sparse.items():
-        if one.weights:
-            raise InputError(
-                f"data.sparse.{feature}.weights is '{one.weights}', which exported models do not take yet; predict "
-                "with the run itself"
-            )
     if not getattr(config.data, split):
         raise InputError(f"--split is {split}, but data.{split} is empty; name its files, or another split")
     ema = config.optimizer.ema
@@ -138,7 +132,7 @@ def _write(config: Config, chosen: Checkpoint, choices: Choices, fingerprint: st
     """Writes all files; returns the greatest difference from the answers of the model before it was exported."""
     data, split = config.data, choices.split
     files = find_files(f"data.{split}", getattr(data, split), data)
-    types, lists = column_types(files, data), files.files[0].lists
+    types, lists = column_types(files, data), lists_in(files, data)
     described = signature(data, types, lists, model_outputs(config))
     described |= {"model": config.model.name, "step": chosen.step, "averages": choices.averages, "tables": "float32"}
     described["format"] = choices.format
@@ -180,7 +174,7 @@ def _write_whole(
         choices.quantize,
     )
     written = parity(model, torchrec_answers, outputs, rows(), PARITY_ROWS)
-    replace_tables(model, config.data.sequences)
+    replace_tables(model, config.data)
     if quantize != "none":
         described |= {"tables": quantize, "quality": _quantize(model, config, rows, split, quantize)}
         written = parity(model, plain_answers, outputs, rows(), PARITY_ROWS)

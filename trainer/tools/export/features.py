@@ -1,6 +1,6 @@
 """The ids of a feature in plain tensors, and their embeddings: pooled, or as a sequence."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,14 +31,19 @@ class SingleIds:
     Attributes:
         rows: Row of each sample's id, `[B]` int64; or its embedding, `[B, D]`, as below.
         present: Whether the sample has one, `[B]`.
+        weights: Its weight, `[B]` float32; 1 if unset.
     """
 
     rows: Tensor
     present: Tensor
+    weights: Tensor | None = None
 
     def pooled(self, table: nn.Module, pooling: str) -> Tensor:
-        """Returns the embeddings, `[B, D]`, zeros without an id; sum and mean are the same."""
-        return torch.where(self.present[:, None], table(self.rows), 0.0)
+        """Returns the embeddings, `[B, D]`, zeros without an id; without weights, sum and mean are the same."""
+        found = table(self.rows)
+        if self.weights is not None:
+            found = _pooled(_weighted(found, self.weights), pooling)
+        return torch.where(self.present[:, None], found, 0.0)
 
     def sequence(self, table: nn.Module, length: int) -> "Sequence":
         """Returns them as sequences of at most one id."""
@@ -54,15 +59,20 @@ class IdLists:
         lengths: How many of them each sample has, `[B]` int64.
         longest: Ids of a list that count at most; all if unset.
         first: Whether these are its first ones, else its last.
+        weights: Weights of all ids, `[N]` float32; 1 if unset.
     """
 
     rows: Tensor
     lengths: Tensor
     longest: int | None = None
     first: bool = False
+    weights: Tensor | None = None
 
     def pooled(self, table: nn.Module, pooling: str) -> Tensor:
         """Returns the pooled embeddings, `[B, D]`, zeros for an empty list."""
+        if self.weights is not None:
+            given = replace(self, rows=_weighted(table(self.rows), self.weights), weights=None)
+            return _pooled(given.pooled(nn.Identity(), "sum"), pooling)
         if self.longest is not None:
             sequence = self.sequence(table, self.longest)
             total = sequence.to_padded_dense().sum(1)
@@ -86,6 +96,17 @@ class IdLists:
 
 
 Ids = SingleIds | IdLists
+
+
+def _weighted(embeddings: Tensor, weights: Tensor) -> Tensor:
+    """Returns embeddings times their weights, with these as one more column, `[N, D + 1]`, to be summed alike."""
+    return torch.cat([embeddings * weights[:, None], weights[:, None]], dim=1)
+
+
+def _pooled(sums: Tensor, pooling: str) -> Tensor:
+    """Returns the sum or mean, `[B, D]`, for sums of `_weighted`; ids that all weigh 0 are as no ids."""
+    total, weight = sums[:, :-1], sums[:, -1:]
+    return total / torch.where(weight > 0, weight, 1.0) if pooling == "mean" else total
 
 
 class Sequence:

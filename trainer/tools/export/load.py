@@ -28,6 +28,7 @@ Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 ONNX = "model.onnx"
 ROWS, TABLES = "rows.pt2", "tables.json"  # of a model with tables in shards
 NO_ID = -(2**63)
+LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 BEYOND = {"log1p": -1.0, "log3": -3.0}  # what values must be above, by their transform
 
 
@@ -70,9 +71,7 @@ class Model:
             raise ValueError(f"{directory} has no compiled model; export with --compile True")
         self.run = _of_onnx(directory) if is_onnx else _of_torch(directory, self.signature, compiled)
         self._read = _Reader("numpy", "ndarray") if is_onnx else _Reader("torch", "Tensor")
-        self._columns: dict[str, list[dict[str, Any]]] = {}  # one column can make several features
-        for column in self.signature["columns"]:
-            self._columns.setdefault(column["name"], []).append(column)
+        self._names = [*dict.fromkeys(column["name"] for column in self.signature["columns"])]
 
     def __call__(self, columns: dict[str, Any]) -> dict[str, Tensor]:
         """Returns the outputs by name for columns.
@@ -84,30 +83,30 @@ class Model:
 
     def inputs(self, columns: dict[str, Any]) -> dict[str, Tensor]:
         """Returns columns as the tensors that the model takes, in its order; the same errors."""
-        for name in columns:
-            if name not in self._columns:
-                raise ColumnError(f"column '{name}' is unknown; the model takes {', '.join(self._columns)}")
+        self._check(columns)
         found: dict[str, Tensor] = {}
-        lengths: dict[str, int] = {}
-        for name, features in self._columns.items():
-            if name not in columns:
-                raise ColumnError(f"column '{name}' is missing; the model takes {', '.join(self._columns)}")
-            values = columns[name]
-            if isinstance(values, str | bytes | dict) or not hasattr(values, "__len__"):
-                raise ColumnError(f"column '{name}' is a {type(values).__name__}; it must be a list of values")
-            for column in features:
-                found |= self._read(column, values)
-            lengths[name] = len(values)
-        return self._checked(found, lengths)
+        for column in self.signature["columns"]:  # one column can make several features
+            found |= self._read(column, columns)
+        return {entry["name"]: found[entry["name"]] for entry in self.signature["inputs"]}
 
-    def _checked(self, found: dict[str, Tensor], lengths: dict[str, int]) -> dict[str, Tensor]:
-        first, rows = next(iter(lengths.items()))
-        for name, length in lengths.items():
-            if length != rows:
+    def _check(self, columns: dict[str, Any]) -> None:
+        for name in columns:
+            if name not in self._names:
+                raise ColumnError(f"column '{name}' is unknown; the model takes {', '.join(self._names)}")
+        for name in self._names:
+            if name not in columns:
+                raise ColumnError(f"column '{name}' is missing; the model takes {', '.join(self._names)}")
+            values = columns[name]
+            is_scalar = not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0
+            if isinstance(values, str | bytes | dict) or is_scalar:
+                raise ColumnError(f"column '{name}' is a {type(values).__name__}; it must be a list of values")
+        first = self._names[0]
+        rows = len(columns[first])
+        for name in self._names:
+            if (length := len(columns[name])) != rows:
                 raise ColumnError(f"column '{name}' has {length} values, but '{first}' has {rows}; make them equal")
         if rows == 0:
             raise ColumnError(f"column '{first}' is empty; send at least one sample")
-        return {entry["name"]: found[entry["name"]] for entry in self.signature["inputs"]}
 
 
 def _of_torch(directory: Path, signature: dict[str, Any], compiled: bool) -> Run:
@@ -207,8 +206,13 @@ class _Reader:
         self._library = importlib.import_module(library)
         self._array = getattr(self._library, array)
 
-    def __call__(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
-        """Returns the inputs of a column by name; the errors of `Model.inputs`."""
+    def __call__(self, column: dict[str, Any], columns: dict[str, Any]) -> dict[str, Tensor]:
+        """Returns the inputs of one of the columns by name; the errors of `Model.inputs`."""
+        values = columns[column["name"]]
+        if column["kind"] == "weight":
+            return self._single_weights(column, values, columns[column["ids"]])
+        if column["kind"] == "weights":
+            return self._weights(column, values, columns[column["ids"]])
         kinds = {"number": self._numbers, "id": self._single, "time": self._single, "list": self._lists}
         return kinds[column["kind"]](column, values)
 
@@ -252,17 +256,43 @@ class _Reader:
         ids: list[int] = []
         lengths = []
         for row, one in enumerate(values):
-            if one is not None and (isinstance(one, str | bytes | dict) or not hasattr(one, "__iter__")):
-                raise ColumnError(f"column '{column['name']}', row {row}: {_shown(one)} is not a list of ids")
-            given = one.tolist() if isinstance(one, self._array) else one or ()
-            present = [value for value in given if value is not None]
-            if longest := column.get("max_ids"):
-                present = present[:longest] if column["keep"] == "first" else present[-longest:]
-            ids += (_id(column, row, value) for value in present)
-            lengths.append(len(present))
+            present = [value for value in self._list(column, row, one, "ids") if value is not None]
+            kept = _kept(column, present)
+            ids += (_id(column, row, value) for value in kept)
+            lengths.append(len(kept))
         found = self._ids(ids)
         _check_range(column, found)
         return {f"{column['input']}.values": found, f"{column['input']}.lengths": self._ids(lengths)}
+
+    def _single_weights(self, column: dict[str, Any], values: Any, ids: Any) -> dict[str, Tensor]:
+        values, ids = (one.tolist() if isinstance(one, self._array) else one for one in (values, ids))
+        weights = [
+            0.0 if id is None or id == NO_ID else _weight(column, row, value)
+            for row, (id, value) in enumerate(zip(ids, values, strict=True))
+        ]
+        return self._of_weights(column, weights)
+
+    def _weights(self, column: dict[str, Any], values: Any, ids: Any) -> dict[str, Tensor]:
+        found: list[float] = []
+        for row, (one, weights) in enumerate(zip(ids, values, strict=True)):
+            one, weights = self._list(column, row, one, "ids"), self._list(column, row, weights, "weights")
+            if len(one) != len(weights):
+                raise ColumnError(
+                    f"column '{column['name']}', row {row}: {len(weights)} weights for {len(one)} ids of "
+                    f"'{column['ids']}'; each id needs one"
+                )
+            pairs = zip(one, weights, strict=True)
+            found += _kept(column, [_weight(column, row, value) for id, value in pairs if id is not None])
+        return self._of_weights(column, found)
+
+    def _of_weights(self, column: dict[str, Any], weights: list[float]) -> dict[str, Tensor]:
+        return {f"{column['input']}.weights": self._library.asarray(weights, dtype=self._library.float32)}
+
+    def _list(self, column: dict[str, Any], row: int, one: Any, noun: str) -> list[Any]:
+        """Returns what a row has, which is nothing for None."""
+        if one is not None and (isinstance(one, str | bytes | dict) or not hasattr(one, "__iter__")):
+            raise ColumnError(f"column '{column['name']}', row {row}: {_shown(one)} is not a list of {noun}")
+        return one.tolist() if isinstance(one, self._array) else [*(one or ())]
 
     def _is_array(self, values: Any) -> bool:
         """Returns whether values are an array of numbers; one of objects or strings is read as a list is."""
@@ -270,6 +300,24 @@ class _Reader:
 
     def _ids(self, values: list[int]) -> Tensor:
         return self._library.asarray(values, dtype=self._library.int64)
+
+
+def _kept(column: dict[str, Any], values: list[Any]) -> list[Any]:
+    """Returns the values of a list that count."""
+    longest = column.get("max_ids")
+    if longest is None:
+        return values
+    return values[:longest] if column["keep"] == "first" else values[-longest:]
+
+
+def _weight(column: dict[str, Any], row: int, value: Any) -> float:
+    is_mean = column["pooling"] == "mean"
+    if not isinstance(value, int | float) or not (0 if is_mean else -LARGEST) <= value <= LARGEST:
+        allowed = "finite and, for a mean, at least 0" if is_mean else "finite"
+        raise ColumnError(
+            f"column '{column['name']}', row {row}: {_shown(value)} is not a weight; weights of ids are {allowed}"
+        )
+    return float(value)
 
 
 def _number(name: str, row: int, value: Any) -> float:

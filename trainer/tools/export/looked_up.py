@@ -52,7 +52,7 @@ def write_in_shards(
     put_rows(model, rows)
     number = sum(len(part.batch.weights) for part in samples)
     written = parity(model, torchrec_answers, outputs, renumbered(samples, needed, data), number)
-    replace_tables(model, data.sequences)
+    replace_tables(model, data)
     _remove_tables(model)
     save_program(export_program(RowNumbers(rules(listed)), described, name), folder / load.ROWS)
     given = _embeddings(described, shards.columns(), data)

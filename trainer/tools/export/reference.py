@@ -66,6 +66,9 @@ def _raw_columns(chunk: Chunk, data: DataConfig) -> dict[str, list[Any]]:
     for name, feature in (*data.dense.items(), *data.sparse.items()):
         for column in columns_of(name, feature):
             uses.setdefault(column, set()).add("nulls" if feature.transform == "is_missing" else takes(feature))
+    for feature in data.sparse.values():
+        if feature.weights:
+            uses.setdefault(feature.weights, set()).add("numbers")
     return {column: _raw_column(column, chunk, found) for column, found in uses.items()}
 
 
@@ -104,7 +107,10 @@ def torchrec_answers(model: nn.Module, batch: Batch) -> Tensor | Predictions:
 def plain_answers(model: nn.Module, batch: Batch) -> Tensor | Predictions:
     """Returns what a model with plain tables predicts."""
     features = batch.sparse.to_dict()
-    ids = {name: IdLists(one.values().long(), one.lengths().long()) for name, one in features.items()}
+    ids = {
+        name: IdLists(one.values().long(), one.lengths().long(), weights=one.weights_or_none())
+        for name, one in features.items()
+    }
     return model(batch.dense, ids)
 
 

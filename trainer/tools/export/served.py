@@ -18,6 +18,11 @@ def names_of_list(column: str) -> tuple[str, str]:
     return f"{column}.values", f"{column}.lengths"
 
 
+def name_of_weights(column: str) -> str:
+    """Returns the name of the tensor that the weights of a column's ids become."""
+    return f"{column}.weights"
+
+
 def names_of_cross(name: str, feature: SparseFeature) -> list[str]:
     """Returns the names of the tensors that the columns of a cross become."""
     return [f"{name}.{column}" for column in feature.columns]
@@ -52,7 +57,7 @@ class Rules(nn.Module):
         Args:
             columns: By feature. Numbers `[B]` float32, NaN where missing; single ids, and times in seconds since 1970,
                 `[B]` int64, NO_ID where missing; lists as the two tensors of `names_of_list`, `[N]` and `[B]` int64;
-                of crosses, the ids of each column.
+                weights as the tensor of `name_of_weights`, `[N]` or `[B]` float32; of crosses, the ids of each column.
         """
         dense = [dense_values(columns[name], feature) for name, feature in self._data.dense.items()]
         sparse = {name: self._ids(name, columns) for name in self._data.sparse}
@@ -64,11 +69,12 @@ class Rules(nn.Module):
 
     def _ids(self, name: str, columns: dict[str, Tensor]) -> Ids:
         rule, feature = self._rules[name], self._data.sparse[name]
+        weights = columns[name_of_weights(name)] if feature.weights else None
         if name in self._lists:
             values, lengths = names_of_list(name)
-            return IdLists(rule(columns[values]), columns[lengths], feature.max_ids, feature.keep == "first")
+            return IdLists(rule(columns[values]), columns[lengths], feature.max_ids, feature.keep == "first", weights)
         ids, present = self._single(name, feature, columns)
-        return SingleIds(rule(torch.where(present, ids, -feature.offset)), present)
+        return SingleIds(rule(torch.where(present, ids, -feature.offset)), present, weights)
 
     def _single(self, name: str, feature: SparseFeature, columns: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns ids before their rule, `[B]` int64, and which samples have one."""

@@ -9,10 +9,10 @@ from trainer.config.data import DataConfig
 from trainer.config.features import DenseFeature, SparseFeature, columns_of, takes
 from trainer.core.errors import InputError
 from trainer.data.dataset import FileSet
-from trainer.data.plain_types import id_type, is_moment, is_string, plain_type
+from trainer.data.plain_types import id_type, is_list, is_moment, is_string, plain_type
 from trainer.data.transforms import SECONDS
 from trainer.models.outputs import ModelOutput
-from trainer.tools.export.served import names_of_cross, names_of_list
+from trainer.tools.export.served import name_of_weights, names_of_cross, names_of_list
 
 VERSION = 1
 HASH_OF_STRINGS = "BLAKE2b of the UTF-8 bytes, 8 bytes, little-endian, signed"
@@ -40,8 +40,8 @@ def signature(
     names = [entry["name"] for entry in inputs]
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(
-            f"feature '{twice[0]}' has the name of an input of another one, which is dense, a list or a cross; rename "
-            "it and name its column"
+            f"feature '{twice[0]}' has the name of an input of another one, which is dense, a list or a cross, or has "
+            "weights; rename it and name its column"
         )
     return {
         "version": VERSION,
@@ -59,6 +59,14 @@ def column_types(files: FileSet, data: DataConfig) -> dict[str, pa.DataType]:
     features = [*data.dense.items(), *data.sparse.items()]
     columns = [column for name, feature in features for column in columns_of(name, feature)]
     return {column: plain_type(schema.field(column).type) for column in columns}
+
+
+def lists_in(files: FileSet, data: DataConfig) -> list[str]:
+    """Returns the sparse features whose column has lists; training has single ids in lists too if they have weights."""
+    columns = {name: columns_of(name, data.sparse[name])[0] for name in files.files[0].lists}
+    return [
+        name for name, column in columns.items() if any(is_list(one.schema.field(column).type) for one in files.files)
+    ]
 
 
 def type_of_ids(dtype: pa.DataType) -> str:
@@ -101,13 +109,17 @@ def _of_sparse(name: str, feature: SparseFeature, types: dict[str, pa.DataType],
     rules = {"rule": feature.ids, "rows": feature.rows, **feature.model_dump(include={"offset", "salt"})}
     if feature.ids == "error":
         rules["range"] = [-feature.offset, feature.rows - feature.offset]
-    if feature.max_ids and is_list:
-        rules |= {"max_ids": feature.max_ids, "keep": feature.keep}
+    cut = feature.model_dump(include={"max_ids", "keep"}) if feature.max_ids and is_list else {}
     kind, inputs = "list" if is_list else "id", names_of_cross(name, feature) or [name]
-    return [
-        {"name": column, "input": one, "kind": kind, "type": type_of_ids(types[column]), **rules}
+    ids = [
+        {"name": column, "input": one, "kind": kind, "type": type_of_ids(types[column]), **rules, **cut}
         for column, one in zip(columns, inputs, strict=True)
     ]
+    if feature.weights is None:
+        return ids
+    rules = {"ids": columns[0], "pooling": feature.pooling, **cut}
+    kind = "weights" if is_list else "weight"
+    return [*ids, {"name": feature.weights, "input": name, "kind": kind, "type": "float32", **rules}]
 
 
 def _time(name: str, column: str, dtype: pa.DataType) -> dict[str, Any]:
@@ -121,6 +133,10 @@ def _inputs(column: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"name": name, "dtype": "float32", "shape": ["B"]}]
     if column["kind"] in ("id", "time"):
         return [{"name": name, "dtype": "int64", "shape": ["B"]}]
+    if column["kind"] == "weight":
+        return [{"name": name_of_weights(name), "dtype": "float32", "shape": ["B"]}]
+    if column["kind"] == "weights":
+        return [{"name": name_of_weights(name), "dtype": "float32", "shape": [f"N of {name}"]}]
     values, lengths = names_of_list(name)
     return [
         {"name": values, "dtype": "int64", "shape": [f"N of {name}"]},

@@ -1,11 +1,14 @@
 """The table collections of a model with plain tensors in the place of TorchRec's KeyedJaggedTensor."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
+from trainer.config.data import DataConfig
 from trainer.tools.export.features import Ids, Sequence, Table
 
 
@@ -14,17 +17,19 @@ class PooledTables(nn.Module):
 
     Args:
         collection: The collection.
+        poolings: The pooling of each feature; with weights of ids, that of the collection is a sum for all.
     """
 
-    def __init__(self, collection: EmbeddingBagCollection) -> None:
+    def __init__(self, collection: EmbeddingBagCollection, poolings: Mapping[str, str]) -> None:
         super().__init__()
         self._configs: list[EmbeddingBagConfig] = collection.embedding_bag_configs()
+        self._poolings = poolings
         self.embedding_bags = _made(collection.embedding_bags)
 
     def forward(self, features: dict[str, Ids]) -> KeyedTensor:
         """Returns the pooled embeddings of all features."""
         pooled = {
-            feature: features[feature].pooled(self.embedding_bags[config.name], config.pooling.value.lower())
+            feature: features[feature].pooled(self.embedding_bags[config.name], self._poolings[feature])
             for config in self._configs
             for feature in config.feature_names
         }
@@ -59,19 +64,20 @@ def _made(tables: nn.ModuleDict) -> nn.ModuleDict:
     return nn.ModuleDict({name: Table(table.get_parameter("weight").data) for name, table in tables.items()})
 
 
-def replace_tables(model: nn.Module, lengths: dict[str, int]) -> None:
+def replace_tables(model: nn.Module, data: DataConfig) -> None:
     """Puts plain tables in the place of TorchRec's collections, wherever a model keeps them.
 
     Args:
         model: The model, which keeps the memory of its tables.
-        lengths: The greatest length of each sequence.
+        data: The features.
     """
+    poolings = {name: data.sparse[name].pooling for name in data.pooled}
     made: dict[nn.Module, nn.Module] = {}
     for path, module in [*model.named_modules(remove_duplicate=False)]:
         if isinstance(module, EmbeddingBagCollection):
-            made.setdefault(module, PooledTables(module))
+            made.setdefault(module, PooledTables(module, poolings))
         elif isinstance(module, EmbeddingCollection):
-            made.setdefault(module, SequenceTables(module, lengths))
+            made.setdefault(module, SequenceTables(module, data.sequences))
         else:
             continue
         model.set_submodule(path, made[module])

@@ -63,10 +63,8 @@ class Lanes:
 
     def samples_in_step(self, step: int) -> int:
         """Returns the samples of a step of the epoch, over all ranks and without padding."""
-        shortest, longer_lanes = divmod(self.rows, self.lanes)
-        left = shortest - step * self.samples_per_step
-        short, long = (min(self.samples_per_step, max(0, samples)) for samples in (left, left + 1))
-        return (self.lanes - longer_lanes) * short + longer_lanes * long
+        before, size = step * self.samples_per_step, self.samples_per_step
+        return sum(min(size, max(0, self.length(lane) - before)) for lane in range(self.lanes))
 
 
 @dataclass(frozen=True)

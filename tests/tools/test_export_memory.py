@@ -70,6 +70,9 @@ def test_memory_in_shards_is_that_of_a_small_model(runs, table_bytes):
 
 
 def test_memory_of_tables_in_the_program(runs, table_bytes):
-    """Three times that of a single table; the lower bound shows that it is measured at all."""
+    """Three times that of a single table, not four; the lower bound shows that it is measured at all.
+
+    A part of it is freed late at times: 2.98 to 3.32 were measured.
+    """
     small, large = (peak(runs, name, runs / "whole" / name) for name in ("small", "large"))
-    assert 1 < (large - small) / table_bytes < 3.3
+    assert 1 < (large - small) / table_bytes < 3.6

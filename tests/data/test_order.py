@@ -33,7 +33,7 @@ def test_lanes_partition_the_rows(lanes):
     bounds = [lanes.bounds(lane) for lane in range(lanes.lanes)]
     assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
     assert bounds[-1][1] == lanes.rows
-    lengths = [lanes.length(lane) for lane in range(lanes.lanes)]
+    lengths = lanes.lengths.tolist()
     assert max(lengths) - min(lengths) <= 1
 
 

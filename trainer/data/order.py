@@ -8,6 +8,7 @@ run is one number, the step, and a global batch holds the same samples whatever 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -52,10 +53,10 @@ class Lanes:
         start = lane * length + min(lane, longer)
         return start, start + length + (lane < longer)
 
-    def length(self, lane: int) -> int:
-        """Returns the samples of a lane."""
-        start, stop = self.bounds(lane)
-        return stop - start
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """The samples of each lane, `[L]`."""
+        return np.array([stop - start for start, stop in map(self.bounds, range(self.lanes))])
 
     def row_slices(self, order: list[RowGroup], ends: np.ndarray, lane: int) -> "list[RowSlice]":
         """Returns the rows of a lane; `ends` is `ends_of(order)`."""
@@ -63,8 +64,8 @@ class Lanes:
 
     def samples_in_step(self, step: int) -> int:
         """Returns the samples of a step of the epoch, over all ranks and without padding."""
-        before, size = step * self.samples_per_step, self.samples_per_step
-        return sum(min(size, max(0, self.length(lane) - before)) for lane in range(self.lanes))
+        left = self.lengths - step * self.samples_per_step
+        return int(left.clip(0, self.samples_per_step).sum())
 
 
 @dataclass(frozen=True)

@@ -28,17 +28,14 @@ class PartLanes(Lanes):
     parts: tuple[tuple[Part, ...], ...]
 
     @cached_property
-    def _lengths(self) -> list[int]:
-        return [sum(stop - start for start, stop in parts) for parts in self.parts]
+    def lengths(self) -> np.ndarray:
+        """The samples of each lane, `[L]`."""
+        return np.array([sum(stop - start for start, stop in parts) for parts in self.parts])
 
     @property
     def steps(self) -> int:
         """Steps until the longest lane ends."""
-        return -(-max(self._lengths) // self.samples_per_step)
-
-    def length(self, lane: int) -> int:
-        """Returns the samples of a lane."""
-        return self._lengths[lane]
+        return -(-int(self.lengths.max()) // self.samples_per_step)
 
     def row_slices(self, order: list[RowGroup], ends: np.ndarray, lane: int) -> list[RowSlice]:
         """Returns the rows of a lane; `ends` is `ends_of(order)`."""

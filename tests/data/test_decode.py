@@ -31,7 +31,7 @@ def hashed_text(text: str, rows: int) -> int:
 
 def decode_table(table: pa.Table, config: DataConfig, order: np.ndarray | None = None) -> Rows:
     lists = [name for name in config.sparse if is_list(table.schema.field(name).type)]
-    return decode([Chunk(table.column, range(table.num_rows))], config, lists, order)
+    return decode(Chunk(table.column, range(table.num_rows)), config, lists, order)
 
 
 def sparse(column: pa.Array | pa.ChunkedArray, order=None, **feature) -> Rows:
@@ -171,17 +171,17 @@ def test_labels_and_weights():
 
 def test_pieces_lie_behind_one_another():
     table = pa.table({"id": [[0], [1], [2], [3], [4]], "label": [0, 1, 0, 1, 1]})
-    pieces = [Chunk(table.column, range(3, 5)), Chunk(table.column, range(1))]
     config = DataConfig(sparse={"id": {"rows": 5}})
-    assert lists(decode(pieces, config, ["id"]).bags["id"]) == [[3], [4], [0]]
-    rows = decode(pieces, config, ["id"], np.array([2, 0, 1]))
+    pieces = Rows.join([decode(Chunk(table.column, piece), config, ["id"]) for piece in (range(3, 5), range(1))])
+    assert lists(pieces.bags["id"]) == [[3], [4], [0]]
+    rows = pieces.take(np.array([2, 0, 1]))
     assert (lists(rows.bags["id"]), rows.numbers[0].tolist()) == ([[0], [3], [4]], [0, 1, 1])
 
 
 def test_messages_count_rows_from_the_beginning_of_the_row_group():
     table = pa.table({"label": [0, 1, 0, 7]})
     with pytest.raises(ValueError, match="a file, row 3, column 'label': 7"):
-        decode([Chunk(table.column, range(2, 4), "a file, row {}".format)], DataConfig(), [])
+        decode(Chunk(table.column, range(2, 4), "a file, row {}".format), DataConfig(), [])
 
 
 def test_one_column_in_two_roles():

@@ -1,13 +1,16 @@
 """Row groups as columns: read column by column, all at once, or once for several windows."""
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from trainer.config.data import DataConfig
 from trainer.data.dataset import DataFile, FileSet, RowGroup
-from trainer.data.row_groups import RowGroupReader, SharedRowGroup, shared
+from trainer.data.order import RowSlice
+from trainer.data.row_groups import RowGroupReader, SharedRows, shared
+from trainer.data.rows import Rows
 
 TABLE = pa.table({"a": [1, 2, 3], "b": [4.0, 5.0, 6.0], "c": ["x", "y", "z"]})
 
@@ -36,23 +39,27 @@ def test_a_row_group_that_is_not_there(reader):
 
 
 def test_only_row_groups_that_come_again_are_shared():
-    first, second, third = (RowGroup(0, index, 1) for index in range(3))
-    assert {group: one.uses for group, one in shared([first, second, third, first, third, first]).items()} == {
-        first: 3,
-        third: 2,
+    first, second, third = (RowGroup(0, index, 9) for index in range(3))
+    parts = [RowSlice(first, 6, 9), RowSlice(second, 0, 9), RowSlice(third, 0, 4), RowSlice(first, 2, 6)]
+    found = shared([*parts, RowSlice(third, 4, 5)])
+    assert {group: (one.whole.start, one.whole.stop, one.uses) for group, one in found.items()} == {
+        first: (2, 9, 2),
+        third: (0, 5, 2),
     }
 
 
-def test_a_shared_row_group_is_read_once_and_given_up_after_its_last_use():
-    reads = []
+def test_shared_rows_are_decoded_once_and_given_up_after_their_last_use():
+    group, made = RowGroup(0, 0, 9), []
 
-    def read():
-        reads.append(TABLE)
-        return TABLE.column
+    def decoded(part):
+        made.append(part)
+        numbers = np.arange(part.start, part.stop, dtype=np.float32)[None]
+        return Rows(numbers, np.empty((0, len(part)), np.int32), {}, *np.empty((2, 0, len(part)), np.int64))
 
-    group = SharedRowGroup(uses=2)
-    assert group.take(read)("a") == group.take(read)("a") == TABLE["a"]
-    assert len(reads) == 1
-    group.uses = 1
-    group.take(read)
-    assert len(reads) == 2
+    kept = SharedRows(RowSlice(group, 2, 9), uses=2)
+    assert kept.take(RowSlice(group, 5, 9), decoded).numbers.tolist() == [[5, 6, 7, 8]]
+    assert kept.take(RowSlice(group, 2, 5), decoded).numbers.tolist() == [[2, 3, 4]]
+    assert made == [RowSlice(group, 2, 9)]
+    kept.uses = 1
+    kept.take(RowSlice(group, 2, 5), decoded)
+    assert len(made) == 2

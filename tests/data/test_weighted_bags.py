@@ -34,7 +34,7 @@ def decoded(column: pa.Array, weights: pa.Array, order=None, **feature):
     check_columns("here", table.schema, data)
     assert lists_of(data, {table.schema: "here"}) == ("id",)
     chunk = Chunk(table.column, range(table.num_rows), "here, row {}".format)
-    bags = decode([chunk], data, ["id"], order).bags["id"].to_pylist()
+    bags = decode(chunk, data, ["id"], order).bags["id"].to_pylist()
     return [[(pair["id"], pair["weight"]) for pair in bag] for bag in bags]
 
 

@@ -32,7 +32,7 @@ def listed(tmp_path):
 def rows_of(ids, url, rows=10):
     table = pa.table({"id": ids, "label": pa.array([0.0] * len(ids))})
     features = {"id": {"rows": rows, "ids": "vocabulary", "vocabulary": url}}
-    return decode([Chunk(table.column, range(len(ids)))], DataConfig(sparse=features), []).ids[0].tolist()
+    return decode(Chunk(table.column, range(len(ids))), DataConfig(sparse=features), []).ids[0].tolist()
 
 
 @pytest.mark.parametrize("kind", [lambda n: n * 10**15, lambda n: f"id {n}"])

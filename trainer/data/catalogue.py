@@ -96,8 +96,8 @@ def read_catalogue(data: DataConfig, item_features: Collection[str], samples: Da
         _check_lists(files, columns, here, samples.lists)
         _check_texts(files, columns, data.catalogue.hard_negatives, samples)
     reader = RowGroupReader(files, columns)
-    chunks = [Chunk(reader.read(group), range(group.rows), partial(reader.where, group)) for group in files.row_groups]
-    items = decode(chunks, columns, here)
+    chunks = (Chunk(reader.read(group), range(group.rows), partial(reader.where, group)) for group in files.row_groups)
+    items = Rows.join([decode(chunk, columns, here) for chunk in chunks])
     items = items.take(items.groups[0].argsort(kind="stable"))
     ids, weights = items.groups[0], items.numbers[-1].astype(np.float64)
     _check_items(files, ids, weights)

@@ -1,6 +1,6 @@
-"""Decodes and checks columns: chunks of row groups in, rows that can be trained on out."""
+"""Decodes and checks columns: a chunk of a row group in, rows that can be trained on out."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,7 @@ from trainer.data.hashing import as_integers, mix, modulo
 from trainer.data.id_weights import weighted_lists, with_weights
 from trainer.data.nulls import is_missing
 from trainer.data.plain_types import as_lists
-from trainer.data.rows import NO_ITEM, Rows, id_dtype
+from trainer.data.rows import NO_ITEM, Rows, id_dtype, take
 from trainer.data.selection import weight_factors
 from trainer.data.transforms import dense_values, kept, salted, shifted, single_ids
 from trainer.data.vocabulary import open_vocabulary
@@ -24,31 +24,27 @@ from trainer.data.vocabulary import open_vocabulary
 Decoder = Callable[[Chunk], np.ndarray]
 
 
-def decode(
-    chunks: Sequence[Chunk], config: DataConfig, lists: Collection[str], order: np.ndarray | None = None
-) -> Rows:
-    """Decodes chunks, column by column, so that a column stays in the cache from file to rows.
+def decode(chunk: Chunk, config: DataConfig, lists: Collection[str], order: np.ndarray | None = None) -> Rows:
+    """Decodes a chunk, column by column, so that a column stays in the cache from file to rows.
 
     Args:
-        chunks: The rows, `R` in all.
+        chunk: The rows, `R` of them.
         config: The columns and their rules.
         lists: The sparse features that are lists of ids.
-        order: The position of each row in the chunks, `[R]`. Unset: as in the chunks.
+        order: The position of each row in the chunk, `[R]`. Unset: as in the chunk.
 
     Raises:
         InputError: A value is not allowed; the message names row group, row, column and value.
     """
     single = [name for name in config.sparse if name not in lists]
     dtype = id_dtype(config)
-    bags = {
-        name: pa.concat_arrays([_bags(name, config.sparse[name], dtype, chunk) for chunk in chunks]) for name in lists
-    }
-    hard = np.concatenate([_hard_negatives(config.catalogue, chunk) for chunk in chunks], axis=1)
+    bags = {name: _bags(name, config.sparse[name], dtype, chunk) for name in lists}
+    hard = _hard_negatives(config.catalogue, chunk)
     return Rows(
-        _stack(chunks, _numbers(config), np.float32, order),
-        _stack(chunks, [partial(_ids, name, config.sparse[name]) for name in single], dtype, order),
+        _stack(chunk, _numbers(config), np.float32, order),
+        _stack(chunk, [partial(_ids, name, config.sparse[name]) for name in single], dtype, order),
         bags if order is None else {name: bag.take(order) for name, bag in bags.items()},
-        _stack(chunks, [partial(_group, name) for name in config.groups], np.int64, order),
+        _stack(chunk, [partial(_group, name) for name in config.groups], np.int64, order),
         hard if order is None else hard[:, order],
     )
 
@@ -60,21 +56,19 @@ def _numbers(config: DataConfig) -> list[Decoder]:
     return [*dense, *labels, partial(_weight, config.weight)]
 
 
-def _stack(
-    chunks: Sequence[Chunk], decoders: list[Decoder], dtype: np.typing.DTypeLike, order: np.ndarray | None
-) -> np.ndarray:
+def _stack(chunk: Chunk, decoders: list[Decoder], dtype: np.typing.DTypeLike, order: np.ndarray | None) -> np.ndarray:
     """Returns columns as a block, `[C, R]`, its rows in order."""
-    rows = sum(len(chunk.rows) for chunk in chunks)
-    block, column = empty_block(len(decoders), rows, dtype), np.empty(rows, dtype)
+    block = empty_block(len(decoders), len(chunk.rows), dtype)
+    words = 2 * order if order is not None and block.dtype == np.int32 else None
     for target, decoder in zip(block, decoders, strict=True):
-        parts = [decoder(chunk) for chunk in chunks]
+        values = decoder(chunk)
         if order is None:
-            np.concatenate(parts, out=target, casting="unsafe")
-            continue
-        ready = len(parts) == 1 and parts[0].dtype == column.dtype
-        values = parts[0] if ready else np.concatenate(parts, out=column, casting="unsafe")
+            np.copyto(target, values, casting="unsafe")
         # Shuffled while it is in the cache; to permute the whole block later would move everything twice.
-        np.take(values, order, out=target, mode="wrap")  # "raise", the default, would buffer the output
+        elif words is not None and values.dtype == np.int64:
+            take(values.view(np.int32), words, target)  # the low words of rows of tables, without a pass to narrow them
+        else:
+            take(values.astype(dtype, copy=False), order, target)
     return block
 
 

@@ -7,9 +7,9 @@ position is the step. Threads suffice, as Arrow, NumPy and file systems let othe
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from functools import partial
 
+import numpy as np
 import torch
 
 from trainer.config.data import DataConfig
@@ -19,8 +19,8 @@ from trainer.data.chunk import Chunk
 from trainer.data.dataset import FileSet, RowGroup
 from trainer.data.decode import decode
 from trainer.data.negatives import Negatives
-from trainer.data.order import Lanes, Window, ends_of, epoch_order, share_of, window_order, windows
-from trainer.data.row_groups import RowGroupReader, SharedRowGroup, shared
+from trainer.data.order import Lanes, RowSlice, Window, ends_of, epoch_order, share_of, window_order, windows
+from trainer.data.row_groups import RowGroupReader, SharedRows, shared
 from trainer.data.rows import Rows
 from trainer.data.vocabulary import fingerprints
 
@@ -29,7 +29,7 @@ class Loader:
     """Yields one rank's batches of a data set, from any step on.
 
     Memory per rank is about two shuffle windows for each lane that it serves, and the row groups that more than one
-    window needs: those that are larger than a window, and those where one lane ends and the next begins.
+    window needs, decoded: those that are larger than a window, and those where one lane ends and the next begins.
 
     Args:
         files: The data set.
@@ -94,7 +94,7 @@ class Loader:
         """Yields this rank's rows of the steps in `[first, last)` of an epoch, lane by lane."""
         offset = first * self._lanes.samples_per_step
         plan = self._plan(epoch, offset)
-        kept = shared(part.group for lane in plan.values() for window in lane for part in window.row_slices)
+        kept = shared(part for lane in plan.values() for window in lane for part in window.row_slices)
         streams = [self._steps(ahead(self._read_lane(epoch, lane, plan[lane], offset, kept), 1, pool)) for lane in plan]
         if self._negatives:
             follow = self._negatives.follow
@@ -117,30 +117,31 @@ class Loader:
         return {lane: [one for one in windows(rows, size) if one.stop > offset] for lane, rows in lanes.items()}
 
     def _read_lane(
-        self, epoch: int, lane: int, plan: list[Window], offset: int, kept: dict[RowGroup, SharedRowGroup]
+        self, epoch: int, lane: int, plan: list[Window], offset: int, kept: dict[RowGroup, SharedRows]
     ) -> Iterator[Rows]:
         """Yields a lane's windows, shuffled, from the sample at `offset` on."""
         for window in plan:
             order = window_order(len(window), self._seed, epoch, lane, window.number) if self._shuffle else None
-            with self._chunks(epoch, window, kept) as chunks:
-                rows = decode(chunks, self._config, self._lists, order)
+            rows = self._read_window(epoch, window, order, kept)
             yield rows.slice(max(0, offset - window.start), len(window))
 
-    @contextmanager
-    def _chunks(self, epoch: int, window: Window, kept: dict[RowGroup, SharedRowGroup]) -> Iterator[list[Chunk]]:
-        """Opens the row groups of a window."""
-        with ExitStack() as stack:
-            chunks = []
-            for part in window.row_slices:
-                if part.group in kept:
-                    column = kept[part.group].take(partial(self._reader.read, part.group, epoch))
-                elif len(window.row_slices) == 1:
-                    # Each column is decoded while it is in the cache; many row groups would be as many open files.
-                    column = stack.enter_context(self._reader.open(part.group, epoch))
-                else:
-                    column = self._reader.read(part.group, epoch)
-                chunks.append(Chunk(column, range(part.start, part.stop), partial(self._reader.where, part.group)))
-            yield chunks
+    def _read_window(
+        self, epoch: int, window: Window, order: np.ndarray | None, kept: dict[RowGroup, SharedRows]
+    ) -> Rows:
+        if len(window.row_slices) == 1 and window.row_slices[0].group not in kept:
+            return self._decode(epoch, window.row_slices[0], order)
+        decoded = partial(self._decode, epoch)
+        parts = [
+            kept[part.group].take(part, decoded) if part.group in kept else decoded(part) for part in window.row_slices
+        ]
+        rows = Rows.join(parts)
+        return rows if order is None else rows.take(order)
+
+    def _decode(self, epoch: int, part: RowSlice, order: np.ndarray | None = None) -> Rows:
+        """Decodes rows of a row group: each column while it is in the cache."""
+        with self._reader.open(part.group, epoch) as column:
+            chunk = Chunk(column, range(part.start, part.stop), partial(self._reader.where, part.group))
+            return decode(chunk, self._config, self._lists, order)
 
     def _steps(self, windows: Iterator[Rows]) -> Iterator[Rows]:
         """Cuts windows into steps of equal length, the last padded, and then yields padding for ever."""

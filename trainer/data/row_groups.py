@@ -1,6 +1,5 @@
 """Opens the row groups of a data set, and shares those that several windows need."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,9 +9,11 @@ import pyarrow as pa
 
 from trainer.config.data import DataConfig
 from trainer.data.dataset import FileSet, RowGroup, readable
+from trainer.data.order import RowSlice
 from trainer.data.partitions import with_path_columns
 from trainer.data.readers.base import Column, IndexedReader, PlacedReader, Statistics
 from trainer.data.readers.registry import make_reader
+from trainer.data.rows import Rows
 from trainer.data.selection import Draw, SelectedColumns, row_in_file, select, selecting_columns
 
 
@@ -65,9 +66,9 @@ class RowGroupReader:
         rows = self._files.files[group.file].row_groups[group.index]
         return select(read, rows, self._config, Draw(group, self._files.seed, epoch), self.where(group))
 
-    def read(self, group: RowGroup, epoch: int = 0) -> Column:
-        """Reads all columns of a row group into memory; the same arguments and errors."""
-        with self.open(group, epoch) as column:
+    def read(self, group: RowGroup) -> Column:
+        """Reads all columns of a row group into memory; the same errors."""
+        with self.open(group) as column:
             columns = {name: column(name) for name in self._columns}.__getitem__
         return replace(column, column=columns) if isinstance(column, SelectedColumns) else columns
 
@@ -97,27 +98,36 @@ class RowGroupReader:
 
 
 @dataclass
-class SharedRowGroup:
-    """A row group that several windows have rows of: read once, and kept until the last of them has it.
+class SharedRows:
+    """Rows of a row group that several windows have parts of: decoded once, and kept until the last one has its part.
 
     Attributes:
-        uses: Windows that still need it.
+        whole: From the beginning of the first part to the end of the last one.
+        uses: Windows that still need a part.
     """
 
+    whole: RowSlice
     uses: int
-    _columns: Column | None = None
+    _rows: Rows | None = None
     _lock: Lock = field(default_factory=Lock)  # lanes are read by threads, and two may need the same row group
 
-    def take(self, read: Callable[[], Column]) -> Column:
-        """Returns the columns, which the first caller reads."""
+    def take(self, part: RowSlice, decoded: Callable[[RowSlice], Rows]) -> Rows:
+        """Returns a part, after `decoded` has made the whole for the first one."""
         with self._lock:
-            columns = self._columns or read()
+            rows = decoded(self.whole) if self._rows is None else self._rows
             self.uses -= 1
-            self._columns = columns if self.uses else None
-            return columns
+            self._rows = rows if self.uses else None
+        return rows.slice(part.start - self.whole.start, part.stop - self.whole.start)
 
 
-def shared(groups: Iterable[RowGroup]) -> dict[RowGroup, SharedRowGroup]:
-    """Returns the row groups that occur more than once."""
+def shared(parts: Iterable[RowSlice]) -> dict[RowGroup, SharedRows]:
+    """Returns what is shared of the row groups that occur more than once."""
     # Counting uses replaced two caches by size, which could not know that a row group's last use was over.
-    return {group: SharedRowGroup(uses) for group, uses in Counter(groups).items() if uses > 1}
+    by_group: dict[RowGroup, list[RowSlice]] = {}
+    for part in parts:
+        by_group.setdefault(part.group, []).append(part)
+    return {group: SharedRows(_hull(group, found), len(found)) for group, found in by_group.items() if len(found) > 1}
+
+
+def _hull(group: RowGroup, parts: Sequence[RowSlice]) -> RowSlice:
+    return RowSlice(group, min(part.start for part in parts), max(part.stop for part in parts))

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.config.data import DataConfig
-from trainer.data.buffers import empty
+from trainer.data.buffers import empty, empty_block
 from trainer.data.id_weights import weighted_type
 
 NO_ID = -1  # stands in `Rows.ids` where a row has no id
@@ -52,8 +52,9 @@ class Rows:
     def take(self, places: np.ndarray) -> "Rows":
         """Returns the rows at these places, in their order."""
         bags = {name: bag.take(pa.array(places)) for name, bag in self.bags.items()}
-        blocks = (block[:, places] for block in (self.groups, self.hard_negatives))
-        return Rows(self.numbers[:, places], self.ids[:, places], bags, *blocks)
+        blocks = (self.numbers, self.ids, self.groups, self.hard_negatives)
+        numbers, ids, groups, hard_negatives = (_take_block(block, places) for block in blocks)
+        return Rows(numbers, ids, bags, groups, hard_negatives)
 
     @staticmethod
     def padding(rows: int, config: DataConfig, lists: Collection[str]) -> "Rows":
@@ -84,6 +85,19 @@ class Rows:
 def _list_type(config: DataConfig, name: str) -> pa.DataType:
     ids = pa.from_numpy_dtype(id_dtype(config))
     return pa.large_list(weighted_type(ids) if config.sparse[name].weights else ids)
+
+
+def take(column: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
+    """Writes the values of a column at these places, `[R]`, all within it."""
+    column.take(places, out=out, mode="wrap")  # "raise", the default, would buffer the output
+
+
+def _take_block(block: np.ndarray, places: np.ndarray) -> np.ndarray:
+    # Column by column: NumPy makes a slice of a block contiguous before it takes anything.
+    taken = empty_block(len(block), len(places), block.dtype)
+    for column, out in zip(block, taken, strict=True):
+        take(column, places, out)
+    return taken
 
 
 def join_blocks(blocks: Sequence[np.ndarray]) -> np.ndarray:

@@ -80,7 +80,7 @@ def _refused(name: str, tally: Tally, feature: DenseFeature) -> str:
     config = DataConfig(dense={name: feature}).model_copy(update={"labels": []})
     for value in (tally.minimum, tally.maximum):
         try:
-            decode([Chunk(pa.table({name: [float(value)]}).column, range(1))], config, ())
+            decode(Chunk(pa.table({name: [float(value)]}).column, range(1)), config, ())
         except InputError as error:
             return f"the value {value:g} is refused: {error}"
     return ""

@@ -1,10 +1,13 @@
 """Exports with weights of ids answer as predictions do, and refuse the weights that training refuses."""
 
+import shutil
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from endpoint import Served
 from exported import ONNX_ALONE, ask, parity_of, step_directory
 from jobs import config, launch
 
@@ -67,7 +70,11 @@ def folder(columns, tmp_path_factory):
     folder = tmp_path_factory.mktemp("weights")
     (folder / "data").mkdir()
     labels = {"label": np.random.default_rng(1).integers(0, 2, ROWS)}
-    pq.write_table(pa.table(columns | labels), folder / "data/rows.parquet", row_group_size=64)
+    table = pa.table(columns | labels)
+    pq.write_table(table[1:], folder / "data/part-1.parquet", row_group_size=64)
+    for name in ("films", "shows", "city", "word", "home"):  # whose types only the other file says
+        table = table.set_column(table.schema.get_field_index(name), name, pa.nulls(ROWS))
+    pq.write_table(table[:1], folder / "data/part-0.parquet")
     tree = config(
         folder / "data",
         data__validation=[str(folder / "data")],
@@ -138,9 +145,37 @@ def test_tables_in_shards(folder, exported, columns, without_ids, tmp_path):
     same(empty, whole_empty["label_probability"], 1e-7)
 
 
-def test_quantized_tables(folder, columns, predicted, tmp_path):
-    (found,) = ask((export(folder, tmp_path, "--quantize", "int8"), columns))
-    same(found, predicted, 2e-3)
+@pytest.mark.parametrize(("dtype", "atol"), [("int8", 5e-4), ("int4", 5e-3)])
+def test_quantized_tables(dtype, atol, folder, columns, predicted, tmp_path):
+    (found,) = ask((export(folder, tmp_path, "--quantize", dtype), columns))
+    same(found, predicted, atol)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+def test_machine_code(folder, columns, predicted, tmp_path, request):
+    if not request.config.getoption("all"):
+        pytest.skip("compiles for half a minute; --all runs it")
+    (found,) = ask((export(folder, tmp_path, "--compile", "True"), columns), compiled=True)
+    same(found, predicted, 1e-6)
+
+
+@pytest.fixture
+def served(exported, tmp_path):
+    served = Served(exported, tmp_path)
+    yield served
+    served.process.kill()
+
+
+def test_the_endpoint(served, columns, predicted):
+    few = {"films": [3, 4], "film_weights": [1.0]}
+    wrong = {name: values[1:2] for name, values in columns.items()} | {name: [one] for name, one in few.items()}
+    (status, content), (refused, error) = served.ask({"columns": columns}, {"columns": wrong})
+    assert status == 200
+    same(content["outputs"], predicted, 1e-6)
+    assert (refused, error["error"]) == (
+        400,
+        "column 'film_weights', row 0: 1 weights for 2 ids of 'films'; each id needs one",
+    )
 
 
 def test_onnx(folder, model, columns, without_ids, predicted, tmp_path):
@@ -175,6 +210,12 @@ WRONG = {
     "null for a single id": ({"city": 3, "city_weight": None}, "column 'city_weight', row 0: None is not a weight"),
     "a list for a single id": ({"city": 3, "city_weight": [1.0]}, "row 0: \\[1.0\\] is not a weight"),
 }
+
+
+def test_an_array_of_single_ids_is_no_column_of_lists(model, columns):
+    row = {name: values[1:2] for name, values in columns.items()}
+    with pytest.raises(ColumnError, match=r"column 'tags', row 0: tensor\(3\) is not a list of ids"):
+        model(row | {"tags": torch.tensor([3])})
 
 
 @pytest.mark.parametrize(("changes", "words"), WRONG.values(), ids=WRONG)

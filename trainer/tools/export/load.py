@@ -290,7 +290,8 @@ class _Reader:
 
     def _list(self, column: dict[str, Any], row: int, one: Any, noun: str) -> list[Any]:
         """Returns what a row has, which is nothing for None."""
-        if one is not None and (isinstance(one, str | bytes | dict) or not hasattr(one, "__iter__")):
+        is_one = isinstance(one, str | bytes | dict) or not hasattr(one, "__iter__") or getattr(one, "ndim", 1) == 0
+        if one is not None and is_one:
             raise ColumnError(f"column '{column['name']}', row {row}: {_shown(one)} is not a list of {noun}")
         return one.tolist() if isinstance(one, self._array) else [*(one or ())]
 

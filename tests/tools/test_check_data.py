@@ -131,6 +131,23 @@ def shift(made):
     made.change("price", lambda price, _: 100 * price + 50, "validation")
 
 
+def whole_prices(made):
+    """Makes prices integers, but in one split floating-point numbers with the same values."""
+    for split in made.splits:
+        dtype = float if split == "validation" else int
+        made.change("price", lambda price, _, dtype=dtype: np.round(10 * price).astype(dtype), split)
+
+
+def shift_of_another_type(made):
+    whole_prices(made)
+    shift(made)
+
+
+def rows_of_another_type_in_two_splits(made):
+    rows_in_two_splits(made)
+    whole_prices(made)
+
+
 def unseen_ids(made):
     made.change("city", lambda city, _: [f"town of {word}" for word in city], "test")
 
@@ -218,6 +235,8 @@ FAULTS = {
     leak_by_nulls: ("error", "leakage", "price", "train"),
     deciding_value: ("warning", "leakage", "item", "train"),
     shift: ("warning", "shift", "price", "validation"),
+    shift_of_another_type: ("warning", "shift", "price", "validation"),
+    rows_of_another_type_in_two_splits: ("error", "rows in two splits", "", "validation"),
     unseen_ids: ("warning", "unseen ids", "city", "test"),
     uneven_files: ("warning", "uneven files", "", "part-0.parquet"),
     empty_file: ("warning", "empty file", "", "part-1.parquet"),

@@ -13,6 +13,7 @@ from trainer.config.root import Config
 from trainer.config.section import Tree, validate
 from trainer.core.errors import InputError, nearest
 from trainer.core.storage import write_file
+from trainer.data.columns import id_columns
 from trainer.tools.check_data.checks import all_findings
 from trainer.tools.check_data.csv_types import csv_keys, guess_types
 from trainer.tools.check_data.duplicates import sampling_mask
@@ -24,7 +25,7 @@ from trainer.tools.check_data.profile import Profile, profiles_of
 from trainer.tools.check_data.reading import Measured, read_split
 from trainer.tools.check_data.report import Report, as_tree, render
 from trainer.tools.check_data.sources import split_sources
-from trainer.tools.check_data.splits import SPLITS, Split, chosen_groups, open_split, schema_findings
+from trainer.tools.check_data.splits import SPLITS, Split, chosen_groups, numbers_alike, open_split, schema_findings
 from trainer.tools.check_data.statistics import statistics_of
 from trainer.tools.check_data.suggest import suggestions
 
@@ -86,7 +87,8 @@ def check_data(
     if not config and reader in CSV_READERS:
         data = guess_types(data, files, rows, all, seed)
     key, choice = "data.{}" if config else "--source", config.train.seed if config else seed
-    splits = [open_split(name, key.format(name), urls, data, choice) for name, urls in files.items()]
+    opened = [open_split(name, key.format(name), urls, data, choice) for name, urls in files.items()]
+    splits = numbers_alike(opened, id_columns(data) if config else ())
     columns = data.columns if config else [*splits[0].kinds]
     if time is not None and time not in splits[0].kinds:
         raise InputError(f"--time is '{time}', which is no column{nearest(time, splits[0].kinds)}")

@@ -1,6 +1,6 @@
 """The files of each split, as they are, and those of their row groups that are read."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,6 +56,16 @@ def open_split(name: str, key: str, patterns: Sequence[str], config: DataConfig,
     else:
         files = find_evaluated_files(key, patterns, config, inspect_files)
     return Split(name, files, _common_kinds(files))
+
+
+def numbers_alike(splits: Sequence[Split], but: Collection[str]) -> list[Split]:
+    """Returns splits in which a column is of numbers everywhere if it is of integers in some and of numbers in others.
+
+    So what is compared between splits is compared. Not the columns of ids, whose other splits are refused.
+    """
+    kinds = {name: {split.kinds.get(name) for split in splits} for name in splits[0].kinds if name not in but}
+    numbers: dict[str, Kind] = {name: "number" for name, found in kinds.items() if found == {"integer", "number"}}
+    return [replace(split, kinds={**split.kinds, **numbers}) for split in splits]
 
 
 def _once(files: FileSet) -> FileSet:

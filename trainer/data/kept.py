@@ -9,6 +9,7 @@ from trainer.config.data import DataConfig
 from trainer.core.errors import InputError, nearest
 from trainer.data.dataset import FileSet, RowGroup
 from trainer.data.order import RowSlice, ends_of, row_slices
+from trainer.data.plain_types import id_type
 from trainer.data.row_groups import RowGroupReader
 
 ALL = "*"
@@ -32,7 +33,7 @@ def kept_schema(key: str, names: Sequence[str], files: FileSet) -> pa.Schema:
     for file in files.files:
         extra = [name for name in file.schema.names if name not in wanted] if ALL in names else []
         _check(key, file.name, extra, wanted, file.schema, first)
-    schema = pa.schema([pa.field(name, first.field(name).type) for name in wanted])
+    schema = pa.schema([pa.field(name, _type_in_all(key, name, files)) for name in wanted])
     _check_parquet(key, schema)
     return schema
 
@@ -49,12 +50,20 @@ def _check(
             )
         if name not in schema.names:
             raise InputError(f"{key} has '{name}', which {file} does not{nearest(name, schema.names)}")
-        here, there = schema.field(name).type, first.field(name).type
+
+
+def _type_in_all(key: str, name: str, files: FileSet) -> pa.DataType:
+    """Returns the type of a column, of which files without any of its values may know nothing."""
+    types = {file.name: file.schema.field(name).type for file in files.files}
+    known = {file: dtype for file, dtype in types.items() if not pa.types.is_null(id_type(dtype))}
+    (first, there), *others = (known or types).items()
+    for file, here in others:
         if here != there:
             raise InputError(
-                f"{file}: column '{name}' is of type {here}, but {there} in the first file; make them alike, or leave "
-                f"it out of {key}"
+                f"{file}: column '{name}' is of type {here}, but {there} in {first}; make them alike, or leave it out "
+                f"of {key}"
             )
+    return there
 
 
 def _check_parquet(key: str, schema: pa.Schema) -> None:

@@ -54,11 +54,15 @@ def signature(
 
 
 def column_types(files: FileSet, data: DataConfig) -> dict[str, pa.DataType]:
-    """Returns the plain type of each column of the features."""
-    schema = files.files[0].schema
+    """Returns the plain type of each column of the features, in the first file in which it has values."""
     features = [*data.dense.items(), *data.sparse.items()]
     columns = [column for name, feature in features for column in columns_of(name, feature)]
-    return {column: plain_type(schema.field(column).type) for column in columns}
+    return {column: _type_of(column, files) for column in columns}
+
+
+def _type_of(column: str, files: FileSet) -> pa.DataType:
+    types = [plain_type(file.schema.field(column).type) for file in files.files]
+    return next((dtype for dtype in types if not pa.types.is_null(id_type(dtype))), types[0])
 
 
 def lists_in(files: FileSet, data: DataConfig) -> list[str]:

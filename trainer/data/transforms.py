@@ -11,10 +11,10 @@ from trainer.config.features import TIMES, DenseFeature, SparseFeature
 from trainer.data.chunk import Chunk
 from trainer.data.hashing import as_integers, mix
 from trainer.data.nulls import is_missing, zero_filled
+from trainer.data.plain_types import SECOND
 
 FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"log1p": np.log1p, "log3": lambda x: np.log(x + 3)}
 HOUR, DAY = 3600, 86400  # in seconds
-TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of a timestamp's units in a second
 # Of integers that are times: years 1973 to 2099. So numbers such as 20260131, and times in milliseconds, are noticed.
 SECONDS = range(10**8, 4_102_444_800)
 NO_TIME = "is no time in seconds since 1970, between the years 1973 and 2099; write timestamps or dates"
@@ -134,7 +134,7 @@ def _seconds(column: str, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
     if pa.types.is_date(dtype):
         return _filled(array.cast(pa.date32(), safe=False).cast(pa.int32()), pa.int64()) * DAY, missing
     if pa.types.is_timestamp(dtype):
-        return _filled(array.cast(pa.int64()), pa.int64()) // TICKS[dtype.unit], missing
+        return _filled(array.cast(pa.int64()), pa.int64()) // SECOND[dtype.unit], missing
     seconds = _filled(array, pa.int64())
     chunk.check(column, seconds, missing | (seconds >= SECONDS.start) & (seconds < SECONDS.stop), NO_TIME)
     return seconds, missing

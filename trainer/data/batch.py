@@ -94,6 +94,8 @@ def to_batch(lanes: Sequence[Rows], config: DataConfig, scale: float, log_q: np.
 def _by_row(blocks: Sequence[np.ndarray]) -> Tensor:
     """Returns blocks of columns, `[C, R]` each, as `[R, C]`."""
     shape = (sum(block.shape[1] for block in blocks), len(blocks[0]))
+    if not shape[1]:  # most data has no groups, and the calls below take microseconds
+        return torch.from_numpy(np.empty(shape, blocks[0].dtype))
     # Joined and transposed at once; no view, as whatever uses the tensor would transpose it again.
     return torch.from_numpy(np.concatenate([block.T for block in blocks], out=empty(shape, blocks[0].dtype)))
 

@@ -15,13 +15,14 @@ from trainer.data.chunk import Chunk
 from trainer.data.hashing import as_integers, mix, modulo
 from trainer.data.id_weights import weighted_lists, with_weights
 from trainer.data.nulls import is_missing
-from trainer.data.plain_types import as_lists
+from trainer.data.plain_types import as_lists, to_float32
 from trainer.data.rows import NO_ITEM, Rows, id_dtype, take
 from trainer.data.selection import weight_factors
 from trainer.data.transforms import dense_values, kept, salted, shifted, single_ids
 from trainer.data.vocabulary import open_vocabulary
 
 Decoder = Callable[[Chunk], np.ndarray]
+"""Makes a column of a chunk: a value for each row, or one for all."""
 
 
 def decode(chunk: Chunk, config: DataConfig, lists: Collection[str], order: np.ndarray | None = None) -> Rows:
@@ -62,7 +63,7 @@ def _stack(chunk: Chunk, decoders: list[Decoder], dtype: np.typing.DTypeLike, or
     words = 2 * order if order is not None and block.dtype == np.int32 else None
     for target, decoder in zip(block, decoders, strict=True):
         values = decoder(chunk)
-        if order is None:
+        if order is None or values.ndim == 0:
             np.copyto(target, values, casting="unsafe")
         # Shuffled while it is in the cache; to permute the whole block later would move everything twice.
         elif words is not None and values.dtype == np.int64:
@@ -94,7 +95,7 @@ def _weight(name: str | None, chunk: Chunk) -> np.ndarray:
 
 def _numbers_without_null(name: str, chunk: Chunk, what: str) -> np.ndarray:
     array = _without_null(name, chunk, chunk.numbers(name), what)
-    return pc.cast(array, pa.float32(), safe=False).to_numpy(zero_copy_only=False)
+    return to_float32(array).to_numpy(zero_copy_only=False)
 
 
 def _without_null(name: str, chunk: Chunk, array: pa.Array, what: str) -> pa.Array:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+FLOAT32 = pa.float32()
 SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # in each of Arrow's units of time
 WIDEST_DECIMAL = pa.decimal256(76, 0)
 # By number: a chain of functions from `pa.types` takes microseconds, which each column of each window would pay again.
@@ -136,6 +137,11 @@ def to_numbers(array: pa.Array) -> pa.Array:
         ticks = to_ids(array).cast(pa.float64(), safe=False)
         return pc.divide(ticks, float(SECOND[dtype.unit]))  # pyrefly: ignore[missing-attribute]
     return array
+
+
+def to_float32(array: pa.Array) -> pa.Array:
+    """Returns numbers as float32."""
+    return array if array.type == FLOAT32 else pc.cast(array, FLOAT32, safe=False)
 
 
 def to_ids(array: pa.Array) -> pa.Array:

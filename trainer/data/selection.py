@@ -42,9 +42,9 @@ def row_in_file(column: Column, row: int) -> int:
 
 
 def weight_factors(column: Column, rows: range) -> np.ndarray:
-    """Returns what the weights of rows are multiplied by, `[R]` float32."""
+    """Returns what the weights of rows are multiplied by, `[R]` float32; a scalar, 1, if all are chosen."""
     factors = column.factors if isinstance(column, SelectedColumns) else None
-    return np.ones(len(rows), np.float32) if factors is None else factors[rows.start : rows.stop]
+    return np.array(1, np.float32) if factors is None else factors[rows.start : rows.stop]
 
 
 def selecting_columns(choice: RowChoice | None, config: DataConfig) -> list[str]:

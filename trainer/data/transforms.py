@@ -11,7 +11,7 @@ from trainer.config.features import TIMES, DenseFeature, SparseFeature
 from trainer.data.chunk import Chunk
 from trainer.data.hashing import as_integers, mix
 from trainer.data.nulls import is_missing, zero_filled
-from trainer.data.plain_types import SECOND
+from trainer.data.plain_types import SECOND, to_float32
 
 FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"log1p": np.log1p, "log3": lambda x: np.log(x + 3)}
 HOUR, DAY = 3600, 86400  # in seconds
@@ -34,7 +34,7 @@ def dense_values(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
             values = FUNCTIONS[feature.transform](values)
         if (feature.mean, feature.std) != (0.0, 1.0):
             values = (values - np.float32(feature.mean)) / np.float32(feature.std)
-        good = np.isfinite(values.sum())  # one pass over the good case; the mask below only names the bad value
+        good = np.isfinite(values.max(initial=0) - values.min(initial=0))  # faster than the mask, which names the value
     if not good:
         why = f"has no finite value under the transform '{feature.transform}'"
         chunk.check(column, raw, np.isfinite(values), why)
@@ -50,7 +50,7 @@ def _raw_numbers(column: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray
         seconds, missing = _seconds(column, chunk)
         values = _age(seconds, str(feature.now)) if feature.transform == "age" else _part(seconds, feature.transform)
         return np.where(missing, np.float32(feature.missing), values.astype(np.float32))
-    array = pc.cast(chunk.numbers(column), pa.float32(), safe=False)
+    array = to_float32(chunk.numbers(column))
     values = zero_filled(array)
     if array.null_count and feature.missing:
         values[is_missing(array)] = feature.missing

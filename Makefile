@@ -11,9 +11,10 @@ demo: $(VENV)/ready data/movielens/summary.json
 data/movielens/summary.json: | $(VENV)/ready
 	torchx run -s local_cwd data.movielens --out data/movielens
 
-# Lint, types and the unit tests, which start no process: under a minute, so without the benchmark's whole session.
+# Lint, types and the unit tests, which start no process and do not compute for seconds; a minute, so of each test with
+# many parameters a sample.
 check: $(VENV)/ready lint
-	pytest --unit --numprocesses 2 -r fE --ignore tests/tools/test_bench.py
+	pytest --unit --numprocesses 2 -r fE
 
 # All tests, of the largest matrices a sample. Most of a test's time is waiting, for Python to import torch above
 # all; files are spread over more workers than cores, in the order of tests/conftest.py: xdist would begin with those

@@ -1,4 +1,5 @@
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -51,11 +52,12 @@ LONGEST = (
     "test_docs",
 )
 SUPPORT = str(Path(__file__).parent / "support")
+UNIT_CASES = 2  # of each test with parameters
 PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn"}
 
 
 def pytest_addoption(parser):
-    parser.addoption("--unit", action="store_true", help="skip a test as soon as it starts a process")
+    parser.addoption("--unit", action="store_true", help="sample tests with many parameters, and skip what is no unit")
     parser.addoption("--all", action="store_true", help="run whole matrices, not a sample of them")
 
 
@@ -68,10 +70,23 @@ def pytest_configure(config):
         sys.addaudithook(skip_where_a_process_starts)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     items.sort(
         key=lambda item: next((place for place, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST))
     )
+    if config.getoption("unit"):
+        chosen = {id(item) for item in sampled(item for item in items if "slow" not in item.keywords)}
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
+        items[:] = [item for item in items if id(item) in chosen]
+
+
+def sampled(items):
+    """Yields a few of the cases of each test, the same ones every time."""
+    cases = {}
+    for item in items:
+        cases.setdefault((item.path, item.parent.name, item.originalname), []).append(item)
+    for (_, _, name), found in cases.items():
+        yield from random.Random(name).sample(found, min(len(found), UNIT_CASES))
 
 
 def pytest_generate_tests(metafunc):

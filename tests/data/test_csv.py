@@ -87,6 +87,7 @@ def test_ids_that_look_like_numbers_are_text_where_the_configuration_says_so(tmp
 
 
 @pytest.mark.parametrize("pack", PACK)
+@pytest.mark.slow
 def test_many_blocks_are_the_same_rows(tmp_path, cache, pack):
     file, text = tmp_path / f"a.csv{pack}", long_text(3000)
     file.write_bytes(PACK[pack](text.encode()))

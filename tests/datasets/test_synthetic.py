@@ -12,6 +12,8 @@ import pytest
 from trainer.core.errors import InputError, StorageError
 from trainer.datasets.synthetic import ranking_auc, synthetic
 
+pytestmark = pytest.mark.slow
+
 
 def read(out, split):
     return pa.concat_tables([pq.read_table(file) for file in sorted(Path(out, split).glob("*.parquet"))])

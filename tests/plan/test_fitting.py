@@ -16,6 +16,8 @@ from trainer.plan.memory import GIB
 from trainer.plan.planner import plan_for
 from trainer.plan.search.solve import NothingFits
 
+pytestmark = pytest.mark.slow
+
 MATRIX = "seed", lambda whole: range(24) if whole else (2, 7, 11)
 PLENTY, TRIES = 1000.0, 10
 EXACTLY, ROOM = 1.0001, 1.1  # rounded up, and with a tenth to spare

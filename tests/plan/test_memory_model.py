@@ -35,6 +35,7 @@ def test_all_cases_are_kept():
     assert {one["ranks"] for one in FIGURES.values()} == {1, 2, 4}
 
 
+@pytest.mark.slow
 def test_predictions_are_close_to_what_was_measured():
     errors = {case: abs(error(case, one)) for case, one in FIGURES.items()}
     assert sum(found > CLOSE for found in errors.values()) <= MAY_BE_FAR, errors
@@ -55,6 +56,7 @@ def test_runs_take_the_memory_that_is_predicted(measured, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_activations_of_every_model_grow_with_the_batch(tmp_path, name):
     tree = ready_made(name, tmp_path)
     small, large = (

@@ -1,6 +1,10 @@
 """The planner beside TorchRec's: never worse by TorchRec's own estimate, which rates the plans of both."""
 
+import pytest
+
 from docs.planners import cases, compare
+
+pytestmark = pytest.mark.slow
 
 QUICK = ("8 tables", "two large of 12", "narrow", "four hosts of 4", "tables on the host")
 

@@ -99,6 +99,7 @@ def test_small_plans_are_the_best_there_are(seed):
 @pytest.mark.parametrize(
     ("number", "ranks"), [(26, gpus(8)), (60, gpus(32)), (80, gpus(16, gib=3)), (40, gpus(6, per_host=2))]
 )
+@pytest.mark.slow
 def test_plans_are_what_they_say(number, ranks):
     """Loads and memory added up anew from the plan; shards of a table on ranks of their own, and inside hosts."""
     tables = random_tables(number, 1)
@@ -129,10 +130,12 @@ SIZES = (
 MATRIX = SIZES
 
 
+@pytest.mark.slow
 def test_plans_are_close_to_the_bound(number, ranks, gap, seed):
     assert solve(random_tables(number, seed), ranks).gap <= gap
 
 
+@pytest.mark.slow
 def test_memory_for_time():
     """The fullest rank takes the less memory, the more time a plan may take, and the plan takes no more."""
     tables, ranks = random_tables(26, 2), gpus(8)
@@ -152,6 +155,7 @@ def test_what_cannot_fit_is_proven():
     assert not np.isfinite(lower_bound(rate(tables, gpus(8, gib=0.2, host_gib=0.2)), np.array([2e8, 2e8]), 8).cost)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_shards_make_a_small_file(tmp_path):
     shapes = {f"t{number:04}": (10_000_019, 64) for number in range(100)}
     planned = {

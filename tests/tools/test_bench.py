@@ -29,6 +29,8 @@ from trainer.tools.bench.models import compare_models
 from trainer.tools.bench.setting import MEMORY_BATCHES, WARM_STEPS, make_config, make_data
 from trainer.training.setup import open_session
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {"rows": 3000, "global_batch_size": 64, "steps": 3, "repeats": 1}
 FLAGS = ["--rows", "3000", "--global-batch-size", "64", "--steps", "3", "--repeats", "1"]
 

@@ -6,6 +6,9 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+
+pytestmark = pytest.mark.slow
 
 ROWS, GROUPS, COLUMNS = 65_536, 64, 32
 TIMES = 20

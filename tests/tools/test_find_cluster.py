@@ -17,6 +17,8 @@ from trainer.plan.prices import SHIPPED
 from trainer.tools.plan.find import QUICK_TRIES
 from trainer.training.sharded_model import build_unsharded_model
 
+pytestmark = pytest.mark.slow
+
 HEAD = re.compile(
     r"(\d+) clusters: (\d+) searched, of which (\d+) fit(, \d+ proven to be worse than those below)?"
     r"(?:, (\d+) proven to be too small)?\n"

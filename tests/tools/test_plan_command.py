@@ -97,6 +97,7 @@ def test_every_table_says_why(large, capsys):
     assert any("worth" in row["why"] or "more than a rank's" in row["why"] for row in placements(poor).values())
 
 
+@pytest.mark.slow
 def test_clusters_are_compared_and_one_that_is_too_small_is_last(large, capsys):
     text = planned(
         capsys,

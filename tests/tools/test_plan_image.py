@@ -11,6 +11,8 @@ from plan_command import planned, refused, write_tables
 
 from trainer.plan.page.image import FAINT, FONT, HEIGHT, INK, LARGE, MARGIN, NAMES, PLOT, VALUES
 
+pytestmark = pytest.mark.slow
+
 BLUE = (0x1F, 0x6F, 0xB4)
 ROWS = {"s0": 40_000_000, "s1": 5_000_000, "s2": 900_000, "s3": 1_000, "s4": 10}
 

@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 from plan_command import planned, write_tables
 
+pytestmark = pytest.mark.slow
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 MEASURE = "<script>document.body.dataset.width = document.documentElement.scrollWidth</script>"
 ROWS = {"s0": 40_000_000, "s1": 5_000_000, "<b>&": 900_000, "s3": 1_000, "s4": 10}

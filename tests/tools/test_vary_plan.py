@@ -5,6 +5,8 @@ import re
 import pytest
 from plan_command import planned, refused, write_tables
 
+pytestmark = pytest.mark.slow
+
 FLAGS = {
     "batch 4,096 for 8,192": ["--data.global-batch-size", "4096"],
     "embedding_dim 128 for 64": ["--model.embedding-dim", "128"],

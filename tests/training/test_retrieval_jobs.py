@@ -80,6 +80,7 @@ def test_micro_batches_take_the_same_steps(runs):
     np.testing.assert_allclose(losses(runs / "parts"), losses(runs / "lane-2"), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_resume_needs_the_same_catalogue(tmp_path, capfd):
     data = write_data(tmp_path / "data")
 

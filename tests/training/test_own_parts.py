@@ -62,15 +62,29 @@ def test_they_are_found_where_the_trainer_is_started(directory):
     assert "auc/bought" in last
 
 
-@pytest.mark.parametrize("part", FIRST_LINES)
-def test_a_bug_is_shown_with_its_traceback_and_its_rank(directory, part):
+def plant_a_bug(directory, part):
     line = FIRST_LINES[part]
     bug = FAILURE.format(indent=re.match(" *", line)[0], part=part)
     source = (directory / "my_tasks.py").read_text()
     assert line in source
     (directory / "my_tasks.py").write_text(source.replace(line, bug + line))
+
+
+@pytest.mark.parametrize("part", FIRST_LINES)
+def test_a_bug_is_shown_with_its_traceback_and_its_rank(directory, part):
+    plant_a_bug(directory, part)
     done = run_trainer("train", "my_tasks.toml", "--out", "out", ranks=2, seconds=300)
     assert done.returncode == 1
     assert re.search(r"rank\s*:?\s*[01]\b", done.stderr)
     for words in ("Traceback", "my_tasks.py", f"ArithmeticError: a bug in the {part}"):
         assert words in done.stderr
+
+
+def test_a_bug_on_all_ranks_leaves_the_save_in_the_background_whole(directory):
+    plant_a_bug(directory, "metric")  # when the last step is evaluated, while it is saved
+    flags = ("--data.sparse.item.rows", 200_000)  # that takes a while
+    done = run_trainer("train", "my_tasks.toml", "--out", "out", *flags, ranks=2, seconds=300)
+    assert (done.returncode, "a bug in the metric" in done.stderr) == (1, True)
+    (saved,) = (directory / "out/checkpoints").iterdir()
+    assert (saved / "manifest.json").exists()
+    assert {file.name for file in saved.glob("*.distcp")} == {"__0_0.distcp", "__1_0.distcp"}

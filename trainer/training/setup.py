@@ -81,7 +81,11 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
             ),
         )
         announce(session, origin)
-        yield session
+        try:
+            yield session
+        except Exception:
+            saver.give_up()
+            raise
         saver.close()
 
 

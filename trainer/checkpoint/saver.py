@@ -8,7 +8,6 @@ from contextlib import suppress
 from errno import EACCES, EDQUOT, ENOSPC, EPERM, EROFS
 from typing import Any
 
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 from torch.distributed.checkpoint.api import CheckpointException
@@ -132,11 +131,6 @@ class Saver:
         self.wait()
         self._background.shutdown()
 
-    def give_up(self) -> None:
-        """Waits for the save in the background after an error of the run, which is told instead of one of the save."""
-        with suppress(Exception, SystemExit):
-            self.wait()
-
     def _save(self, step: int, staged: State, texts: dict[str, str]) -> int | None:
         """Returns the step, or None if it could not be saved, which is logged."""
         started = time.monotonic()
@@ -185,8 +179,6 @@ class Saver:
         except CheckpointException as failure:  # raised on every rank if one fails
             rank, (error, _) = min(failure.failures.items())
             raise SaveFailed(error, f"rank {rank}: ") from failure
-        if not dist.is_initialized():  # this rank leaves: DCP may have saved as if it were the only one
-            raise RuntimeError("the process group was left while a checkpoint was saved")
         parts = gather_to_all(writer.entries, self._context, self._group)
         return {name: entry for part in parts for name, entry in part.items()}
 

@@ -1,5 +1,8 @@
 """Opens what records a run: its reporter, its profiler and its saver."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.store import Checkpoints
 from trainer.run.lock import RunLock
@@ -30,9 +33,10 @@ def open_profiler(claimed: ClaimedRun, order: EpochOrder, requests: ProfileReque
     )
 
 
-def open_saver(claimed: ClaimedRun, order: EpochOrder, lock: RunLock, reporter: Reporter) -> Saver:
-    """Opens the saver of a run, which looks at the lock before each commit."""
-    return Saver(
+@contextmanager
+def open_saver(claimed: ClaimedRun, order: EpochOrder, lock: RunLock, reporter: Reporter) -> Iterator[Saver]:
+    """Opens the saver of a run, which looks at the lock before each commit, and waits for its last save."""
+    saver = Saver(
         Checkpoints(claimed.directory),
         claimed.config.checkpoint,
         claimed.context,
@@ -41,3 +45,11 @@ def open_saver(claimed: ClaimedRun, order: EpochOrder, lock: RunLock, reporter: 
         reporter.evaluations,
         lock.check,
     )
+    try:
+        yield saver
+    except Exception:
+        # The ranks save together, so none may leave before; the error is told instead of one of the save.
+        with suppress(Exception, SystemExit):
+            saver.wait()
+        raise
+    saver.close()

@@ -61,32 +61,27 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         model = build_sharded_model(config, context, order.lanes)
         origin = restore_or_finetune(claimed, model, order)
         reporter = open_reporter(claimed, order)
-        saver = open_saver(claimed, order, lock, reporter)
-        session = Session(
-            claimed=claimed,
-            order=order,
-            model=model,
-            evaluator=evaluator,
-            saver=saver,
-            reporter=reporter,
-            histograms=Histograms(config.report.histograms_every_steps, context),
-            profiler=open_profiler(claimed, order, requests, reporter),
-            batches=StallTimer(
-                model.managed.batches(order.loader.batches(order.first_step, order.last_step), order.first_step)
-            ),
-            stop_requests=stop_requests,
-            watchdog=watchdog,
-            step_state=start_state(
-                config.train, claimed.start.train_state.get("step_state") if claimed.start else None
-            ),
-        )
-        announce(session, origin)
-        try:
+        with open_saver(claimed, order, lock, reporter) as saver:
+            session = Session(
+                claimed=claimed,
+                order=order,
+                model=model,
+                evaluator=evaluator,
+                saver=saver,
+                reporter=reporter,
+                histograms=Histograms(config.report.histograms_every_steps, context),
+                profiler=open_profiler(claimed, order, requests, reporter),
+                batches=StallTimer(
+                    model.managed.batches(order.loader.batches(order.first_step, order.last_step), order.first_step)
+                ),
+                stop_requests=stop_requests,
+                watchdog=watchdog,
+                step_state=start_state(
+                    config.train, claimed.start.train_state.get("step_state") if claimed.start else None
+                ),
+            )
+            announce(session, origin)
             yield session
-        except Exception:
-            saver.give_up()
-            raise
-        saver.close()
 
 
 def claim_run(config: Config, directory: RunDirectory, resume: Resume, context: DistributedContext) -> ClaimedRun:

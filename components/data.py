@@ -153,6 +153,7 @@ def vocabulary(
     max_rows: int | None = None,
     unseen_rows: int = 1,
     memory_mib: int = 1024,
+    overwrite: bool = False,
     h: str | None = None,
     cpu: int = 2,
     memMB: int = 4096,
@@ -175,6 +176,7 @@ def vocabulary(
         max_rows: Rows of a table at most, which the most frequent ids get; without it there is no limit.
         unseen_rows: Rows that all other ids are hashed over.
         memory_mib: Memory for counts in MiB; what does not fit goes to files in the temporary directory.
+        overwrite: Replace vocabularies that exist; runs and exports that use them need the old ones.
         h: Named resource of the node; replaces cpu and memMB.
         cpu: CPU cores of the node.
         memMB: Memory of the node in MB.
@@ -188,6 +190,7 @@ def vocabulary(
         *(("--together", together) if together else ()),
         *("--min-count", str(min_count), *(("--max-rows", str(max_rows)) if max_rows else ())),
         *("--unseen-rows", str(unseen_rows), "--memory-mib", str(memory_mib)),
+        *(("--overwrite", "True") if overwrite else ()),
         *args,
         name="vocabulary",
         node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
@@ -206,6 +209,7 @@ def check(
     page: str | None = None,
     statistics: str | None = None,
     write_config: str | None = None,
+    overwrite: bool = False,
     strict: bool = False,
     h: str | None = None,
     cpu: int = 2,
@@ -231,6 +235,7 @@ def check(
         page: HTML file to draw everything to, which a browser opens.
         statistics: JSON file to write for planner.statistics.
         write_config: TOML file to write a first configuration to, with source.
+        overwrite: Replace files that exist.
         strict: End with exit code 2 if there is an error.
         h: Named resource of the node; replaces cpu and memMB.
         cpu: CPU cores of the node.
@@ -246,6 +251,7 @@ def check(
         *("trainer", "check-data", *((config,) if config else ()), *(("--source", *source) if source else ())),
         *("--rows", str(rows), *(("--all", "True") if everything else ())),
         *(word for flag, value in files.items() if value for word in (flag, value)),
+        *(("--overwrite", "True") if overwrite else ()),
         *(("--strict", "True") if strict else ()),
         *args,
         name="check-data",

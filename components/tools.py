@@ -56,6 +56,7 @@ def plan(
     page: str | None = None,
     png: str | None = None,
     out: str | None = None,
+    overwrite: bool = False,
     h: str | None = None,
     cpu: int = 1,
     memMB: int = 2048,
@@ -80,6 +81,7 @@ def plan(
         page: HTML file to draw the plan to, and clusters beside each other, a path or an fsspec URL.
         png: Image to draw the same to, .png, a path or an fsspec URL.
         out: File to write the plan to, a path or an fsspec URL; planner.plan of a job takes it.
+        overwrite: Replace files that exist.
         h: Named resource of the node that plans; replaces cpu and memMB.
         cpu: CPU cores of the node that plans.
         memMB: Memory of the node that plans in MB.
@@ -96,6 +98,7 @@ def plan(
         *(("--page", page) if page else ()),
         *(("--png", png) if png else ()),
         *(("--out", out) if out else ()),
+        *(("--overwrite", "True") if overwrite else ()),
         *args,
         name="plan",
         node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
@@ -106,6 +109,7 @@ def schedule(
     *args: str,
     config: str,
     draw: str | None = None,
+    overwrite: bool = False,
     h: str | None = None,
     cpu: int = 1,
     memMB: int = 2048,
@@ -122,6 +126,7 @@ def schedule(
         args: After `--`, more arguments of `python -m trainer schedule`, and overrides of the configuration file.
         config: Configuration file (TOML), as the job sees it.
         draw: File to draw the rates to, .svg or .png, a path or an fsspec URL.
+        overwrite: Replace a file that exists.
         h: Named resource of the node; replaces cpu and memMB.
         cpu: CPU cores of the node.
         memMB: Memory of the node in MB.
@@ -133,6 +138,7 @@ def schedule(
     return launch.python(
         *("trainer", "schedule", config),
         *(("--out", draw) if draw else ()),
+        *(("--overwrite", "True") if overwrite else ()),
         *args,
         name="schedule",
         node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
@@ -145,6 +151,7 @@ def checkpoints(
     verify: bool = False,
     convert: str | None = None,
     step: int | None = None,
+    overwrite: bool = False,
     h: str | None = None,
     cpu: int = 1,
     memMB: int = 2048,
@@ -163,6 +170,7 @@ def checkpoints(
         verify: Whether to read all files back; the job fails if a checkpoint is damaged.
         convert: File to write a checkpoint to, a path or an fsspec URL, for torch.load or, by its suffix, safetensors.
         step: Step of the only checkpoint to deal with; converted is the newest good one without it.
+        overwrite: Replace a file to convert to that exists.
         h: Named resource of the node; replaces cpu and memMB.
         cpu: CPU cores of the node.
         memMB: Memory of the node in MB; to convert a checkpoint takes as much as it is large.
@@ -176,6 +184,7 @@ def checkpoints(
         *(("--verify", "True") if verify else ()),
         *(("--convert", convert) if convert else ()),
         *(("--step", str(step)) if step is not None else ()),
+        *(("--overwrite", "True") if overwrite else ()),
         *args,
         name="checkpoints",
         node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
@@ -379,6 +388,7 @@ def calibrate(
     *trainer_args: str,
     out: str = "host.toml",
     j: str = "1x1",
+    overwrite: bool = False,
     h: str | None = None,
     cpu: int = 2,
     gpu: int = 0,
@@ -398,6 +408,7 @@ def calibrate(
         trainer_args: After `--`, more arguments of `python -m trainer calibrate`.
         out: File to write, a path or an fsspec URL.
         j: NODESxPROCS: nodes, and processes (ranks) on each; exchanges are measured on two ranks and more.
+        overwrite: Replace a file that exists.
         h: Named resource of each node; replaces cpu, gpu and memMB.
         cpu: CPU cores of each node.
         gpu: GPUs of each node.
@@ -411,6 +422,7 @@ def calibrate(
     """
     return launch.torchrun(
         *("calibrate", "--out", out),
+        *(("--overwrite", "True") if overwrite else ()),
         *trainer_args,
         name=name,
         j=j,

@@ -21,7 +21,7 @@ from trainer.datasets.synthetic import synthetic
 def check(folder, tree, *words):
     """Returns the report of a check as a tree."""
     file, out = write_config(folder / "config.toml", tree), folder / "report.json"
-    assert trainer(["check-data", str(file), "--json", str(out), *words]) == 0
+    assert trainer(["check-data", str(file), "--json", str(out), "--overwrite", "True", *words]) == 0
     return json.loads(out.read_text())
 
 
@@ -320,8 +320,8 @@ def test_columns_of_the_path_are_those_of_files(tmp_path):
     assert faults(found) == set()
     for name, exact in (("city", ("nulls", "distinct", "top")), ("tags", ("nulls", "distinct", "hotness"))):
         assert [found["columns"][name][one] for one in exact] == [flat["columns"][name][one] for one in exact]
-    assert trainer(["check-data", "--source", str(tmp_path / "hive"), "--json", str(tmp_path / "report.json")]) == 0
-    guessed = json.loads((tmp_path / "report.json").read_text())
+    assert trainer(["check-data", "--source", str(tmp_path / "hive"), "--json", str(tmp_path / "hive.json")]) == 0
+    guessed = json.loads((tmp_path / "hive.json").read_text())
     assert guessed["columns"]["city"]["as"] == "sparse"
     assert guessed["splits"].keys() == hive.keys()
 

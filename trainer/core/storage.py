@@ -3,7 +3,7 @@
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -130,6 +130,28 @@ def read_text(url: str) -> str:
         return fs.cat_file(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise StorageError(f"it is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def refuse_existing(files: Mapping[str, str | None], overwrite: bool) -> None:
+    """Refuses to replace files, before any work is done for them.
+
+    Args:
+        files: The files by the flags that name them; None for a flag that is not given.
+        overwrite: Whether `--overwrite` is set.
+
+    Raises:
+        InputError: One exists and `--overwrite` is not set, or storage fails.
+    """
+    for flag, url in files.items():
+        if url is None or overwrite:
+            continue
+        with named(flag, url):
+            fs, path = open_storage(url)
+            exists = fs.exists(path)
+        if exists:
+            raise InputError(
+                f"{flag} would replace '{without_secrets(url)}'; name another file, or add --overwrite True"
+            )
 
 
 def write_file(flag: str, url: str, content: bytes | str) -> None:

@@ -81,7 +81,8 @@ def write_data_set(out: str, ratings: Table, items: Table, users: Table) -> dict
         users: One row per user.
     """
     table = build_table(ratings, items, users)
-    data_set = DataSetWriter(out, {"source": f"MovieLens-100k, from {REQUIREMENT}", "label_rule": f"rating >= {LIKED}"})
+    settings = {"source": f"MovieLens-100k, from {REQUIREMENT}", "label_rule": f"rating >= {LIKED}"}
+    data_set = DataSetWriter(out, settings, beside=["items"])
     ends = [round(table.num_rows * fraction) for fraction in (TRAIN, TRAIN + VALIDATION, 1)]
     for split, start, end in zip(SPLITS, [0, *ends], ends, strict=False):
         with data_set.part(split, "part-00000", table.schema) as rows:

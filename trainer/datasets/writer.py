@@ -71,14 +71,15 @@ class DataSetWriter:
     Args:
         out: Directory, on any fsspec URL.
         settings: The source and the arguments, as JSON values. Parts made with other settings never mix with these.
+        beside: Names of the tables that `beside` writes.
 
     Raises:
         InputError: `out` already holds a data set made with other settings, or files that no data set here explains, or
             cannot be written.
     """
 
-    def __init__(self, out: str, settings: Mapping[str, Any]) -> None:
-        self.out = out.rstrip("/")
+    def __init__(self, out: str, settings: Mapping[str, Any], beside: Sequence[str] = ()) -> None:
+        self.out, self._beside = out.rstrip("/"), beside
         self.settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file to compare with
         with named("--out", out):
             self._fs, self._root = open_storage(self.out)
@@ -145,7 +146,8 @@ class DataSetWriter:
         try:
             there = json.loads(self._fs.cat_file(f"{self._root}/settings.json"))
         except FileNotFoundError:
-            if any(
+            others = [f"{self._root}/summary.json", *(f"{self._root}/{name}.parquet" for name in self._beside)]
+            if any(map(self._fs.exists, others)) or any(
                 self._fs.exists(f"{self._root}/{split}") and self._fs.find(f"{self._root}/{split}") for split in SPLITS
             ):
                 raise InputError(

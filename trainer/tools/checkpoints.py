@@ -18,14 +18,16 @@ from trainer.config.checkpoint import Retention
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import named
+from trainer.core.storage import named, refuse_existing
 from trainer.metrics.registry import built_in
 
 AGES = (("days", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("bytes", 1))
 
 
-def checkpoints(out: str, verify: bool = False, convert: str | None = None, step: int | None = None) -> None:
+def checkpoints(
+    out: str, verify: bool = False, convert: str | None = None, step: int | None = None, overwrite: bool = False
+) -> None:
     """Lists the checkpoints of a run, verifies them, or converts one to a single file.
 
     The list marks the best checkpoint by each metric of data.validation with a star, and shows why each is kept. The
@@ -37,10 +39,12 @@ def checkpoints(out: str, verify: bool = False, convert: str | None = None, step
         verify: Read all files back and compare them with their manifest; exit code 1 if one is damaged.
         convert: File to write, any fsspec URL; one that ends in .safetensors is of that format.
         step: Only the checkpoint of this step. Unset: all of them, and the newest good one to convert.
+        overwrite: Replace a file to convert to that exists.
 
     Raises:
         InputError: There is no such checkpoint, the one to convert is damaged, or the file cannot be written.
     """
+    refuse_existing({"--convert": convert}, overwrite)
     run = RunDirectory(out)
     found = Checkpoints(run)
     damages = {}

@@ -8,7 +8,7 @@ from trainer.config.root import Config, check_training
 from trainer.config.schedule import Schedule
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import write_file
+from trainer.core.storage import refuse_existing, write_file
 from trainer.data.order import Lanes, default_lanes
 from trainer.data.selected_files import find_training_files
 from trainer.optim.rates import LearningRate, learning_rates
@@ -19,13 +19,16 @@ PARTS = 8  # of the run, whose ends are in the table besides the steps at which 
 POINTS = 600  # of a drawn curve
 
 
-def show_schedule(config: Config, steps_per_epoch: int | None = None, out: str | None = None) -> None:
+def show_schedule(
+    config: Config, steps_per_epoch: int | None = None, out: str | None = None, overwrite: bool = False
+) -> None:
     """Shows the learning rates of a configuration over a run. CONFIG is a TOML file, or the name of a ready-made one.
 
     Args:
         config: The configuration.
         steps_per_epoch: Steps of an epoch. Unset: from data.train, if anything is counted in epochs.
         out: A file to draw them to, .svg or .png, any fsspec URL.
+        overwrite: Replace a file that exists.
 
     Raises:
         InputError: The configuration or its data cannot be used, or the file not be written.
@@ -33,6 +36,7 @@ def show_schedule(config: Config, steps_per_epoch: int | None = None, out: str |
     check_training(config)
     if out is not None and not out.endswith((".svg", ".png")):
         raise InputError(f"--out is '{out}'; it must end in .svg or .png")
+    refuse_existing({"--out": out}, overwrite)
     if steps_per_epoch is not None and steps_per_epoch < 1:
         raise InputError(f"--steps-per-epoch is {steps_per_epoch}; it must be at least 1")
     rates = learning_rates(config.optimizer)

@@ -22,7 +22,7 @@ from trainer.config.features import SparseFeature
 from trainer.config.root import load_config
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import named, open_storage
+from trainer.core.storage import named, open_storage, refuse_existing
 from trainer.data.dataset import DataFile, find_files
 from trainer.data.features import features_only
 from trainer.data.plain_types import is_list, is_string, to_ids, to_plain
@@ -46,6 +46,7 @@ def vocabulary(
     memory_mib: int = 1024,
     reader: str = "parquet",
     types_from: str | None = None,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Counts the ids of columns and writes a vocabulary of each: the ids that get a row of their own in its table.
 
@@ -68,6 +69,7 @@ def vocabulary(
         memory_mib: Memory for counts, in MiB.
         reader: Format of the files, as in data.reader. csv and tsv need a configuration instead.
         types_from: Configuration file, or name of a ready-made one, whose data section says how the files are read.
+        overwrite: Replace vocabularies that exist; runs and exports that use them need the old ones.
 
     Returns:
         Of each vocabulary its settings and numbers, as in the metadata.
@@ -77,6 +79,8 @@ def vocabulary(
     """
     _check_arguments(columns, min_count, max_rows, unseen_rows, memory_mib)
     names = [together] if together else list(columns)
+    for name in names:  # a run that was trained with a vocabulary is lost without it
+        refuse_existing({"--out": _url(out, name)}, overwrite)
     settings = {"min_count": min_count, "max_rows": max_rows, "unseen_rows": unseen_rows}
     with TemporaryDirectory() as folder:
         limit = memory_mib * MIB // len(names) // SHARE_OF_MEMORY

@@ -8,6 +8,7 @@ from trainer.config.may_change import changed_keys
 from trainer.config.root import Config, to_toml
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
 from trainer.data.dataset import FileSet
 from trainer.data.vocabulary import check_fingerprints
@@ -21,10 +22,17 @@ def open_run(directory: RunDirectory, config: Config) -> None:
     An attempt without a checkpoint left nothing to resume, so its configuration does not matter.
 
     Raises:
-        InputError: The directory cannot be written, or holds checkpoints of a configuration that must not change.
+        InputError: The directory cannot be written, or holds a configuration of something else, or checkpoints of one
+            that must not change.
     """
+    with named(directory.key, directory.url):
+        earlier, is_run = directory.read("config.toml"), directory.read("run.json") is not None
+    if earlier is not None and not is_run:
+        raise InputError(
+            f"{directory.key} is '{without_secrets(directory.url)}', which holds a config.toml but no run; a run "
+            "writes its own there: name another directory"
+        )
     directory.create()
-    earlier = directory.read("config.toml")
     if earlier is not None and _has_checkpoints(directory):
         _check_may_change(directory.url, tomllib.loads(earlier), tomllib.loads(to_toml(config)))
     directory.write("config.toml", to_toml(config))

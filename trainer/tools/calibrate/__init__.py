@@ -17,6 +17,7 @@ from tabulate import tabulate
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
+from trainer.core.storage import refuse_existing
 from trainer.plan.calibration import Calibration, save_calibration
 from trainer.plan.ranks import GB_PER_SECOND, UNKNOWN_HARDWARE
 from trainer.plan.search.speeds import Speeds, cpu_speeds, data_sheet_speeds
@@ -38,6 +39,7 @@ def calibrate(
     table_mib: int = 256,
     exchange_mib: int = 8,
     repeats: int = 20,
+    overwrite: bool = False,
 ) -> None:
     """Measures this kind of host and writes the file that planner.calibration takes.
 
@@ -53,6 +55,7 @@ def calibrate(
         table_mib: Memory of the tables that are measured, per rank: more than the caches hold.
         exchange_mib: Size of what ranks exchange.
         repeats: Runs of everything.
+        overwrite: Replace a file that exists.
 
     Raises:
         InputError: An argument is out of range, or a file cannot be written.
@@ -62,6 +65,7 @@ def calibrate(
         if value < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}; it must be 1 or more")
     with process_group() as context:
+        broadcast_from_rank0(context, lambda: refuse_existing({"--out": out}, overwrite))
         measured = table_speeds(batch_size, table_mib * MIB, context.device, repeats)
         measured |= input_speeds(batch_size, context.device, repeats)
         measured |= replicated_speed(table_mib * MIB, context.device, repeats)

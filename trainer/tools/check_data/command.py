@@ -12,7 +12,7 @@ from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.config.section import Tree, validate
 from trainer.core.errors import InputError, nearest
-from trainer.core.storage import write_file
+from trainer.core.storage import refuse_existing, write_file
 from trainer.data.columns import id_columns
 from trainer.tools.check_data.checks import all_findings
 from trainer.tools.check_data.csv_types import csv_keys, guess_types
@@ -43,6 +43,7 @@ def check_data(
     page: str | None = None,
     statistics: str | None = None,
     write_config: str | None = None,
+    overwrite: bool = False,
     strict: bool = False,
 ) -> dict[str, Any]:
     """Finds what is wrong with a data set before a job is spent on it. CONFIG is a TOML file or a name.
@@ -65,6 +66,7 @@ def check_data(
         page: An HTML file to draw everything to, any fsspec URL; a browser opens it.
         statistics: A JSON file to write for planner.statistics, any fsspec URL.
         write_config: A TOML file to write a first configuration to, which trains as it is; with --source.
+        overwrite: Replace files that exist.
         strict: End with exit code 2 if there is an error.
 
     Returns:
@@ -74,14 +76,11 @@ def check_data(
         InputError: A file cannot be read, an argument is wrong, or --strict is set and there is an error.
     """
     _check_arguments(config, source, label, rows, write_config, reader)
-    for flag, url in (
-        ("--json", json),
-        ("--page", page),
-        ("--statistics", statistics),
-        ("--write-config", write_config),
-    ):
+    to_write = {"--json": json, "--page": page, "--statistics": statistics, "--write-config": write_config}
+    for flag, url in to_write.items():
         if url == "":
             raise InputError(f"{flag} is empty; name a file, any fsspec URL, or leave it out")
+    refuse_existing(to_write, overwrite)
     data = config.data if config else DataConfig(reader=reader)
     files = _files_of(data) if config else split_sources(source, data)
     if not config and reader in CSV_READERS:

@@ -26,6 +26,9 @@ def is_there(to: str, name: str, fingerprint: str) -> bool:
     """
     target = RunDirectory(to, "--to")
     with named("--to", to):
+        current = target.read(CURRENT)
+        if current is not None and '"directory"' not in current:
+            raise InputError(f"--to is '{to}', whose {CURRENT} is of something else; name another directory")
         written = target.read(name, MANIFEST)
         if written is None:
             return False

@@ -11,7 +11,7 @@ from trainer.config.root import Config
 from trainer.core.distributed import current_context
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import write_file
+from trainer.core.storage import refuse_existing, write_file
 from trainer.models.embeddings import table_shapes
 from trainer.optim.table_optimizers import check_table_optimizers
 from trainer.plan.cluster import Cluster, cluster_of, parse_cluster
@@ -49,6 +49,7 @@ def plan(
     page: str | None = None,
     png: str | None = None,
     out: str | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Plans for this machine, or for clusters that need not be there. CONFIG is a TOML file or a name.
 
@@ -66,6 +67,7 @@ def plan(
         page: An HTML file to draw the plan to, and clusters beside each other, any fsspec URL; a browser opens it.
         png: An image to draw the same to, .png, any fsspec URL.
         out: Where to save the plan.json, any fsspec URL; planner.plan takes it.
+        overwrite: Replace files that exist.
 
     Raises:
         InputError: The model cannot be built or planned as configured, the tables fit no cluster, or a file cannot be
@@ -89,6 +91,7 @@ def plan(
     _check_flags({flag for flag, value in given.items() if value is not None}, prices, config)
     if png and not png.endswith(".png"):
         raise InputError(f"--png is '{png}', but only .png can be drawn; give it that ending, or use --page for HTML")
+    refuse_existing({"--page": page, "--png": png, "--out": out}, overwrite)
     config = with_statistics(config)
     model = build_unsharded_model(config, torch.device("meta"))
     if find is not None:

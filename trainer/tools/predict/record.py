@@ -52,6 +52,7 @@ def find_earlier(directory: RunDirectory) -> EarlierJob:
     """
     with named(directory.key, directory.url):
         if not (names := part_names(directory)):
+            _refuse_others(directory)
             return EarlierJob(None, False)  # a job that wrote none can be replaced by any other
         text, is_done = directory.read(FILE), directory.read(MANIFEST) is not None
     if not text:
@@ -60,6 +61,24 @@ def find_earlier(directory: RunDirectory) -> EarlierJob:
             "empty directory"
         )
     return EarlierJob(json.loads(text), is_done)
+
+
+def _refuse_others(directory: RunDirectory) -> None:
+    """Refuses a directory whose files of a job's names are of something else, such as an export."""
+    text = directory.read(FILE)
+    of_others = [MANIFEST] if directory.read(MANIFEST) is not None else [FILE] if text and not _is_record(text) else []
+    for name in of_others:
+        raise InputError(
+            f"{directory.key} is '{without_secrets(directory.url)}', which holds a {name} of something else; name an "
+            "empty directory"
+        )
+
+
+def _is_record(text: str) -> bool:
+    try:
+        return "rows_per_part" in json.loads(text)
+    except (ValueError, TypeError):
+        return False
 
 
 def begin(directory: RunDirectory, record: Record, rows: int) -> tuple[Record, list[int]]:

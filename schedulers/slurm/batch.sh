@@ -38,20 +38,34 @@ trap 'ended_by_slurm=yes' TERM
 
 # Runs one replica. The first notes which of them is on which node, for `torchx status`; each notes its exit code below
 # $1, as srun of Slurm 22.05 ends with 0 when a node is lost. Signals are for the replica, after which the shell ends.
+# proctrack/cgroup signals this shell alone, so it passes them on; linuxproc and pgid signal the replica themselves, to
+# which a second signal would mean that it must not save.
 run_replica() {
-    trap : HUP INT QUIT TERM USR1 USR2
+    local name child= early= code
+    for name in HUP INT QUIT TERM USR1 USR2; do
+        if [[ $2 == all ]]; then trap : "$name"; else trap "kill -$name \$child 2> /dev/null || early=$name" "$name"; fi
+    done
     ((SLURM_PROCID)) || echo "$SLURM_STEP_NODELIST $SLURM_STEP_TASKS_PER_NODE" > "$1/layout"
-    (replica)
-    local code=$?
+    # A shell gives commands in the background no input and lets them ignore INT and QUIT.
+    (trap - INT QUIT; replica) <&0 &
+    child=$!
+    [[ $early ]] && kill "-$early" "$child"
+    while wait "$child"; kill -0 "$child" 2> /dev/null; do :; done # returns early when a signal comes
+    wait "$child"
+    code=$?
     echo "$code of $SLURM_STEP_NUM_TASKS" > "$1/ended/$SLURM_PROCID"
     return "$code"
 }
+
+# Which processes of a replica Slurm signals: the first, or all.
+signalled=first
+[[ $(scontrol show config) =~ ProctrackType\ *=\ *proctrack/(linuxproc|pgid) ]] && signalled=all
 
 # When the first replica has ended, the others get time to save. `wait` returns early when a signal comes. All of the
 # environment is passed on even where sbatch passed on none (SBATCH_EXPORT=NONE).
 srun --kill-on-bad-exit=0 --wait="$wait_seconds" --distribution=block --open-mode="$open_mode" --export=ALL \
     --output="${record//%/%%}/$role-%t.out" --error="${record//%/%%}/$role-%t.err" "${srun_args[@]}" \
-    bash -c "$(declare -f run_replica replica); run_replica \"\$1\"" bash "$record" &
+    bash -c "$(declare -f run_replica replica); run_replica \"\$@\"" bash "$record" "$signalled" &
 step=$!
 [[ $warned ]] && kill -USR1 "$step"
 while wait "$step"; kill -0 "$step" 2> /dev/null; do :; done

@@ -45,7 +45,7 @@ SlurmdLogFile={folder}/slurmd-%n.log
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
 SlurmdParameters=config_overrides
-ProctrackType=proctrack/linuxproc
+ProctrackType={proctrack}
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
@@ -55,6 +55,8 @@ SlurmdTimeout=20
 MessageTimeout=60
 MinJobAge={min_job_age}
 KillWait=5
+# Clusters on one machine share the cgroups of its nodes' names, where each job has one of its number.
+FirstJobId={first_job}
 CompleteWait=0
 GresTypes=gpu
 SelectType=select/cons_tres
@@ -99,6 +101,15 @@ def missing(dbd: bool) -> str:
     return "" if allowed else "bringing up a Slurm cluster needs a machine that allows namespaces (CAP_SYS_ADMIN)"
 
 
+def default_proctrack() -> str:
+    """Returns how Slurm tells which processes belong to a job: as most sites do, where this machine has cgroups v1.
+
+    It decides what is signalled: a replica's first process with cgroups, all of its processes with linuxproc.
+    """
+    has_cgroups = os.access("/sys/fs/cgroup/freezer/release_agent", os.W_OK)
+    return "proctrack/cgroup" if has_cgroups else "proctrack/linuxproc"
+
+
 class Cluster:
     """A running cluster; `env` is what a shell needs in order to use it.
 
@@ -106,10 +117,12 @@ class Cluster:
         folder: Where everything of it lives: a short path, as it holds sockets.
         dbd: Whether there is accounting.
         prefix: Folder into which another Slurm than the system's was unpacked (see slurm24.py).
+        proctrack: Slurm's ProctrackType.
     """
 
-    def __init__(self, folder: Path, dbd: bool, prefix: Path | None = None) -> None:
+    def __init__(self, folder: Path, dbd: bool, prefix: Path | None = None, proctrack: str | None = None) -> None:
         self.folder, self.dbd, self.prefix = folder, dbd, prefix
+        self.proctrack = proctrack or default_proctrack()
         self.env = {"SLURM_CONF": f"{folder}/slurm.conf"}
         if prefix:
             self.env["PATH"] = f"{prefix}/bin:{os.environ['PATH']}"
@@ -208,7 +221,9 @@ class Cluster:
         (self.folder / "gres.conf").write_text(gres)
         plugins = f"PluginDir={self.prefix}/root/usr/lib/x86_64-linux-gnu/slurm-wlm" if self.prefix else ""
         version = re.search(r"\d+", self.run("slurmctld", "-V"))
-        if version and int(version[0]) >= 23:  # Older ones do not know this value, these look for cgroups without it.
+        if self.proctrack == "proctrack/cgroup":
+            (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n")
+        elif version and int(version[0]) >= 23:  # Older ones do not know this value, these look for cgroups without it.
             (self.folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         self._ports = _free_ports(6)
         values = {
@@ -218,6 +233,8 @@ class Cluster:
             "ctld_port": self._ports[0],
             "slurmd_ports": ",".join(map(str, self._ports[1:4])),
             "dbd_port": self._ports[4],
+            "proctrack": self.proctrack,
+            "first_job": 1000 * self._ports[0],
             "sql_port": self._ports[5],
             # Without accounting, a job that has ended is forgotten at the next purge, which comes once a minute.
             "min_job_age": 300 if self.dbd else 2,

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from slurm_cluster import Cluster, missing
+from slurm_cluster import Cluster, default_proctrack, missing
 from slurm_shell import Shell
 
 
@@ -22,12 +22,12 @@ def clusters():
     with contextlib.ExitStack() as stack:
 
         @functools.cache
-        def cluster(dbd: bool) -> Cluster:
+        def cluster(dbd: bool, proctrack: str = default_proctrack()) -> Cluster:
             if lacking := missing(dbd):
                 pytest.skip(lacking)
             folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short, for the sake of sockets
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            return stack.enter_context(Cluster(folder, dbd, Path(prefix) if prefix else None))
+            return stack.enter_context(Cluster(folder, dbd, Path(prefix) if prefix else None, proctrack))
 
         yield cluster
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from slurm_cluster import default_proctrack
 from slurm_shell import Shell, number
 
 pytestmark = pytest.mark.slurm
@@ -106,6 +107,26 @@ def test_a_warning_before_anything_was_saved_uses_up_no_retry(shell):
     wait_for_log(shell, handle, "ready")
     shell.cluster.run("scancel", "--signal=USR1", "--batch", number(handle))
     assert ended(shell, handle)[:2] == ("SUCCEEDED", 1), shell.batch_log(handle)
+
+
+SAVES = "trap 'echo saved; exit 3' TERM; echo ready; while :; do sleep 0.1; done"
+
+
+@pytest.mark.parametrize("proctrack", ["proctrack/cgroup", "proctrack/linuxproc"])
+def test_a_signal_reaches_a_replica_once(proctrack, clusters, tmp_path):
+    """Slurm signals the first process of a replica with cgroups, and all of them with linuxproc."""
+    if proctrack == "proctrack/cgroup" != default_proctrack():
+        pytest.skip("needs cgroups v1, mounted and writable below /sys/fs/cgroup")
+    default = proctrack == default_proctrack()
+    shell = Shell(clusters(False) if default else clusters(False, proctrack), tmp_path)
+    handle = shell.shell_job("trap 'echo got USR1' USR1;" + SAVES)
+    wait_for_log(shell, handle, "ready")
+    shell.cluster.run("scancel", "--signal=USR1", number(handle) + ".0")
+    wait_for_log(shell, handle, "got USR1")
+    shell.torchx("cancel", handle)
+    assert ended(shell, handle)[:2] == ("CANCELLED", 0), shell.batch_log(handle)
+    log = shell.torchx("log", handle)
+    assert (log.count("got USR1"), log.count("saved")) == (1, 1), log
 
 
 def test_a_warning_during_setup_uses_up_no_retry(shell):

@@ -125,6 +125,22 @@ def test_preemption(trainings, undisturbed):
     assert_went_on(shell, handle, name, undisturbed)
 
 
+def test_cancelled(trainings):
+    """A cancelled job saves the step that it has reached, and does not come back."""
+    shell, name = trainings, "cancelled"
+    handle = train(shell, name)
+    wait_for_steps(shell, handle, name)
+    shell.torchx("cancel", handle)
+    status = shell.wait(handle)
+    assert (status["state"], status["num_restarts"]) == ("CANCELLED", 0), shell.batch_log(handle)
+    assert "cancelled: stopped at step" in shell.batch_log(handle)
+    saved = max(
+        int(folder.name.removeprefix("step-")) for folder in (shell.folder / name / "checkpoints").glob("step-*")
+    )
+    assert saved % 20, "only a save on request is of such a step"
+    assert f"stopped at step {saved}, " in shell.batch_log(handle)
+
+
 def test_power_cut(trainings, undisturbed):
     """A node is lost that runs the batch script of one job, and only a replica of the other."""
     shell = trainings

@@ -4,11 +4,30 @@ TorchX's LogIterator follows one file and yields chunks of 64,000 characters, wh
 `--regex`. It fails where a file is missing, and does not notice that a restart has truncated it.
 """
 
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from torchx.schedulers.api import filter_regex
+
+from schedulers.errors import SchedulerError
+
 POLL_SECONDS = 0.2
+
+
+def matching(regex: str | None, found: Iterable[str]) -> Iterable[str]:
+    """Returns the lines in which a regular expression is found; all of them if there is none.
+
+    Raises:
+        SchedulerError: It is not a regular expression.
+    """
+    if not regex:
+        return found
+    try:
+        return filter_regex(regex, found)
+    except re.error as error:
+        raise SchedulerError(f"--regex {regex}: must be a regular expression: {error}") from error
 
 
 def lines(files: list[Path], ended: Callable[[], bool] | None) -> Iterator[str]:

@@ -6,9 +6,10 @@ from functools import cache
 from typing import Any
 from urllib.parse import quote, unquote
 
-from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
 
+from schedulers import log_files
 from schedulers.errors import SchedulerError
 from schedulers.jobset import log, spec, status
 from schedulers.jobset.cluster import Cluster, Object
@@ -88,7 +89,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         cluster, name = self._find(app_id)
         read = log.follow if should_tail else log.read
         lines = read(cluster, log.Replica(name, role_name, k), since, until)
-        return filter_regex(regex, lines) if regex else lines
+        return log_files.matching(regex, lines)
 
     def _submit_dryrun(self, app: AppDef, cfg: JobSetOpts) -> AppDryRunInfo[JobSetRequest, JobSetOpts]:
         check(cfg)

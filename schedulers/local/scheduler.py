@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import cast
 
-from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream, StructuredOpts, filter_regex
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream, StructuredOpts
 from torchx.schedulers.local_scheduler import CWDImageProvider, LocalScheduler, PopenRequest, ReplicaParam, _join_PATH
 from torchx.schedulers.local_scheduler import Opts as BuiltinOpts
 from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, is_terminal, runopts
@@ -147,7 +147,7 @@ class PersistentLocalScheduler(LocalScheduler):
                 return True
 
         lines = log_files.lines([file], ended if should_tail else None)
-        return filter_regex(regex, lines) if regex else lines
+        return log_files.matching(regex, lines)
 
     def _cancel_existing(self, app_id: str) -> None:
         if record := Record.of(app_id):

@@ -27,6 +27,17 @@ STATES = {
 }
 UNKNOWN_JOB = "Invalid job id specified"
 AWAY = re.compile("contact|connect|communication|timed out", re.IGNORECASE)
+# Variables that users may set for all jobs, with the options that they stand for: what is asked of a job goes first.
+DEFAULTS = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_EXPORT": "export",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_RESERVATION": "reservation",
+    "SBATCH_TIMELIMIT": "time",
+    "SBATCH_WCKEY": "wckey",
+}
 # A controller that is set up anew is back within minutes; `log -f` and `run --wait` must outlive that.
 PATIENCE_SECONDS = 600
 
@@ -80,14 +91,25 @@ _patiently = retry(
 
 def submit(script: Path) -> str:
     """Submits a batch script and returns the job's id."""
-    # Within a job of Slurm, the variables of that job would count for the new one.
-    env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith("SLURM_")}
-    printed = run("sbatch", "--parsable", str(script), env=env)
+    printed = run("sbatch", "--parsable", str(script), env=_environment(script.read_text()))
     # NUMBER or NUMBER;CLUSTER; a site's wrapper of sbatch may print a banner, too.
     found = re.findall(r"^(\d+)(?:;.*)?$", printed, re.MULTILINE)
     if not found:
         raise SchedulerError(f"sbatch: printed no job number: {printed.strip()!r}; see squeue --me")
     return found[-1]
+
+
+def _environment(script: str) -> dict[str, str]:
+    """Returns the variables for sbatch, to which SBATCH_* count more than what the script says."""
+    contradicting = {name for name, option in DEFAULTS.items() if f"\n#SBATCH --{option}=" in script}
+
+    def belongs(name: str) -> bool:
+        if name.startswith("SBATCH_"):
+            return name in DEFAULTS and name not in contradicting
+        # Within a job of Slurm, the variables of that job would count for the new one.
+        return name == "SLURM_CONF" or not name.startswith("SLURM_")
+
+    return {name: value for name, value in os.environ.items() if belongs(name)}
 
 
 def cluster() -> str:

@@ -149,6 +149,8 @@ class SlurmOpts(StructuredOpts):
         return [
             *(f"--{name}={_value(value)}" for name, value in given if value is not None),
             *(["--exclusive"] if self.exclusive else []),
+            # A job whose dependency has failed would wait for ever.
+            *(["--kill-on-invalid-dep=yes"] if self.dependency else []),
             f"--signal=B:USR1@{self.signal_lead}",
             f"--open-mode={self.open_mode}",
             "--requeue" if self.requeue else "--no-requeue",

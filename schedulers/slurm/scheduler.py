@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from threading import Lock
 
-from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
 from torchx.schedulers.ids import make_unique
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, Role, Workspace, is_terminal, runopts
 from torchx.workspace import WorkspaceMixin, walk_workspace
@@ -152,7 +152,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             answer = self.describe(app_id)
             raise SchedulerError(f"{role_name}/{k}: job {app_id} left no log: {answer.msg if answer else ''}")
         found = log_files.lines(files, (lambda: self._ended(app_id)) if should_tail else None)
-        return filter_regex(regex, found) if regex else found
+        return log_files.matching(regex, found)
 
     def _ended(self, app_id: str) -> bool:
         answer = self.describe(app_id)

@@ -5,7 +5,7 @@ import io
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.readers.csv_faults import Dialect, find_fault
@@ -22,6 +22,7 @@ def written(rows: list[tuple[str, str]], newline: str) -> bytes:
     return text.getvalue().encode()
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(ROWS, st.sampled_from(["\n", "\r\n"]), st.integers(64, 300), st.integers(1, 97), st.booleans())
 def test_blocks_are_whole_rows_in_order_whatever_a_read_returns(rows, newline, size, part, whole):
     text = written(rows, newline)

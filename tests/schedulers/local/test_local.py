@@ -20,6 +20,9 @@ def test_run_shows_both_streams_and_ends_as_the_job(torchx):
     handle = done.stdout.strip()
     assert torchx.status(handle)["state"] == "SUCCEEDED"
     assert sorted(torchx("log", handle).stdout.splitlines()) == ["sh/0 err", "sh/0 out"]
+    refused = torchx("log", "--regex", "(", handle)
+    assert "Traceback" not in refused.stderr
+    assert "--regex (: must be a regular expression: missing ), unterminated subpattern" in refused.stderr
 
 
 @pytest.mark.parametrize(

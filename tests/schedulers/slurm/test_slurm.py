@@ -193,6 +193,27 @@ def test_what_slurm_refuses_is_said_in_its_words_and_leaves_nothing(shell):
     assert not any(shell.folder.rglob("*.*"))
 
 
+def test_options_count_more_than_the_users_variables(shell):
+    """To sbatch, SBATCH_* count more than the lines of a script."""
+    variables = {"PARTITION": "nope", "TIMELIMIT": "7", "OUTPUT": "/nowhere", "NO_REQUEUE": "1", "ARRAY_INX": "1-3"}
+    shell.env |= {f"SBATCH_{name}": value for name, value in variables.items()}
+    shell.env["SBATCH_CONSTRAINT"] = "fast"
+    handle = shell.shell_job("true", cfg="partition=main,time=9,begin=now+1hour")
+    asked = shell.cluster.run("scontrol", "show", "job", number(handle))
+    for word in ("Partition=main", "TimeLimit=00:09:00", "Requeue=1", "Features=fast"):
+        assert f"{word} " in asked, word
+    assert "ArrayTaskId" not in asked
+    assert f"StdOut={shell.job_dir(handle)}/" in asked
+    shell.torchx("cancel", handle)
+
+
+def test_a_job_whose_dependency_failed_does_not_wait_for_ever(shell):
+    fails = shell.shell_job("exit 3")
+    waits = shell.shell_job("true", cfg=f"dependency=afterok:{number(fails)}")
+    assert shell.wait(fails)["state"] == "FAILED"
+    assert shell.wait(waits)["state"] == "CANCELLED"
+
+
 def test_options_reach_slurm(shell):
     options = {
         "begin": ("now+1hour", "EligibleTime=20"),

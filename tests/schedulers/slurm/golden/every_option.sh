@@ -23,6 +23,7 @@
 #SBATCH --mail-user=me@example.org
 #SBATCH --mail-type=END,FAIL
 #SBATCH --exclusive
+#SBATCH --kill-on-invalid-dep=yes
 #SBATCH --signal=B:USR1@300
 #SBATCH --open-mode=truncate
 #SBATCH --no-requeue

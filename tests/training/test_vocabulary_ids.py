@@ -132,6 +132,6 @@ def test_wrong_vocabularies(rows, refusal, feature, message):
         folder = rows.parent / name
         folder.mkdir(exist_ok=True)
         pq.write_table(pa.table({"id": ids}), folder / "ids.parquet")
-        vocabulary((str(folder / "ids.parquet"),), ("id",), str(folder))
+        vocabulary((str(folder / "ids.parquet"),), ("id",), str(folder), overwrite=True)
     feature = {key: str(value).format(rows=rows) if key == "vocabulary" else value for key, value in feature.items()}
     assert message in refusal({"data__sparse__s0": {"rows": 100} | feature})

@@ -25,7 +25,7 @@ class Sum(nn.Module):
         self.head = nn.Linear(width, inputs.labels, device=inputs.device)
 
     def forward(self, dense, sparse):
-        pooled = self.tables(sparse)  # whose `values()` are in the order of the plan
+        pooled = self.tables(sparse)
         return self.head(torch.cat([pooled[feature] for feature in self.features], dim=1))
 
 

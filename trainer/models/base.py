@@ -17,9 +17,11 @@ class ModelInputs:
 
     Attributes:
         tables: The tables of pooled features, on the meta device; the model must use this very module, and may call it
-            once. Empty where all features are sequences.
+            once: `self.tables(sparse)` returns a `KeyedTensor` whose `values()`, `[B, columns of all features]`, are in
+            the order of `sparse_features`, however the tables are sharded. Empty where all features are sequences.
         dense_features: Dense features, `D`.
-        sparse_features: Names of the pooled features, keys of the `KeyedJaggedTensor`.
+        sparse_features: Names of the pooled features, keys of the `KeyedJaggedTensor`, in the order of the
+            configuration; features that share a table follow the first of them.
         predictions: Names of the predictions to give, `T`.
         device: Device of the dense parameters.
         config: The model's section of the configuration.

@@ -49,7 +49,7 @@ def build_model(data: DataConfig, model: ModelConfig, predictions: list[str], de
     inputs = ModelInputs(
         tables=tables,
         dense_features=len(data.dense),
-        sparse_features=data.pooled,
+        sparse_features=[feature for table in tables.embedding_bag_configs() for feature in table.feature_names],
         predictions=predictions,
         device=device,
         config=model,

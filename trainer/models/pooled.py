@@ -23,12 +23,10 @@ class PooledModel(nn.Module):
     def __init__(self, inputs: ModelInputs, network: nn.Module) -> None:
         super().__init__()
         self.tables, self.network = inputs.tables, network
-        self._features = inputs.sparse_features
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor | Predictions:
         """Returns the network's predictions for dense features `[B, D]` and sparse features."""
-        pooled = self.tables(sparse)  # whose `values()` are in the order of the plan
-        return self.network(torch.cat([dense, *(pooled[feature] for feature in self._features)], dim=1))
+        return self.network(torch.cat([dense, self.tables(sparse).values()], dim=1))
 
 
 def vector_width(inputs: ModelInputs) -> int:

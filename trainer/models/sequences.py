@@ -23,8 +23,8 @@ class SequenceModel(nn.Module):
     def __init__(self, inputs: ModelInputs, interest: nn.Module, width: int) -> None:
         super().__init__()
         config = inputs.config
-        self._features, self._target, self._history = inputs.sparse_features, str(config.target), config.history
-        self.tables = inputs.tables if self._features else None
+        self._target, self._history = str(config.target), config.history
+        self.tables = inputs.tables if inputs.sparse_features else None
         self.sequences = inputs.sequences
         length = inputs.sequence_features[self._history] if self._history else 0
         self.network = _Network(inputs, interest if self._history else None, width if self._history else 0, length)
@@ -33,8 +33,7 @@ class SequenceModel(nn.Module):
         """Returns logits `[B, T]` for dense features `[B, D]` and sparse features."""
         parts = [dense]
         if self.tables is not None:
-            pooled = self.tables(sparse)
-            parts += [pooled[feature] for feature in self._features]
+            parts.append(self.tables(sparse).values())
         found = self.sequences(sparse)  # pyrefly: ignore[not-callable]
         return self.network(torch.cat(parts, dim=1), found[self._target], found[self._history or self._target])
 

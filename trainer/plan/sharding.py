@@ -8,9 +8,10 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEm
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
-from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv, ShardingPlan
+from torchrec.distributed.types import LazyAwaitable, ModuleSharder, ParameterSharding, ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from trainer.config.plan import SHARDING_TYPES, CommsConfig
 from trainer.core.distributed import DistributedContext, limit_collectives
@@ -18,6 +19,53 @@ from trainer.models.embeddings import table_of_weight, table_shapes, value_bytes
 from trainer.models.table_init import initialize_tables
 from trainer.plan.communication import codecs
 from trainer.plan.memory import allocating
+
+
+class PooledTables(ShardedEmbeddingBagCollection):
+    """Sharded tables of pooled features, whose embeddings come in the same order under every plan.
+
+    TorchRec's come in the order of the plan, so that a model that reads `values()` would see other columns on another
+    number of ranks.
+
+    Args:
+        module: The unsharded tables.
+        options: All else that TorchRec's class takes.
+    """
+
+    def __init__(self, module: EmbeddingBagCollection, **options: Any) -> None:
+        super().__init__(module=module, **options)
+        self._order = [feature for table in module.embedding_bag_configs() for feature in table.feature_names]
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> LazyAwaitable[KeyedTensor]:
+        """Looks a batch up; the only way to the embeddings, pipelined or not."""
+        awaitable = super().compute_and_output_dist(ctx, input)
+        if self._embedding_names != self._order:
+            awaitable.callbacks.append(self._ordered)
+        return awaitable
+
+    def _ordered(self, embeddings: KeyedTensor) -> KeyedTensor:
+        by_feature = embeddings.to_dict()
+        values = [by_feature[feature] for feature in self._order]
+        return KeyedTensor(self._order, [one.shape[1] for one in values], torch.cat(values, dim=1))
+
+
+class SequenceTables(ShardedEmbeddingCollection):
+    """Sharded tables of sequences, whose embeddings come in the same order under every plan.
+
+    Args:
+        module: The unsharded tables.
+        options: All else that TorchRec's class takes.
+    """
+
+    def __init__(self, module: EmbeddingCollection, **options: Any) -> None:
+        super().__init__(module=module, **options)
+        self._order = [feature for table in module.embedding_configs() for feature in table.feature_names]
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """Looks a batch up; the only way to the embeddings, pipelined or not."""
+        awaitable = super().compute_and_output_dist(ctx, input)
+        awaitable.callbacks.append(lambda embeddings: {feature: embeddings[feature] for feature in self._order})
+        return awaitable
 
 
 class Sharder(EmbeddingBagCollectionSharder):
@@ -31,7 +79,7 @@ class Sharder(EmbeddingBagCollectionSharder):
     def __init__(
         self,
         comms: CommsConfig,
-        tables: type[ShardedEmbeddingBagCollection] = ShardedEmbeddingBagCollection,
+        tables: type[PooledTables] = PooledTables,
     ) -> None:
         super().__init__(qcomm_codecs_registry=codecs(comms))
         self._tables = tables
@@ -72,9 +120,7 @@ class SequenceSharder(EmbeddingCollectionSharder):
         sequences: What a collection of tables of sequences becomes.
     """
 
-    def __init__(
-        self, comms: CommsConfig, sequences: type[ShardedEmbeddingCollection] = ShardedEmbeddingCollection
-    ) -> None:
+    def __init__(self, comms: CommsConfig, sequences: type[SequenceTables] = SequenceTables) -> None:
         super().__init__(qcomm_codecs_registry=codecs(comms))
         self._sequences = sequences
 
@@ -111,8 +157,8 @@ def _arguments(
 
 def sharders(
     comms: CommsConfig,
-    tables: type[ShardedEmbeddingBagCollection] = ShardedEmbeddingBagCollection,
-    sequences: type[ShardedEmbeddingCollection] = ShardedEmbeddingCollection,
+    tables: type[PooledTables] = PooledTables,
+    sequences: type[SequenceTables] = SequenceTables,
 ) -> list[ModuleSharder[Any]]:
     """Returns the sharders of both kinds of tables; the arguments are theirs."""
     return [Sharder(comms, tables), SequenceSharder(comms, sequences)]  # pyrefly: ignore[bad-return]

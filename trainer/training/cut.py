@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchrec.distributed.embedding import ShardedEmbeddingCollection
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
 from trainer.config.root import Config
+from trainer.plan.sharding import PooledTables, SequenceTables
 from trainer.training.cut_embeddings import CutEmbeddings, PooledEmbeddings, SequenceEmbeddings
 
 
@@ -44,13 +43,13 @@ class CutCollection:
         return self.embeddings_of_step.take_slice()
 
 
-class CutTables(CutCollection, ShardedEmbeddingBagCollection):
+class CutTables(CutCollection, PooledTables):
     """Sharded tables of pooled features with a cut."""
 
     kind = PooledEmbeddings
 
 
-class CutSequences(CutCollection, ShardedEmbeddingCollection):
+class CutSequences(CutCollection, SequenceTables):
     """Sharded tables of sequences with a cut."""
 
     kind = SequenceEmbeddings

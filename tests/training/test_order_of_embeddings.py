@@ -1,0 +1,72 @@
+"""A model of one's own that reads embeddings by place sees the same columns under every plan and on any ranks."""
+
+import random
+from pathlib import Path
+
+import pytest
+from jobs import config, launch_rounds, losses, write_rows
+
+TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
+STEPS, HALF = 12, 6
+# Two features share a table, with another one between them.
+FEATURES = {
+    "s2": {"rows": 105, "dimension": 8, "table": "shared"},
+    "s0": {"rows": 100, "dimension": 16},
+    "s4": {"rows": 105, "dimension": 8, "table": "shared"},
+    "s5": {"rows": 105, "dimension": 24},
+    "s1": {"rows": 101, "dimension": 16},
+}
+SEQUENCES = {
+    "s2": {"rows": 105},
+    "s0": {"rows": 100, "pooling": "none", "max_ids": 1},
+    "s1": {"rows": 101},
+    "s3": {"rows": 103, "pooling": "none", "max_ids": 1},
+    "s5": {"rows": 105, "pooling": "none", "max_ids": 1},
+}
+MODELS = {
+    "documented:concatenated": (FEATURES, ("shared", "s0", "s5", "s1"), {"hidden": 8}),
+    "documented:OfSequences": (SEQUENCES, ("s2", "s0", "s1", "s3", "s5"), {}),
+}
+
+
+def plans(tables: tuple[str, ...], sequences: set[str]) -> list[dict]:
+    """Returns a sharding type for each table, another one for 1, 2 and 4 ranks."""
+    choose = random.Random(26)
+    of_sequences = [kind for kind in TYPES if kind != "data_parallel"]
+    return [
+        {name: {"sharding_types": [choose.choice(of_sequences if name in sequences else TYPES)]} for name in tables}
+        for _ in range(3)
+    ]
+
+
+def job(folder: Path, model: str, plan: dict, out: str, steps: int = STEPS) -> dict:
+    features, _, arguments = MODELS[model]
+    data = folder / "data"
+    tree = config(data, planner__tables=plan, data__test=[str(data)], train__steps=steps)
+    tree["data"]["sparse"] = features
+    tree["model"] = {"name": model, "arguments": arguments, "embedding_dim": 16}
+    return {"config": tree, "out": str(folder / f"{model.split(':')[1]}-{out}")}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of each model on 1, 2 and 4 ranks, and one that changes ranks and plan halfway."""
+    folder = tmp_path_factory.mktemp("orders")
+    write_rows(folder / "data", [640])
+    rounds: dict[int, list[dict]] = {ranks: [] for ranks in (1, 2, 4)}
+    last: list[dict] = []
+    for model, (features, tables, _) in MODELS.items():
+        sequences = {name for name, options in features.items() if options.get("pooling") == "none"}
+        on_1, on_2, on_4 = plans(tables, sequences)
+        rounds[1].append(job(folder, model, on_1, "1"))
+        rounds[2].append(job(folder, model, on_2, "2"))
+        rounds[4] += [job(folder, model, on_4, "4"), job(folder, model, on_4, "moved", HALF)]
+        last.append(job(folder, model, on_2, "moved"))
+    launch_rounds([*rounds.items(), (2, last)], folder)
+    return folder
+
+
+@pytest.mark.parametrize("model", [name.split(":")[1] for name in MODELS])
+@pytest.mark.parametrize("out", ["2", "4", "moved"])
+def test_every_plan_gives_the_same_losses(runs, model, out):
+    assert losses(runs / f"{model}-{out}") == pytest.approx(losses(runs / f"{model}-1"), rel=1e-5)

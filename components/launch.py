@@ -1,4 +1,4 @@
-"""Roles that run the trainer: the only place that spells torchrun's command.
+"""Roles that run the trainer: the only place that spells torchrun's command, of which trainer/launch.py is the end.
 
 TorchX's `dist.torchrun` passes no `--signals-to-handle`, `--shutdown-timeout` and `--max-restarts`, without which ranks
 have no time to save, and its nodes meet at the same port in all jobs.
@@ -149,7 +149,7 @@ def _torchrun_command(shape: Shape, trainer_args: list[str]) -> str:
     return " ".join(
         [
             # Signals are for torchrun, not for a shell in between.
-            "exec torchrun",
+            "exec python -m trainer.launch",
             f"--nnodes {shape.nnodes}",
             f"--nproc-per-node {shape.procs}",
             "--rdzv-backend c10d",

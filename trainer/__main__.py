@@ -1,7 +1,14 @@
 """`python -m trainer COMMAND ...`: parses, runs, and maps errors to exit codes.
 
-0: done. 1: failed, with a traceback. 2: wrong input, said in one line. 75: stopped on request (preemption.py).
+0: done. 1: failed, with a traceback. 2: wrong input, said in one line. 75: stopped on request
+(preemption.py). 130: Ctrl-C.
 """
+# An interrupt is to be quiet from the first line on, also while torch is imported.
+
+from trainer.core.interrupts import default_to_quiet, raise_again
+
+if __name__ == "__main__":
+    default_to_quiet()
 
 import contextlib
 import os
@@ -14,12 +21,15 @@ from trainer.core.errors import REPORTED_ERRORS, report_error
 from trainer.core.logging import quiet_libraries
 from trainer.core.outcome import WRONG_INPUT
 
+INTERRUPTED = 128 + signal.SIGINT
+
 
 def main(arguments: list[str]) -> int:
     """Runs a command and returns its exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0
+    raise_again()
     quiet_libraries()
     try:
         read_command(arguments)()
@@ -27,6 +37,8 @@ def main(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except REPORTED_ERRORS as error:
         return report_error(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
 
 

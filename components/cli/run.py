@@ -6,12 +6,13 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import replace
 from typing import Any, TextIO
 
 from torchx.cli.cmd_run import CmdRun, TorchXRunArgs, _run_result_json
 from torchx.runner import Runner
 from torchx.schedulers import get_scheduler_factories
-from torchx.specs import AppDryRunInfo, AppStatus
+from torchx.specs import NONE, AppDryRunInfo, AppState, AppStatus
 
 from components.cli.base import check_scheduler_args, default_to_local, errors_in_one_line
 from components.cli.defaults import check_arguments, check_options, check_sections, with_file
@@ -19,10 +20,13 @@ from components.cli.ending import Ending
 from components.cli.secrets import without_credentials
 from components.launch import ArgumentError
 from schedulers.errors import SchedulerError
+from trainer.core.outcome import WRONG_INPUT, WRONG_INPUT_WORDS, is_wrong_input
 
 
 class Run(CmdRun):
     """TorchX's own `run`, with the next commands after the app handle, and detached local jobs."""
+
+    _wrong_input = False  # of a job that was waited for
 
     def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
         """Adds TorchX's own arguments, with `local_cwd` as the default scheduler."""
@@ -34,7 +38,10 @@ class Run(CmdRun):
         """Runs the command; only the handle goes to stdout, as TorchX has it."""
         with errors_in_one_line("torchx run"), redirect_stdout(_HandleWatcher(sys.stdout)):
             check_sections(get_scheduler_factories())
-            super().run(args)
+            try:
+                super().run(args)
+            except SystemExit as leaving:
+                raise SystemExit(WRONG_INPUT if self._wrong_input else leaving.code) from None
 
     def _run_from_cli_args(self, runner: Runner, args: argparse.Namespace) -> None:
         check_scheduler_args(runner, args)
@@ -63,7 +70,11 @@ class Run(CmdRun):
         super()._dryrun(runner, args, component_args, json_output)
 
     def _wait(self, runner: Runner, app_handle: str, log: bool, tee_logs: bool = False) -> AppStatus:
-        return Ending(**vars(super()._wait(runner, app_handle, log, tee_logs)))
+        status = super()._wait(runner, app_handle, log, tee_logs)
+        self._wrong_input = status.state == AppState.FAILED and is_wrong_input(status.msg)
+        if self._wrong_input and log:
+            status = replace(status, msg=f"{WRONG_INPUT_WORDS}, see above", roles=[], structured_error_msg=NONE)
+        return Ending(**vars(status))
 
     def _submit(
         self,

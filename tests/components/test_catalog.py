@@ -33,7 +33,7 @@ def compact(value):
         return {key: item for key, item in items.items() if item not in (None, {}, [], "")}
     if isinstance(value, list):
         return [compact(item) for item in value]
-    if isinstance(value, str) and value.startswith("exec torchrun"):
+    if isinstance(value, str) and value.startswith("exec python -m trainer.launch"):
         return re.split(r" (?=--|-m )", value)
     return value
 

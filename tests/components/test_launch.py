@@ -87,8 +87,8 @@ def test_nodes_do_not_start_without_the_host_of_replica_0(fake_torchrun):
 
 def test_signals_reach_torchrun_and_not_a_shell(fake_torchrun, tmp_path):
     role = dlrm.single_node(config="c.toml").roles[0]
-    (tmp_path / "torchrun").write_text("#!/bin/sh\necho $$\n")
-    (tmp_path / "torchrun").chmod(0o755)
+    (tmp_path / "python").write_text("#!/bin/sh\necho $$\n")
+    (tmp_path / "python").chmod(0o755)
     with subprocess.Popen(
         [role.entrypoint, *role.args], env={"PATH": f"{tmp_path}:{fake_torchrun}"}, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -75,12 +75,13 @@ def trainer(*words: str) -> None:
 
 
 def torchrun(*words: str) -> None:
-    """`torchrun WORDS`, which have to name the trainer, but that ranks are forked, too."""
+    """`python -m trainer.launch WORDS`, which have to name the trainer, but that ranks are forked, too."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-    from torch.distributed.run import main
+
+    from trainer.launch import main
 
     SubprocessHandler._popen = _fork_rank
-    main(words)
+    sys.exit(main([*words]))
 
 
 def torchx(*words: str) -> None:

@@ -1,9 +1,13 @@
 """Errors by type, and the report of each: the user's mistakes in one line, bugs with a traceback."""
 
 import difflib
+import fcntl
+import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from trainer.core.outcome import FAILED, WRONG_INPUT, WRONG_INPUT_WORDS, write_outcome
 from trainer.core.secrets import without_secrets
@@ -43,18 +47,46 @@ REPORTED_ERRORS = (InputError, StorageError, LostRankError)
 def report_error(error: BaseException) -> int:
     """Reports an error and returns the exit code that belongs to its type.
 
-    It is printed to stderr without the secrets of URLs. The scheduler is told of the user's mistakes, too.
+    It is printed to stderr without the secrets of URLs, of the ranks of a host by the first one that has an error. The
+    scheduler is told of the user's mistakes, too.
     """
     if isinstance(error, REPORTED_ERRORS):
-        line = " ".join(without_secrets(error).split())
-        print(f"error: {line}", file=sys.stderr, flush=True)
-        if not isinstance(error, InputError):
-            return FAILED
-        if type(error.__cause__) is not StorageError:  # storage out of reach may be back at the next attempt
-            write_outcome(f"{WRONG_INPUT_WORDS}: {line}")
-        return WRONG_INPUT
+        with _once_on_this_host() as is_first:
+            if is_first:
+                _say(error)
+        return WRONG_INPUT if isinstance(error, InputError) else FAILED
     print(without_secrets("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True)
     return FAILED
+
+
+def _say(error: BaseException) -> None:
+    line = " ".join(without_secrets(error).split())
+    print(f"error: {line}", file=sys.stderr, flush=True)
+    # Storage out of reach may be back at the next attempt.
+    if isinstance(error, InputError) and type(error.__cause__) is not StorageError:
+        write_outcome(f"{WRONG_INPUT_WORDS}: {line}")
+
+
+@contextmanager
+def _once_on_this_host() -> Iterator[bool]:
+    """Yields whether no other rank of this host has been here in this attempt: most have the same error.
+
+    The others wait for it, as torchrun ends all ranks when the first one leaves.
+    """
+    own = os.environ.get("TORCHELASTIC_ERROR_FILE")  # ATTEMPT/RANK/error.json
+    try:
+        file = Path(own).parents[1].joinpath("reported").open("a") if own else None
+    except OSError:  # a full disk, on which every rank has its say
+        file = None
+    if file is None:
+        yield True
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.tell() == 0
+        with suppress(OSError):
+            file.write("x")
+            file.flush()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -25,7 +25,9 @@ WRONG_INPUT_WORDS = "wrong input"  # first words of the line of a job that would
 def write_outcome(line: str) -> None:
     """Writes the outcome of this job to the file that its scheduler names, if it names one."""
     if file := os.environ.get(OUTCOME_VARIABLE):
-        Path(file).write_text(f"{line}\n")
+        whole = Path(f"{file}.{os.getpid()}")  # a rank that is killed while it writes leaves the line before
+        whole.write_text(f"{line}\n")
+        whole.replace(file)
 
 
 def is_finished(line: str) -> bool:

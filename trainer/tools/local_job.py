@@ -28,7 +28,7 @@ def start_job(ranks: int, log: Path, *arguments: str) -> Iterator[subprocess.Pop
         log: File for the output.
         arguments: The trainer's command and flags.
     """
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    torchrun = ["trainer.launch", "--standalone", "--nproc-per-node", str(ranks)]
     command = [sys.executable, "-m", *torchrun, "-m", "trainer", *arguments]
     with log.open("wb") as output:
         job = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment_of_child_job())

@@ -57,7 +57,10 @@ def test_an_earlier_attempt_is_not_blamed(torchx, tmp_path):
     assert done.stderr.splitlines()[-1].endswith("the job has ended as FAILED: sh/0 ended with exit code 3")
 
 
-def test_the_line_that_the_trainer_leaves_is_enough(torchx):
+def test_wrong_input_is_in_the_log_and_in_the_status(torchx):
     done = torchx(*RUN, "dlrm.single_node", "--config", "nowhere.toml")
-    last = done.stderr.splitlines()[-1]
-    assert "the job has ended as FAILED: wrong input: configuration 'nowhere.toml'" in last
+    assert done.returncode == 2
+    said, last = done.stderr.splitlines()[-2:]
+    assert "error: configuration 'nowhere.toml'" in said
+    assert last.endswith("the job has ended as FAILED: wrong input, see above")
+    assert torchx.status(done.stdout.strip())["msg"].startswith("wrong input: configuration 'nowhere.toml'")

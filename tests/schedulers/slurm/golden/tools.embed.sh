@@ -27,6 +27,6 @@ setup() {
 }
 
 replica() {
-    exec bash -c 'exec torchrun --nnodes 1 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id '"'""$SLURM_JOB_ID""'"' --rdzv-endpoint localhost:0 --max-restarts 0 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 --shutdown-timeout 120 --tee 3 -m trainer embed c.toml --out runs/a --to s3://b/v --checkpoint newest --output liked_item --source a.parquet b --id-column item --rows-per-part 262144'
+    exec bash -c 'exec python -m trainer.launch --nnodes 1 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id '"'""$SLURM_JOB_ID""'"' --rdzv-endpoint localhost:0 --max-restarts 0 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 --shutdown-timeout 120 --tee 3 -m trainer embed c.toml --out runs/a --to s3://b/v --checkpoint newest --output liked_item --source a.parquet b --id-column item --rows-per-part 262144'
 }
 

@@ -83,7 +83,7 @@ def _once_on_this_host() -> Iterator[bool]:
         return
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield file.tell() == 0
+        yield os.fstat(file.fileno()).st_size == 0
         with suppress(OSError):
             file.write("x")
             file.flush()

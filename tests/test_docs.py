@@ -53,7 +53,7 @@ DOCS = [
 SCHEDULERS = sorted((ROOT / "docs/schedulers").glob("*.md"))
 PAGES = [ROOT / "README.md", *DOCS, *SCHEDULERS, ROOT / "CONTRIBUTING.md"]  # in the order in which they are read
 
-SKIPPED = ("git clone ", "cd ", "source ")  # they change the reader's shell
+SKIPPED = ("git clone ", "cd ", "source ", "cp ")  # for the reader's shell
 DRY_RUN = (None, "local_cwd", "slurm", "jobset")  # a dry run on the others needs a cluster
 
 RUN_ALL = """

@@ -1,6 +1,7 @@
 """Announces a run that is set up: on the console, and in plan.json and run.json."""
 
 import json
+import shlex
 from typing import Any
 
 from trainer.run.provenance import describe_run, digest
@@ -39,7 +40,7 @@ def announce(session: Session, origin: dict[str, Any]) -> None:
     if start := session.claimed.start:
         log(f"resumed after step {start.step:,} from {start.url}, restored in {origin['restore_seconds']:.1f} s")
     url = session.directory.url
-    log(f"run directory {url}; watch: torchx run tools.tensorboard --logdir {url}\n")
+    log(f"run directory {url}; watch: torchx run tools.tensorboard --logdir {shlex.quote(url)}\n")
 
 
 def _measured_before(session: Session) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The end of a run, after its last step or early: the final evaluation, and what is said of the result."""
 
+import shlex
+
 from tabulate import tabulate
 from torch import nn
 
@@ -86,8 +88,8 @@ def _summary(session: Session, step: int, evaluated_step: int) -> str:
     ]
     if session.config.report.tensorboard:
         rows.append(["TensorBoard", url_of("tensorboard")])
-    return (
-        f"{tabulate(rows, tablefmt='plain')}\n\n"
-        f"Next:  torchx run tools.tensorboard --logdir {out}\n"
-        f"       torchx run dlrm.evaluate --config {url_of('config.toml')} --out {out}"
-    )
+    next_commands = [f"torchx run tools.tensorboard --logdir {shlex.quote(out)}"]
+    if splits := session.evaluator.splits:
+        words = ["torchx", "run", "dlrm.evaluate", "--config", url_of("config.toml"), "--out", out]
+        next_commands.append(shlex.join(words if "test" in splits else [*words, "--split", "validation"]))
+    return f"{tabulate(rows, tablefmt='plain')}\n\nNext:  " + "\n       ".join(next_commands)

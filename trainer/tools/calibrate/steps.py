@@ -18,6 +18,7 @@ from trainer.plan.cluster import cluster_of_job
 from trainer.plan.fitting import problem_of
 from trainer.plan.search.speeds import Speeds
 from trainer.plan.step_time import time_of_plan
+from trainer.run.preemption import Stopped
 from trainer.tools.bench.setting import batches_in_memory, make_config, scratch_run
 from trainer.tools.calibrate.timing import explain, nanoseconds
 from trainer.training.session import Session
@@ -51,6 +52,9 @@ def step_speeds(
         samples: Samples of a rank in a step.
         context: This process among the ranks.
         repeats: Steps to take with each model.
+
+    Raises:
+        Stopped: A signal requested a stop.
     """
     others = replace(speeds, **dict.fromkeys(FIGURES, 0.0))
     with scratch_run(RunDirectory(folder), context) as scratch:
@@ -69,6 +73,9 @@ def step_speeds(
                 counts.append(counted)
                 left.append(time_left)
                 rates.append(_samples_per_second(session, of_rank) if number == 0 else 0.0)
+                stopped = any(gather_to_all(session.stop_requests.waiting_seconds > 0, context))
+            if stopped:  # while a session is open, it takes the signals
+                raise Stopped
         return dict(zip(FIGURES, explain(counts, left), strict=True)), rates[0]
 
 

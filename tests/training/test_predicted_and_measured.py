@@ -5,9 +5,12 @@ import re
 
 import pytest
 from command import run_trainer, write_config
-from jobs import config, losses
+from jobs import config as uncalibrated
+from jobs import losses
 
 from trainer.__main__ import main as trainer
+from trainer.plan.calibration import Calibration, save_calibration
+from trainer.plan.search.speeds import cpu_speeds
 
 GIB = 2**30
 STEPS = 24
@@ -16,6 +19,19 @@ PARTS = ("wait for data", "exchange of ids", "forward", "backward and updates", 
 
 def facts(out):
     return json.loads((out / "run.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory):
+    """Returns configurations of a host whose speeds were measured."""
+    file = tmp_path_factory.mktemp("calibrated") / "host.toml"
+    about = {"date": "2026-01-31", "host": "alpha", "processor": "a processor", "device": "cpu", "ranks": 2}
+    save_calibration(Calibration(**about, input_samples_per_second=1e5, speeds=cpu_speeds(1e7)), str(file))
+
+    def config(data, **changes):
+        return uncalibrated(data, planner__calibration=str(file), **changes)
+
+    return config
 
 
 def bars(page, title):
@@ -30,10 +46,10 @@ def bars(page, title):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, rows):
+def run(tmp_path_factory, rows, calibrated):
     """A run on two ranks, whose steps wait 50 ms in forward; the run directory, the configuration, the console."""
     folder = tmp_path_factory.mktemp("compared")
-    tree = config(
+    tree = calibrated(
         rows, train__steps=STEPS, model__name="custom:unhurried", planner__sharding_types=["row_wise", "table_wise"]
     )
     file, out = write_config(folder / "config.toml", tree), folder / "out"
@@ -56,12 +72,24 @@ def test_it_predicts_what_the_planner_says_of_this_plan(run, capsys):
     assert parts["forward"] == pytest.approx(forward, abs=2e-3)
 
 
-def test_memory_is_predicted_for_every_rank(run):
-    predicted = facts(run[0])["predicted"]
-    assert len(predicted["memory_bytes"]) == 2
-    kinds = predicted["memory_of_fullest_rank"]
-    assert sum(kinds.values()) == pytest.approx(max(predicted["memory_bytes"]), abs=len(kinds))
-    assert kinds["tables"] >= sum(100 + i for i in range(6)) * 16 * 4 / 2
+def test_nothing_is_predicted_where_nothing_was_measured(rows, tmp_path, capsys):
+    file, out = write_config(tmp_path / "config.toml", uncalibrated(rows)), tmp_path / "out"
+    assert trainer(["train", str(file), "--out", str(out)]) == 0
+    assert "predicted" not in facts(out)
+    said, page = capsys.readouterr().out, (out / "plan.html").read_text()
+    assert "predicted " not in said
+    assert not re.search(r"^embeddings of the slowest rank.*ms", said, re.MULTILINE)
+    assert bars(page, "Measured")["step"] == [pytest.approx(facts(out)["measured"]["step_ms"], rel=1e-3)]
+    assert len(bars(page, "Measured memory")["fullest rank"]) == 1
+
+
+def test_memory_of_a_process_is_measured_and_not_predicted(run):
+    out, _, _ = run
+    assert facts(out)["predicted"].keys() == {"step_ms", "parts", "figures"}
+    measured = max(facts(out)["measured"]["memory_bytes"]) / GIB
+    assert bars((out / "plan.html").read_text(), "Measured memory")["fullest rank"] == [
+        pytest.approx(measured, rel=1e-3)
+    ]
 
 
 def test_a_finished_run_has_measured_its_parts(run):
@@ -85,8 +113,6 @@ def test_its_page_has_both_side_by_side(run):
         assert times["step"][number] == pytest.approx(about[of]["step_ms"], rel=1e-3)
         for name in PARTS:
             assert times[name][number] == pytest.approx(about[of]["parts"].get(name, 0.0), rel=1e-3, abs=1e-6)
-        fullest = bars(page, "Predicted and measured memory")["fullest rank"][number]
-        assert fullest == pytest.approx(max(about[of]["memory_bytes"]) / GIB, rel=1e-3)
     assert page.count("why here</summary>") == 6
     assert "<h2>Time of the ranks</h2>" in page
 
@@ -95,14 +121,14 @@ def test_the_console_has_it_in_a_line(run):
     out, _, text = run
     about = facts(out)
     step, of_step = (about[of]["step_ms"] for of in ("measured", "predicted"))
-    memory, of_memory = (max(about[of]["memory_bytes"]) / GIB for of in ("measured", "predicted"))
+    memory = max(about["measured"]["memory_bytes"]) / GIB
     line = f"step {step:.3g} ms, predicted {of_step:.3g}; "
-    line += f"memory {memory:.3g} GiB of the fullest rank, predicted {of_memory:.3g}; plan.html has the parts"
+    line += f"memory {memory:.3g} GiB of the fullest rank; plan.html has the parts"
     assert line in text.splitlines()
 
 
-def test_a_resumed_run_measures_anew(rows, tmp_path):
-    file, out = write_config(tmp_path / "config.toml", config(rows)), tmp_path / "out"
+def test_a_resumed_run_measures_anew(rows, tmp_path, calibrated):
+    file, out = write_config(tmp_path / "config.toml", calibrated(rows)), tmp_path / "out"
     train = ["train", str(file), "--out", str(out), "--train.steps"]
     assert trainer([*train, "8"]) == 0
     first = facts(out)["measured"]
@@ -113,8 +139,8 @@ def test_a_resumed_run_measures_anew(rows, tmp_path):
     assert facts(out)["measured"] == second
 
 
-def test_a_run_that_fails_has_measured_nothing(rows, tmp_path):
-    tree = config(rows, data__dense__d0={"transform": "log1p"}, train__nonfinite="error")
+def test_a_run_that_fails_has_measured_nothing(rows, tmp_path, calibrated):
+    tree = calibrated(rows, data__dense__d0={"transform": "log1p"}, train__nonfinite="error")
     tree["optimizer"]["dense"]["learning_rate"] = 1e30
     file, out = write_config(tmp_path / "config.toml", tree), tmp_path / "out"
     assert trainer(["train", str(file), "--out", str(out)]) == 2
@@ -123,18 +149,22 @@ def test_a_run_that_fails_has_measured_nothing(rows, tmp_path):
     assert not (out / "plan.html").exists()
 
 
-def test_a_model_that_cannot_be_traced_is_measured_all_the_same(rows, tmp_path):
-    file, out = write_config(tmp_path / "config.toml", config(rows, model__name="custom:Branching")), tmp_path / "out"
+def test_a_model_that_cannot_be_traced_is_measured_all_the_same(rows, tmp_path, calibrated):
+    tree = calibrated(rows, model__name="custom:Branching")
+    file, out = write_config(tmp_path / "config.toml", tree), tmp_path / "out"
     assert trainer(["train", str(file), "--out", str(out)]) == 0
     about = facts(out)
-    assert about["predicted"]["memory_of_fullest_rank"]["activations"] == 0
     times = bars((out / "plan.html").read_text(), "Predicted and measured")["step"]
     assert times == pytest.approx([about["predicted"]["step_ms"], about["measured"]["step_ms"]], rel=1e-3)
 
 
 def test_a_run_that_cannot_be_predicted_is_measured_all_the_same(rows, tmp_path, capsys):
     """Speeds are only needed to plan, which this run does not: it has its plan."""
-    file, out, earlier = write_config(tmp_path / "config.toml", config(rows)), tmp_path / "out", tmp_path / "earlier"
+    file, out, earlier = (
+        write_config(tmp_path / "config.toml", uncalibrated(rows)),
+        tmp_path / "out",
+        tmp_path / "earlier",
+    )
     assert trainer(["train", str(file), "--out", str(earlier)]) == 0
     gone = ["--planner.calibration", str(tmp_path / "gone.toml")]
     capsys.readouterr()
@@ -143,20 +173,20 @@ def test_a_run_that_cannot_be_predicted_is_measured_all_the_same(rows, tmp_path,
     (line,) = [line for line in text.splitlines() if line.startswith("this run is not predicted: ")]
     assert "gone.toml" in line
     assert "predicted" not in about
-    assert bars(page, "Predicted and measured")["step"] == [pytest.approx(about["measured"]["step_ms"], rel=1e-3)]
+    assert bars(page, "Measured")["step"] == [pytest.approx(about["measured"]["step_ms"], rel=1e-3)]
     assert losses(out) == losses(earlier)
 
 
-def test_a_plan_of_torchrec_is_compared(rows, tmp_path):
-    file, out = write_config(tmp_path / "config.toml", config(rows, planner__engine="torchrec")), tmp_path / "out"
+def test_a_plan_of_torchrec_is_compared(rows, tmp_path, calibrated):
+    file, out = write_config(tmp_path / "config.toml", calibrated(rows, planner__engine="torchrec")), tmp_path / "out"
     assert run_trainer("train", file, "--out", out, ranks=2).returncode == 0
     assert facts(out).keys() >= {"predicted", "measured"}
     assert len(bars((out / "plan.html").read_text(), "Predicted and measured")["step"]) == 2
 
 
-def test_a_plan_by_hand_is_compared_though_it_cannot_be_rated(rows, tmp_path):
+def test_a_plan_by_hand_is_compared_though_it_cannot_be_rated(rows, tmp_path, calibrated):
     """The shards of a table are uneven, which the planner would not choose."""
-    file, out = write_config(tmp_path / "config.toml", config(rows)), tmp_path / "out"
+    file, out = write_config(tmp_path / "config.toml", calibrated(rows)), tmp_path / "out"
     assert run_trainer("train", file, "--out", tmp_path / "even", ranks=2).returncode == 0
     tables = {}
     for number in range(6):

@@ -53,16 +53,17 @@ def plan_for(model: nn.Module, config: Config, cluster: Cluster) -> tuple[Shardi
         if config.planner.engine == "torchrec":
             return torchrec_plan(model, config, problem.planner, problem.ranks_for_shards()), ""
         solution = find_plan(problem)
-        return to_sharding_plan(solution, problem.tables, model), say_gap(solution)
+        return to_sharding_plan(solution, problem.tables, model), say_gap(solution, problem.planner)
     except NothingFits as error:
         raise InputError(_explain(error, model, problem)) from error
 
 
-def say_gap(solution: Solution) -> str:
+def say_gap(solution: Solution, planner: PlannerConfig) -> str:
     """Returns a line on the cost of a plan and on how far it is at most from the best there is."""
+    ranks, cost = solution.placement.ranks, f"{solution.placement.cost:.3g} ms of a step by the planner's estimate, "
     return (
-        f"embeddings of the slowest rank: {solution.placement.cost:.3g} ms of a step by the planner's estimate, "
-        f"at most {1 + max(0.0, solution.gap):.4f} times that of the best plan there is"
+        f"embeddings of the slowest rank: {cost if ranks.on_gpu or planner.calibration else 'by estimate '}"
+        f"at most {1 + max(0.0, solution.gap):.4f} times the time of the best plan there is"
     )
 
 

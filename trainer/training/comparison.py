@@ -55,6 +55,7 @@ def _line(facts: Facts) -> str:
     step, memory = f"{measured['step_ms']:.3g} ms", f"{max(measured['memory_bytes']) / GIB:.3g} GiB of the fullest rank"
     if predicted:
         step += f", predicted {predicted['step_ms']:.3g}"
+    if predicted and "memory_bytes" in predicted:
         memory += f", predicted {max(predicted['memory_bytes']) / GIB:.3g}"
     return f"step {step}; memory {memory}; {PAGE} has the parts"
 
@@ -82,24 +83,34 @@ def compared(facts: Facts) -> list[Figure]:
     """Returns the figures of what was predicted and measured.
 
     Args:
-        facts: Of run.json; `predicted` may be missing.
+        facts: Of run.json; `predicted` may be missing, and on a CPU has no memory.
     """
     both = {name: facts[name] for name in ("predicted", "measured") if name in facts}
     names = ["step", *(*PARTS, OTHER)]
     times = {of: [one["step_ms"], *(one["parts"].get(name, 0.0) for name in names[1:])] for of, one in both.items()}
-    memory = {of: [f(one["memory_bytes"]) / GIB for f in (max, np.mean, min)] for of, one in both.items()}
+    memory = {
+        of: [f(one["memory_bytes"]) / GIB for f in (max, np.mean, min)]
+        for of, one in both.items()
+        if "memory_bytes" in one
+    }
     found: list[Figure] = [
         Lying(
-            "Predicted and measured",
+            " and ".join(both).capitalize(),
             "Medians of the rank with the longest steps. Forward has the lookup and the exchange of embeddings. The "
             "wait for data is not predicted; what is predicted of anything else lies inside the measured parts.",
             "ms",
             names,
             times,
         ),
-        Lying("Predicted and measured memory", "The peak.", "GiB", ["fullest rank", "mean", "emptiest rank"], memory),
+        Lying(
+            f"{' and '.join(memory).capitalize()} memory",
+            "The peak.",
+            "GiB",
+            ["fullest rank", "mean", "emptiest rank"],
+            memory,
+        ),
     ]
-    if "predicted" in facts:
+    if "memory_of_fullest_rank" in facts.get("predicted", {}):
         kinds = facts["predicted"]["memory_of_fullest_rank"]
         sizes = {"predicted": [size / GIB for size in kinds.values()]}
         found.append(Lying("Predicted memory of the fullest rank", "By kind.", "GiB", [*kinds], sizes))

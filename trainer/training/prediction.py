@@ -21,16 +21,23 @@ PHASES = {"input": IDS, "forward": FORWARD, "forward_comms": FORWARD, "backward_
 
 
 def predict(session: Session) -> Facts:
-    """Returns what the plan predicts of a step and of memory, `predicted` of run.json; nothing where it cannot tell."""
+    """Returns what the plan predicts, `predicted` of run.json; nothing where it cannot tell.
+
+    That is the time of a step by measured speeds or, on GPUs, by data sheets; a CPU's speeds are only good to compare
+    plans by. And memory, on GPUs: a process on a CPU has its libraries and the loader's windows beside what is counted.
+    """
     context = session.context
+    if context.device.type == "cpu" and not session.config.planner.calibration:
+        return {}
     gpus = [context.device] if context.device.type == "cuda" else []
     # Building a model sets the state of random numbers, which training goes on with.
     with not_needed(session, "this run is not predicted"), torch.random.fork_rng(gpus):
         config = with_statistics(session.config)
         model = build_unsharded_model(config, torch.device("meta"), session.order.lanes)
         problem = problem_of(model, config, cluster_of_job(config.planner.hardware, context))
-        step, memory = time_of_plan(session.model.plan, problem), problem.peak(session.model.plan)
-        return {"predicted": {**_times(step), **_bytes(memory, problem.ranks.on_gpu), "figures": step.source}}
+        step = time_of_plan(session.model.plan, problem)
+        memory = _bytes(problem.peak(session.model.plan)) if problem.ranks.on_gpu else {}
+        return {"predicted": {**_times(step), **memory, "figures": step.source}}
     return {}
 
 
@@ -43,15 +50,14 @@ def _times(step: StepTime) -> Facts:
     return {"step_ms": step.total, "parts": parts | {OTHER: step.constant}}
 
 
-def _bytes(memory: RankMemory, on_gpu: bool) -> Facts:
-    """Returns the memory of every rank as `measure` measures it, and that of the fullest rank by kind."""
-    device, kinds = 0 if on_gpu else 1, memory.by_kind()
-    beside = kinds["context"] + kinds["communication"] if on_gpu else 0.0  # not the allocator's
-    of_ranks = (memory.total - beside)[:, device]
+def _bytes(memory: RankMemory) -> Facts:
+    """Returns the GPU memory of every rank as `measure` measures it, and that of the fullest rank by kind."""
+    kinds = memory.by_kind()
+    of_ranks = (memory.total - kinds["context"] - kinds["communication"])[:, 0]  # those are not the allocator's
     fullest = int(of_ranks.argmax())
     return {
         "memory_bytes": [round(size) for size in of_ranks],
-        "memory_of_fullest_rank": {kind: round(size[fullest, device]) for kind, size in kinds.items()},
+        "memory_of_fullest_rank": {kind: round(size[fullest, 0]) for kind, size in kinds.items()},
     }
 
 

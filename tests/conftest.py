@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import slurm_cluster
 from command import write_config
 from jobs import config, write_rows
 
@@ -59,6 +60,11 @@ PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn"}
 def pytest_addoption(parser):
     parser.addoption("--unit", action="store_true", help="sample tests with many parameters, and skip what is no unit")
     parser.addoption("--all", action="store_true", help="run whole matrices, not a sample of them")
+
+
+def pytest_report_header(config):
+    """Says how the Slurm of the tests tells the processes of a job, which decides whom its signals reach."""
+    return None if config.getoption("unit") else f"slurm: {slurm_cluster.described()}"
 
 
 def pytest_configure(config):

@@ -46,7 +46,7 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
 SlurmdParameters=config_overrides
 ProctrackType={proctrack}
-TaskPlugin=task/none
+TaskPlugin={task}
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 ReturnToService=2
@@ -54,7 +54,7 @@ SlurmdTimeout=20
 # Answers may take long on a machine that is busy.
 MessageTimeout=60
 MinJobAge={min_job_age}
-KillWait=5
+KillWait={kill_wait}
 # Clusters on one machine share the cgroups of its nodes' names, where each job has one of its number.
 FirstJobId={first_job}
 CompleteWait=0
@@ -70,6 +70,12 @@ NodeName={nodes} NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{slurmd_ports}]
 CoresPerSocket=68 ThreadsPerCore=1 RealMemory=100000 Gres=gpu:2 Feature=fast,new State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=10
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
+CGROUPS = "needs cgroups v1, mounted and writable below /sys/fs/cgroup"
+CGROUP_CONF = """\
+CgroupPlugin=cgroup/v1
+CgroupMountpoint=/sys/fs/cgroup
+ConstrainRAMSpace=yes
 """
 SLURMDBD_CONF = """\
 AuthType=auth/munge
@@ -99,6 +105,14 @@ def missing(dbd: bool) -> str:
         return f"needs: apt-get install {' '.join(lacking)}"
     allowed = subprocess.run([*NAMESPACES, "true"], capture_output=True).returncode == 0
     return "" if allowed else "bringing up a Slurm cluster needs a machine that allows namespaces (CAP_SYS_ADMIN)"
+
+
+def described() -> str:
+    """Returns on what the tests run here, and what is missing for them to run as on most clusters."""
+    if lacking := missing(dbd=True):
+        return f"skipped, {lacking}"
+    tracking = default_proctrack()
+    return tracking if tracking == "proctrack/cgroup" else f"{tracking} in place of proctrack/cgroup, which {CGROUPS}"
 
 
 def default_proctrack() -> str:
@@ -222,7 +236,7 @@ class Cluster:
         plugins = f"PluginDir={self.prefix}/root/usr/lib/x86_64-linux-gnu/slurm-wlm" if self.prefix else ""
         version = re.search(r"\d+", self.run("slurmctld", "-V"))
         if self.proctrack == "proctrack/cgroup":
-            (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n")
+            (self.folder / "cgroup.conf").write_text(CGROUP_CONF)
         elif version and int(version[0]) >= 23:  # Older ones do not know this value, these look for cgroups without it.
             (self.folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         self._ports = _free_ports(6)
@@ -234,6 +248,9 @@ class Cluster:
             "slurmd_ports": ",".join(map(str, self._ports[1:4])),
             "dbd_port": self._ports[4],
             "proctrack": self.proctrack,
+            "task": "task/cgroup" if self.proctrack == "proctrack/cgroup" else "task/none",
+            # Slurm's default, and one that is too short for many a save.
+            "kill_wait": 30 if self.dbd else 5,
             "first_job": 1000 * self._ports[0],
             "sql_port": self._ports[5],
             # Without accounting, a job that has ended is forgotten at the next purge, which comes once a minute.

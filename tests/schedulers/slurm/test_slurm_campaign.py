@@ -44,7 +44,7 @@ class Campaign:
         self.whole_cluster = threading.Lock()
 
     def submit(self, name: str, retries: int) -> str:
-        job = ("dlrm.multi_node", "--config", "small.toml", "-j", "2x1", "--cpu", "1", "--memMB", "500", "--out", name)
+        job = ("dlrm.multi_node", "--config", "small.toml", "-j", "2x1", "--cpu", "1", "--memMB", "2000", "--out", name)
         bad_nodes = self.shell.folder / f"bad-nodes-{name}"
         bad_nodes.touch()
         return self.shell.submit(

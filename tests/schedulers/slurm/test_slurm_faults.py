@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_cluster import default_proctrack
+from slurm_cluster import CGROUPS, default_proctrack
 from slurm_shell import Shell, number
 
 pytestmark = pytest.mark.slurm
@@ -94,7 +94,7 @@ def test_the_last_attempt_counts(shell):
 
 
 def test_an_elastic_job_gets_all_nodes_that_are_free(shell):
-    job = ("dlrm.multi_node", "--config", "nowhere.toml", "-j", "1:3x1", "--cpu", "1", "--memMB", "500")
+    job = ("dlrm.multi_node", "--config", "nowhere.toml", "-j", "1:3x1", "--cpu", "1", "--memMB", "2000")
     handle = shell.submit(*job)
     shell.wait(handle, "RUNNING")
     assert "NumNodes=3 " in shell.cluster.run("scontrol", "show", "job", number(handle))
@@ -116,7 +116,7 @@ SAVES = "trap 'echo saved; exit 3' TERM; echo ready; while :; do sleep 0.1; done
 def test_a_signal_reaches_a_replica_once(proctrack, clusters, tmp_path):
     """Slurm signals the first process of a replica with cgroups, and all of them with linuxproc."""
     if proctrack == "proctrack/cgroup" != default_proctrack():
-        pytest.skip("needs cgroups v1, mounted and writable below /sys/fs/cgroup")
+        pytest.skip(CGROUPS)
     default = proctrack == default_proctrack()
     shell = Shell(clusters(False) if default else clusters(False, proctrack), tmp_path)
     handle = shell.shell_job("trap 'echo got USR1' USR1;" + SAVES)
@@ -161,14 +161,19 @@ def test_a_node_on_which_two_attempts_failed_is_left_out(shell):
     assert "two attempts failed on some: excluding n1,n3" in shell.batch_log(handle)
 
 
-def test_preemption_by_cancellation_is_followed_by_a_requeue(shell):
+def test_preemption_by_cancellation_is_followed_by_a_requeue(clusters, tmp_path):
+    """Without a time of grace, a replica has KillWait to save."""
+    shell = Shell(clusters(True), tmp_path)
+    saves = """trap 'sleep 8; echo "stopped at step 3, saved x" > "$TORCHX_OUTCOME_FILE"; exit 1' TERM
+        echo ready; while :; do sleep 0.1; done"""
     partition = ("PartitionName=cheap", "Nodes=ALL", "PriorityTier=1", "PreemptMode=CANCEL", "GraceTime=0")
     shell.cluster.run("scontrol", "create", *partition)
-    handle = shell.shell_job(ONCE + "echo ready; sleep 1000", cfg="partition=cheap,exclusive=True")
+    handle = shell.shell_job(ONCE + saves, cfg="partition=cheap,exclusive=True")
     wait_for_log(shell, handle, "ready")
     urgent = shell.shell_job("true", "--num_replicas", "3", cfg="partition=high,exclusive=True")
     assert ended(shell, urgent)[0] == "SUCCEEDED"
     assert ended(shell, handle)[:2] == ("SUCCEEDED", 1), shell.batch_log(handle)
+    assert "requeued: stopped at step 3, saved x" in shell.batch_log(handle)
 
 
 def test_commands_that_wait_outlast_an_absence_of_the_controller(shell):

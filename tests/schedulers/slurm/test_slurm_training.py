@@ -29,7 +29,7 @@ def trainings(clusters, rows, tmp_path_factory):
 
 
 def train(shell, name, *args, cfg=""):
-    job = ("dlrm.multi_node", "--config", "small.toml", "-j", "2x1", "--cpu", "1", "--memMB", "500", "--out", name)
+    job = ("dlrm.multi_node", "--config", "small.toml", "-j", "2x1", "--cpu", "1", "--memMB", "2000", "--out", name)
     return shell.submit(*job, *args, cfg=cfg)
 
 
@@ -76,7 +76,7 @@ def test_movielens_to_the_end(trainings, tmp_path):
     shell = trainings
     made = shell.submit("data.movielens", "--out", "data/movielens")
     assert shell.wait(made)["state"] == "SUCCEEDED", shell.torchx("log", made)
-    job = ("dlrm.multi_node", "--config", "movielens", "-j", "2x1", "--cpu", "1", "--memMB", "500")
+    job = ("dlrm.multi_node", "--config", "movielens", "-j", "2x1", "--cpu", "1", "--memMB", "2000")
     handle = shell.submit(*job, "--", "--train.steps", "40")
     followed = shell.torchx("log", "--tail", handle, cwd=tmp_path)
     assert "2 ranks on cpu" in followed

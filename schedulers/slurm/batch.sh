@@ -61,16 +61,29 @@ run_replica() {
 signalled=first
 [[ $(scontrol show config) =~ ProctrackType\ *=\ *proctrack/(linuxproc|pgid) ]] && signalled=all
 
-# When the first replica has ended, the others get time to save. `wait` returns early when a signal comes. All of the
-# environment is passed on even where sbatch passed on none (SBATCH_EXPORT=NONE).
-srun --kill-on-bad-exit=0 --wait="$wait_seconds" --distribution=block --open-mode="$open_mode" --export=ALL \
+# Ends the replicas that are left when the others have had time to save after the first failure. srun's own --wait would
+# also count from a replica that has ended well, and end those that have more to do.
+end_after_failure() {
+    grep -qm 1 "^$failed_replica" < <(tail --pid=$$ --lines="+$1" -f "$log") || return
+    sleep "$wait_seconds"
+    report "ending the replicas that are left $wait_seconds s after the first failure"
+    kill "$step"
+}
+
+# `wait` returns early when a signal comes. All of the environment is passed on even where sbatch passed on none
+# (SBATCH_EXPORT=NONE).
+lines=$(wc -l < "$log")
+srun --kill-on-bad-exit=0 --wait=0 --distribution=block --open-mode="$open_mode" --export=ALL \
     --output="${record//%/%%}/$role-%t.out" --error="${record//%/%%}/$role-%t.err" "${srun_args[@]}" \
     bash -c "$(declare -f run_replica replica); run_replica \"\$@\"" bash "$record" "$signalled" &
 step=$!
+end_after_failure "$((lines + 1))" &
+watcher=$!
 [[ $warned ]] && kill -USR1 "$step"
 while wait "$step"; kill -0 "$step" 2> /dev/null; do :; done
 wait "$step"
 code=$?
+kill "$watcher" 2> /dev/null
 outcome=$(cat "$outcome_file" 2> /dev/null)
 [[ $outcome == "$saved_word "* ]] && outcome= # of a checkpoint on the way
 

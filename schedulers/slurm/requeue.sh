@@ -1,7 +1,10 @@
 # How a job ends or is put back into the queue: functions for batch.sh, which follows and sets what they use, too.
 # Assigned before, by script.py: job_dir log role max_retries max_free_restarts open_mode srun_args environment_file
-# index_folder wait_seconds outcome_variable rank0_variable finished_word saved_word stopped_word stopped_code
-# wrong_input_words wrong_input_code.
+# index_folder wait_seconds outcome_variable saved_step_variable rank0_variable finished_word saved_word
+# stopped_word stopped_code wrong_input_words wrong_input_code.
+
+# The beginning of srun's message on a replica that has failed.
+failed_replica='srun: error: \([^:]*\): tasks\? \([^:]*\): '
 
 report() { printf '[torchx] %(%F %T)T %s\n' -1 "$*"; }
 
@@ -82,7 +85,7 @@ lost_node() {
 
 # Prints srun's first message on a replica in this attempt, or else the exit code.
 cause() {
-    local first='s/^srun: error: \([^:]*\): tasks\? \([^:]*\): \(.*\)/replica \2 on \1: \3/p' found
+    local first="s/^$failed_replica\(.*\)/replica \2 on \1: \3/p" found
     found=$(this_attempt | sed -n "$first" | head -n 1)
     found=${found:-exit code $code}
     if { echo "$found"; tail -qc 4000 "$record/$role"-*.err 2> /dev/null; } | grep -qi 'oom.kill\|out of memory'; then

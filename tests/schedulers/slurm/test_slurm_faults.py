@@ -176,6 +176,34 @@ def test_preemption_by_cancellation_is_followed_by_a_requeue(clusters, tmp_path)
     assert "requeued: stopped at step 3, saved x" in shell.batch_log(handle)
 
 
+def test_a_replica_that_ends_well_ends_no_other(shell):
+    """And one that fails ends the others, once they have had time to save."""
+    longer = 'echo start; [ "$SLURM_PROCID" = 0 ] && exit {}; sleep {}; echo done'
+    handles = [
+        shell.shell_job(longer.format(*how), "--num_replicas", "2", cfg="begin=now+1hour")
+        for how in ((0, 6), (3, 1000))
+    ]
+    handles = [resubmitted(shell, handle, "wait_seconds=120", "wait_seconds=1") for handle in handles]
+    well, badly = (ended(shell, handle) for handle in handles)
+    assert well[:2] == ("SUCCEEDED", 0), shell.batch_log(handles[0])
+    assert shell.torchx("log", handles[0]).count("done") == 1
+    assert badly[:2] == ("FAILED", 0)
+    assert re.match(r"failed: replica 0 on n\d: Exited with exit code 3; ", badly[2])
+    assert "ending the replicas that are left 1 s after the first failure" in shell.batch_log(handles[1])
+
+
+def resubmitted(shell, handle, words, replaced):
+    """Submits the script of a job that waits again, with other words in it, in its place."""
+    script = shell.job_dir(handle) / "torchx-job.sh"
+    assert words in script.read_text()
+    script.write_text(script.read_text().replace(words, replaced).replace("#SBATCH --begin=now+1hour\n", ""))
+    shell.torchx("cancel", handle)
+    submit = subprocess.run(
+        ["sbatch", "--parsable", script], env=shell.env, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return f"slurm://torchx/{submit.stdout.strip()}"
+
+
 def test_commands_that_wait_outlast_an_absence_of_the_controller(shell):
     """`log -f` of one job, and `run --wait` of another."""
     conf = shell.folder / "slurm.conf"  # of a client that gives up as soon as one does by default

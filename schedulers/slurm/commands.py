@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,8 @@ STATES = {
     **dict.fromkeys(("OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL", "TIMEOUT"), AppState.FAILED),
 }
 UNKNOWN_JOB = "Invalid job id specified"
+# sbatch has sent the job, and got no answer.
+UNANSWERED = "timed out"
 AWAY = re.compile("contact|connect|communication|timed out", re.IGNORECASE)
 # Variables that users may set for all jobs, with the options that they stand for: what is asked of a job goes first.
 DEFAULTS = {
@@ -40,10 +43,16 @@ DEFAULTS = {
 }
 # A controller that is set up anew is back within minutes; `log -f` and `run --wait` must outlive that.
 PATIENCE_SECONDS = 600
+# Pauses after which a job is looked for that a controller may have taken without an answer, and may be slow to show.
+LOOKS_AFTER_SECONDS = (0, 1, 2, 4, 8)
 
 
 class ControllerAway(SchedulerError):
     """The controller of the cluster does not answer."""
+
+
+class MaybeSubmitted(SchedulerError):
+    """The controller did not answer to a job, and may start it yet."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +99,43 @@ _patiently = retry(
 
 
 def submit(script: Path) -> str:
-    """Submits a batch script and returns the job's id."""
-    printed = run("sbatch", "--parsable", str(script), env=_environment(script.read_text()))
+    """Submits a batch script and returns the job's id.
+
+    Args:
+        script: The script, in a directory that no other job has.
+
+    Raises:
+        SchedulerError: Slurm refuses it.
+        MaybeSubmitted: It gave no answer, and does not list the job.
+    """
+    try:
+        printed = run("sbatch", "--parsable", str(script), env=_environment(script.read_text()))
+    except ControllerAway as error:
+        if UNANSWERED not in str(error).lower():
+            raise
+        log.warning("%s; looking whether the job was submitted all the same", error)
+        if found := _job_of(script):
+            return found
+        raise MaybeSubmitted(
+            f"{error}; Slurm does not list the job, but may do so later: look with squeue --me, and if it stays away, "
+            f"submit it again: sbatch {script}"
+        ) from error
     # NUMBER or NUMBER;CLUSTER; a site's wrapper of sbatch may print a banner, too.
     found = re.findall(r"^(\d+)(?:;.*)?$", printed, re.MULTILINE)
     if not found:
         raise SchedulerError(f"sbatch: printed no job number: {printed.strip()!r}; see squeue --me")
     return found[-1]
+
+
+def _job_of(script: Path) -> str:
+    """Returns the id of the job that runs a batch script; empty if Slurm lists none."""
+    for pause in LOOKS_AFTER_SECONDS:
+        time.sleep(pause)
+        for line in _commands().splitlines():
+            job_id, _, command = line.partition("|")
+            if command == str(script):
+                return job_id
+    return ""
 
 
 def _environment(script: str) -> dict[str, str]:
@@ -116,6 +155,11 @@ def cluster() -> str:
     """Returns the name of the cluster that this machine belongs to."""
     found = re.search(r"^ClusterName\s*=\s*(\S+)", run("scontrol", "show", "config"), re.MULTILINE)
     return found[1] if found else "cluster"
+
+
+@_patiently
+def _commands() -> str:
+    return run("squeue", "--me", "--states=all", "--noheader", "--format=%A|%o")
 
 
 @_patiently

@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -67,11 +67,15 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
 
         Raises:
             SchedulerError: Slurm refuses the job, or a directory cannot be written; nothing is left behind.
+            MaybeSubmitted: Slurm gave no answer; the job directory stays, as the job may run yet.
         """
         wanted, app = dryrun_info.request, dryrun_info.app
         check_state_directory()
         with contextlib.ExitStack() as if_refused:
             try:
+                for folder in reversed([*_missing(wanted.job_dir.parent)]):
+                    folder.mkdir(exist_ok=True)
+                    if_refused.callback(_remove_if_empty, folder)
                 wanted.job_dir.mkdir(parents=True)
                 if_refused.callback(shutil.rmtree, wanted.job_dir, ignore_errors=True)
                 if wanted.opts.job_dir is not None and app and app.roles[0].workspace:
@@ -83,7 +87,11 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
                     " a directory that can, or give -cfg job_dir"
                 ) from error
             _check_lead(wanted.opts)
-            job_id = slurm.submit(wanted.job_dir / SCRIPT)
+            try:
+                job_id = slurm.submit(wanted.job_dir / SCRIPT)
+            except slurm.MaybeSubmitted:
+                if_refused.pop_all()
+                raise
             if_refused.pop_all()
         self._index.add(job_id, wanted.job_dir)
         return job_id
@@ -170,6 +178,18 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             if record is None or record.job_dir != script.parent:
                 record = Record(script.parent, app_id) if script.name == SCRIPT and os.access(script, os.R_OK) else None
         return View(job, record)
+
+
+def _missing(folder: Path) -> Iterator[Path]:
+    """Yields a directory and those above it as far as they do not exist, the innermost first."""
+    while not folder.exists():
+        yield folder
+        folder = folder.parent
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # another job is in it by now
+        folder.rmdir()
 
 
 def _check_lead(opts: SlurmOpts) -> None:

@@ -190,6 +190,7 @@ def test_what_slurm_refuses_is_said_in_its_words_and_leaves_nothing(shell):
         "Batch job submission failed: Invalid partition name specified"
     )
     assert "Traceback" not in done.stderr
+    assert not (shell.folder / "slurm-jobs").exists()
     assert not any(shell.folder.rglob("*.*"))
 
 

@@ -204,6 +204,51 @@ def resubmitted(shell, handle, words, replaced):
     return f"slurm://torchx/{submit.stdout.strip()}"
 
 
+def test_a_job_that_was_submitted_without_an_answer_is_found(shell):
+    """The controller hangs while sbatch waits, and takes the job when sbatch has given up."""
+    conf = shell.folder / "slurm.conf"
+    conf.write_text(Path(shell.env["SLURM_CONF"]).read_text().replace("MessageTimeout=60", "MessageTimeout=2"))
+    wrapper = shell.folder / "bin/sbatch"
+    wrapper.parent.mkdir()
+    wrapper.write_text(
+        f"""#!/bin/bash
+        controller=$(cat {shell.cluster.folder}/slurmctld.pid)
+        kill -STOP $controller
+        {shutil.which("sbatch", path=shell.env["PATH"])} "$@"; code=$?
+        (sleep 3; kill -CONT $controller) > /dev/null 2>&1 &
+        exit $code
+        """
+    )
+    wrapper.chmod(0o755)
+    job = ("run", "-s", "slurm", "utils.sh", "--memMB", "100", "echo", "hello")
+    ordinary, shell.env = (
+        shell.env,
+        shell.env
+        | {
+            "PATH": f"{wrapper.parent}:{shell.env['PATH']}",
+            "SLURM_CONF": str(conf),
+        },
+    )
+    done = shell.try_torchx(*job)
+    assert "Socket timed out on send/recv operation; looking whether the job was submitted all the same" in done.stderr
+    assert done.returncode == 0, done.stderr
+    shell.env = ordinary
+    assert ended(shell, done.stdout.strip())[:2] == ("SUCCEEDED", 0)
+
+
+def test_a_job_that_may_have_been_submitted_keeps_its_directory(shell):
+    wrapper = shell.folder / "bin/sbatch"
+    wrapper.parent.mkdir()
+    error = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    wrapper.write_text(f"#!/bin/bash\necho '{error}' >&2; exit 1\n")
+    wrapper.chmod(0o755)
+    shell.env = shell.env | {"PATH": f"{wrapper.parent}:{shell.env['PATH']}"}
+    done = shell.try_torchx("run", "-s", "slurm", "utils.sh", "--memMB", "100", "true")
+    (script,) = shell.folder.glob("slurm-jobs/*/torchx-job.sh")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(f"if it stays away, submit it again: sbatch {script}")
+
+
 def test_commands_that_wait_outlast_an_absence_of_the_controller(shell):
     """`log -f` of one job, and `run --wait` of another."""
     conf = shell.folder / "slurm.conf"  # of a client that gives up as soon as one does by default

@@ -26,6 +26,9 @@ COMMON = (
     + Path(__file__).with_name("batch.sh").read_text()
 )
 
+# Of a replica: Linux takes no longer argument of a program, and the command is one of bash, with some code.
+MOST_COMMAND_BYTES = 120_000
+
 log = logging.getLogger(__name__)
 
 # Values that are known only when the job runs. A NUL can be part of no argument, and makes shlex quote what holds it.
@@ -92,6 +95,12 @@ def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> Requ
 
 
 def _script(name: str, role: Role, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> str:
+    replica = _replica(role)
+    if (size := len("\n".join(replica).encode())) > MOST_COMMAND_BYTES:
+        raise SchedulerError(
+            f"the command of {role.name} has {size:,} bytes: a replica can be given {MOST_COMMAND_BYTES:,} at most; put"
+            " its arguments into a file"
+        )
     options = [
         f"--job-name={sbatch_word(name)}",
         f"--chdir={sbatch_word(str(work_dir))}",
@@ -116,7 +125,7 @@ def _script(name: str, role: Role, opts: SlurmOpts, job_dir: Path, work_dir: Pat
         "",
         *("setup() {", *(f"    {line}" for line in opts.setup or [":"]), "}"),
         "",
-        *("replica() {", *(f"    {line}" for line in _replica(role)), "}"),
+        *("replica() {", *(f"    {line}" for line in replica), "}"),
     ]
     return "\n".join([*lines, "", COMMON])
 

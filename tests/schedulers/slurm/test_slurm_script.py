@@ -183,6 +183,17 @@ def test_options_that_cannot_work(torchx, cfg, error):
     assert done.stderr.splitlines()[-1] == f"torchx run: error: {error}"
 
 
+def test_a_command_that_no_replica_can_be_given_is_refused(torchx):
+    done = torchx("run", "-s", "slurm", "--dryrun", "utils.echo", "--msg", "x" * 119_000)
+    assert done.returncode == 0
+    done = torchx("run", "-s", "slurm", "utils.sh", "--", "echo", *map(str, range(30_000)))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "torchx run: error: the command of sh has 168,907 bytes: a replica can be given 120,000 at most; put its "
+        "arguments into a file"
+    )
+
+
 def test_options_of_sbatch_keep_their_commas(dry_run):
     options = sbatch(dry_run("utils.sh", "true", sbatch_args="--licenses a:1,b:2;--switches 1"))
     assert options[-2:] == ["--licenses a:1,b:2", "--switches 1"]

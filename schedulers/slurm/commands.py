@@ -71,6 +71,12 @@ class Job:
         """TorchX's name for the state."""
         return STATES.get(self.slurm_state, AppState.UNKNOWN)
 
+    @property
+    def signal(self) -> int:
+        """The signal that ended the batch script; 0 if none did."""
+        signal = self.exit_code.partition(":")[2]
+        return int(signal) if signal.isdecimal() else 0
+
 
 def run(*command: str, env: dict[str, str] | None = None) -> str:
     """Runs a command of Slurm and returns what it printed.

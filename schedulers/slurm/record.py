@@ -9,6 +9,7 @@ from pathlib import Path
 from schedulers.contract import state_directory
 
 ABOUT = "torchx-job.json"
+SCRIPT = "torchx-job.sh"
 INDEX = "slurm"  # folder below the state directory, which batch.sh writes to as well
 
 
@@ -36,6 +37,11 @@ class Record:
     def about(self) -> About:
         """The job as it was submitted."""
         return About(**json.loads((self.job_dir / ABOUT).read_text()))
+
+    @property
+    def script(self) -> Path:
+        """The batch script."""
+        return self.job_dir / SCRIPT
 
     @property
     def batch_log(self) -> Path:

@@ -24,8 +24,8 @@ from schedulers.contract import check_state_directory
 from schedulers.errors import SchedulerError
 from schedulers.slurm import commands as slurm
 from schedulers.slurm.options import SlurmOpts
-from schedulers.slurm.record import Index, Record
-from schedulers.slurm.script import SCRIPT, Request, request
+from schedulers.slurm.record import SCRIPT, Index, Record
+from schedulers.slurm.script import Request, request
 from schedulers.slurm.status import View
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,8 @@ from components.launch import SHUTDOWN_TIMEOUT_SECONDS
 from schedulers.contract import RANK0_HOST, SHELL_CONTRACT, STATE_FOLDER, assignments
 from schedulers.errors import SchedulerError
 from schedulers.slurm.options import SlurmOpts, sbatch_word
-from schedulers.slurm.record import INDEX, About
+from schedulers.slurm.record import INDEX, SCRIPT, About
 
-SCRIPT = "torchx-job.sh"
 ENVIRONMENT = "torchx-job.env"
 COMMON = (
     "# ---- The same for every job from here on.\n\n"

@@ -15,6 +15,7 @@ from trainer.core.outcome import STOPPED_WORD, WRONG_INPUT_WORDS
 
 FINAL_STATES = {"succeeded": AppState.SUCCEEDED, "failed": AppState.FAILED, "cancelled": AppState.CANCELLED}
 SHOWN_REPLICAS = 8
+NEVER_MET = "DependencyNeverSatisfied"
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,18 @@ class View:
         if self._noted == self.state:
             return self._note
         if self.state in (AppState.FAILED, AppState.CANCELLED):
-            return f"{self.job.slurm_state}{_ending(self.job.exit_code)}"
+            return f"{self.job.slurm_state}{_ending(self.job)}{self._why()}"
         return self.job.slurm_state.lower() if self.state == AppState.RUNNING else ""
+
+    def _why(self) -> str:
+        """Returns why a job ended of which its batch script has noted nothing."""
+        assert self.job
+        if self.job.reason == NEVER_MET:
+            return f": a job that it depends on did not end as asked ({self.job.reason})"
+        if self.record and self.job.slurm_state == "FAILED" and self.job.signal:
+            again = f"submit it again to go on: sbatch {self.record.script}"
+            return f": the batch script itself was killed, and nobody was left to retry; {again}"
+        return ""
 
     def _placement(self) -> str:
         hosts = self._hosts
@@ -144,10 +155,10 @@ class View:
         return f"replica {shown}{more}" if hosts else ""
 
 
-def _ending(exit_code: str) -> str:
-    code, _, signal = exit_code.partition(":")
-    if signal.isdecimal() and int(signal):
-        return f", signal {signal}"
+def _ending(job: Job) -> str:
+    if job.signal:
+        return f", signal {job.signal}"
+    code = job.exit_code.partition(":")[0]
     return f", exit code {code}" if code.isdecimal() and int(code) else ""
 
 

@@ -208,11 +208,14 @@ def test_options_count_more_than_the_users_variables(shell):
     shell.torchx("cancel", handle)
 
 
-def test_a_job_whose_dependency_failed_does_not_wait_for_ever(shell):
+def test_a_job_whose_dependency_failed_does_not_wait_for_ever(clusters, tmp_path):
+    shell = Shell(clusters(True), tmp_path)  # the other may have forgotten it, which noted nothing
     fails = shell.shell_job("exit 3")
     waits = shell.shell_job("true", cfg=f"dependency=afterok:{number(fails)}")
     assert shell.wait(fails)["state"] == "FAILED"
-    assert shell.wait(waits)["state"] == "CANCELLED"
+    status = shell.wait(waits)
+    assert status["state"] == "CANCELLED"
+    assert "a job that it depends on did not end as asked (DependencyNeverSatisfied)" in status["msg"]
 
 
 def test_options_reach_slurm(shell):

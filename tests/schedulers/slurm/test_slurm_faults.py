@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from slurm_cluster import CGROUPS, default_proctrack
 from slurm_shell import Shell, number
@@ -202,6 +203,25 @@ def resubmitted(shell, handle, words, replaced):
         ["sbatch", "--parsable", script], env=shell.env, check=True, stdout=subprocess.PIPE, text=True
     )
     return f"slurm://torchx/{submit.stdout.strip()}"
+
+
+def test_a_batch_script_that_was_killed_is_named_in_the_status(clusters, tmp_path):
+    """Slurm does not requeue such a job, and nothing of the job is left that could."""
+    shell = Shell(clusters(True), tmp_path)  # the other may have forgotten it, which noted nothing
+    handle = shell.shell_job("echo ready; sleep 1000", "--max_retries", "3")
+    wait_for_log(shell, handle, "ready")
+    (script,) = (
+        process
+        for process in psutil.process_iter(["cmdline", "environ"])
+        if "slurm_script" in " ".join(process.info["cmdline"] or [])
+        and (process.info["environ"] or {}).get("SLURM_JOB_ID") == number(handle)
+        and process.parent().name().startswith("slurmstepd")
+    )
+    script.kill()
+    state, restarts, message = ended(shell, handle)
+    assert (state, restarts) == ("FAILED", 0)
+    again = f"submit it again to go on: sbatch {shell.job_dir(handle)}/torchx-job.sh"
+    assert f"FAILED, signal 9: the batch script itself was killed, and nobody was left to retry; {again}" in message
 
 
 def test_a_job_that_was_submitted_without_an_answer_is_found(shell):

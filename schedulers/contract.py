@@ -9,6 +9,7 @@ from schedulers.errors import SchedulerError
 from trainer.core.outcome import (
     FINISHED_WORD,
     OUTCOME_VARIABLE,
+    SAVED_STEP_VARIABLE,
     SAVED_WORD,
     STOPPED,
     STOPPED_WORD,
@@ -33,6 +34,7 @@ def assignments(**values: object) -> str:
 # Stands before the code of every script that runs a job, so that trainer/core/outcome.py remains the only source.
 SHELL_CONTRACT = assignments(
     outcome_variable=OUTCOME_VARIABLE,
+    saved_step_variable=SAVED_STEP_VARIABLE,
     rank0_variable=RANK0_HOST,
     finished_word=FINISHED_WORD,
     saved_word=SAVED_WORD,

@@ -18,7 +18,7 @@ from pathlib import Path
 from schedulers.local.processes import end_with_parent
 from schedulers.local.record import STARTING_AGAIN, Process, Progress, Record, Replica
 from schedulers.local.restarts import Restarts
-from trainer.core.outcome import is_final, is_finished, is_stopped, is_wrong_input
+from trainer.core.outcome import SAVED_STEP_VARIABLE, is_final, is_finished, is_stopped, is_wrong_input
 
 TICK_SECONDS = 0.1
 CANNOT_START = 127
@@ -121,7 +121,7 @@ class Supervisor:
         try:
             process = subprocess.Popen(
                 replica.args,
-                env={"PYTHONUNBUFFERED": "1"} | os.environ | replica.env,
+                env={"PYTHONUNBUFFERED": "1", **os.environ, **self._saved_before(), **replica.env},
                 cwd=replica.cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=logs.stdout,
@@ -134,6 +134,10 @@ class Supervisor:
             return Process(pid=0, exit_code=CANNOT_START, ended=time.time())
         self.running.append(process)
         return Process(pid=process.pid)
+
+    def _saved_before(self) -> dict[str, str]:
+        step = self.restarts.newest_step
+        return {SAVED_STEP_VARIABLE: str(step)} if step else {}
 
     def wait(self) -> None:
         """Waits for all replicas; stops the others when one fails or when the job is cancelled."""

@@ -25,6 +25,7 @@ setup
 . "$job_dir/$environment_file" || end "failed: cannot read $job_dir/$environment_file" 1
 
 export "$rank0_variable=${nodes%%,*}" "$outcome_variable=$outcome_file"
+((saved_step)) && export "$saved_step_variable=$saved_step"
 rm -rf "$outcome_file" "$record/layout" "$record/ended"
 mkdir "$record/ended"
 note "running on $nodes"

@@ -22,12 +22,14 @@ keep() {
 note() { report "$1"; printf '%s\n' "$1" > "$record/state"; }
 end() { note "$1"; exit "$2"; }
 
-# Ends a job whose restart number $1 is due for the reason $2, if too many before it have gained no checkpoint.
+# Ends a job whose restart number $1 is due for the reason $2, if too many before it have gained no checkpoint. Sets
+# `saved_step`, of the newest one.
 bound() {
-    local since=0 step=0 saved idle
-    read -r since step 2> /dev/null < "$record/gained"
+    local since=0 saved idle
+    saved_step=0
+    read -r since saved_step 2> /dev/null < "$record/gained"
     saved=$(sed -n 's/.*step-0*\([0-9]\+\)$/\1/p' "$outcome_file" 2> /dev/null)
-    ((${saved:-0} > step)) && since=$1 && echo "$1 $saved" > "$record/gained"
+    ((${saved:-0} > saved_step)) && since=$1 saved_step=$saved && echo "$1 $saved" > "$record/gained"
     ((idle = $1 - since, idle <= max_retries + max_free_restarts)) && return
     end "failed: no step gained in $((idle - 1)) restarts (-cfg max_free_restarts=$max_free_restarts); at last $2" 1
 }

@@ -428,3 +428,11 @@ def test_a_bug_is_no_wrong_input(tmp_path, rows):
     done = run_trainer("train", file, "--out", tmp_path / "out", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert all(words in done.stderr for words in ("Traceback", "ValueError: failed", "logged", "warned"))
+
+
+def test_a_run_directory_that_was_moved_away_is_not_begun_anew(refusal, tmp_path, monkeypatch):
+    """As the next attempt of a job finds it, whose scheduler passes on the step that an earlier one has saved."""
+    monkeypatch.setenv("TORCHX_SAVED_STEP", "1234")
+    expected = "which holds no checkpoint, but an earlier attempt of this job has saved step 1,234 there; put the"
+    assert f"error: --out is '{tmp_path}/out', {expected}" in refusal({})
+    assert not (tmp_path / "out").exists()

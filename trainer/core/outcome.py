@@ -16,6 +16,8 @@ WRONG_INPUT = 2
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 OUTCOME_VARIABLE = "TORCHX_OUTCOME_FILE"
+# The steps done in the newest checkpoint of earlier attempts, if a scheduler that starts a job again knows of one.
+SAVED_STEP_VARIABLE = "TORCHX_SAVED_STEP"
 FINISHED_WORD = "finished"  # first word of the line of a job that reached its last step
 STOPPED_WORD = "stopped"  # first word of the line of a job that stopped on request
 SAVED_WORD = "saved"  # first word of the line of a job that has saved a checkpoint and goes on
@@ -51,11 +53,16 @@ def saved_step(line: str) -> int:
     return int(found[1]) if found else 0
 
 
+def step_saved_before() -> int:
+    """Returns the steps done in the newest checkpoint of earlier attempts of this job; 0 if none is known."""
+    return int(os.environ.get(SAVED_STEP_VARIABLE) or 0)
+
+
 def is_wrong_input(line: str) -> bool:
     """Returns whether an outcome is that of a job that would end the same when tried again."""
     return line.startswith(WRONG_INPUT_WORDS)
 
 
 def environment_of_child_job() -> dict[str, str]:
-    """Returns the environment for a job that this process starts: its outcome is not this job's."""
-    return {name: value for name, value in os.environ.items() if name != OUTCOME_VARIABLE}
+    """Returns the environment for a job that this process starts: its outcome and checkpoints are not this job's."""
+    return {name: value for name, value in os.environ.items() if name not in (OUTCOME_VARIABLE, SAVED_STEP_VARIABLE)}

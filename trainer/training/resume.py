@@ -7,6 +7,7 @@ from trainer.checkpoint.store import FOLDER, MANIFEST, Checkpoint, Checkpoints
 from trainer.config.may_change import changed_keys
 from trainer.config.root import Config, to_toml
 from trainer.core.errors import InputError
+from trainer.core.outcome import step_saved_before
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
@@ -14,6 +15,19 @@ from trainer.data.dataset import FileSet
 from trainer.data.vocabulary import check_fingerprints
 
 Resume = Literal["auto", "never", "must"]
+
+
+def check_saved_before(directory: RunDirectory) -> None:
+    """Refuses to begin anew in place of a job's earlier attempt; leaves nothing where its directory was moved away.
+
+    Raises:
+        InputError: It has saved a checkpoint, and the directory holds none.
+    """
+    if (step := step_saved_before()) and not _has_checkpoints(directory):
+        raise InputError(
+            f"{directory.key} is '{without_secrets(directory.url)}', which holds no checkpoint, but an earlier attempt "
+            f"of this job has saved step {step:,} there; put the directory back and submit the job again"
+        )
 
 
 def open_run(directory: RunDirectory, config: Config) -> None:

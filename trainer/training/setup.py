@@ -31,7 +31,7 @@ from trainer.training.lanes import plan_lanes
 from trainer.training.loss_scale import start_state
 from trainer.training.phases import ClaimedRun, EpochOrder
 from trainer.training.recorders import open_profiler, open_reporter, open_saver
-from trainer.training.resume import Resume, find_start, open_run
+from trainer.training.resume import Resume, check_saved_before, find_start, open_run
 from trainer.training.session import Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
 
@@ -47,6 +47,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
     broadcast_from_rank0(context, lambda: check_watched_metrics(config))
     broadcast_from_rank0(context, lambda: check_profile(config.report.profile, context))
     directory = broadcast_from_rank0(context, lambda: RunDirectory(out))
+    broadcast_from_rank0(context, lambda: check_saved_before(directory))
     # A start can hang and be stopped, too, so both are watched for before the lock is taken.
     with (
         watched(context, config.train.stuck_seconds) as watchdog,

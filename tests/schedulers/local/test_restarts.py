@@ -53,6 +53,15 @@ def test_a_job_that_gains_steps_is_started_again_at_once_and_without_bound(torch
     assert f"{STOPPED.format(3)}; starting again, restart 2" in done.stderr
 
 
+def test_a_step_that_was_saved_is_passed_on_to_later_attempts(torchx, tmp_path):
+    """The second attempt saves nothing."""
+    script = f"echo saw $TORCHX_SAVED_STEP; {attempts(tmp_path, SAVED.format(7), '', 'finished at step 8')}"
+    done = torchx(*RUN, "utils.sh", "--max_retries", "2", *SH[1:], script)
+    assert done.returncode == 0
+    log = torchx("log", "--regex", "^saw", done.stdout.strip()).stdout
+    assert log.splitlines() == ["sh/0 saw", "sh/0 saw 7", "sh/0 saw 7"]
+
+
 def test_a_job_that_waits_says_so_and_is_cancelled_at_once(torchx, tmp_path):
     handle = torchx.detached(*SH, attempts(tmp_path, "stopped before the first step"))
     message = "waits 4 seconds for restart 2: stopped before the first step"

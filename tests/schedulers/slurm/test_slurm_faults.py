@@ -205,6 +205,18 @@ def resubmitted(shell, handle, words, replaced):
     return f"slurm://torchx/{submit.stdout.strip()}"
 
 
+def test_a_step_that_was_saved_is_passed_on_to_later_attempts(shell):
+    """The second attempt saves nothing."""
+    saves = """
+        echo "attempt $TORCHX_SAVED_STEP"; count=$(($(cat count 2> /dev/null) + 1)); echo $count > count
+        [ $count = 1 ] && echo "saved /out/checkpoints/step-000000007" > "$TORCHX_OUTCOME_FILE"
+        [ $count = 3 ]
+    """
+    handle = shell.shell_job(saves, "--max_retries", "2")
+    assert ended(shell, handle)[:2] == ("SUCCEEDED", 2), shell.batch_log(handle)
+    assert shell.torchx("log", handle).splitlines() == ["sh/0 attempt ", "sh/0 attempt 7", "sh/0 attempt 7"]
+
+
 def test_a_batch_script_that_was_killed_is_named_in_the_status(clusters, tmp_path):
     """Slurm does not requeue such a job, and nothing of the job is left that could."""
     shell = Shell(clusters(True), tmp_path)  # the other may have forgotten it, which noted nothing

@@ -37,8 +37,11 @@ def lines(files: list[Path], ended: Callable[[], bool] | None) -> Iterator[str]:
         files: Files, which need not exist yet.
         ended: Returns whether nothing more will be written; until then, new lines are yielded as they come. None stops
             at the present ends of the files.
+
+    Raises:
+        SchedulerError: A file is deleted that the job still writes to.
     """
-    positions = dict.fromkeys(files, 0)
+    positions: dict[Path, int] = {}
     while True:
         # Called before the files are read, so that lines written just before the end are not lost.
         last = ended is None or ended()
@@ -46,6 +49,10 @@ def lines(files: list[Path], ended: Callable[[], bool] | None) -> Iterator[str]:
             yield from _new_lines(file, positions, last)
         if last:
             return
+        if (gone := [file for file in positions if not file.exists()]) and ended and not ended():
+            raise SchedulerError(
+                f"{gone[0]} was deleted while it was followed: what the job writes from now on is lost"
+            )
         time.sleep(POLL_SECONDS)
 
 
@@ -54,7 +61,7 @@ def _new_lines(path: Path, positions: dict[Path, int], last: bool) -> Iterator[s
     if not path.exists():
         return
     with path.open("rb") as file:
-        if positions[path] > file.seek(0, 2):  # a restart has truncated it
+        if positions.setdefault(path, 0) > file.seek(0, 2):  # a restart has truncated it
             positions[path] = 0
         file.seek(positions[path])
         for line in file:

@@ -281,6 +281,21 @@ def test_a_job_that_may_have_been_submitted_keeps_its_directory(shell):
     assert done.stderr.splitlines()[-1].endswith(f"if it stays away, submit it again: sbatch {script}")
 
 
+def test_a_log_that_is_deleted_while_it_is_followed_is_named(shell):
+    handle = shell.shell_job("echo ready; exec sleep 1000")
+    follow = subprocess.Popen(
+        ["torchx", "log", "-f", handle], cwd=shell.folder, env=shell.env, stdout=-1, stderr=-1, text=True
+    )
+    assert follow.stdout.readline() == "sh/0 ready\n"
+    log = shell.job_dir(handle) / f"slurm-{number(handle)}/sh-0.out"
+    log.unlink()
+    _, errors = follow.communicate(timeout=120)
+    assert (follow.returncode, errors.splitlines()[-1]) == (
+        *(2, f"torchx log: error: {log} was deleted while it was followed: what the job writes from now on is lost"),
+    )
+    shell.torchx("cancel", handle)
+
+
 def test_commands_that_wait_outlast_an_absence_of_the_controller(shell):
     """`log -f` of one job, and `run --wait` of another."""
     conf = shell.folder / "slurm.conf"  # of a client that gives up as soon as one does by default

@@ -20,6 +20,8 @@ from trainer.core.outcome import OUTCOME_VARIABLE
 STARTING_AGAIN = "starting again"
 JOBS_KEPT = 100
 DAYS_KEPT = 30
+# Space on the disk for the final state of a job, should the disk be full by then.
+RESERVED_BYTES = 65536
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
@@ -83,7 +85,7 @@ class Progress:
 
 
 class Record:
-    """The directory of one job: `job.json`, `progress.json`, `outcome`, `supervisor.log`, `lock`, and the job's logs.
+    """The directory of one job: `job.json`, `progress.json`, `outcome`, `supervisor.log`, `lock`, `reserve`, the logs.
 
     The supervisor holds the lock from before the record can be seen until it has written the final state, so that a
     dead supervisor, or another process with its pid, is never taken for a live one.
@@ -94,6 +96,7 @@ class Record:
         self.outcome_file = folder / "outcome"
         self.supervisor_log = folder / "supervisor.log"
         self.delete_file = folder / "delete"
+        self._reserve = folder / "reserve"
 
     @classmethod
     def of(cls, app_id: str) -> "Record | None":
@@ -121,6 +124,7 @@ class Record:
             self.folder.mkdir(mode=0o700)
             lock = (self.folder / "lock").open("w")
             fcntl.flock(lock, fcntl.LOCK_EX)
+            self._reserve.write_text(" " * RESERVED_BYTES)
             self._write("job.json", asdict(job))
         except OSError as error:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -135,6 +139,12 @@ class Record:
     def write(self, progress: Progress) -> None:
         """Replaces the state of the job; readers see the old one or the new one."""
         self._write("progress.json", asdict(progress))
+
+    def write_on_full_disk(self, progress: Progress) -> None:
+        """Does the same in the space that is reserved for it; spaces may follow the state."""
+        with self._reserve.open("r+") as file:
+            file.write(json.dumps(asdict(progress)))
+        self._reserve.replace(self.folder / "progress.json")
 
     def progress(self) -> Progress:
         """Reads the state of the job; a job whose supervisor died has failed."""

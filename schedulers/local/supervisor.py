@@ -70,13 +70,20 @@ class Supervisor:
 
     def run(self) -> None:
         """Starts the job until it succeeds, may not be started again, or is cancelled."""
+        try:
+            self.finish(self.state_at_the_end())
+        except OSError as error:  # a full disk above all
+            self.give_up(error)
+
+    def state_at_the_end(self) -> str:
+        """Runs the job, as often as it may be started, and returns its final state."""
         self.attempt()
         while not (state := self.final_state()):
             self.back_off()
             if not self.stop_requested:
                 self.progress.restarts += 1
                 self.attempt()
-        self.finish(state)
+        return state
 
     def final_state(self) -> str | None:
         """Returns the state in which the job ends after this attempt, or None if it is to be started again."""
@@ -190,6 +197,19 @@ class Supervisor:
         self.record.write(self.progress)
         if self.record.delete_file.exists():
             self.record.remove()
+
+    def give_up(self, error: OSError) -> None:
+        """Ends a job whose record or logs cannot be written; its replicas still get time to save."""
+        self.cancelled = False
+        self.terminate()
+        deadline = time.monotonic() + self.job.grace_seconds
+        while time.monotonic() < deadline and any(process.poll() is None for process in self.running):
+            time.sleep(TICK_SECONDS)
+        self.record.kill_processes()
+        folders = " or ".join({self.job.log_dir: None, str(self.record.folder): None})
+        self.progress.state = "FAILED"
+        self.progress.message = f"ended, as nothing can be written to {folders}: {error.strerror or error}"
+        self.record.write_on_full_disk(self.progress)
 
     def final_message(self, state: str) -> str:
         """Returns the message of a job that has ended."""

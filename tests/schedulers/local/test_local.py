@@ -212,6 +212,23 @@ def test_a_job_whose_supervisor_is_killed_has_failed(torchx, tmp_path):
     assert torchx("log", "-f", handle).stdout == "sh/0 waiting\n"
 
 
+def test_a_full_disk_is_named_in_the_status(torchx, tmp_path):
+    torchx.state.mkdir()
+    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", torchx.state]).returncode:
+        pytest.skip("mounting a file system needs root with CAP_SYS_ADMIN; run the tests as root")
+    try:
+        saves = f"trap 'touch {tmp_path}/saved; exit 1' TERM; while :; do sleep 0.1; done"
+        script = f"if [ ${{replica_id}} = 0 ]; then while seq 1000; do sleep 0.01; done; exit 3; fi; {saves}"
+        handle = torchx.detached("utils.sh", "--num_replicas", "2", *SH[1:], script)
+        status = torchx.wait_for_end(handle)
+        assert status["state"] == "FAILED"
+        assert status["msg"] == f"ended, as nothing can be written to {torchx.record(handle)}: No space left on device"
+        assert (tmp_path / "saved").exists()
+        torchx("delete", handle)
+    finally:
+        subprocess.run(["umount", "--lazy", torchx.state], check=True)
+
+
 def test_delete_kills_what_a_killed_supervisor_left(torchx, tmp_path):
     handle = torchx.detached(*SH, f"trap '' TERM; {waiting(tmp_path / 'go')}")
     wait_for(lambda: (tmp_path / "go.pid").exists())

@@ -54,9 +54,13 @@ def app_state(jobset: Object) -> AppState:
 
 def describe(app_id: str, jobset: Object, pods: Iterable[Object], workloads: Iterable[Object]) -> DescribeAppResponse:
     """Returns the status of a job and of each replica, with its reasons."""
-    state = app_state(jobset)
     newest = newest_pods(pods)
     roles = spec.roles(jobset)
+    state = app_state(jobset)
+    replicas = sum(role.num_replicas for role in roles)
+    # A Job is not ready while a replica has failed and another, perhaps on a node that is gone, still has to leave.
+    if state == AppState.PENDING and not suspension(jobset) and _begun(jobset, newest) == replicas:
+        state = AppState.RUNNING
     return DescribeAppResponse(
         app_id=app_id,
         state=state,
@@ -104,8 +108,14 @@ def _pending(jobset: Object, pods: Mapping[tuple[str, int], Object], workloads: 
         return f"{waits}: {reason}" if reason else waits
     reasons = [reason for pod in pods.values() if (reason := pod_reason(pod))]
     replicas = sum(role.num_replicas for role in spec.roles(jobset))
-    running = sum(pod["status"].get("phase") != "Pending" for pod in pods.values())
-    return "; ".join([f"pods started: {running} of {replicas}", *reasons[:1]])
+    return "; ".join([f"pods started: {_begun(jobset, pods)} of {replicas}", *reasons[:1]])
+
+
+def _begun(jobset: Object, pods: Mapping[tuple[str, int], Object]) -> int:
+    """Returns how many replicas of the present attempt have begun."""
+    attempt = str(jobset.get("status", {}).get("restarts", 0))
+    present = [pod for pod in pods.values() if spec.labels_of(pod).get(ATTEMPT, "0") == attempt]
+    return sum(pod["status"].get("phase", "Pending") != "Pending" for pod in present)
 
 
 def suspension(jobset: Object) -> str:

@@ -89,19 +89,27 @@ def replicated(jobset: dict) -> list[dict]:
 
 
 def run_job(cluster, jobset: dict, replicated_job: dict, mine: list[dict]) -> tuple[dict, tuple[str, str] | None]:
-    """One Indexed Job: its part of the JobSet's status, and the reason and the message of its failure, if it failed."""
+    """One Indexed Job: its part of the JobSet's status, and the reason and the message of its failure, if it failed.
+
+    A Job with a failed pod ends its other pods, and has failed once they are gone.
+    """
     name, spec = replicated_job["name"], replicated_job["template"]["spec"]
     pods = [pod for pod in mine if pod["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"] == name]
+    failed = [pod for pod in pods if pod.get("status", {}).get("phase") == "Failed"]
+    leaving = [pod for pod in pods if failed and pod["status"]["phase"] in ("Pending", "Running")]
+    for pod in leaving:
+        delete(cluster, pod)
     there = {pod["metadata"]["annotations"][INDEX] for pod in pods}
-    for index in range(spec["completions"]):
+    for index in range(0 if failed else spec["completions"]):
         if str(index) not in there:
             make_pod(cluster, jobset, replicated_job, str(index))
     phases = [pod.get("status", {}).get("phase") for pod in pods]
     succeeded = phases.count("Succeeded") == spec["completions"]
     ready = sum(phase in ("Running", "Succeeded") for phase in phases) == spec["completions"]
-    failed = [pod for pod in pods if pod.get("status", {}).get("phase") == "Failed"]
-    counts = {"ready": int(ready and not succeeded), "succeeded": int(succeeded), "failed": int(bool(failed))}
-    return {"name": name, "active": int(bool(pods) and not succeeded), "suspended": 0, **counts}, failure(spec, failed)
+    has_failed = bool(failed) and not leaving
+    counts = {"ready": int(ready and not succeeded), "succeeded": int(succeeded), "failed": int(has_failed)}
+    part = {"name": name, "active": int(bool(pods) and not succeeded), "suspended": 0, **counts}
+    return part, failure(spec, failed) if has_failed else None
 
 
 def make_pod(cluster, jobset: dict, replicated_job: dict, index: str) -> None:

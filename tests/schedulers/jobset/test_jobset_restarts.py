@@ -1,7 +1,7 @@
 """Which ends of a replica start a job of the scheduler `jobset` again, and how often."""
 
 import pytest
-from jobset_jobs import finish, running
+from jobset_jobs import finish, message, replicas, running
 
 
 def test_a_failure_is_retried_up_to_max_retries(cluster, submit, status):
@@ -25,6 +25,19 @@ def test_wrong_input_is_never_tried_again_and_its_line_is_in_the_status(cluster,
     assert (answer["state"], answer["num_restarts"]) == ("FAILED", 0)
     assert answer["msg"] == "wrong input: data.glob: no such file"
     assert "wrong input: data.glob: no such file" in quick("status", handle)
+
+
+def test_a_job_runs_until_the_other_replica_of_a_failed_one_has_left(cluster, submit, status):
+    """As on a node that is gone, whose pod leaves only when the cluster gives the node up."""
+    script = "test $TORCHX_REPLICA_ID = 1 && exit 3; trap 'until test -e left; do sleep 0.05; done; exit 0' TERM; "
+    handle = submit(f"{script} while :; do sleep 0.05; done", replicas=2)
+    cluster.wait_for(lambda: any(pod["status"]["phase"] == "Failed" for pod in cluster.pods()))
+    answer = status(handle)
+    assert answer["state"] == "RUNNING"
+    assert [replica["state"] for replica in replicas(answer)] == ["RUNNING", "FAILED"]
+    assert "exit code 3" in message(replicas(answer)[1])
+    (cluster.image / "left").touch()
+    assert status(finish(cluster, handle))["state"] == "FAILED"
 
 
 def test_an_exit_code_of_its_own_decides_nothing_without_an_outcome(cluster, submit, status):

@@ -68,74 +68,15 @@ def table(headers: list[str], rows: list[list[str]]) -> str:
 
 def configuration() -> str:
     """Every key of the configuration, a table for each section."""
+    from trainer.config.described import described
     from trainer.config.root import Config
 
-    schema = Config.model_json_schema()
-    parts = []
-    for path, section in _sections(schema, schema["$defs"], ""):
-        keys = {name: value for name, value in section["properties"].items() if not _below(value, schema["$defs"])}
-        if keys:
-            rows = [_key(name, value, name in section.get("required", ())) for name, value in keys.items()]
-            head = f"### `[{path}]`\n\n{section['description'].partition(chr(10) * 2)[0]}"
-            parts.append(f"{head}\n\n{table(['Key', 'Type', 'Default', 'Meaning'], rows)}")
-    return "\n\n".join(parts)
-
-
-def _sections(section: dict[str, Any], known: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    if path:
-        yield path, section
-    for name, value in section["properties"].items():
-        if below := _below(value, known):
-            here = f"{path}.{name}" if path else name
-            yield from _sections(below, known, f"{here}.NAME" if "additionalProperties" in value else here)
-
-
-def _below(value: dict[str, Any], known: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the section that a key holds, or holds many of by name; None if the key holds a plain value."""
-    many = value.get("additionalProperties")
-    reference = value.get("$ref") or (many.get("$ref") if isinstance(many, dict) else None)
-    return known[reference.rpartition("/")[2]] if reference else None
-
-
-def _key(name: str, value: dict[str, Any], required: bool) -> list[str]:
-    default = "required" if required else _toml(value["default"])
-    return [f"`{name}`", _type(value), default, " ".join(value["description"].split())]
-
-
-def _type(value: dict[str, Any]) -> str:
-    if "anyOf" in value:
-        return _type(next(option for option in value["anyOf"] if option["type"] != "null"))
-    if "enum" in value:
-        return ", ".join(f"`{_quoted(option)}`" for option in value["enum"])
-    if value["type"] == "array":
-        name, _, bounds = _type(value["items"]).partition(" ")
-        return f"list of {name}s {bounds}".rstrip()
-    return " ".join([{"object": "table"}.get(value["type"], value["type"]), *_bounds(value)])
-
-
-def _bounds(value: dict[str, Any]) -> list[str]:
-    signs = {"exclusiveMinimum": ">", "minimum": "≥", "maximum": "≤", "exclusiveMaximum": "<"}
-    found = [f"{sign} {_number(value[key])}" for key, sign in signs.items() if key in value]
-    return [", ".join(found)] if found else []
-
-
-def _number(value: float) -> str:
-    exponent = int(value).bit_length() - 1
-    return f"2^{exponent}" if exponent > 20 and value == 2**exponent else f"{value:g}"
-
-
-def _quoted(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def _toml(value: Any) -> str:
-    if value is None:
-        return "unset"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    if isinstance(value, list):
-        return f"`[{', '.join(map(_quoted, value))}]`"
-    return f"`{_quoted(value)}`"
+    return "\n\n".join(
+        f"### `[{path}]`\n\n{meaning}\n\n"
+        + table(["Key", "Type", "Default", "Meaning"], [[f"`{name}`", *facts] for name, *facts in keys])
+        for path, meaning, keys in described(Config)
+        if keys
+    )
 
 
 def may_change() -> str:
@@ -279,7 +220,7 @@ def commands() -> str:
     from trainer.commands import COMMANDS
 
     rows = []
-    for name, (_, line) in COMMANDS.items():
+    for name, (_, line, _) in COMMANDS.items():
         usage, _, about = line.partition(": ")
         rows.append([f"`python -m trainer {name} {usage}`", about])
     return table(["Command", "What it does"], rows)

@@ -10,71 +10,98 @@ from trainer.core.errors import InputError, nearest
 
 PROGRAM = "python -m trainer"
 COMMANDS = {
-    "train": ("training.loop:train", "CONFIG --out RUN_DIR: train a model, or resume it from its newest checkpoint."),
+    "train": (
+        "training.loop:train",
+        "CONFIG --out RUN_DIR: train a model, or resume it from its newest checkpoint.",
+        "movielens --out runs/movielens --train.epochs 2",
+    ),
     "evaluate": (
         "training.evaluate:evaluate",
         "CONFIG --out RUN_DIR: evaluate a run's newest or best checkpoint, or one by its step.",
+        "movielens --out runs/movielens",
     ),
     "predict": (
         "tools.predict:predict",
         "CONFIG --out RUN_DIR --source FILES --to DIR: write a model's outputs for every row of a data set.",
+        "runs/movielens/config.toml --out runs/movielens --source data/movielens/test --to data/predicted",
     ),
     "embed": (
         "tools.embed:embed",
         "CONFIG --out RUN_DIR --output NAME --to DIR: write vectors of a whole catalogue, or of a table.",
+        "runs/movielens/config.toml --out runs/movielens --table movie_id --to data/movies",
     ),
     "plan": (
         "tools.plan.command:plan",
         "CONFIG [--on HOST:NODES]: plan for this machine, or a cluster that need not be there: memory, time, why.",
+        "criteo_terabyte --on h100:2 a100:4",
     ),
     "schedule": (
         "tools.schedule:show_schedule",
         "CONFIG: show the learning rates of a run, as a table and as charts, or draw them to a file.",
+        "criteo_kaggle --train.steps 3000",
     ),
     "checkpoints": (
         "tools.checkpoints:checkpoints",
         "--out RUN_DIR: list a run's checkpoints, verify them, or convert one to a single file.",
+        "--out runs/movielens --verify True",
     ),
     "export": (
         "tools.export.command:export",
         "CONFIG --out RUN_DIR --to DIR: export a checkpoint as a directory that serves with torch alone.",
+        "runs/movielens/config.toml --out runs/movielens --to exported",
     ),
     "serve": (
         "tools.serve.command:serve",
         "--directory DIR: serve an exported model over HTTP, to look at it.",
+        "--directory exported",
     ),
     "profile": (
         "tools.profile:profile",
         "--out RUN_DIR: profile a few steps of a running job: traces, and where the time of a step goes.",
+        "--out runs/movielens --steps 5",
     ),
     "verify-resume": (
         "tools.verify_resume:verify_resume",
         "CONFIG: prove that an interrupted run resumes exactly, on the same and on another number of ranks.",
+        "movielens --ranks 2 --other-ranks 1",
     ),
     "calibrate": (
         "tools.calibrate:calibrate",
         "--out FILE: measure this kind of host, once, for plans to count with.",
+        "--out host.toml",
     ),
     "bench": (
         "tools.bench:bench",
         "[csv|check|checkpoint|features|models|predict] --out DIR: measure loader, loop, saves, restores, and so on.",
+        "training --out runs/bench",
     ),
-    "movielens": ("datasets.movielens:movielens", "--out DIR: make the MovieLens-100k data set."),
-    "criteo": ("datasets.criteo:criteo", "--source FILES --out URL: convert Criteo's click logs to Parquet."),
+    "movielens": (
+        "datasets.movielens:movielens",
+        "--out DIR: make the MovieLens-100k data set.",
+        "--out data/movielens",
+    ),
+    "criteo": (
+        "datasets.criteo:criteo",
+        "--source FILES --out URL: convert Criteo's click logs to Parquet.",
+        "--source train.txt --out data/criteo",
+    ),
     "synthetic": (
         "datasets.synthetic:synthetic",
         "--out URL: make a data set of Criteo's shape whose best reachable AUC is known.",
+        "--out data/synthetic --rows 1000000",
     ),
     "check-data": (
         "tools.check_data.command:check_data",
         "CONFIG | --source FILES: find what is wrong with a data set, or write a first configuration for it.",
+        "--source data/mine --write-config mine.toml",
     ),
     "vocabulary": (
         "tools.vocabulary:vocabulary",
         "--source FILES --columns NAMES --out URL: count ids, and write those that get a row of their own.",
+        "--source data/mine --columns user_id item_id --out data/vocabulary",
     ),
 }
-"""Where each command's function is, and its line in the list of commands."""
+"""Where each command's function is, its line in the list of commands, and an example for its help."""
 
 
 def read_command(words: list[str]) -> Callable[[], Any]:
@@ -89,8 +116,9 @@ def read_command(words: list[str]) -> Callable[[], Any]:
     name, *arguments = words
     if name not in COMMANDS:
         raise InputError(f"unknown command '{name}'{nearest(name, COMMANDS)}")
-    module, _, function = COMMANDS[name][0].partition(":")
-    return parse(getattr(import_quickly(f"trainer.{module}"), function), arguments, f"{PROGRAM} {name}")
+    place, _, example = COMMANDS[name]
+    module, _, function = f"trainer.{place}".partition(":")
+    return parse(getattr(import_quickly(module), function), arguments, f"{PROGRAM} {name}", example)
 
 
 def import_quickly(module: str) -> Any:
@@ -105,5 +133,5 @@ def import_quickly(module: str) -> Any:
 
 def usage() -> str:
     """Returns the list of commands."""
-    lines = [f"  {name:<13} {line}" for name, (_, line) in COMMANDS.items()]
+    lines = [f"  {name:<13} {line}" for name, (_, line, _) in COMMANDS.items()]
     return "\n".join([f"usage: {PROGRAM} COMMAND ...", "", *lines, "", f"{PROGRAM} COMMAND --help lists its flags."])

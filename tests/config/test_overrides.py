@@ -1,11 +1,11 @@
 """Command lines become the arguments of a function, and replace values of a configuration file."""
 
-import inspect
 import re
 from typing import Literal
 
 import pytest
 
+from trainer.config.features import SparseFeature
 from trainer.config.overrides import parse
 from trainer.config.root import Config
 from trainer.core.errors import InputError
@@ -64,6 +64,7 @@ def value_of(config, key):
         ("--data.weight -1", "data.weight", "-1"),
         ("--data.shuffle False", "data.shuffle", False),
         ("--data.shuffle=True", "data.shuffle", True),
+        ("--data.shuffle false", "data.shuffle", False),
         ("--optimizer.dense.eps 1e-3", "optimizer.dense.eps", 1e-3),
         ("--optimizer.dense.eps 1", "optimizer.dense.eps", 1.0),
         ("--optimizer.dense.name adamw", "optimizer.dense.name", "adamw"),
@@ -256,19 +257,48 @@ def test_an_argument_is_bound_and_the_function_not_yet_called():
         call()
 
 
-@pytest.mark.parametrize("words", [["--help"], ["-h"], ["FILE", "--help"], ["FILE", "--train.steps", "--help"]])
-def test_help_documents_every_key(file, words, capsys):
+def printed(capsys, *words):
     with pytest.raises(SystemExit) as left:
-        parse(train, [word.replace("FILE", file) for word in words], "program")
+        parse(train, [*words], "python -m program", "movielens --out there")
     assert left.value.code == 0
-    helptext = capsys.readouterr().out
-    assert "Trains a model." in helptext
-    assert inspect.signature(train).parameters.keys() - {"config"} == {"out", "world_size"}
-    defaults = Config.model_validate({"data": {"sparse": {"s" if "FILE" in words else "NAME": {"rows": 5}}}})
-    for flag in ("out", "world-size", *flat(defaults.model_dump())):
-        assert f"--{flag.replace('_', '-')} " in helptext
+    return capsys.readouterr().out
 
 
-def flat(tree, prefix=""):
-    for key, value in tree.items():
-        yield from flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["FILE", "--help"], ["FILE", "--train.steps", "--help"]])
+def test_help_is_of_a_command_s_own_flags(file, words, capsys):
+    assert printed(capsys, *(word.replace("FILE", file) for word in words)) == (
+        "usage: python -m program CONFIG [FLAGS] [--SECTION.KEY VALUE ...]\n\n"
+        "Trains a model.\n\n"
+        '  --out         The run directory. (string; default "runs/x")\n'
+        "  --world-size  Ranks. (integer; default 2)\n\n"
+        "Any key of the configuration can be replaced: --SECTION.KEY VALUE, such as --train.steps 100.\n"
+        "--help-config lists its sections, --help-config SECTION the keys of one.\n\n"
+        "Example: python -m program movielens --out there\n"
+    )
+
+
+def test_help_of_a_section_describes_its_keys(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    text = printed(capsys, "--help-config", "optimizer")
+    assert "[optimizer.sparse.schedule] Learning-rate schedule: a linear warm-up" in text
+    assert "  learning_rate  Learning rate before the schedule's multiplier. (number ≥ 0; default 0.02)\n" in text
+    assert "[train]" not in text
+    one = printed(capsys, "movielens", "--help-config=data.sparse")
+    assert one == printed(capsys, "--help-config", "data.sparse.NAME")
+    assert re.findall(r"(?m)^\[(.*)\]", one) == ["data.sparse.NAME"]
+    assert re.findall(r"(?m)^  (\w+)  ", one) == [*SparseFeature.model_fields]
+
+
+def test_every_section_has_a_line_and_a_help(capsys):
+    *sections, empty, hint = printed(capsys, "--help-config").splitlines()
+    assert not empty
+    assert "--help-config SECTION" in hint
+    assert {"data", "optimizer.tables.NAME.schedule", "report"} < {line.split()[0] for line in sections}
+    for line in sections:
+        name, _, meaning = line.strip().partition(" ")
+        assert f"[{name}] {meaning.strip()}" in printed(capsys, "--help-config", name)
+
+
+def test_an_unknown_section_is_explained(capsys):
+    with pytest.raises(InputError, match=r"--help-config is 'optimiser', .*; did you mean 'optimizer'\?"):
+        parse(train, ["movielens", "--help-config", "optimiser"], "program")

@@ -18,7 +18,7 @@ from trainer.core.errors import InputError
 from trainer.datasets.criteo import criteo
 from trainer.datasets.writer import SPLITS
 
-RUN = "import tyro; from trainer.datasets.criteo import criteo; tyro.cli(criteo)"
+RUN = "import sys; from trainer.commands import read_command; read_command(['criteo', *sys.argv[1:]])()"
 # Not ru_maxrss: a process inherits that from the one that started it.
 PEAK = f"{RUN}\nprint('peak', next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
 

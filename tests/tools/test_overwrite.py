@@ -70,7 +70,7 @@ def typed(words, run, rows, tmp_path):
 
 def test_every_flag_that_names_what_to_write_is_here():
     flags = set()
-    for name, (place, _) in COMMANDS.items():
+    for name, (place, _, _) in COMMANDS.items():
         module, _, function = place.partition(":")
         for parameter in inspect.signature(getattr(import_module(f"trainer.{module}"), function)).parameters:
             if parameter in ("out", "to", "page", "png", "json", "statistics", "write_config", "convert", "keep"):

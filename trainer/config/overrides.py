@@ -1,7 +1,7 @@
 """Command lines: the arguments of a function, and values that replace those of a configuration file.
 
-They are put onto the tree of the file before it is validated. tyro only prints the help texts: it begins with a valid
-configuration, so a flag could not complete a file, and its errors are boxes of text for a terminal.
+They are put onto the tree of the file before it is validated. With tyro, which begins with a valid configuration, a
+flag could not complete a file, errors are boxes of text, and every help lists all keys of the configuration.
 """
 
 import difflib
@@ -10,22 +10,25 @@ import inspect
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from types import GenericAlias, UnionType
 from typing import Annotated, Any, NoReturn, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 import pydantic
 
-from trainer.config.root import Config, example_config, load_config, load_tree
+from trainer.config.help import command_help, config_help
+from trainer.config.root import Config, load_tree
 from trainer.config.section import Section, Tree, flat, validate
 from trainer.core.errors import InputError
 
 Path = tuple[str, ...]
 HINTS = 3  # flags to name at most for one that is unknown
 LENGTHS = ("train", "steps"), ("train", "epochs")
+HELP_CONFIG = "--help-config"
 OF_CONFIG = ("config", "config_words")  # arguments that are no flags of their own
 
 
-def parse(function: Callable[..., Any], words: list[str], program: str) -> Callable[[], Any]:
+def parse(function: Callable[..., Any], words: list[str], program: str, example: str = "") -> functools.partial[Any]:
     """Returns a function with the arguments bound that a command line gives, yet to be called.
 
     An argument called `config` is the first word, which names a configuration; `--section.key value` replaces values of
@@ -34,24 +37,41 @@ def parse(function: Callable[..., Any], words: list[str], program: str) -> Calla
 
     Args:
         function: A function with typed arguments. Its docstring is the help text.
-        words: The command line. `--help` prints all flags and ends the process.
+        words: The command line. `--help` prints the function's flags, `--help-config SECTION` keys of the
+            configuration; both end the process.
         program: The words before those, for the help text.
+        example: Words that may follow them, for the help text.
 
     Raises:
         InputError: The configuration, a flag or a value is wrong; the message names it and what is allowed.
     """
     parameters = inspect.signature(function).parameters
     takes_config = "config" in parameters
-    program += " CONFIG" * takes_config
     name, rest = (words[0], words[1:]) if takes_config and words and words[0][0] != "-" else (None, words)
     if not {"-h", "--help"}.isdisjoint(words):
-        _print_help(function, program, load_config(name) if name else example_config())
+        _leave_with(command_help(function, _arguments_of(function), program, example))
+    if takes_config and (section := _section_asked_for(words)) is not None:
+        _leave_with(config_help(section))
     if takes_config and not name and parameters["config"].default is inspect.Parameter.empty:
-        raise InputError(f"which configuration? {program} ..., with a TOML file or the name of a ready-made one")
+        raise InputError(f"which configuration? {program} CONFIG ..., with a TOML file or the name of a ready-made one")
     return _bind(function, rest, name)
 
 
-def _bind(function: Callable[..., Any], words: list[str], name: str | None) -> Callable[[], Any]:
+def _leave_with(text: str) -> NoReturn:
+    print(text)
+    raise SystemExit(0)
+
+
+def _section_asked_for(words: list[str]) -> str | None:
+    """Returns the word after `--help-config`, the empty one if there is none; None without that flag."""
+    for word, following in pairwise([*words, ""]):
+        flag, equals, value = word.partition("=")
+        if flag == HELP_CONFIG:
+            return value if equals else following
+    return None
+
+
+def _bind(function: Callable[..., Any], words: list[str], name: str | None) -> functools.partial[Any]:
     parameters = inspect.signature(function).parameters.values()
     arguments, tree = _arguments_of(function), load_tree(name) if name else {}
     keys = dict(_keys(Config, tree, words) if name else ()) | dict(_keys(arguments, {}, words))
@@ -180,7 +200,7 @@ def _convert(words: list[str], kind: Any) -> Any:
     if get_origin(kind) in (list, tuple):
         return get_origin(kind)(_convert([word], get_args(kind)[0]) for word in words)
     if kind is bool:  # pydantic takes yes, on and 1 for true as well
-        return {"True": True, "False": False}.get(words[0], words[0])
+        return {"true": True, "false": False}.get(words[0].lower(), words[0])
     try:
         return pydantic.TypeAdapter(kind).validate_python(words[0])
     except pydantic.ValidationError:
@@ -218,20 +238,3 @@ def _source(key: tuple[int | str, ...], given: Iterable[Path], name: str) -> str
     if any(path[: len(key)] == key for path in given):
         return ""
     return f"configuration '{name}': "
-
-
-def _print_help(function: Callable[..., Any], program: str, config: Config) -> NoReturn:
-    import tyro  # only here: it takes as long to import as everything else of a configuration
-
-    def documented() -> None: ...
-
-    # The keys of the configuration stand beside the arguments, with no prefix and its values as their defaults.
-    keys, parameters = Annotated[Config, tyro.conf.arg(name="")], dict(inspect.signature(function).parameters)
-    parameters.pop("config_words", None)
-    if first := parameters.pop("config", None):
-        parameters["config"] = first.replace(annotation=keys, default=config, kind=first.KEYWORD_ONLY)
-    documented.__signature__ = inspect.Signature([*parameters.values()])  # pyrefly: ignore[missing-attribute]
-    documented.__annotations__ = {**function.__annotations__, "config": keys}
-    documented.__doc__ = function.__doc__
-    tyro.cli(documented, prog=program, config=(tyro.conf.FlagConversionOff,), args=["--help"])
-    raise AssertionError

@@ -9,17 +9,14 @@ import tomli_w
 
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import DataConfig
-from trainer.config.dense_optim import DenseOptimizerConfig, DensePart
-from trainer.config.features import DenseFeature, SparseFeature
 from trainer.config.model import ModelConfig
 from trainer.config.optim import OptimizerConfig
-from trainer.config.plan import CommsConfig, PlannerConfig, TablePlan
+from trainer.config.plan import CommsConfig, PlannerConfig
 from trainer.config.predictions import check_predictions
 from trainer.config.report import ReportConfig
 from trainer.config.retrieval import check_retrieval
 from trainer.config.section import Section, Tree, validate
 from trainer.config.sequences import check_sequences
-from trainer.config.table_optim import TableOptimizerConfig
 from trainer.config.tasks import TaskConfig, check_task, check_weighting
 from trainer.config.train import EvaluateConfig, FinetuneConfig, TrainConfig
 from trainer.core.errors import InputError, StorageError, StorageNotFoundError
@@ -170,19 +167,6 @@ def load_config(name: str) -> Config:
         InputError: It cannot be read, or a key or a value is wrong; the message names it and what is allowed.
     """
     return validate(Config, load_tree(name), lambda _: f"configuration '{name}': ")
-
-
-def example_config() -> Config:
-    """Returns the defaults, with one feature of each kind called NAME, for help texts and documentation."""
-    return Config(
-        data=DataConfig(dense={"NAME": DenseFeature()}, sparse={"NAME": SparseFeature(rows=1)}),
-        tasks={"NAME": TaskConfig(label="label")},
-        optimizer=OptimizerConfig(
-            tables={"NAME": TableOptimizerConfig()},
-            dense=DenseOptimizerConfig(parts={"NAME": DensePart(weights=["*.bias"])}),
-        ),
-        planner=PlannerConfig(tables={"NAME": TablePlan()}),
-    )
 
 
 def to_toml(config: Config) -> str:

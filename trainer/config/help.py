@@ -1,0 +1,107 @@
+"""Help texts of the command line: the flags of one command, and the keys of the configuration."""
+
+import inspect
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pydantic
+from docstring_parser import parse
+
+from trainer.config.described import Key, described
+from trainer.config.root import Config
+from trainer.core.errors import InputError, nearest
+
+OF_CONFIG = """\
+Any key of the configuration can be replaced: --SECTION.KEY VALUE, such as --train.steps 100.
+--help-config lists its sections, --help-config SECTION the keys of one."""
+
+
+def command_help(function: Callable[..., Any], arguments: type[pydantic.BaseModel], program: str, example: str) -> str:
+    """Returns what a command does, its own flags and an example.
+
+    Args:
+        function: The command; its docstring tells what it does, and what its flags are.
+        arguments: Its flags and words as a section.
+        program: The words before them.
+        example: What may follow the name of the command.
+    """
+    docs, parameters = parse(inspect.getdoc(function) or ""), inspect.signature(function).parameters
+    meanings = {_dashed(param.arg_name): param.description or "" for param in docs.params}
+    words = {_dashed(one.name) for one in parameters.values() if one.kind is one.POSITIONAL_ONLY}
+    ((_, _, keys),) = described(arguments)
+    usage, flags = ["usage:", program], []
+    config = parameters.get("config")
+    if config:
+        usage.append("CONFIG" if config.default is config.empty else "[CONFIG]")
+    for key in keys:
+        flag, value = f"--{key.name}", key.name.upper()
+        if key.name in words:
+            usage.append(f"[{value}]")
+        elif key.default == "required":
+            usage.append(f"{flag} {value}")
+        flags.append((value if key.name in words else flag, _facts(key._replace(meaning=meanings[key.name]))))
+    usage += ["[FLAGS]", "[--SECTION.KEY VALUE ...]"] if config else ["[FLAGS]"]
+    about = [docs.short_description, *(docs.long_description or "").split("\n\n")]
+    blocks = [" ".join(usage), *filter(None, about)]
+    example_line = f"Example: {program} {example}".rstrip()
+    return "\n\n".join([*map(_wrapped, blocks), _columns(flags), *[OF_CONFIG] * bool(config), example_line])
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def config_help(name: str) -> str:
+    """Returns the keys of a section and of those below it; of no name the sections.
+
+    Raises:
+        InputError: There is no such section.
+    """
+    _, *sections = described(Config)
+    if not name:
+        width = max(len(section.path) for section in sections)
+        lines = [f"  {path:<{width}}  {meaning.partition('. ')[0]}" for path, meaning, _ in sections]
+        return "\n".join([*lines, "", "--help-config SECTION shows the keys of one, and of those below it."])
+    found = [section for section in sections if _is_within(section.path, name)]
+    if not found:
+        known = nearest(name, [section.path for section in sections])
+        raise InputError(f"--help-config is '{name}', which is no section{known}")
+    return "\n\n".join(
+        f"[{path}] {meaning}\n{_columns((key.name, _facts(key)) for key in keys)}".rstrip()
+        for path, meaning, keys in found
+    )
+
+
+def _is_within(path: str, name: str) -> bool:
+    return any(f"{one}.".startswith(f"{name}.") for one in (path, path.replace(".NAME", "")))
+
+
+def _facts(key: Key) -> str:
+    default = key.default if key.default in ("required", "unset") else f"default {key.default}"
+    return f"{key.meaning} ({key.type}; {default})".replace("`", "")
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, 120)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), _width(), break_on_hyphens=False)
+
+
+def _columns(rows: Iterable[tuple[str, str]]) -> str:
+    """Returns names and what they mean, in two columns."""
+    rows = [*rows]
+    indent = max((len(name) for name, _ in rows), default=0) + 4
+    return "\n".join(
+        textwrap.fill(
+            " ".join(text.split()),
+            _width(),
+            initial_indent=f"  {name}".ljust(indent),
+            subsequent_indent=" " * indent,
+            break_on_hyphens=False,
+        )
+        for name, text in rows
+    )

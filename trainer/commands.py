@@ -1,8 +1,11 @@
-"""The commands of `python -m trainer`, each a function with typed arguments that is imported when it is called."""
+"""The commands of `python -m trainer`: functions with typed arguments, imported once a command line is right."""
 
+import ast
 import gc
-import importlib
+import importlib.util
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from trainer.config.overrides import parse
@@ -118,7 +121,32 @@ def read_command(words: list[str]) -> Callable[[], Any]:
         raise InputError(f"unknown command '{name}'{nearest(name, COMMANDS)}")
     place, _, example = COMMANDS[name]
     module, _, function = f"trainer.{place}".partition(":")
-    return parse(getattr(import_quickly(module), function), arguments, f"{PROGRAM} {name}", example)
+    # What is wrong is found before torch is imported, which takes longer than anything else.
+    bound = parse(declaration(module, function), arguments, f"{PROGRAM} {name}", example)
+    return partial(getattr(import_quickly(module), function), *bound.args, **bound.keywords)
+
+
+def declaration(module: str, name: str) -> Callable[..., Any]:
+    """Returns a function of a module as it is declared, with an empty body, without importing the module.
+
+    Of the module only the imports run that the function's arguments need.
+    """
+    spec = importlib.util.find_spec(module)
+    assert spec
+    assert spec.origin
+    statements = ast.parse(Path(spec.origin).read_text()).body
+    function = next(one for one in statements if isinstance(one, ast.FunctionDef) and one.name == name)
+    del function.body[1:]  # all but the docstring
+    names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    needed: list[ast.stmt] = [function]
+    for statement in statements:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            statement.names = [one for one in statement.names if (one.asname or one.name) in names]
+            if statement.names:
+                needed.insert(-1, statement)
+    declared: dict[str, Any] = {"__name__": module}
+    exec(compile(ast.Module(needed, []), module, "exec"), declared)
+    return declared[name]
 
 
 def import_quickly(module: str) -> Any:

@@ -3,17 +3,14 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Literal
 
 from trainer.checkpoint.store import MANIFEST, Checkpoint
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.core.storage import read_text
 from trainer.tools.export.compiled import check_compiler
+from trainer.tools.export.forms import Format, Quantization
 from trainer.tools.export.onnx_program import check_onnx
-from trainer.tools.export.quantized import Quantization
-
-Format = Literal["torch", "onnx"]
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,15 @@ from trainer.data.vocabulary import check_fingerprints
 from trainer.models.embeddings import name_in_model
 from trainer.models.outputs import model_outputs
 from trainer.tools.export import load
-from trainer.tools.export.choices import Choices, Format
+from trainer.tools.export.choices import Choices
 from trainer.tools.export.compiled import compile_program
 from trainer.tools.export.directory import files_of, is_there, publish, write_manifest
+from trainer.tools.export.forms import Format, Quantization
 from trainer.tools.export.looked_up import write_in_shards
 from trainer.tools.export.onnx_program import save_onnx
 from trainer.tools.export.program import check_parity, export_program, save_program
 from trainer.tools.export.quality import measure, render
-from trainer.tools.export.quantized import Quantization, quantize_tables
+from trainer.tools.export.quantized import quantize_tables
 from trainer.tools.export.reference import (
     Rows,
     first_rows,

@@ -1,13 +1,11 @@
 """Tables in 8 or 4 bits a value."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
 from trainer.tools.export.features import Table
+from trainer.tools.export.forms import Quantization
 
-Quantization = Literal["none", "int8", "int4"]
 BITS = {"int8": 8, "int4": 4}
 BLOCK_ROWS = 65_536  # of a table are quantized at once, so that it takes little memory beside the tables
 

@@ -6,7 +6,6 @@ python -m trainer predict runs/movielens/config.toml --out runs/movielens --sour
 from trainer.checkpoint.choice import NEWEST
 from trainer.config.root import Config
 from trainer.core.distributed import process_group
-from trainer.data.kept import ALL
 from trainer.tools.predict.arguments import Arguments
 from trainer.tools.predict.job import predict_files
 
@@ -17,7 +16,7 @@ def predict(
     source: tuple[str, ...],
     to: str,
     checkpoint: str = NEWEST,
-    keep_columns: tuple[str, ...] = (ALL,),
+    keep_columns: tuple[str, ...] = ("*",),
     outputs: tuple[str, ...] = (),
     rows_per_part: int = 262_144,
     batch_size: int = 4096,

@@ -25,7 +25,7 @@ def tensorboard(
 
     Args:
         args: After `--`, more arguments of TensorBoard.
-        logdir: Directory whose event files are shown, at any depth.
+        logdir: Directory whose event files are shown, at any depth, as the job sees it; a path or an fsspec URL.
         port: Port to serve at.
         host: Address to serve at; 0.0.0.0 lets other hosts connect.
         h: Named resource of the node; replaces cpu and memMB.
@@ -37,8 +37,8 @@ def tensorboard(
         metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
     return launch.python(
-        *("tensorboard.main", "--logdir", logdir, "--port", str(port), "--host", host),
-        *args,
+        *("trainer", "tensorboard", "--logdir", logdir, "--port", str(port), "--host", host),
+        *(("--", *args) if args else ()),
         name="tensorboard",
         node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
         port_map={"http": port},

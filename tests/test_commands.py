@@ -68,7 +68,7 @@ def test_help_needs_no_torch_and_fits_a_screen(tmp_path):
     for name, text in zip(COMMANDS, done.stdout.split("ended with 0 alone\n"), strict=False):
         assert text.startswith(f"usage: python -m trainer {name} ")
         assert len(text.splitlines()) <= SCREEN or name == "bench"  # which has seven things to measure
-        flags = ARGUMENTS[name].keys() - {"config", "config_words", "what"}
+        flags = ARGUMENTS[name].keys() - {"config", "config_words", "what", "arguments"}
         assert all(f"--{flag.replace('_', '-')} " in text for flag in flags)
         assert f"Example: python -m trainer {name} " in text
         assert ("--help-config SECTION" in text) == (name in CONFIGURED)

@@ -63,6 +63,11 @@ COMMANDS = {
         "--out RUN_DIR: profile a few steps of a running job: traces, and where the time of a step goes.",
         "--out runs/movielens --steps 5",
     ),
+    "tensorboard": (
+        "tools.tensorboard:tensorboard",
+        "--logdir DIR: serve TensorBoard for one run directory or for a directory of them.",
+        "--logdir runs/movielens --port 6006",
+    ),
     "verify-resume": (
         "tools.verify_resume:verify_resume",
         "CONFIG: prove that an interrupted run resumes exactly, on the same and on another number of ranks.",

@@ -40,6 +40,7 @@ ON_RANKS = [
     ("dlrm.predict --config run/config.toml --out nowhere --source rows --to predicted", "nowhere"),
     ("dlrm.predict --config run/config.toml --out run --source missing --to predicted", "missing"),
     ("tools.embed --config run/config.toml --out run --table nothing --to vectors", "nothing"),
+    ("tools.calibrate --out host.toml -- --repeats 0", "--repeats is 0"),
 ]
 ALONE = [
     ("dlrm.single_node --config config.toml --out out -- --train.stepz 3", "--train.stepz"),
@@ -49,6 +50,7 @@ ALONE = [
     ("data.vocabulary --source rows --columns nothing --out out", "nothing"),
     ("data.check --config nowhere.toml", "nowhere.toml"),
     ("data.check --source nowhere", "nowhere"),
+    ("tools.tensorboard --logdir nowhere", "nowhere"),
     ("tools.plan --config config.toml --on h1000:2", "h1000"),
     ("tools.plan --config config.toml --nproc 0", "--world-size is 0"),
     ("tools.schedule --config nowhere.toml", "nowhere.toml"),

@@ -264,6 +264,26 @@ def printed(capsys, *words):
     return capsys.readouterr().out
 
 
+def pass_on(*arguments: str, port: int = 1) -> tuple:
+    """Passes words on.
+
+    Args:
+        arguments: After `--`, words.
+        port: A port.
+    """
+    return arguments, port
+
+
+def test_words_after_dashes_are_passed_on(capsys):
+    assert parse(pass_on, ["--port", "2"], "program")() == ((), 2)
+    assert parse(pass_on, ["--port", "2", "--", "--help", "--", "x"], "program")() == (("--help", "--", "x"), 2)
+    with pytest.raises(InputError, match="unknown flag --prt; did you mean --port"):
+        parse(pass_on, ["--prt", "2", "--", "x"], "program")
+    with pytest.raises(SystemExit):
+        parse(pass_on, ["--help"], "program")
+    assert "\n  -- ...  After --, words.\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["FILE", "--help"], ["FILE", "--train.steps", "--help"]])
 def test_help_is_of_a_command_s_own_flags(file, words, capsys):
     assert printed(capsys, *(word.replace("FILE", file) for word in words)) == (

@@ -61,7 +61,7 @@ def test_they_are_those_of_the_whole_weights_in_the_checkpoint(boards, kind):
         for name, value in weights.items():
             values = value.double().flatten().numpy()
             table = name.split(".")[-2]
-            drawn = found[f"embeddings/{table}" if "embedding_bags" in name else name.replace("model.", "weights/", 1)]
+            drawn = found[f"tables/{table}" if "embedding_bags" in name else name.replace("model.", "weights/", 1)]
             assert drawn.keys() == {3, 6}
             one = drawn[step]
             assert one.num == len(values)

@@ -63,9 +63,11 @@ def test_the_summary_names_files_and_the_next_command(run):
 
 def test_tensorboard_has_the_same_numbers(run):
     board = EventAccumulator(str(run[0] / "out/tensorboard")).Reload()
-    losses = {event.step: event.value for event in board.Scalars("train/loss")}
+    losses = {event.step: event.value for event in board.Scalars("loss/train")}
     assert losses == pytest.approx({record["step"]: record["loss"] for record in lines(run[0] / "out/metrics.jsonl")})
     assert [event.step for event in board.Scalars("validation/auc")] == [5, 10]
+    # The page shows them in this order.
+    assert min(board.Tags()["scalars"]) == "loss/train"
 
 
 def test_the_tracker_gets_final_metrics_and_checkpoint(run):

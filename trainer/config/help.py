@@ -42,7 +42,11 @@ def command_help(function: Callable[..., Any], arguments: type[pydantic.BaseMode
         elif key.default == "required":
             usage.append(f"{flag} {value}")
         flags.append((value if key.name in words else flag, _facts(key._replace(meaning=meanings[key.name]))))
-    usage += ["[FLAGS]", "[--SECTION.KEY VALUE ...]"] if config else ["[FLAGS]"]
+    usage += ["[FLAGS]", *["[--SECTION.KEY VALUE ...]"] * bool(config)]
+    for one in parameters.values():
+        if one.kind is one.VAR_POSITIONAL:
+            usage.append("[-- ...]")
+            flags.append(("-- ...", meanings[one.name].replace("`", "")))
     about = [docs.short_description, *(docs.long_description or "").split("\n\n")]
     blocks = [" ".join(usage), *filter(None, about)]
     example_line = f"Example: {program} {example}".rstrip()

@@ -33,7 +33,7 @@ def parse(function: Callable[..., Any], words: list[str], program: str, example:
 
     An argument called `config` is the first word, which names a configuration; `--section.key value` replaces values of
     it, and one called `config_words` gets both as they would be typed again. It may have a default, and be left out
-    then. Positional-only arguments are single words, and all others `--name value`.
+    then. Positional-only arguments are single words, `*arguments` all words after `--`, and others `--name value`.
 
     Args:
         function: A function with typed arguments. Its docstring is the help text.
@@ -47,14 +47,18 @@ def parse(function: Callable[..., Any], words: list[str], program: str, example:
     """
     parameters = inspect.signature(function).parameters
     takes_config = "config" in parameters
-    name, rest = (words[0], words[1:]) if takes_config and words and words[0][0] != "-" else (None, words)
+    passes_on = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+    end = words.index("--") if passes_on and "--" in words else len(words)
+    words, after = words[:end], words[end + 1 :]
+    has_name = takes_config and words and not words[0].startswith("-")
+    name, rest = (words[0], words[1:]) if has_name else (None, words)
     if not {"-h", "--help"}.isdisjoint(words):
         _leave_with(command_help(function, _arguments_of(function), program, example))
     if takes_config and (section := _section_asked_for(words)) is not None:
         _leave_with(config_help(section))
     if takes_config and not name and parameters["config"].default is inspect.Parameter.empty:
         raise InputError(f"which configuration? {program} CONFIG ..., with a TOML file or the name of a ready-made one")
-    return _bind(function, rest, name)
+    return functools.partial(_bind(function, rest, name), *after)
 
 
 def _leave_with(text: str) -> NoReturn:
@@ -92,7 +96,7 @@ def _arguments_of(function: Callable[..., Any]) -> type[Section]:
     fields = {
         _dashed(name): (hints[name], ... if parameter.default is parameter.empty else parameter.default)
         for name, parameter in inspect.signature(function).parameters.items()
-        if name not in OF_CONFIG
+        if name not in OF_CONFIG and parameter.kind is not parameter.VAR_POSITIONAL
     }
     with warnings.catch_warnings(
         category=UserWarning, action="ignore"

@@ -25,7 +25,7 @@ class Histogram:
     """The histogram of one weight.
 
     Attributes:
-        name: `weights/NAME`, or `embeddings/TABLE`.
+        name: `weights/NAME`, or `tables/TABLE`.
         counts: Values in each bin, `[BINS]` float64.
         edges: Edges of the bins, `[BINS + 1]` float64.
         sum: Sum of the values.
@@ -118,4 +118,4 @@ def _widened(low: float, high: float) -> tuple[float, float] | None:
 
 
 def _label(name: str) -> str:
-    return f"embeddings/{table_of(name)}" if is_table(name) else f"weights/{name.removeprefix('model.')}"
+    return f"tables/{table_of(name)}" if is_table(name) else f"weights/{name.removeprefix('model.')}"

@@ -272,7 +272,12 @@ class Reporter:
             file.add(record)
             for name, value in record.items():
                 if self._board and name not in ("step", "split") and value is not None:
-                    self._board.add_scalar(f"{group}/{name}", value, record["step"])
+                    self._board.add_scalar(_tag(group, name), value, record["step"])
+
+
+def _tag(group: str, name: str) -> str:
+    """Returns a number's name in TensorBoard, whose page sorts groups and names: the loss is what it begins with."""
+    return f"loss/{group}" if name == "loss" else f"{group}/{name}"
 
 
 def _extras(record: dict[str, Any]) -> str:

@@ -27,6 +27,6 @@ setup() {
 }
 
 replica() {
-    exec python -m tensorboard.main --logdir runs/a --port 6007 --host localhost
+    exec python -m trainer tensorboard --logdir runs/a --port 6007 --host localhost
 }
 

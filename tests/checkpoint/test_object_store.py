@@ -202,7 +202,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(disturbed):
     assert f"checkpoint step-{missing:09d} is skipped: .metadata cannot be read" in output
     assert f"checkpoint step-{manifest:09d} was never committed; its files are deleted" in output
     assert f"resumed after step {best} " in output
-    assert f"error: the last step could not be saved, saved {run.url}/checkpoints/step-{best:09d}; " in output
+    said = f"step {best + 1} is lost: the newest checkpoint saved is {run.url}/checkpoints/step-{best:09d}; "
+    assert f"error: the last step could not be saved; {said}" in output
     assert f"saved {run.url}/checkpoints/step-{best + 1:09d}" not in output
     assert "Traceback" not in output
     assert job.code == 1

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -9,12 +10,18 @@ import time
 from contextlib import suppress
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 from command import write_config
 from jobs import config, losses
+from torch.distributed.checkpoint.api import CheckpointException
 from trainer_process import Training, committed
 
+from trainer.checkpoint.io import ChecksumWriter
 from trainer.checkpoint.retention import expired
+from trainer.checkpoint.saver import SaveFailed
 from trainer.config.checkpoint import Retention
+from trainer.core.outcome import saved_step
 from trainer.run.lock import RENEW_SECONDS, STALE_SECONDS
 
 STEPS = 30
@@ -197,11 +204,25 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-def fill(disk):
-    """Leaves no room."""
-    with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
-        while True:
-            filler.write(bytes(1000))
+def fill(disk, but=0):
+    """Leaves room for so many bytes."""
+    with (disk / "filler").open("wb", buffering=0) as filler:
+        with suppress(OSError):
+            while True:
+                filler.write(bytes(1000))
+        filler.truncate(filler.tell() - but)
+
+
+@pytest.mark.parametrize("room", [0, 100_000])
+def test_a_disk_that_is_full_in_the_middle_of_a_tensor_is_said_to_be_full(room, small_disk):
+    url = small_disk / "checkpoint"
+    url.mkdir()
+    fill(small_disk, but=room)
+    with pytest.raises(CheckpointException) as failed:
+        dcp.save({"table": torch.zeros(5000, 16)}, storage_writer=ChecksumWriter(str(url)), no_dist=True)
+    error = pickle.loads(pickle.dumps(failed.value.failures[0][0]))  # as another rank gets it
+    assert str(error) == f"[Errno 28] No space left on device: '{url}/__0_0.distcp'"
+    assert SaveFailed(error).permanent
 
 
 def test_a_full_disk_loses_checkpoints_but_no_step(file, small_disk, baseline):
@@ -220,6 +241,25 @@ def test_a_full_disk_loses_checkpoints_but_no_step(file, small_disk, baseline):
     assert losses(job.out)[:STEPS] == baseline  # every step is there once, those of the time without space too
 
 
+def test_a_stop_on_a_full_disk_says_which_steps_are_lost(rows, small_disk):
+    tree = config(rows, model__name="custom:unhurried", train__steps=1_000_000, checkpoint__every_steps=5)
+    job = Training(write_config(small_disk / "config.toml", tree), small_disk / "out", ranks=0)
+    job.wait_until(lambda: committed(job.out))
+    fill(small_disk, but=20_000)
+    before = job.steps()
+    job.after_steps(before + 12)
+    output = job.signal(signal.SIGTERM).end()
+    last, stopped = committed(job.out)[-1], job.steps()
+    not_saved = [line for line in output.splitlines() if "NOT SAVED" in line]
+    assert not_saved
+    assert all("[Errno 28] No space left on device: '" in line for line in not_saved)
+    said = f"stopped at step {stopped}, steps {last + 1} to {stopped} are lost: the newest checkpoint saved is "
+    assert f"{said}{job.out}/checkpoints/step-{last:09d}" in output
+    assert job.outcome().startswith(said)
+    assert saved_step(job.outcome().strip()) == last
+    assert job.code == 75
+
+
 def test_a_failed_last_save_is_an_error_and_can_be_resumed(file, small_disk, baseline):
     job = Training(file, small_disk / "out", ranks=0)
     job.wait_until(lambda: committed(job.out))
@@ -227,7 +267,11 @@ def test_a_failed_last_save_is_an_error_and_can_be_resumed(file, small_disk, bas
     fill(small_disk)
     output = job.signal(signal.SIGCONT).end()
     last = committed(job.out)[-1]
-    assert f"error: the last step could not be saved, saved {job.out}/checkpoints/step-{last:09d}" in output
+    lost = f"step {STEPS} is lost" if last == STEPS - 1 else f"steps {last + 1} to {STEPS} are lost"
+    said = (
+        f"error: the last step could not be saved; {lost}: the newest checkpoint saved is {job.out}/checkpoints/step-"
+    )
+    assert f"{said}{last:09d}; the same command resumes it" in output
     assert "Traceback" not in output
     assert job.code == 1
     (small_disk / "filler").unlink()

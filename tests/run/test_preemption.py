@@ -95,5 +95,8 @@ def test_a_job_with_too_little_time_to_save_keeps_its_last_checkpoint(setting, t
     job.wait_until(lambda: committed(job.out)).signal(signal.SIGTERM).end()
     saved = committed(job.out)[-1]
     assert saved % 3 == 0
-    assert f", saved {job.out}/checkpoints/step-{saved:09d}\n" in job.outcome()
+    stopped, url = job.steps(), f"{job.out}/checkpoints/step-{saved:09d}"
+    lost = f"step {stopped} is lost" if stopped == saved + 1 else f"steps {saved + 1} to {stopped} are lost"
+    said = f"saved {url}" if stopped == saved else f"{lost}: the newest checkpoint saved is {url}"
+    assert job.outcome() == f"stopped at step {stopped}, {said}\n"
     assert job.code == 75

@@ -81,7 +81,13 @@ class _ChecksumFileSystem(_FileSystem):
         with ThreadPoolExecutor(1, "checksum") as thread, self.fs.durable(path) as file:
             stream = _ChecksumStream(file, thread)
             self._entries[posixpath.basename(path)] = stream.entry
-            yield stream
+            try:
+                yield stream
+            except RuntimeError:
+                # After a write that failed, torch ends its archive all the same, and that fails with another error.
+                if stream.error:
+                    raise stream.error from None
+                raise
 
     def rename(self, path: Any, new_path: Any) -> None:
         if self.fs.is_object_store:  # fsspec's move would first look for directories of these names
@@ -93,21 +99,34 @@ class _ChecksumFileSystem(_FileSystem):
 
 
 class _ChecksumStream:
-    """A file that counts the bytes written to it and their checksum, of large writes while they are written."""
+    """A file that counts the bytes written to it and their checksum, of large writes while they are written.
+
+    Attributes:
+        entry: The size and checksum.
+        error: Why a write failed; None if none has.
+    """
 
     def __init__(self, stream: Any, thread: ThreadPoolExecutor) -> None:
         self._stream, self._thread = stream, thread
         self.entry = entry_of(b"")
+        self.error: Exception | None = None
 
     def write(self, data: Any) -> int:
         if memoryview(data).nbytes < BESIDE_BYTES:
             add_to(self.entry, data)
-            return self._stream.write(data)
+            return self._write(data)
         added = self._thread.submit(add_to, self.entry, data)
         try:
-            return self._stream.write(data)
+            return self._write(data)
         finally:
             added.result()  # torch uses the memory again after this
+
+    def _write(self, data: Any) -> int:
+        try:
+            return self._stream.write(data)
+        except Exception as error:  # those of object stores are no OSErrors
+            self.error = error
+            raise
 
     def close(self) -> None:
         """Does nothing: torch closes the file before `durable` has synced it."""

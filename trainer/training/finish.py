@@ -37,7 +37,8 @@ def finish(session: Session, step: int, model: nn.Module, clock: StepClock) -> N
     evaluated_step = _evaluate(session, step, model)
     session.saver.wait()
     if session.saver.saved_step != step:  # a run without its last checkpoint is no success to a scheduler
-        session.reporter.log(f"error: the last step could not be saved, {session.saved()}; the same command resumes it")
+        lost = session.saved(step)
+        session.reporter.log(f"error: the last step could not be saved; {lost}; the same command resumes it")
         raise SystemExit(FAILED)
     session.reporter.track(evaluated_step, Checkpoints(session.directory).url(evaluated_step))
     conclude(session, measured)

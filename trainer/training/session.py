@@ -11,7 +11,7 @@ from torch import nn
 from trainer.checkpoint.saver import Saver
 from trainer.config.root import Config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
-from trainer.core.outcome import STOPPED_WORD, write_outcome
+from trainer.core.outcome import SAVED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.batch import Batch
@@ -190,15 +190,20 @@ class Session:
         if self.saver.saved_step != step and broadcast_from_rank0(self.context, lambda: self.saver.save_seconds < left):
             self.save(step)
             self.saver.wait()
-        outcome = f"{STOPPED_WORD} at step {step}, {self.saved()}"
+        outcome = f"{STOPPED_WORD} at step {step}, {self.saved(step)}"
         self.profiler.stop(step)
         self.end("stopped", step, outcome)
         self.reporter.log(f"{outcome}\n\nThe same command resumes it.")
         raise Stopped
 
-    def saved(self) -> str:
-        """Returns words for the newest checkpoint."""
-        return f"saved {self.saver.newest_url}" if self.saver.newest_url else "nothing saved"
+    def saved(self, step: int) -> str:
+        """Returns words for the newest checkpoint, and for the steps up to `step` that it lacks."""
+        first, url = self.saver.saved_step + 1, self.saver.newest_url
+        if first > step:
+            return f"{SAVED_WORD} {url}" if url else "nothing saved"
+        lost = f"step {step} is lost" if first == step else f"steps {first} to {step} are lost"
+        # Schedulers look for the word, and read the step at the end of the line.
+        return f"{lost}: {f'the newest checkpoint {SAVED_WORD} is {url}' if url else 'there is no checkpoint'}"
 
     def end(self, state: str, step: int, outcome: str) -> None:
         """Closes the files of the run and records how it ended."""

@@ -214,7 +214,8 @@ class Supervisor:
     def final_message(self, state: str) -> str:
         """Returns the message of a job that has ended."""
         if state == "FAILED" and is_stopped(self.outcome):
-            allowed = f"{self.job.max_free_restarts} restarts in a row that gained no step (max_free_restarts)"
+            most = self.job.max_free_restarts
+            allowed = f"{most} restart{'s' * (most != 1)} in a row that gained no step (max_free_restarts)"
             return f"not started again after {allowed}; the last attempt {self.outcome}"
         return self.last_line() if state == "SUCCEEDED" else self.summary()
 

@@ -92,7 +92,10 @@ def test_a_finished_run_trains_no_further(copy):
     [
         (["--resume", "never"], "--resume is never, but '{out}' holds a checkpoint of step 6"),
         (["--train.seed", "1"], "--out is '{out}', which holds a run of another configuration: train.seed is 0 there"),
-        (["--train.steps", "5"], "--out is '{out}', where 6 steps are done already, more than the 5 of train.steps"),
+        (
+            ["--train.steps", "5"],
+            "--out is '{out}', where training took 6 steps already, more than the 5 of train.steps",
+        ),
         (["--data.lanes", "16"], "data.lanes is 16, but the checkpoint"),
     ],
 )
@@ -154,7 +157,7 @@ def forget(step, what):
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("a tensor", "lacks 1 tensors of this model, such as 'model.model.sparse_arch"),
+        ("a tensor", "lacks 1 tensor of this model, such as 'model.model.sparse_arch"),
         ("a part", "is not whole: it fills 0 of the 1,600 values of 'model.model.sparse_arch"),
     ],
 )

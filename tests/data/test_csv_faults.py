@@ -97,7 +97,7 @@ def test_compressed_files_that_are_not_whole(tmp_path, config, name, content, re
 
 def test_only_a_header(tmp_path, config):
     (tmp_path / "a.csv").write_text(f"{HEADER}\n")
-    with pytest.raises(InputError, match=r"data\.train has no rows in its 1 files \(.*a\.csv"):
+    with pytest.raises(InputError, match=r"data\.train has no rows in its 1 file \(.*a\.csv"):
         read_all(tmp_path / "a.csv", config)
     (tmp_path / "b.csv").write_bytes(text())
     assert read_all(tmp_path, config).num_rows == 60

@@ -100,9 +100,9 @@ WRONG_VALUES = {
         {"pooling": "mean"},
         "-0.5 is not a weight; weights of ids are finite and, for",
     ),
-    "too few": ([[1, 2]], [[1.0]], {}, "here, row 1, column 'w': 1 weights for 2 ids of 'id'"),
-    "too many": ([[]], [[1.0]], {}, "here, row 1, column 'w': 1 weights for 0 ids of 'id'"),
-    "none": ([[4]], [None], {}, "here, row 1, column 'w': 0 weights for 1 ids of 'id'"),
+    "too few": ([[1, 2]], [[1.0]], {}, "here, row 1, column 'w': 1 weight for 2 ids of 'id'"),
+    "too many": ([[]], [[1.0]], {}, "here, row 1, column 'w': 1 weight for 0 ids of 'id'"),
+    "none": ([[4]], [None], {}, "here, row 1, column 'w': 0 weights for 1 id of 'id'"),
 }
 
 

@@ -152,7 +152,7 @@ GOOD = "\t".join(["0", *["1"] * 13, *["0000000a"] * 26])
     [
         ("0\t1\t2", "3 tab-separated fields instead of 40"),
         (GOOD[2:], "39 tab-separated fields instead of 40; without a label"),
-        ("", "1 tab-separated fields"),
+        ("", "1 tab-separated field instead"),
         ("2" + GOOD[1:], "label is '2'"),
         (GOOD[1:], "label is ''"),
         (GOOD.replace("0\t1\t1", "0\t1\t1.5"), "int_1 is '1.5', not an integer"),
@@ -180,7 +180,7 @@ def test_a_malformed_line_is_named_or_left_out(tmp_path, bad, message, capsys):
 
 def test_one_malformed_line_too_many(tmp_path):
     source = write(tmp_path / "train.txt", ["x"] * 5 + make_lines(100))
-    with pytest.raises(ValueError, match=r"5 malformed line\(s\), and --max-malformed is 4: .*train.txt:1: "):
+    with pytest.raises(ValueError, match=r"5 malformed lines, and --max-malformed is 4: .*train.txt:1: "):
         criteo((source,), str(tmp_path / "out"), max_malformed=4)
 
 

@@ -174,7 +174,7 @@ def test_the_endpoint(served, columns, predicted):
     same(content["outputs"], predicted, 1e-6)
     assert (refused, error["error"]) == (
         400,
-        "column 'film_weights', row 0: 1 weights for 2 ids of 'films'; each id needs one",
+        "column 'film_weights', row 0: 1 weight for 2 ids of 'films'; each id needs one",
     )
 
 
@@ -198,8 +198,8 @@ def test_weights_are_taken_as_arrays_too(model, columns):
 SHOWS = "column 'show_weights', row 0: {} is not a weight; weights of ids are finite and, for a mean, at least 0"
 FILMS = "column 'film_weights', row 0: {} is not a weight; weights of ids are finite"
 WRONG = {
-    "too few": ({"shows": [1, 2], "show_weights": [1.0]}, "row 0: 1 weights for 2 ids of 'shows'; each id needs one"),
-    "for no list": ({"films": None, "film_weights": [1.0]}, "row 0: 1 weights for 0 ids of 'films'; each id needs one"),
+    "too few": ({"shows": [1, 2], "show_weights": [1.0]}, "row 0: 1 weight for 2 ids of 'shows'; each id needs one"),
+    "for no list": ({"films": None, "film_weights": [1.0]}, "row 0: 1 weight for 0 ids of 'films'; each id needs one"),
     "below 0 in a mean": ({"shows": [1], "show_weights": [-1.0]}, SHOWS.format("-1.0")),
     "null": ({"films": [1], "film_weights": [None]}, FILMS.format("None")),
     "not finite": ({"films": [1], "film_weights": [float("inf")]}, FILMS.format("inf")),

@@ -241,7 +241,7 @@ CASES = [
     ("no such step", {"checkpoint": "{source}/checkpoints/step-000000009"}, {}, "", "has those of steps: 1, 2, 3"),
     ("no such storage", {"checkpoint": "nowhere://base"}, {}, "", "finetune.checkpoint is 'nowhere://base'"),
     ("no file of names", {"names": "{folder}/no.txt"}, {}, "", "finetune.names is '{folder}/no.txt'"),
-    ("one word", FILE, {}, "s0 s0\ns1\n", "{folder}/wrong.txt:2 has 1 words; two are needed"),
+    ("one word", FILE, {}, "s0 s0\ns1\n", "{folder}/wrong.txt:2 has 1 word; two are needed"),
     ("unknown here", FILE, {}, "s9 s0\n", "{folder}/wrong.txt:1: this model has no 's9'"),
     ("unknown there", FILE, {}, "s0 s9\n", "{folder}/wrong.txt:1: the checkpoint has no 's9'"),
     ("named twice", FILE, {}, "s0 s1\ns0 s2\n", "{folder}/wrong.txt:2 names 's0' again"),

@@ -94,7 +94,7 @@ def here(tmp_path, monkeypatch):
             changed(catalogue={"hard_negatives": "s3"}),
             ["column 's3' is of type int32; hard negatives must be a list of integers or strings"],
         ),
-        (changed(train__micro_batches=16), ["1 ranks in 16 micro-batches cut the 8 lanes"]),
+        (changed(train__micro_batches=16), ["1 rank with train.micro_batches = 16 cut the 8 lanes"]),
         (changed(task={"across": "batch"}, train__micro_batches=2), ["tasks.one.across is 'batch'"]),
     ],
 )
@@ -110,4 +110,4 @@ def test_more_ranks_than_lanes_are_refused(tmp_path, rows, here):
     )
     done = run_trainer("train", file, "--out", tmp_path / "out", ranks=2, seconds=300)
     assert done.returncode != 0
-    assert "2 ranks in 1 micro-batches cut the 1 lanes" in done.stderr
+    assert "2 ranks with train.micro_batches = 1 cut the 1 lane" in done.stderr

@@ -5,7 +5,7 @@ import pytest
 CASES = {
     "micro-batches that do not divide the batch": (
         {"train__micro_batches": 3},
-        ["train.micro_batches is 3", "64 / 1 ranks", "use one of 1, 2, 4, 8, 16, 32, 64"],
+        ["train.micro_batches is 3", "64 / 1 rank)", "use one of 1, 2, 4, 8, 16, 32, 64"],
     ),
     "micro-batches across lanes": (
         {"train__micro_batches": 12, "data__global_batch_size": 96},

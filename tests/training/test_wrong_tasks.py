@@ -61,7 +61,7 @@ def changed(task, **changes):
         ),
         (
             changed(COMPARED, train__micro_batches=16),
-            ["tasks.one.loss is 'bpr'", "1 ranks in 16 micro-batches cut the 8 lanes", "train.micro_batches"],
+            ["tasks.one.loss is 'bpr'", "1 rank with train.micro_batches = 16 cut the 8 lanes", "train.micro_batches"],
         ),
         (
             changed({**COMPARED, "across": "batch"}, train__micro_batches=2),
@@ -104,4 +104,4 @@ def test_more_ranks_than_lanes_are_refused(tmp_path, rows):
     file = write_config(tmp_path / "config.toml", config(rows, **changed(COMPARED), data__lanes=1))
     done = run_trainer("train", file, "--out", tmp_path / "out", ranks=2, seconds=300)
     assert done.returncode != 0
-    assert "2 ranks in 1 micro-batches cut the 1 lanes" in done.stderr
+    assert "2 ranks with train.micro_batches = 1 cut the 1 lane" in done.stderr

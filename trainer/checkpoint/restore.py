@@ -19,6 +19,7 @@ from trainer.checkpoint.store import Checkpoint
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
 from trainer.core.errors import InputError, StorageError
 from trainer.core.local_shards import placed_shards
+from trainer.core.plural import plural
 
 Shapes = dict[str, torch.Size]
 
@@ -58,10 +59,13 @@ def _entries(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
 
 def _check_same(url: str, saved: Shapes, wanted: Shapes, partial: bool) -> None:
     if missing := sorted(wanted.keys() - saved.keys()):
-        raise InputError(f"checkpoint {url} lacks {len(missing)} tensors of this model, such as '{missing[0]}'")
+        raise InputError(
+            f"checkpoint {url} lacks {plural(len(missing), 'tensor')} of this model, such as '{missing[0]}'"
+        )
     if not partial and (unexpected := sorted(saved.keys() - wanted.keys())):
         raise InputError(
-            f"checkpoint {url} holds {len(unexpected)} tensors that this model lacks, such as '{unexpected[0]}'"
+            f"checkpoint {url} holds {plural(len(unexpected), 'tensor')} that this model lacks, such as "
+            f"'{unexpected[0]}'"
         )
     for name, shape in sorted(wanted.items()):
         # Its size depends on the plan of the run that saved it; `fill` reshards it.

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from trainer.config.checkpoint import Retention
+from trainer.core.plural import plural
 from trainer.metrics.registry import higher_is_better, result_name
 
 Evaluations = list[dict[str, Any]]
@@ -33,7 +34,7 @@ def reasons_to_keep(keep: Retention, steps: list[int], evaluations: Evaluations)
     return {
         step: [f"newest {keep.newest}"] * (step in steps[-keep.newest :])
         + [f"best {keep.best}"] * (step == best)
-        + [f"every {keep.every_steps} steps"] * (keep.every_steps > 0 and step % keep.every_steps == 0)
+        + [f"every {plural(keep.every_steps, 'step')}"] * (keep.every_steps > 0 and step % keep.every_steps == 0)
         for step in steps
     }
 

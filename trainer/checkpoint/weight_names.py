@@ -17,6 +17,7 @@ from trainer.checkpoint.state_dict import is_table, table_of
 from trainer.config.data import DataConfig
 from trainer.config.train import FinetuneConfig
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.core.storage import named, read_text
 from trainer.models.embeddings import name_in_model
 
@@ -116,7 +117,9 @@ def match(config: FinetuneConfig, data: DataConfig, here: Weights, there: Weight
     outcomes = {
         "loaded": [label for label, source in pairs.items() if label == source and label not in grown],
         "renamed": [f"{label} (was {source})" for label, source in pairs.items() if label != source],
-        "resized": [f"{label} ({there.shape(pairs[label])[0]:,} to {here.shape(label)[0]:,} rows)" for label in grown],
+        "resized": [
+            f"{label} ({there.shape(pairs[label])[0]:,} to {plural(here.shape(label)[0], 'row')})" for label in grown
+        ],
         "new": [label for label in missing if label in new],
         "excluded": sorted(excluded),
         "missing": [label for label in missing if label not in new],
@@ -140,7 +143,9 @@ def read_names(url: str, here: Weights, there: Weights) -> dict[str, str]:
             continue
         where = f"finetune.names: {url}:{number}"
         if len(words) != 2:
-            raise InputError(f"{where} has {len(words)} words; two are needed: the name here and the name there")
+            raise InputError(
+                f"{where} has {plural(len(words), 'word')}; two are needed: the name here and the name there"
+            )
         label, source = here.label_of(words[0]), there.label_of(words[1])
         if label is None:
             raise InputError(
@@ -177,11 +182,13 @@ def _grew(config: FinetuneConfig, data: DataConfig, label: str, here: Weights, s
     if not is_table(here.names[label]) or now[1:] != before[1:]:
         raise InputError(f"{start} '{source}' has the shape {[*before]}, and {[*now]} here; make them equal, {end}")
     if now[0] < before[0]:
-        raise InputError(f"{start} table '{source}' has {before[0]} rows, more than the {now[0]} here; add rows, {end}")
+        raise InputError(
+            f"{start} table '{source}' has {plural(before[0], 'row')}, more than the {now[0]} here; add rows, {end}"
+        )
     if any(feature.ids == "hash" for name, feature in data.sparse.items() if data.table_of(name) == label):
         raise InputError(
-            f"{start} table '{source}' has {before[0]} rows, and {now[0]} here, among which ids = 'hash' puts every id "
-            f"in another row; keep the rows, {end}"
+            f"{start} table '{source}' has {plural(before[0], 'row')}, and {now[0]} here, among which ids = 'hash' "
+            f"puts every id in another row; keep the rows, {end}"
         )
     return True
 

@@ -14,6 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError, StorageError
+from trainer.core.plural import plural
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, os_errors
 from trainer.data.columns import check_alike, check_columns, lists_of, texts_of
@@ -141,7 +142,8 @@ class FileSet:
                 return f"{url} is new"
             if before[url] != now[url]:
                 (old_bytes, old_rows), (new_bytes, new_rows) = before[url], now[url]
-                return f"{url} had {old_bytes} bytes and {old_rows} rows, now {new_bytes} and {new_rows}"
+                before_bytes, before_rows = plural(old_bytes, "byte"), plural(old_rows, "row")
+                return f"{url} had {before_bytes} and {before_rows}, now {new_bytes:,} and {new_rows:,}"
         return "a file has other row groups"
 
 
@@ -191,7 +193,7 @@ def inspect_files(
     files = FileSet(_data_files(urls, contents, names))
     if files.rows == 0:
         where = without_secrets(", ".join(patterns))
-        raise InputError(f"{key} has no rows in its {len(urls)} files ({where}); nothing to read")
+        raise InputError(f"{key} has no rows in its {plural(len(urls), 'file')} ({where}); nothing to read")
     return files
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
+from trainer.core.plural import plural
 from trainer.data.chunk import Chunk
 from trainer.data.plain_types import as_lists, is_list, to_numbers
 
@@ -40,7 +41,8 @@ def weighted_lists(column: str, feature: SparseFeature, chunk: Chunk) -> pa.Larg
     if not (good := lengths == found).all():
         row = int(good.argmin())
         chunk.refuse(
-            f"column '{feature.weights}': {found[row]} weights for {lengths[row]} ids of '{column}'; each id needs one",
+            f"column '{feature.weights}': {plural(found[row], 'weight')} for "
+            f"{plural(lengths[row], 'id')} of '{column}'; each id needs one",
             row,
         )
     offsets, ids = np.concatenate([[0], np.cumsum(lengths)]), ids.flatten()

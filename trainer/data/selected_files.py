@@ -11,6 +11,7 @@ import numpy as np
 from trainer.config.data import DataConfig
 from trainer.config.select import Clause, SelectConfig
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, RowChoice, RowGroup, find_files, list_files
 from trainer.data.filters import by_statistics, check_clauses, meets_all
@@ -122,8 +123,11 @@ def _chosen(group: RowGroup, copy: int, counts: Counts, kept: int, rows: int) ->
 
 def _announced(key: str, files: FileSet, rows: int) -> FileSet:
     if files.rows == 0:
-        raise InputError(f"data.select leaves none of the {rows:,} rows of {key}; loosen its filter or its mixture")
-    print(f"data.select: {files.rows:,} samples of {rows:,} rows in {len(files.files):,} files of {key}", flush=True)
+        raise InputError(
+            f"data.select leaves none of the {plural(rows, 'row')} of {key}; loosen its filter or its mixture"
+        )
+    found = f"{plural(files.rows, 'sample')} of {plural(rows, 'row')} in {plural(len(files.files), 'file')}"
+    print(f"data.select: {found} of {key}", flush=True)
     return files
 
 
@@ -197,4 +201,4 @@ def _with_progress(key: str, counts: Iterator[Counts], total: int) -> Iterator[C
         yield count
         if time.monotonic() - said > PROGRESS_SECONDS:
             said = time.monotonic()
-            print(f"data.select: counted {number:,} of {total:,} row groups of {key}", flush=True)
+            print(f"data.select: counted {number:,} of {plural(total, 'row group')} of {key}", flush=True)

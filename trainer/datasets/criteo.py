@@ -17,6 +17,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.core.storage import named, open_storage
 from trainer.datasets import criteo_tsv as tsv
 from trainer.datasets.writer import DataSetWriter, PartWriter, in_parallel, print_summary
@@ -84,7 +85,7 @@ class Progress:
             if self.malformed_lines > self._limit:
                 first = self.malformed[0] if self.malformed else "they are in files converted before"
                 raise InputError(
-                    f"{self.malformed_lines} malformed line(s), and --max-malformed is {self._limit}: {first}; "
+                    f"{plural(self.malformed_lines, 'malformed line')}, and --max-malformed is {self._limit}: {first}; "
                     "repair the source, or allow more to be left out"
                 )
 
@@ -293,5 +294,5 @@ def _by_number(name: str) -> list[Any]:
 def _report(summary: dict[str, Any], progress: Progress, out: str) -> None:
     for line in progress.malformed:
         print(f"left out: {line}", file=sys.stderr)
-    print(f"{summary['malformed_lines']:,} malformed lines left out; ids: {tsv.ID_RULE}")
+    print(f"{plural(summary['malformed_lines'], 'malformed line')} left out; ids: {tsv.ID_RULE}")
     print_summary(summary, "Criteo", f"criteo_{summary['settings']['layout']}", out)

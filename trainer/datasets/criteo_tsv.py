@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 
 BLOCK_BYTES = 8 * 2**20
 LINE_BYTES_LIMIT = 2**20  # a file without line feeds, such as a compressed one, would be read into memory whole
@@ -187,7 +188,7 @@ def _fault(line: bytes, transform: DenseTransform) -> str | None:
     fields = line.split(b"\t")
     if len(fields) != len(COLUMNS):
         hint = "; without a label it cannot be converted" if len(fields) == len(COLUMNS) - 1 else ""
-        return f"{len(fields)} tab-separated fields instead of {len(COLUMNS)}{hint}"
+        return f"{plural(len(fields), 'tab-separated field')} instead of {len(COLUMNS)}{hint}"
     for name, field, (pattern, fault) in zip(COLUMNS, fields, FIELDS, strict=True):
         if not pattern.fullmatch(field):
             return f"{name} is {field[:40].decode('utf-8', 'replace')!r}, {fault}"

@@ -17,6 +17,7 @@ from torch.nn import functional
 from trainer.config.catalogue import LaneRows
 from trainer.config.tasks import TaskConfig
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.data.order import Lanes
 from trainer.data.rows import NO_ITEM
 
@@ -167,9 +168,10 @@ def check_units(tasks: dict[str, TaskConfig], lanes: Lanes, world_size: int, mic
         whole_lanes = task.loss == "sampled_softmax" or (task.compares_samples and task.across == "lane")
         if whole_lanes and world_size * micro_batches > lanes.lanes:
             raise InputError(
-                f"tasks.{name}.loss is '{task.loss}', which needs the samples of a lane together, but {world_size} "
-                f"ranks in {micro_batches} micro-batches cut the {lanes.lanes} lanes; use fewer ranks or a smaller "
-                "train.micro_batches, or more data.lanes in a new run"
+                f"tasks.{name}.loss is '{task.loss}', which needs the samples of a lane together, but "
+                f"{plural(world_size, 'rank')} with train.micro_batches = {micro_batches} cut the "
+                f"{plural(lanes.lanes, 'lane')}; use fewer ranks or a smaller train.micro_batches, or more data.lanes "
+                "in a new run"
             )
         if task.compares_samples and task.across == "batch" and micro_batches > 1:
             raise InputError(

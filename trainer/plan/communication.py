@@ -10,6 +10,7 @@ from trainer.config.data import DataConfig
 from trainer.config.plan import CommsConfig
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.models.embeddings import table_shapes
 from trainer.plan.plan_file import shards_of, table_plans
 
@@ -69,8 +70,9 @@ def _check_int8(refused: str, table: ParameterSharding, batch_rows: Iterable[int
     for rows, columns in ((rows, shard.shard_sizes[1]) for rows in batch_rows for shard in shards_of(table)):
         if rows * columns % INT8_BLOCK:
             raise InputError(
-                f"{refused} sends {rows} rows of {columns} columns from a rank, which is no multiple of {INT8_BLOCK}, "
-                "the values that share a scale; change data.global_batch_size or evaluate.global_batch_size"
+                f"{refused} sends {plural(rows, 'row')} of {columns} columns from a rank, which is no multiple of "
+                f"{INT8_BLOCK}, the values that share a scale; change data.global_batch_size or "
+                "evaluate.global_batch_size"
             )
 
 

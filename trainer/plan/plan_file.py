@@ -15,6 +15,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleShardi
 
 from trainer.config.section import explain
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.core.storage import named, read_text
 from trainer.models.embeddings import name_in_model, table_of_name
 from trainer.plan.sharding_plan import PlannedTable
@@ -182,7 +183,9 @@ def load_plan(url: str, shapes: Shapes, world_size: int, local_world_size: int, 
     except pydantic.ValidationError as error:
         raise InputError(f"planner.plan is '{url}', which cannot be read as a plan: {explain(error, form)}") from error
     if found.world_size != world_size:
-        raise InputError(f"planner.plan is '{url}', a plan for {found.world_size} ranks; this job has {world_size}")
+        raise InputError(
+            f"planner.plan is '{url}', a plan for {plural(found.world_size, 'rank')}; this job has {world_size}"
+        )
     modules: dict[str, ModuleShardingPlan] = {
         path: EmbeddingModuleShardingPlan(
             {
@@ -215,8 +218,8 @@ def _sharding(
     )
     if not planned.is_whole:
         raise InputError(
-            f"planner.plan is '{url}', where table '{name}' has {len(planned.ranks)} shards of {table.shard_columns} "
-            f"columns, which do not make up {table.columns} columns; plan anew"
+            f"planner.plan is '{url}', where table '{name}' has {plural(len(planned.ranks), 'shard')} of "
+            f"{table.shard_columns} columns, which do not make up {table.columns} columns; plan anew"
         )
     return planned.sharding(device_type, local_world_size)
 

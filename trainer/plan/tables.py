@@ -7,6 +7,7 @@ from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import SHARDING_TYPES, PlannerConfig, TablePlan
 from trainer.config.root import Config
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.models.embeddings import table_shapes, value_bytes
 from trainer.optim.table_kernels import has_plain_update
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
@@ -104,8 +105,8 @@ def check_options(tables: list[Table], ranks: Ranks) -> None:
 def odd_columns(table: str, columns: int) -> InputError:
     """Returns the refusal of a table with shards that FBGEMM's kernels cannot take."""
     return InputError(
-        f"table '{table}' has shards of {columns} columns, and FBGEMM's kernels need a multiple of {LANES}; change "
-        "model.embedding_dim or its features' dimension, or shard it data_parallel"
+        f"table '{table}' has shards of {plural(columns, 'column')}, and FBGEMM's kernels need a multiple of {LANES}; "
+        "change model.embedding_dim or its features' dimension, or shard it data_parallel"
     )
 
 

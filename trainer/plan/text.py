@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from tabulate import tabulate
 
+from trainer.core.plural import plural
 from trainer.plan.cluster import Cluster
 from trainer.plan.fitting import takes
 from trainer.plan.loads import bound_by, memory_of_ranks, parts_of, step_of
@@ -13,11 +14,6 @@ from trainer.plan.plan_file import ranges
 from trainer.plan.planned import Planned, Shortage
 from trainer.plan.reasons import alternatives, memory_gib, named_option, step_milliseconds
 from trainer.plan.search.problem import Ranks
-
-
-def plural(number: int, name: str) -> str:
-    """Returns a number of things."""
-    return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
 def named_cluster(cluster: Cluster) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from trainer.core.plural import plural
 from trainer.run.step_split import Split
 
 COMPUTING = ("forward", "backward", "table update", "optimizer")
@@ -35,7 +36,7 @@ def render(first_step: int, splits: list[Split]) -> str:
         for name, time in splits[slowest].costliest.items()
     ]
     return (
-        f"profile of steps {first_step:,} to {last:,}, {len(splits)} ranks\n"
+        f"profile of steps {first_step:,} to {last:,}, {plural(len(splits), 'rank')}\n"
         f"{tabulate(rows, headers, disable_numparse=True, colalign=('left', *['right'] * 5))}\n\n"
         f"{tabulate(costliest, [f'costliest on rank {slowest}', 'ms per step', 'share'], disable_numparse=True)}"
     )

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from trainer.config.report import ReportConfig
 from trainer.core.distributed import DistributedContext, sum_over_ranks
+from trainer.core.plural import plural
 from trainer.core.run_directory import JsonLines, RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import os_errors
@@ -283,7 +284,7 @@ def _tag(group: str, name: str) -> str:
 def _extras(record: dict[str, Any]) -> str:
     norm = f"gradient norm {_shown(record['gradient_norm'], '.4g')}  " if "gradient_norm" in record else ""
     scale = f"loss scale {record['loss_scale']:,.4g}  " if "loss_scale" in record else ""
-    return norm + scale + (f"{record['skipped_steps']:,} steps skipped  " if "skipped_steps" in record else "")
+    return norm + scale + (f"{plural(record['skipped_steps'], 'step')} skipped  " if "skipped_steps" in record else "")
 
 
 def _shown(mean: float | None, form: str) -> str:

@@ -16,6 +16,7 @@ from trainer.checkpoint.retention import best_step, reasons_to_keep, scores
 from trainer.checkpoint.store import MANIFEST, Checkpoints
 from trainer.config.checkpoint import Retention
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, refuse_existing
@@ -139,7 +140,9 @@ def _convert(found: Checkpoints, out: str, file: str, step: int | None) -> None:
 
     tensors = read_tensors(checkpoint.url)
     write_plain(tensors, checkpoint.step, file)
-    print(f"step {checkpoint.step:,}: {len(tensors)} tensors of {without_secrets(checkpoint.url)} are in {file}")
+    print(
+        f"step {checkpoint.step:,}: {plural(len(tensors), 'tensor')} of {without_secrets(checkpoint.url)} are in {file}"
+    )
     reader = (
         "safetensors.torch.load_file({!r})" if file.endswith(SAFETENSORS) else "torch.load({!r}, weights_only=True)"
     )

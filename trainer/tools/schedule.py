@@ -7,6 +7,7 @@ from tabulate import tabulate
 from trainer.config.root import Config, check_training
 from trainer.config.schedule import Schedule
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import refuse_existing, write_file
 from trainer.data.order import Lanes, default_lanes
@@ -66,8 +67,8 @@ def _steps_per_epoch(config: Config, rates: dict[str, LearningRate]) -> int | No
     lanes = Lanes(files.rows, data.lanes or default_lanes(1), data.global_batch_size, data.last_batch == "keep")
     if lanes.steps == 0:
         raise InputError(
-            f"data.global_batch_size is {data.global_batch_size}, more than the {files.rows} samples to train on, and "
-            "data.last_batch is 'drop'; use a smaller batch or 'keep'"
+            f"data.global_batch_size is {data.global_batch_size}, more than the {plural(files.rows, 'sample')} to "
+            "train on, and data.last_batch is 'drop'; use a smaller batch or 'keep'"
         )
     return lanes.steps
 

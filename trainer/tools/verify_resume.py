@@ -17,6 +17,7 @@ from trainer.checkpoint.store import Checkpoints
 from trainer.config.root import Config, to_toml
 from trainer.core.errors import InputError
 from trainer.core.outcome import FAILED
+from trainer.core.plural import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.tools.compare_runs import Difference, differences
 from trainer.tools.local_job import error_of_failed_job, kill_ranks, run_job, start_job
@@ -64,8 +65,8 @@ def verify_resume(
         on_other = runs.resume(other_ranks)
     precision = ", in fp32" if exact != config else ""
     comparisons = [
-        Comparison(f"on {_ranks(ranks)} again", on_same, 0.0),
-        Comparison(f"on {_ranks(other_ranks)}{precision}", on_other, TOLERANCE),
+        Comparison(f"on {plural(ranks, 'rank')} again", on_same, 0.0),
+        Comparison(f"on {plural(other_ranks, 'rank')}{precision}", on_other, TOLERANCE),
     ]
     print(f"\n{_table(comparisons)}\n")
     for comparison in comparisons:
@@ -123,10 +124,10 @@ class ComparedRuns:
         """Trains the baseline to its end, and the interrupted run until its ranks are killed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         run_job(*self._job("baseline", self.config, self.ranks))
-        print(f"baseline trained to step {self._steps}, on {_ranks(self.ranks)}", flush=True)
+        print(f"baseline trained to step {self._steps}, on {plural(self.ranks, 'rank')}", flush=True)
         self._train_and_kill()
         step = (self.folder / "interrupted/metrics.jsonl").read_text().count("\n")
-        print(f"interrupted with SIGKILL after step {step}, on {_ranks(self.ranks)}", flush=True)
+        print(f"interrupted with SIGKILL after step {step}, on {plural(self.ranks, 'rank')}", flush=True)
 
     def resume(self, ranks: int) -> list[Difference]:
         """Resumes a copy of the interrupted run, trains it to its end, and compares it with the baseline."""
@@ -134,7 +135,7 @@ class ComparedRuns:
         shutil.copytree(self.folder / "interrupted", self.folder / name)
         config = self.config if ranks == self.ranks else _changed(self.config, {"planner": {"plan": None}})
         run_job(*self._job(name, config, ranks), "--resume", "must")
-        print(f"resumed from the checkpoint of step {start}, on {_ranks(ranks)}", flush=True)
+        print(f"resumed from the checkpoint of step {start}, on {plural(ranks, 'rank')}", flush=True)
         return differences(str(self.folder / "baseline"), str(self.folder / name), self._steps)
 
     def _train_and_kill(self) -> None:
@@ -210,7 +211,3 @@ def _worst(comparison: Comparison, kind: str) -> str:
 
 def _size(size: float) -> str:
     return "equal" if size == 0 else f"{size:.1e}"
-
-
-def _ranks(number: int) -> str:
-    return f"{number} rank{'s' * (number > 1)}"

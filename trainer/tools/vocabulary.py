@@ -21,6 +21,7 @@ from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
 from trainer.config.root import load_config
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, refuse_existing
 from trainer.data.dataset import DataFile, find_files
@@ -172,7 +173,8 @@ def _kept(name: str, counts: IdCounts, min_count: int, limit: int | None) -> tup
     found = _most_frequent(pa.concat_tables(kept), limit) if kept else pa.table({"id": [], "count": []})
     if not found.num_rows:
         raise InputError(
-            f"column '{name}' has {distinct} distinct ids, none of which occurs --min-count {min_count} times; lower it"
+            f"column '{name}' has {plural(distinct, 'distinct id')}, none of which occurs --min-count "
+            f"{min_count} times; lower it"
         )
     found = found.set_column(0, "id", _as_text(found["id"]))
     about = {"distinct": distinct, "kept": found.num_rows, "occurrences": occurrences}

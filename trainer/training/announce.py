@@ -4,6 +4,7 @@ import json
 import shlex
 from typing import Any
 
+from trainer.core.plural import plural
 from trainer.run.provenance import describe_run, digest
 from trainer.training.prediction import predict
 from trainer.training.session import Session
@@ -32,9 +33,9 @@ def announce(session: Session, origin: dict[str, Any]) -> None:
         session.directory.write_json("run.json", describe_run(session.context, **facts))
     log(f"{model.plan_table}\n")
     log(
-        f"{session.order.files.rows:,} samples in {len(session.order.files.files):,} files, "
-        f"{session.order.lanes.steps:,} steps per epoch, "
-        f"{session.context.world_size} ranks on {session.context.device.type}"
+        f"{plural(session.order.files.rows, 'sample')} in {plural(len(session.order.files.files), 'file')}, "
+        f"{plural(session.order.lanes.steps, 'step')} per epoch, "
+        f"{plural(session.context.world_size, 'rank')} on {session.context.device.type}"
     )
     log(f"communication volume per step: {_communication(session)}")
     if start := session.claimed.start:

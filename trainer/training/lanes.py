@@ -4,6 +4,7 @@ from trainer.checkpoint.store import Checkpoint
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.data.dataset import FileSet
 from trainer.data.order import Lanes, check_lanes, default_lanes
 from trainer.models.losses_over_samples import check_units
@@ -24,8 +25,8 @@ def plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context
     lanes = Lanes(files.rows, number, config.data.global_batch_size, config.data.last_batch == "keep")
     if lanes.steps == 0:
         raise InputError(
-            f"data.global_batch_size is {lanes.global_batch_size}, more than the {files.rows} samples to train on, and "
-            "data.last_batch is 'drop'; use a smaller batch or 'keep'"
+            f"data.global_batch_size is {lanes.global_batch_size}, more than the {plural(files.rows, 'sample')} to "
+            "train on, and data.last_batch is 'drop'; use a smaller batch or 'keep'"
         )
     check_micro_batches(config.train.micro_batches, lanes, context.world_size)
     check_units(config.named_tasks(), lanes, context.world_size, config.train.micro_batches)

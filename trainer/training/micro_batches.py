@@ -11,6 +11,7 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.data.batch import Batch
 from trainer.data.order import Lanes, divides
 from trainer.run.recording import part
@@ -29,8 +30,9 @@ def check_micro_batches(micro_batches: int, lanes: Lanes, world_size: int) -> No
         return
     allowed = [n for n in range(1, local + 1) if divides(lanes.lanes, world_size * n, batch)]
     raise InputError(
-        f"train.micro_batches is {micro_batches}, which cannot cut a rank's {local} samples (data.global_batch_size "
-        f"{batch} / {world_size} ranks) at the borders of {lanes.lanes} lanes or into equal parts of a lane; use one "
+        f"train.micro_batches is {micro_batches}, which cannot cut a rank's {plural(local, 'sample')} "
+        f"(data.global_batch_size {batch} / {plural(world_size, 'rank')}) at the borders of "
+        f"{plural(lanes.lanes, 'lane')} or into equal parts of a lane; use one "
         f"of {', '.join(map(str, allowed[:8]))}{', ...' if len(allowed) > 8 else ''}"
     )
 

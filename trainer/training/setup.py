@@ -11,6 +11,7 @@ from trainer.checkpoint.store import Checkpoint, Checkpoints
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.loader import Loader
@@ -112,8 +113,8 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
     last_step = config.train.steps if config.train.steps is not None else (config.train.epochs or 0) * lanes.steps
     if start and first_step > last_step:
         raise InputError(
-            f"--out is '{start.run_url}', where {first_step} steps are done already, more than the {last_step} of "
-            "train.steps or train.epochs; raise them or choose another --out"
+            f"--out is '{start.run_url}', where training took {plural(first_step, 'step')} already, more than the "
+            f"{last_step} of train.steps or train.epochs; raise them or choose another --out"
         )
     rank, world_size, seed = context.rank, context.world_size, config.train.seed
     catalogue = open_catalogue(config, context, files.files[0], start)

@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainer.core.plural import plural
+
 SHOWN = 40  # characters of a value
 
 
@@ -57,10 +59,9 @@ def find_fault(
     try:
         for row in reader:
             if row and len(row) != len(names):
-                values = f"{len(row)} {'value' if len(row) == 1 else 'values'}"
                 return (
-                    f"line {line}: {values} between '{shown(dialect.delimiter)}' (data.csv.delimiter), and there are "
-                    f"{len(names)} columns"
+                    f"line {line}: {plural(len(row), 'value')} between '{shown(dialect.delimiter)}' "
+                    f"(data.csv.delimiter), and there are {plural(len(names), 'column')}"
                 )
             if row:
                 rows.append(row)

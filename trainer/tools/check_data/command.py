@@ -12,6 +12,7 @@ from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.config.section import Tree, validate
 from trainer.core.errors import InputError, nearest
+from trainer.core.plural import plural
 from trainer.core.storage import refuse_existing, write_file
 from trainer.data.columns import id_columns
 from trainer.tools.check_data.checks import all_findings
@@ -118,7 +119,7 @@ def check_data(
     if strict and (wrong := [one for one in report.findings if one.severity == "error"]):
         first = wrong[0]
         raise InputError(
-            f"--strict is set, and the data has {report.count('error')} errors, first "
+            f"--strict is set, and the data has {plural(report.count('error'), 'error')}, first "
             f"{first.where}, {first.column or 'rows'}: {first.check}, {first.found}; {first.remedy}"
         )
     return tree

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from trainer.config.data import DataConfig, SparseFeature
+from trainer.core.plural import plural
 from trainer.tools.check_data.finding import Finding, percent
 from trainer.tools.check_data.ids import Ids
 from trainer.tools.check_data.profile import Profile
@@ -35,12 +36,14 @@ def check_tables(config: DataConfig, profile: Profile) -> Iterator[Finding]:
 
 def _check_size(profile: Profile, ids: Ids, feature: SparseFeature, whole: bool) -> Iterator[Finding]:
     name, where, distinct = profile.name, profile.first.name, len(ids.distinct) if whole else ids.estimated
-    amount = f"{distinct:,} different ids" if whole else f"about {distinct:,} different ids, estimated"
+    amount = plural(distinct, "different id")
+    amount = amount if whole else f"about {amount}, estimated"
     scattered = feature.ids == "modulo" and profile.first.tally(name).maximum >= 2 * feature.rows  # else: wraps around
     if feature.ids == "hash" or scattered:
         shared = 1 - np.exp((distinct - 1) * np.log1p(-1 / feature.rows)) if feature.rows > 1 else 1.0
         if shared > SHARED and distinct > 1:
-            found = f"{amount} in {feature.rows:,} rows: {percent(shared)} of the ids share their row with others"
+            rows = plural(feature.rows, "row")
+            found = f"{amount} in {rows}: {percent(shared)} of the ids share their row with others"
             remedy = f"set data.sparse.{name}.rows to {suggested_rows(distinct):,}".replace(",", "")
             yield Finding("warning", "table too small", where, name, found, remedy)
     if feature.rows > max(SMALL, TOO_LARGE * distinct) and whole:

@@ -18,7 +18,7 @@ def check_layout(config: DataConfig, split: Split) -> Iterator[Finding]:
     files = split.files.files
     rows = np.array([sum(file.row_groups) for file in files])
     if empty := [file.name for file, count in zip(files, rows, strict=True) if not count]:
-        found = f"{len(empty)} of {len(files)} files have no rows"
+        found = f"no rows, like {len(empty) - 1} of the other files" if len(empty) > 1 else "no rows"
         yield Finding("warning", "empty file", empty[0], "", found, "look at how it is written")
     if len(files) > 2 and rows.max() > UNEVEN * max(1.0, float(np.median(rows))):
         found = f"{rows.max():,} rows, {rows.max() / max(1.0, float(np.median(rows))):.0f} times the median file"

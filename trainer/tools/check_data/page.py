@@ -5,10 +5,10 @@ from html import escape
 
 import numpy as np
 
+from trainer.core.plural import plural
 from trainer.plan.page.figures import COLORS, Lying
 from trainer.plan.page.html import whole_page
 from trainer.plan.page.svg import draw_figure
-from trainer.plan.text import plural
 from trainer.tools.check_data.finding import percent
 from trainer.tools.check_data.numbers import edges_of
 from trainer.tools.check_data.profile import Profile

@@ -9,8 +9,8 @@ import numpy as np
 from tabulate import tabulate
 
 from trainer.config.data import DataConfig
+from trainer.core.plural import plural
 from trainer.core.secrets import without_secrets
-from trainer.plan.text import plural
 from trainer.tools.check_data.finding import ORDER, Finding, percent
 from trainer.tools.check_data.profile import Profile
 from trainer.tools.check_data.reading import Measured

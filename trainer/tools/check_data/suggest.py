@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config.data import DataConfig
+from trainer.core.plural import plural
 from trainer.tools.check_data.id_checks import suggested_rows
 from trainer.tools.check_data.numbers import best_transform, transformed
 from trainer.tools.check_data.profile import Profile
@@ -71,7 +72,8 @@ def suggestions(config: DataConfig, profiles: Mapping[str, Profile]) -> list[Sug
             found += _of_sparse(name, config, profiles[name])
     rows = next(iter(profiles.values())).first.split.files.rows
     if config.global_batch_size * 8 > rows and batch_size_for(rows) < config.global_batch_size:
-        why = f"there are {rows:,} rows, so that an epoch has {-(-rows // config.global_batch_size)} steps"
+        steps = plural(-(-rows // config.global_batch_size), "step")
+        why = f"there are {rows:,} rows, so that an epoch has {steps}"
         found.append(Suggestion("data.global_batch_size", config.global_batch_size, batch_size_for(rows), why))
     return found
 

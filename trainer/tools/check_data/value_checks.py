@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from trainer.config.data import DataConfig, DenseFeature, SparseFeature
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.data.decode import Chunk, decode
 from trainer.tools.check_data.finding import Finding, percent
 from trainer.tools.check_data.numbers import middle_std
@@ -40,7 +41,8 @@ def check_values(config: DataConfig, profile: Profile) -> Iterator[Finding]:
 def _check_feature(profile: Profile, measured: Measured, tally: Tally) -> Iterator[Finding]:
     name, where = profile.name, measured.name
     if tally.values == 0:
-        yield Finding("warning", "all null", where, name, f"none of {tally.rows:,} rows has a value", "leave it out")
+        found = f"none of {plural(tally.rows, 'row')} has a value"
+        yield Finding("warning", "all null", where, name, found, "leave it out")
         return
     if tally.nulls >= MOSTLY_NULL * tally.rows:
         share = percent(tally.nulls, tally.rows)
@@ -89,7 +91,7 @@ def _refused(name: str, tally: Tally, feature: DenseFeature) -> str:
 def _not_finite(name: str, where: str, tally: Tally, remedy: str) -> Iterator[Finding]:
     for check, count in (("not a number", tally.nan), ("infinite", tally.infinite)):
         if count:
-            found = f"{count:,} values ({percent(count, tally.rows)}) are {'NaN' if tally.nan == count else 'infinite'}"
+            found = f"{plural(count, 'value')} ({percent(count, tally.rows)})"
             yield Finding("error", check, where, name, found, remedy)
 
 
@@ -100,7 +102,7 @@ def _check_ids(profile: Profile, measured: Measured, tally: Tally, feature: Spar
     ids = profile.ids[measured.name].distinct.to_numpy(zero_copy_only=False)
     counts = profile.ids[measured.name].counts
     share = percent(int(counts[(ids < 0) | (ids >= feature.rows)].sum()), int(counts.sum()))
-    found = f"ids from {tally.minimum:.0f} to {tally.maximum:.0f} in a table of {feature.rows:,} rows"
+    found = f"ids from {tally.minimum:.0f} to {tally.maximum:.0f} in a table of {plural(feature.rows, 'row')}"
     if feature.ids == "error":
         remedy = f"set data.sparse.{name}.rows to {tally.maximum + 1:.0f}, or ids to 'hash'"
         yield Finding("error", "outside the table", measured.name, name, f"{found}, {share} outside", remedy)
@@ -112,7 +114,7 @@ def _check_ids(profile: Profile, measured: Measured, tally: Tally, feature: Spar
 def _check_label(name: str, measured: Measured, tally: Tally, numeric: bool) -> Iterator[Finding]:
     where = measured.name
     if tally.nulls:
-        found = f"{tally.nulls:,} of {tally.rows:,} rows have no label"
+        found = f"{plural(tally.nulls, 'row')} of {tally.rows:,} without a label"
         yield Finding("error", "label null", where, name, found, "leave these rows out")
     yield from _not_finite(name, where, tally, "leave these rows out")
     if not tally.has_values:
@@ -128,7 +130,8 @@ def _check_label(name: str, measured: Measured, tally: Tally, numeric: bool) -> 
 def _check_weight(profile: Profile, measured: Measured, tally: Tally) -> Iterator[Finding]:
     name, where = profile.name, measured.name
     if tally.nulls:
-        yield Finding("error", "weight null", where, name, f"{tally.nulls:,} rows have no weight", "write 0 or 1")
+        found = f"{plural(tally.nulls, 'row')} without a weight"
+        yield Finding("error", "weight null", where, name, found, "write 0 or 1")
     yield from _not_finite(name, where, tally, "write 0 or 1")
     if tally.has_values and tally.minimum < 0:
         found = f"the smallest weight is {tally.minimum:g}; none may be below 0"

@@ -104,7 +104,8 @@ class Model:
         rows = len(columns[first])
         for name in self._names:
             if (length := len(columns[name])) != rows:
-                raise ColumnError(f"column '{name}' has {length} values, but '{first}' has {rows}; make them equal")
+                there = _plural(length, "value")
+                raise ColumnError(f"column '{name}' has {there}, but '{first}' has {rows}; make them equal")
         if rows == 0:
             raise ColumnError(f"column '{first}' is empty; send at least one sample")
 
@@ -278,8 +279,8 @@ class _Reader:
             one, weights = self._list(column, row, one, "ids"), self._list(column, row, weights, "weights")
             if len(one) != len(weights):
                 raise ColumnError(
-                    f"column '{column['name']}', row {row}: {len(weights)} weights for {len(one)} ids of "
-                    f"'{column['ids']}'; each id needs one"
+                    f"column '{column['name']}', row {row}: {_plural(len(weights), 'weight')} for "
+                    f"{_plural(len(one), 'id')} of '{column['ids']}'; each id needs one"
                 )
             pairs = zip(one, weights, strict=True)
             found += _kept(column, [_weight(column, row, value) for id, value in pairs if id is not None])
@@ -379,6 +380,10 @@ def _dtype(values: Tensor) -> str:
 
 def _of(values: Tensor) -> str:
     return f"an array {list(values.shape)} of {_dtype(values)}"
+
+
+def _plural(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def _shown(value: Any) -> str:

@@ -10,6 +10,7 @@ from torchrec.distributed.types import ShardingPlan
 from trainer.config.root import Config
 from trainer.core.distributed import current_context
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import refuse_existing, write_file
 from trainer.models.embeddings import table_shapes
@@ -195,4 +196,4 @@ def _write_plan(out: str | None, found: ShardingPlan, model: nn.Module, cluster:
         text = json.dumps(plan_to_json(found, table_shapes(model), cluster.ranks), indent=2)
         write_file("--out", out, text)
         url = without_secrets(out)
-        print(f"\nwritten to {url}; use it with --planner.plan {url} on {cluster.ranks} ranks")
+        print(f"\nwritten to {url}; use it with --planner.plan {url} on {plural(cluster.ranks, 'rank')}")

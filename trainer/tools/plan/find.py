@@ -10,12 +10,13 @@ from torch import nn
 
 from trainer.config.root import Config
 from trainer.core.errors import InputError
+from trainer.core.plural import plural
 from trainer.plan.cluster import Cluster, parse_cluster
 from trainer.plan.hardware import HOSTS
 from trainer.plan.loads import bound_by, least_milliseconds, parts_of, step_of
 from trainer.plan.planned import Planned, plan_on, problem_on
 from trainer.plan.prices import Prices
-from trainer.plan.text import named_cluster, plural, shortage
+from trainer.plan.text import named_cluster, shortage
 
 ALL = "all"
 MOST_HOSTS = 64
@@ -201,7 +202,8 @@ def render_found(found: Found, prices: Prices) -> str:
     if not found.best["cheapest"]:
         last = found.refused[-1]
         raise InputError(
-            f"--find looked at {len(found.looked_at)} clusters, and none fits; of {last.cluster} {shortage(last)}"
+            f"--find looked at {plural(len(found.looked_at), 'cluster')}, and none fits; of {last.cluster} "
+            f"{shortage(last)}"
         )
     return "\n\n".join(_parts(found, prices))
 

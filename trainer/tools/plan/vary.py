@@ -10,6 +10,7 @@ from tabulate import tabulate
 from trainer.config.features import SparseFeature
 from trainer.config.root import Config
 from trainer.core.errors import InputError, nearest
+from trainer.core.plural import plural
 from trainer.plan.cluster import Cluster
 from trainer.plan.loads import bound_by, parts_of, step_of
 from trainer.plan.memory import GIB
@@ -104,8 +105,10 @@ def _more_tables(config: Config) -> Iterator[tuple[str, Config]]:
     added: dict[str, SparseFeature] = {}
     for names in largest[:number]:
         added |= {f"{names[0]} again": sparse[names[0]].model_copy(update={"table": None})}
-    plural = "table" if number == 1 else f"{number} tables"
-    yield f"the largest {plural} once more", _with(config, "data", sparse=sparse | added)
+    yield (
+        f"the largest {'table' if number == 1 else plural(number, 'table')} once more",
+        _with(config, "data", sparse=sparse | added),
+    )
 
 
 KINDS: dict[str, Callable[[Config], Iterator[tuple[str, Config]]]] = {

@@ -8,6 +8,7 @@ from trainer.checkpoint.choice import find_checkpoint
 from trainer.checkpoint.store import Checkpoint
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
 from trainer.core.outcome import FINISHED_WORD, STOPPED_WORD, write_outcome
+from trainer.core.plural import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
@@ -100,8 +101,9 @@ def claimed(job: Job, stop_requests: StopRequests, context: DistributedContext) 
 def _announce(job: Job, record: Record, parts: PartFiles, missing: int, context: DistributedContext) -> None:
     at_once = f", rows at once: {record['batch_size']:,}" if "batch_size" in record else ""
     print(
-        f"step {job.checkpoint.step:,} of {without_secrets(job.checkpoint.run_url)}: {job.rows:,} rows in {parts}, "
-        f"{len(parts.parts) - missing:,} of which are there; ranks: {context.world_size}{at_once}",
+        f"step {job.checkpoint.step:,} of {without_secrets(job.checkpoint.run_url)}: "
+        f"{plural(job.rows, 'row')} in {parts}, {len(parts.parts) - missing:,} of which are there; "
+        f"ranks: {context.world_size}{at_once}",
         flush=True,
     )
     if not missing:
@@ -113,6 +115,6 @@ def _finish(directory: RunDirectory, record: Record, parts: PartFiles) -> None:
     with named(directory.key, directory.url):
         parts.commit(record)
     url, rows = without_secrets(directory.url), parts.parts[-1][1]
-    print(f"{rows:,} rows are in {parts} in {url}")
+    print(f"{plural(rows, 'row')} in {parts} in {url}")
     print(f"\nNext:  pyarrow.dataset.dataset('{url}', exclude_invalid_files=True).head(5)")
-    write_outcome(f"{FINISHED_WORD}: {rows:,} rows in {parts}")
+    write_outcome(f"{FINISHED_WORD}: {plural(rows, 'row')} in {parts}")

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainer.core.plural import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
 from trainer.data.dataset import FOOTER_THREADS
@@ -45,7 +46,7 @@ class PartFiles:
         self.parts: list[Part] = cut_into_parts(rows, size)
 
     def __str__(self) -> str:
-        return f"{len(self.parts):,} part{'s' * (len(self.parts) != 1)}"
+        return plural(len(self.parts), "part")
 
     def name(self, number: int) -> str:
         """Returns the name of a part's file."""

@@ -5,6 +5,7 @@ import time
 from tqdm import tqdm
 
 from trainer.core.distributed import DistributedContext
+from trainer.core.plural import plural
 
 INTERVAL_SECONDS = 10.0
 
@@ -33,4 +34,4 @@ class Progress:
     def summary(self) -> str:
         """Returns rows, their share of all and the rate so far."""
         rate = self._done / max(1e-9, time.monotonic() - self._started)
-        return f"{self._done:,} of {self._rows:,} rows ({self._done / self._rows:.0%})  {rate:,.0f} rows/s"
+        return f"{self._done:,} of {plural(self._rows, 'row')} ({self._done / self._rows:.0%})  {rate:,.0f} rows/s"

@@ -111,6 +111,18 @@ def test_short_ids_capitals_carriage_returns_and_a_last_line_without_an_end(tmp_
     assert_rows(read(tmp_path / "out", "train", "validation", "test"), expected([line] * 30))
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_byte_order_mark_and_empty_lines_are_no_data(tmp_path, suffix):
+    lines = make_lines(700)
+    lines[5] = lines[5].replace("\t5\t", f"\t{2**63 - 1}\t", 1)
+    text = ["\ufeff", *(f"{line}\n" + "\r\n\n" * (n % 100 == 0) for n, line in enumerate(lines)), "\n\n"]
+    (tmp_path / "plain").write_text("".join(text), newline="")
+    source = write(tmp_path / f"train.txt{suffix}", (tmp_path / "plain").read_bytes().decode().split("\n"))
+    summary = criteo((source,), str(tmp_path / "out"), source_bytes_per_file=20_000)
+    assert summary["malformed_lines"] == 0
+    assert_rows(read(tmp_path / "out", "train", "validation", "test"), expected(lines))
+
+
 def test_row_groups_have_65536_rows(tmp_path):
     lines = make_lines(1000)
     criteo((write(tmp_path / "day_0", lines * 150),), str(tmp_path / "out"), "terabyte", evaluation_source="")
@@ -152,12 +164,14 @@ GOOD = "\t".join(["0", *["1"] * 13, *["0000000a"] * 26])
     [
         ("0\t1\t2", "3 tab-separated fields instead of 40"),
         (GOOD[2:], "39 tab-separated fields instead of 40; without a label"),
-        ("", "1 tab-separated field instead"),
+        ("0", "1 tab-separated field instead of 40"),
         ("2" + GOOD[1:], "label is '2'"),
         (GOOD[1:], "label is ''"),
         (GOOD.replace("0\t1\t1", "0\t1\t1.5"), "int_1 is '1.5', not an integer"),
         (GOOD.replace("0\t1\t1", "0\t1\t0x1"), "int_1 is '0x1', not an integer"),
         (GOOD.replace("0\t1\t1", "0\t1\t-"), "int_1 is '-', not an integer"),
+        (GOOD.replace("0\t1\t1", f"0\t1\t{2**63}"), "int_1 is '9223372036854775808', too large for a 64-bit integer"),
+        (GOOD.replace("0\t1\t1", "0\t1\t" + "9" * 5000), f"int_1 is '{'9' * 40}', too large for a 64-bit integer"),
         (GOOD[:-8] + "0000000g", "cat_25 is '0000000g', not up to 8 hexadecimal digits"),
         (GOOD[:-8] + "-0000001", "cat_25 is '-0000001'"),
         (GOOD[:-8] + "123456789", "cat_25 is '123456789'"),
@@ -254,9 +268,13 @@ def test_wrong_arguments_get_one_clear_line(tmp_path, arguments, message):
 
 
 def test_a_file_without_lines(tmp_path):
-    (tmp_path / "train.txt").touch()
-    with pytest.raises(ValueError, match="have no lines"):
-        criteo((str(tmp_path / "train.txt"),), str(tmp_path / "out"))
+    for name in ("train.txt", "more.txt"):
+        (tmp_path / name).touch()
+    one, two = str(tmp_path / "train.txt"), str(tmp_path / "more.txt")
+    with pytest.raises(InputError, match=rf"^--source names no line: {one} is empty; name other files$"):
+        criteo((one,), str(tmp_path / "out"))
+    with pytest.raises(InputError, match=rf"^--source names no line: {one}, {two} are empty; name other files$"):
+        criteo((one, two), str(tmp_path / "out"))
 
 
 def test_a_file_that_is_no_text(tmp_path):

@@ -4,6 +4,7 @@ python -m trainer criteo --source train.txt --out data/criteo
 python -m trainer criteo --source 's3://bucket/day_*.gz' --out s3://bucket/criteo --layout terabyte
 """
 
+import codecs
 import re
 import sys
 import threading
@@ -202,7 +203,10 @@ def plan_parts(sources: list[tsv.Source], layout: str, evaluation_source: str, p
         starts = range(start, end, part_bytes)
         parts += [Part(source, split, at, min(at + part_bytes, end), number) for number, at in enumerate(starts)]
     if not parts:
-        raise InputError(f"--source: {', '.join(source.url for source in sources)} have no lines; name files that have")
+        urls = ", ".join(source.url for source in sources)
+        raise InputError(
+            f"--source names no line: {urls} {'is' if len(sources) == 1 else 'are'} empty; name other files"
+        )
     return parts
 
 
@@ -268,6 +272,8 @@ def _convert_part(
 def _write(
     rows: PartWriter, block: bytes, transform: tsv.DenseTransform, part: Part, at: int, progress: Progress
 ) -> int:
+    if at == 0:
+        block = block.removeprefix(codecs.BOM_UTF8)
     block = block.replace(b"\r\n", b"\n")
     # Whole blocks first: looking at every line in Python, as sift does, would take most of the time.
     try:

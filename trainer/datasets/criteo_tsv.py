@@ -33,7 +33,7 @@ TRANSFORM_RULES = {"log": "log(max(x, -2) + 3), missing stays null", "none": "x,
 # The fields of a line, column by column, and the fault of any other.
 FIELDS = [
     (re.compile(rb"[01]"), "neither 0 nor 1"),
-    *[(re.compile(rb"-?[0-9]{1,18}|"), "not an integer")] * len(DENSE),
+    *[(re.compile(rb"-?[0-9]+|"), "not an integer")] * len(DENSE),
     *[(re.compile(rb"[0-9a-fA-F]{0,8}"), "not up to 8 hexadecimal digits")] * len(SPARSE),
 ]
 CHARACTERS = b"0123456789abcdefABCDEF-\t\n"
@@ -42,7 +42,7 @@ CONVERT = csv.ConvertOptions(
     null_values=[""],
     strings_can_be_null=True,
 )
-PARSE = csv.ParseOptions(delimiter="\t", quote_char=False, ignore_empty_lines=False)
+PARSE = csv.ParseOptions(delimiter="\t", quote_char=False)
 
 
 class Malformed(ValueError):
@@ -152,7 +152,7 @@ def parse(block: bytes, transform: DenseTransform) -> pa.Table:
         transform: Transform of the 13 integers.
 
     Raises:
-        Malformed: A line is malformed; `sift` finds it.
+        Malformed: A line is malformed; `sift` finds it. Empty lines are not: they are no rows.
     """
     if block.translate(None, CHARACTERS):
         raise Malformed("a character that no field has")
@@ -177,9 +177,9 @@ def sift(block: bytes, transform: DenseTransform) -> tuple[bytes, list[tuple[int
     """
     good, faults = [], []
     for number, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
-        if problem := _fault(line, transform):
+        if line and (problem := _fault(line, transform)):
             faults.append((number, problem))
-        else:
+        elif line:
             good.append(line)
     return b"\n".join(good), faults
 
@@ -191,8 +191,18 @@ def _fault(line: bytes, transform: DenseTransform) -> str | None:
         return f"{plural(len(fields), 'tab-separated field')} instead of {len(COLUMNS)}{hint}"
     for name, field, (pattern, fault) in zip(COLUMNS, fields, FIELDS, strict=True):
         if not pattern.fullmatch(field):
-            return f"{name} is {field[:40].decode('utf-8', 'replace')!r}, {fault}"
+            return f"{name} is {_shown(field)}, {fault}"
+        if name in DENSE and field and not _fits(field):
+            return f"{name} is {_shown(field)}, too large for a 64-bit integer"
     return None
+
+
+def _shown(field: bytes) -> str:
+    return repr(field[:40].decode("utf-8", "replace"))
+
+
+def _fits(digits: bytes) -> bool:
+    return len(digits) <= 20 and -(2**63) <= int(digits) < 2**63
 
 
 def _label(column: pa.Array) -> pa.Array:
@@ -205,7 +215,7 @@ def _dense(column: pa.Array, transform: DenseTransform) -> pa.Array:
     values = column.fill_null(0).to_numpy()
     if transform == "log":
         # The logs hold a few -3, whose log would be infinite.
-        values = np.log((np.maximum(values, -2) + 3).astype(np.float32))
+        values = np.log((np.maximum(values, -2) + 3.0).astype(np.float32))
     return pa.array(values.astype(np.float32), mask=np.asarray(column.is_null()))
 
 

@@ -1,10 +1,16 @@
 """A model of one's own that reads embeddings by place sees the same columns under every plan and on any ranks."""
 
+import json
 import random
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from exported import ask, step_directory
 from jobs import config, launch_rounds, losses, write_rows
+
+from trainer.__main__ import main as trainer
 
 TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
 STEPS, HALF = 12, 6
@@ -70,3 +76,18 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("out", ["2", "4", "moved"])
 def test_every_plan_gives_the_same_losses(runs, model, out):
     assert losses(runs / f"{model}-{out}") == pytest.approx(losses(runs / f"{model}-1"), rel=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_export_answers_as_the_sharded_model_was_evaluated(runs, tmp_path, model):
+    """The parity rows alone would not show it: export computes them from the checkpoint without shards."""
+    run = str(runs / f"{model.split(':')[1]}-4")
+    words = ["--out", run, "--to", str(tmp_path), "--split", "test"]
+    assert trainer(["export", f"{run}/config.toml", *words]) == 0
+    table = pq.read_table(runs / "data")
+    names = ["d0", "d1", *MODELS[model][0]]
+    (found,) = ask((step_directory(tmp_path), {name: table[name].to_pylist() for name in names}))
+    p, y = np.array(found["label_probability"], np.float64), table["label"].to_numpy().astype(np.float64)
+    evaluated = [json.loads(line) for line in Path(run, "evaluations.jsonl").read_text().splitlines()]
+    expected = next(one["log_loss"] for one in evaluated if (one["split"], one["step"]) == ("test", STEPS))
+    assert -(y * np.log(p) + (1 - y) * np.log1p(-p)).mean() == pytest.approx(expected, rel=1e-6)

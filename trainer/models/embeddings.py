@@ -15,9 +15,11 @@ from trainer.core.errors import InputError
 # TorchRec's names of parameters: `embedding_bags.TABLE.weight` of pooled features, `embeddings.TABLE.weight` of
 # sequences. Models have dense layers called `embeddings`, too, so that a collection has to be `sequences`.
 TABLE_WEIGHT = re.compile(r"(?:.+\.)?(?:embedding_bags|sequences\.embeddings)\.(?P<table>[^.]+)\.weight")
-# TorchRec holds tables in a ModuleDict. Its keys must not contain dots, which columns of nested data have, and must not
-# be its attributes, such as `type` and `values`.
-ESCAPED_DOT, ESCAPED_ATTRIBUTE = "%2E", "%"
+# Tables and predictions are keys of a ModuleDict. These must not contain dots, which columns of nested data have, and
+# must not be its attributes, such as `type` and `values`, or part of a pattern above. A dot becomes `%2E`; a name that
+# looks escaped is escaped once more.
+ESCAPED = "%"
+LIKE_A_DOT, DOT = re.compile("%(?=(?:25)*2E)"), re.compile("%(?:25)?((?:25)*2E)")
 
 
 def table_configs(data: DataConfig, model: ModelConfig) -> list[EmbeddingBagConfig]:
@@ -88,13 +90,14 @@ def table_of_weight(name: str) -> str | None:
 
 def name_in_model(table: str) -> str:
     """Returns the name of a table in a model, in its plan and in checkpoints, where not every name is allowed."""
-    name = table.replace(".", ESCAPED_DOT)
-    return ESCAPED_ATTRIBUTE + name if hasattr(nn.ModuleDict(), name) else name
+    name = LIKE_A_DOT.sub("%25", table).replace(".", "%2E")
+    taken = table.startswith(ESCAPED) or table == "embedding_bags" or hasattr(nn.ModuleDict(), table)
+    return ESCAPED + name if taken else name
 
 
 def table_of_name(name: str) -> str:
     """Returns the table that has a name in a model."""
-    return name.replace(ESCAPED_DOT, ".").removeprefix(ESCAPED_ATTRIBUTE)
+    return DOT.sub(lambda found: "." if found[0] == "%2E" else f"%{found[1]}", name).removeprefix(ESCAPED)
 
 
 def table_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:

@@ -51,6 +51,7 @@ def save_onnx(program: ExportedProgram, signature: dict[str, Any], name: str, fi
     """
     import onnx_ir
 
+    program._example_inputs = None  # for which torch would write checks, with the names of columns in their code
     try:
         with _quiet():
             converted = torch.onnx.export(program.run_decompositions(LACKING), dynamo=True, verbose=False)

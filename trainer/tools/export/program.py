@@ -48,11 +48,22 @@ def export_program(
             f"model.name is '{name}', which torch.export cannot trace: {first_line(error)}; use its tables by "
             "name, and do not branch on values"
         ) from error
+    _number_weights(program)
     for module in program.graph_module.modules():
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
             for key in ORIGINS:
                 node.meta.pop(key, None)
     return program
+
+
+def _number_weights(program: ExportedProgram) -> None:
+    """Names the weights by numbers: torch writes their names into code, and columns give tables theirs, as `class`."""
+    numbers = {name: f"weight_{place}" for place, name in enumerate([*program.state_dict, *program.constants])}
+    for weights in (program.state_dict, program.constants):
+        for name in [*weights]:
+            weights[numbers[name]] = weights.pop(name)
+    for spec in (*program.graph_signature.input_specs, *program.graph_signature.output_specs):
+        spec.target = numbers.get(spec.target or "", spec.target)
 
 
 def first_line(error: BaseException) -> str:

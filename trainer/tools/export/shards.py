@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +21,8 @@ from trainer.tools.export.directory import SHARDS
 from trainer.tools.export.load import TABLES
 from trainer.tools.export.reference import Rows
 from trainer.tools.export.weights import SavedWeights
+
+LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Shards:
         count = -(-rows // at_most)
         return [
             {
-                "name": f"{SHARDS}/{quote(table, safe='')}-{number:05d}-of-{count:05d}.bin",
+                "name": f"{SHARDS}/{_as_file(table)}-{number:05d}-of-{count:05d}.bin",
                 "first_row": number * at_most,
                 "rows": min(at_most, rows - number * at_most),
             }
@@ -98,6 +101,12 @@ class Shards:
 
     def _blocks(self, path: str, file: dict[str, Any]) -> Iterator[tuple[int, Tensor]]:
         return self.weights.blocks(path, file["first_row"], file["first_row"] + file["rows"])
+
+
+def _as_file(table: str) -> str:
+    """Returns a table's name as one of a file, which has at most 255 bytes."""
+    name = quote(table, safe="")
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}-{sha256(table.encode()).hexdigest()[:16]}"
 
 
 def _picking(blocks: Iterable[tuple[int, Tensor]], wanted: Tensor, found: Tensor) -> Iterator[Tensor]:

@@ -8,10 +8,11 @@ import pyarrow.parquet as pq
 from jobs import config
 
 ROWS = 300
+ENDS = (-(2**63), -(2**63) + 1, 2**63 - 1, 0, -1)
 
 
 def write_columns(folder: Path, seed: int = 0) -> Path:
-    """Writes 300 rows: nulls in every column, ids of 64 bits, strings, lists of either, empty ones among them."""
+    """Writes 300 rows: nulls in every column, ids of 64 bits up to both ends, strings, lists, empty ones among them."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(seed)
 
@@ -23,6 +24,8 @@ def write_columns(folder: Path, seed: int = 0) -> Path:
         return [[values[i] for i in random.integers(0, len(values), size)] for size in sizes]
 
     wide = [int(n) * 10**16 + 7 for n in random.integers(-50, 50, ROWS)]
+    wide[: len(ENDS)] = ENDS
+    ends, left = [n % 2**64 for n in ENDS], ROWS - len(ENDS)
     words = [f"word {n} é" for n in range(40)]
     columns = {
         "count": pa.array(some([int(n) for n in random.integers(0, 1000, ROWS)], 7), pa.int32()),
@@ -30,7 +33,7 @@ def write_columns(folder: Path, seed: int = 0) -> Path:
         "flag": pa.array(some([bool(n) for n in random.integers(0, 2, ROWS)], 5), pa.bool_()),
         "plain": pa.array(some([int(n) for n in random.integers(0, 50, ROWS)], 6), pa.int32()),
         "wrapped": pa.array(some(wide, 9), pa.int64()),
-        "unsigned": pa.array([int(n) for n in random.integers(0, 2**64, ROWS, dtype=np.uint64)], pa.uint64()),
+        "unsigned": pa.array([*ends, *random.integers(0, 2**64, left, dtype=np.uint64).tolist()], pa.uint64()),
         "hashed": pa.array(some(wide, 13), pa.int64()),
         "word": pa.array(some([words[n] for n in random.integers(0, 40, ROWS)], 8)),
         "tags": pa.array(some(lists([*range(30), None]), 10), pa.list_(pa.int64())),

@@ -100,7 +100,16 @@ def test_any_number_of_64_bits_is_hashed_as_in_torch(runs, tmp_path):
     of_torch = export(runs, "rules", tmp_path / "torch", "--quantize", "int4")
     of_onnx = export(runs, "rules", tmp_path / "onnx", "--quantize", "int4", "--format", "onnx")
     random = np.random.default_rng(0)
-    wide = [-(2**63) + 1, -(2**63) + 2, -1, 0, 1, 2**63 - 1, *random.integers(-(2**63) + 1, 2**63 - 1, 300).tolist()]
+    wide = [
+        -(2**63),
+        -(2**63) + 1,
+        -(2**63) + 2,
+        -1,
+        0,
+        1,
+        2**63 - 1,
+        *random.integers(-(2**63), 2**63 - 1, 300).tolist(),
+    ]
     columns = {
         name: (values * 5)[: len(wide)] for name, values in parity_of(of_torch)["columns"].items()
     } | dict.fromkeys(("wrapped", "hashed", "user"), wide)
@@ -119,7 +128,8 @@ def test_arrays_of_numpy_are_columns_too(exports, monkeypatch):
     columns = parity["columns"]
     arrays = columns | {
         "price": np.array([np.nan if value is None else value for value in columns["price"]]),
-        "plain": np.array([-(2**63) if value is None else value for value in columns["plain"]]),
+        "plain": np.array(columns["plain"], object),
+        "hashed": np.array(columns["hashed"], object),
         "unsigned": np.array(columns["unsigned"], np.uint64),
         "word": np.array(columns["word"], object),
         "tags": [None if one is None else np.array(one) for one in columns["tags"]],

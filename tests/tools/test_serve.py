@@ -16,6 +16,7 @@ from predictions import read
 from raw_columns import columns_config, write_columns
 
 from trainer.__main__ import main as trainer
+from trainer.tools.export.load import load
 from trainer.tools.vocabulary import vocabulary
 
 REQUESTS = 1000
@@ -77,6 +78,16 @@ def test_answers_are_those_in_the_files_of_a_prediction(served, directory, tmp_p
         np.testing.assert_allclose(alone, written[::15], rtol=0, atol=1e-6)
 
 
+def test_an_export_of_version_1_is_told_of_missing_ids_by_its_mark(directory, parity):
+    """Its program has no inputs that say which ids are there."""
+    model = load(directory)
+    model.signature["inputs"] = [entry for entry in model.signature["inputs"] if "present_of" not in entry]
+    found, users = model.inputs(parity["columns"]), parity["columns"]["user"]
+    assert not [name for name in found if name.endswith(".present")]
+    assert None in users
+    assert found["user"].tolist() == [-(2**63) if one is None else one for one in users]
+
+
 def test_health_and_signature(served, directory):
     assert served.ask(b"", method="GET", path="/health") == [(200, {"status": "ok", "model": "din", "step": 5})]
     ((status, content),) = served.ask(b"", method="GET", path="/signature")
@@ -113,7 +124,10 @@ COLUMNS = {
     "null for a list": ({"plain": None}, "column 'plain' is a NoneType"),
     "a string for a number": ({"price": ["12"]}, "column 'price', row 0: '12' is not a number"),
     "a list for a number": ({"price": [[1.0]]}, "column 'price', row 0: [1.0] is not a number"),
-    "NaN": ({"price": [float("nan")]}, "column 'price', row 0: nan is not a number; None is a missing one"),
+    "NaN": (
+        {"price": [float("nan")]},
+        "column 'price', row 0: nan is not a number; None is a missing one",
+    ),
     "infinity": ({"price": [float("inf")]}, "column 'price', row 0: inf has no finite value"),
     "beyond float32": ({"price": [1e39]}, "column 'price', row 0: 1e+39 has no finite value"),
     "beyond float64": ({"price": [10**400]}, "has no finite value"),

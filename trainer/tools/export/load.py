@@ -5,9 +5,9 @@ from load import load
 model = load()
 print(model({"price": [1.5, None], "country": [7, 3]}))
 
-A column is a list with a value for each sample, None where it is missing, or a tensor; of model.onnx a NumPy array.
-Columns of strings are hashed here, as numbers of 64 bits; every other rule is in the model. signature.json describes
-the columns.
+A column is a list with a value for each sample, None where it is missing, or a tensor; of model.onnx a NumPy array. A
+tensor or an array of integers has an id for every sample. Columns of strings are hashed here, as numbers of 64 bits;
+every other rule is in the model. signature.json describes the columns.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 ONNX = "model.onnx"
 ROWS, TABLES = "rows.pt2", "tables.json"  # of a model with tables in shards
-NO_ID = -(2**63)
+NO_ID = -(2**63)  # of a missing id, for exports of version 1; later ones are told which are there
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 BEYOND = {"log1p": -1.0, "log3": -3.0}  # what values must be above, by their transform
 
@@ -245,13 +245,12 @@ class _Reader:
             if values.ndim != 1 or not _dtype(values).startswith(("int", "uint")):
                 raise ColumnError(f"column '{column['name']}' is {_of(values)}; it must be [B] of int64")
             ids = self._library.asarray(values, dtype=self._library.int64)
-            known = ids[ids != NO_ID]
+            present = self._library.ones_like(ids, dtype=bool)
         else:
-            found = [_id(column, row, value) for row, value in enumerate(values)]
-            ids = self._ids(found)
-            known = self._ids([id for id, value in zip(found, values, strict=True) if value is not None])
-        _check_range(column, known)
-        return {column["input"]: ids}
+            ids = self._ids([_id(column, row, value) for row, value in enumerate(values)])
+            present = self._library.asarray([value is not None for value in values])
+        _check_range(column, ids[present])
+        return {column["input"]: ids, f"{column['input']}.present": present}
 
     def _lists(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
         ids: list[int] = []
@@ -268,7 +267,7 @@ class _Reader:
     def _single_weights(self, column: dict[str, Any], values: Any, ids: Any) -> dict[str, Tensor]:
         values, ids = (one.tolist() if isinstance(one, self._array) else one for one in (values, ids))
         weights = [
-            0.0 if id is None or id == NO_ID else _weight(column, row, value)
+            0.0 if id is None else _weight(column, row, value)
             for row, (id, value) in enumerate(zip(ids, values, strict=True))
         ]
         return self._of_weights(column, weights)

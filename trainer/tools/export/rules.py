@@ -14,21 +14,21 @@ from trainer.data.transforms import DAY, HOUR, day_start
 from trainer.data.vocabulary import open_vocabulary
 
 INT64_MAX = 2**63 - 1
-NO_ID = -(2**63)  # stands where a sample has no id or no time; -1 may be the hash of a string
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"log1p": torch.log1p, "log3": lambda x: torch.log(x + 3)}
 
 IdRule = Callable[[Tensor], Tensor]
 """Returns rows of a table, `[N]` int64, for raw ids, `[N]` int64."""
 
 
-def dense_values(raw: Tensor, feature: DenseFeature) -> Tensor:
+def dense_values(raw: Tensor, present: Tensor, feature: DenseFeature) -> Tensor:
     """Returns what the model reads for raw values, `[B]` float32.
 
     Args:
-        raw: Numbers, float32, NaN where they are missing; or times in seconds since 1970, int64, NO_ID for these.
+        raw: Numbers, float32; or times in seconds since 1970, int64; anything where they are missing.
+        present: Where they are not, `[B]`.
         feature: The feature.
     """
-    values = _present_values(raw, feature)
+    values = _present_values(raw, present, feature)
     if feature.clip:
         values = values.clamp(*feature.clip)
     if feature.transform in FUNCTIONS:
@@ -36,18 +36,18 @@ def dense_values(raw: Tensor, feature: DenseFeature) -> Tensor:
     return values if (feature.mean, feature.std) == (0.0, 1.0) else (values - feature.mean) / feature.std
 
 
-def _present_values(raw: Tensor, feature: DenseFeature) -> Tensor:
+def _present_values(raw: Tensor, present: Tensor, feature: DenseFeature) -> Tensor:
     """Returns numbers before the transform, or those that it makes of nulls and times, float32."""
     if feature.transform == "is_missing":
-        return raw.isnan().float()
+        return (~present).float()
     if feature.transform not in TIMES:
-        return torch.where(raw.isnan(), feature.missing, raw)
-    seconds = torch.where(raw == NO_ID, 0, raw)
+        return torch.where(present, raw, feature.missing)
+    seconds = torch.where(present, raw, 0)
     if feature.transform == "age":
         values = ((day_start(str(feature.now)) - seconds).double() / DAY).float()
     else:
         values = part_of_time(seconds, feature.transform).float()
-    return torch.where(raw == NO_ID, feature.missing, values)
+    return torch.where(present, values, feature.missing)
 
 
 def part_of_time(seconds: Tensor, part: str) -> Tensor:

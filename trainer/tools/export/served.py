@@ -10,12 +10,17 @@ from trainer.config.features import SparseFeature
 from trainer.models.embeddings import name_in_model
 from trainer.models.outputs import ModelOutput, compute_outputs
 from trainer.tools.export.features import IdLists, Ids, SingleIds
-from trainer.tools.export.rules import NO_ID, Buckets, IdRule, ListedIds, crossed, dense_values, id_rule, part_of_time
+from trainer.tools.export.rules import Buckets, IdRule, ListedIds, crossed, dense_values, id_rule, part_of_time
 
 
 def names_of_list(column: str) -> tuple[str, str]:
     """Returns the names of the two tensors that a column of lists becomes: all ids, and how many each sample has."""
     return f"{column}.values", f"{column}.lengths"
+
+
+def name_of_presence(column: str) -> str:
+    """Returns the name of the tensor that says which samples have a single id or a time: no number is free for that."""
+    return f"{column}.present"
 
 
 def name_of_weights(column: str) -> str:
@@ -56,10 +61,13 @@ class Rules(nn.Module):
 
         Args:
             columns: By feature. Numbers `[B]` float32, NaN where missing; single ids, and times in seconds since 1970,
-                `[B]` int64, NO_ID where missing; lists as the two tensors of `names_of_list`, `[N]` and `[B]` int64;
-                weights as the tensor of `name_of_weights`, `[N]` or `[B]` float32; of crosses, the ids of each column.
+                `[B]` int64, with the tensor of `name_of_presence`, `[B]` bool; lists as the two tensors of
+                `names_of_list`, `[N]` and `[B]` int64; weights as the tensor of `name_of_weights`, `[N]` or `[B]`
+                float32; of crosses, the ids of each column.
         """
-        dense = [dense_values(columns[name], feature) for name, feature in self._data.dense.items()]
+        dense = [
+            dense_values(columns[name], _present(name, columns), feature) for name, feature in self._data.dense.items()
+        ]
         sparse = {name: self._ids(name, columns) for name in self._data.sparse}
         if not dense:
             first = next(iter(sparse.values()))
@@ -79,13 +87,19 @@ class Rules(nn.Module):
     def _single(self, name: str, feature: SparseFeature, columns: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns ids before their rule, `[B]` int64, and which samples have one."""
         if feature.columns:
-            crosses = [columns[one] for one in names_of_cross(name, feature)]
-            return crossed(crosses), torch.stack([one != NO_ID for one in crosses]).all(0)
-        raw = columns[name]
+            crosses = names_of_cross(name, feature)
+            present = torch.stack([_present(one, columns) for one in crosses]).all(0)
+            return crossed([columns[one] for one in crosses]), present
+        raw, present = columns[name], _present(name, columns)
         if feature.buckets:
-            return self.buckets[name_in_model(name)](raw), ~raw.isnan()
-        ids = raw if feature.transform == "none" else part_of_time(raw, feature.transform)
-        return ids, raw != NO_ID
+            return self.buckets[name_in_model(name)](raw), present
+        return raw if feature.transform == "none" else part_of_time(raw, feature.transform), present
+
+
+def _present(name: str, columns: dict[str, Tensor]) -> Tensor:
+    """Returns which samples have a value, `[B]`."""
+    raw = columns[name]
+    return ~raw.isnan() if raw.is_floating_point() else columns[name_of_presence(name)]
 
 
 class ServedModel(nn.Module):

@@ -12,9 +12,9 @@ from trainer.data.dataset import FileSet
 from trainer.data.plain_types import id_type, is_list, is_moment, is_string, plain_type
 from trainer.data.transforms import SECONDS
 from trainer.models.outputs import ModelOutput
-from trainer.tools.export.served import name_of_weights, names_of_cross, names_of_list
+from trainer.tools.export.served import name_of_presence, name_of_weights, names_of_cross, names_of_list
 
-VERSION = 1
+VERSION = 2  # 1 had no inputs that say which ids are there: -2^63, an id like any other, was a missing one
 HASH_OF_STRINGS = "BLAKE2b of the UTF-8 bytes, 8 bytes, little-endian, signed"
 
 
@@ -40,14 +40,13 @@ def signature(
     names = [entry["name"] for entry in inputs]
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(
-            f"feature '{twice[0]}' has the name of an input of another one, which is dense, a list or a cross, or has "
-            "weights; rename it and name its column"
+            f"feature '{twice[0]}' has the name of an input of another one, such as NAME, NAME.present or NAME.values; "
+            "rename it and name its column"
         )
     return {
         "version": VERSION,
         "columns": columns,
         "hash_of_strings": HASH_OF_STRINGS,
-        "no_id": -(2**63),
         "inputs": inputs,
         "outputs": [{"name": output.name, "kind": output.kind} for output in outputs],
     }
@@ -136,7 +135,8 @@ def _inputs(column: dict[str, Any]) -> list[dict[str, Any]]:
     if column["kind"] == "number":
         return [{"name": name, "dtype": "float32", "shape": ["B"]}]
     if column["kind"] in ("id", "time"):
-        return [{"name": name, "dtype": "int64", "shape": ["B"]}]
+        present = {"name": name_of_presence(name), "dtype": "bool", "shape": ["B"], "present_of": name}
+        return [{"name": name, "dtype": "int64", "shape": ["B"]}, present]
     if column["kind"] == "weight":
         return [{"name": name_of_weights(name), "dtype": "float32", "shape": ["B"]}]
     if column["kind"] == "weights":

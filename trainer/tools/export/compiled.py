@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -36,7 +37,9 @@ def compile_program(program: ExportedProgram, file: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         package = f"{folder}/package.pt2"
         options = dict(PORTABLE | ANY_SIZE)
-        torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=options)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch copies its own, and warns of that
+            torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=options)
         with zipfile.ZipFile(package) as archive:
             archive.extractall(f"{folder}/files")
         os.remove(package)

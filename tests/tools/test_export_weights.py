@@ -201,13 +201,13 @@ WRONG = {
     "too few": ({"shows": [1, 2], "show_weights": [1.0]}, "row 0: 1 weight for 2 ids of 'shows'; each id needs one"),
     "for no list": ({"films": None, "film_weights": [1.0]}, "row 0: 1 weight for 0 ids of 'films'; each id needs one"),
     "below 0 in a mean": ({"shows": [1], "show_weights": [-1.0]}, SHOWS.format("-1.0")),
-    "null": ({"films": [1], "film_weights": [None]}, FILMS.format("None")),
+    "null": ({"films": [1], "film_weights": [None]}, FILMS.format("null")),
     "not finite": ({"films": [1], "film_weights": [float("inf")]}, FILMS.format("inf")),
     "too large for float32": ({"films": [1], "film_weights": [1e39]}, FILMS.format(r"1e\+39")),
     "beyond max_ids": ({"films": [1, 2, 3], "film_weights": [float("nan"), 1, 1]}, FILMS.format("nan")),
     "text": ({"films": [1], "film_weights": ["1"]}, FILMS.format("'1'")),
     "one for a list": ({"films": [1], "film_weights": 1.0}, "column 'film_weights', row 0: 1.0 is not a list of weigh"),
-    "null for a single id": ({"city": 3, "city_weight": None}, "column 'city_weight', row 0: None is not a weight"),
+    "null for a single id": ({"city": 3, "city_weight": None}, "column 'city_weight', row 0: null is not a weight"),
     "a list for a single id": ({"city": 3, "city_weight": [1.0]}, "row 0: \\[1.0\\] is not a weight"),
 }
 

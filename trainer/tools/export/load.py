@@ -99,7 +99,7 @@ class Model:
             values = columns[name]
             is_scalar = not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0
             if isinstance(values, str | bytes | dict) or is_scalar:
-                raise ColumnError(f"column '{name}' is a {type(values).__name__}; it must be a list of values")
+                raise ColumnError(f"column '{name}' is {_kind(values)}; it must be a list of values")
         first = self._names[0]
         rows = len(columns[first])
         for name in self._names:
@@ -325,7 +325,9 @@ def _number(name: str, row: int, value: Any) -> float:
     if value is None:
         return math.nan
     if not isinstance(value, int | float) or value != value:
-        raise ColumnError(f"column '{name}', row {row}: {_shown(value)} is not a number; None is a missing one")
+        raise ColumnError(
+            f"column '{name}', row {row}: {_shown(value)} is not a number; a missing one is null, in Python None"
+        )
     try:
         return float(value)
     except OverflowError:
@@ -373,6 +375,12 @@ def _check_range(column: dict[str, Any], ids: Tensor) -> None:
         raise ColumnError(f"column '{column['name']}': {noun} {wrong[0].item()} is outside [{low}, {high})")
 
 
+def _kind(value: Any) -> str:
+    """Returns what a value is, in words of JSON, which clients of a server speak."""
+    words = {type(None): "null", str: "a string", bytes: "a string", dict: "an object", bool: "a boolean"}
+    return words.get(type(value)) or ("a number" if isinstance(value, int | float) else f"a {type(value).__name__}")
+
+
 def _dtype(values: Tensor) -> str:
     return str(values.dtype).removeprefix("torch.")
 
@@ -386,5 +394,5 @@ def _plural(number: int, name: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = "null" if value is None else repr(value)
     return text if len(text) <= 40 else f"{text[:40]}..."

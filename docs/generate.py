@@ -247,6 +247,8 @@ def _memory(metric: Any) -> str:
         return "20 bytes a sample"
     if metric.over_items:
         return "8 bytes an item, and its vector"
+    if metric.accumulator.endswith("LogitHistogram"):
+        return "3 MiB"
     bytes_ = find_by_name("", metric.accumulator, {})(torch.device("cpu")).state.nbytes
     return f"{bytes_ / 2**20:g} MiB" if bytes_ >= 2**20 else f"{bytes_} bytes"
 

@@ -4,9 +4,18 @@ import math
 
 import numpy as np
 import pytest
+import reference_metrics
+import torch
 from evaluated import computed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_metrics import ordered_metrics
 
-from trainer.metrics.histogram import LOGIT_LIMIT
+from trainer.core.distributed import process_group
+from trainer.core.registry import find_by_name
+from trainer.metrics import histogram
+from trainer.metrics.base import Samples
+from trainer.metrics.registry import built_in
 
 NAMES = ["auc", "auprc", "normalized_entropy", "log_loss", "calibration", "label_rate", "ece"]
 NAMES += [f"{name}@{threshold}" for name in ("accuracy", "precision", "recall") for threshold in (0.5, 0.3)]
@@ -64,18 +73,78 @@ def exact_auc(logits, labels, weights):
     return (above * pairs).sum() / pairs.sum()
 
 
-def test_auc_is_as_exact_as_it_reports(samples, found):
-    assert 0 < found["auc_error"] < 2e-3
-    assert found["auc"] == pytest.approx(exact_auc(*samples), abs=found["auc_error"])
+def test_auc(samples, found):
+    assert found["auc"] == pytest.approx(exact_auc(*samples), rel=1e-12)
+    assert found["auc_error"] == 0
 
 
 def test_auc_counts_ties_half():
-    assert computed(["auc"], columns(np.zeros(8), np.arange(8) % 2)) == {"auc": 0.5, "auc_error": 0.5}
+    assert computed(["auc"], columns(np.zeros(8), np.arange(8) % 2)) == {"auc": 0.5, "auc_error": 0}
 
 
-def test_auc_of_logits_beyond_its_bins():
-    found = computed(["auc"], columns(np.array([-9, -1, 1, 9]) * LOGIT_LIMIT, [0, 0, 1, 1]))
-    assert found == {"auc": 1.0, "auc_error": 0.0}
+@pytest.mark.parametrize("different", [1, 2, 10, 1000])
+def test_few_different_predictions_are_counted(different):
+    """They are so close that all of them would share two bins."""
+    random = np.random.default_rng(different)
+    logits = random.choice(random.normal(size=different) * 1e-5, 150_000)
+    labels, weights = random.integers(0, 2, 150_000), random.choice([0, 0.7, 1.9], 150_000)
+    found = computed(reference_metrics.NAMES, columns(logits, labels, weights))
+    for name, value in ordered_metrics(logits, labels, weights).items():
+        assert found[name] == pytest.approx(value, rel=1e-11), name
+        assert found[f"{name}_error"] == 0
+
+
+def test_counted_until_there_are_too_many(monkeypatch):
+    logits, labels = np.array([-20, -20, -20.1, 0, 1e-5, 0]), np.array([0, 1, 0, 0, 1, 1])
+    for most, exact in [(4, True), (3, False)]:
+        monkeypatch.setattr(histogram, "COUNTED", most)
+        found = computed(["auc"], columns(logits, labels))
+        assert (found["auc_error"] == 0) == exact
+        assert (found["auc"] == pytest.approx(exact_auc(logits, labels, np.ones(6)), rel=1e-12)) == exact
+
+
+EDGE = 1 / histogram.BINS_OF_ONE
+CLOSE = st.sampled_from(
+    [-30.0, -20.0, -16.0, 15.9999, 40.0, 0.0, -1e-17, 1e-17, 1e-5, 2e-5, EDGE / 2, EDGE, -0.8473, -0.847]
+)
+SAMPLE = st.tuples(CLOSE | st.floats(-18, 18), st.sampled_from([0.0, 1.0, 0.5]), st.sampled_from([0.0, 0.5, 1.0, 3.0]))
+
+
+@pytest.mark.slow
+def test_no_error_is_greater_than_its_bound(monkeypatch):
+    monkeypatch.setattr(histogram, "COUNTED", 0)
+    metrics = {name: built_in(name) for name in reference_metrics.NAMES}
+    functions = {name: (find_by_name("", entry.function, {}), numbers) for name, (entry, numbers) in metrics.items()}
+
+    @settings(deadline=None, max_examples=300)
+    @given(st.lists(SAMPLE, min_size=1, max_size=12))
+    def check(rows):
+        logits, labels, weights = torch.tensor(rows, dtype=torch.float64).T
+        accumulated = histogram.LogitHistogram(logits.device)
+        accumulated.add(Samples(logits, labels, weights, logits, None))
+        ordered = accumulated.total(context)
+        for name, value in ordered_metrics(logits, labels, weights).items():
+            function, numbers = functions[name]
+            found = function(ordered, *numbers)
+            assert math.isnan(value) or abs(found[""] - value) <= found["_error"] + 1e-12, name
+
+    with process_group() as context:
+        check()
+
+
+def test_bounds_are_close(samples, monkeypatch):
+    """The samples have few logits per bin, so a bound is about what one sample weighs."""
+    monkeypatch.setattr(histogram, "COUNTED", 0)
+    found = computed(reference_metrics.NAMES, columns(*samples))
+    for name, value in ordered_metrics(*samples).items():
+        assert abs(found[name] - value) <= found[f"{name}_error"] < 2e-3, name
+
+
+def test_a_prediction_that_is_no_number_makes_no_metric(samples):
+    logits, labels, weights = samples
+    broken = np.where(np.arange(2000) == 7, np.nan, logits)
+    found = computed(reference_metrics.NAMES, columns(broken, labels, np.maximum(weights, 1)))
+    assert {name for name, value in found.items() if not math.isnan(value)} == set()
 
 
 def test_auprc_is_the_mean_precision_at_the_positives(samples, found):
@@ -88,7 +157,7 @@ def test_auprc_is_the_mean_precision_at_the_positives(samples, found):
 def test_auprc_of_a_few():
     """The positives are first, third and fifth."""
     found = computed(["auprc"], columns([5, 4, 3, 2, 1], [1, 0, 1, 0, 1]))
-    assert found == {"auprc": pytest.approx((1 + 2 / 3 + 3 / 5) / 3, rel=1e-12)}
+    assert found == {"auprc": pytest.approx((1 + 2 / 3 + 3 / 5) / 3, rel=1e-12), "auprc_error": 0}
 
 
 def test_ece(samples, found):

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import reference_metrics
 from evaluated import on_all_ranks
 from forked import run_forked
 
@@ -30,7 +31,20 @@ def tasks():
         {"names": [*values, "ndcg@3", "custom:MedianError"], "settings": {"output": "value"}, "columns": columns},
         {"names": classes, "settings": {"loss": "softmax"}, "columns": columns | scores},
         {"names": ["gauc", "mrr"], "settings": {}, "columns": {name: rows[:1] for name, rows in columns.items()}},
+        {"names": reference_metrics.NAMES, "settings": {}, "columns": ordered(3000, 0)},
+        {"names": reference_metrics.NAMES, "settings": {}, "columns": ordered(20_000, 80_000)},
     ]
+
+
+def ordered(few, different):
+    """Samples of ten different predictions that share two bins, and others, more than are counted in all."""
+    random, samples = np.random.default_rng(few), few + different
+    predictions = [random.choice(random.normal(size=10) * 1e-5, few), random.normal(size=different)]
+    return {
+        "predictions": np.concatenate(predictions).tolist(),
+        "labels": random.integers(0, 2, samples).astype(float).tolist(),
+        "weights": random.choice([0.0, 0.7, 1.9], samples, p=[0.1, 0.5, 0.4]).tolist(),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +61,18 @@ def test_every_metric_is_the_same_on_any_number_of_ranks(found, ranks):
     assert {name.partition("@")[0] for task in found[1] for name in task} >= {
         name.partition("@")[0] for name in METRICS
     }
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_few_predictions_are_counted_on_any_number_of_ranks_and_more_are_bounded(found, ranks):
+    """Of the many, no rank of four has too many by itself."""
+    for task, result, exact in zip(tasks()[-2:], found[ranks][-2:], (True, False), strict=True):
+        predictions, *rest = (np.array(values) for values in task["columns"].values())
+        for name, value in reference_metrics.ordered_metrics(predictions, *rest).items():
+            bound = result[f"{name}_error"]
+            assert abs(result[name] - value) <= bound + 1e-12, name
+            assert bound < 0.04, name
+        assert (result["auc_error"] == result["auprc_error"] == 0) == exact
 
 
 def test_a_sample_of_the_groups_is_not_all_of_them(found):

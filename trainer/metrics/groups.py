@@ -39,7 +39,7 @@ class GroupedSamples:
         rows = torch.cat(self._rows)
         self._rows = self._rows[:1]
         owners = (splitmix64(_groups(rows)) & (2 ** (64 - HASH_BITS) - 1)) % context.world_size
-        rows = _exchange(rows, owners, context)
+        rows = exchange(rows, owners, context)
         scores, labels, weights = (column.contiguous().view(torch.float32) for column in rows.T[2:])
         return RankedGroups(_groups(rows), scores, labels.double(), weights.double(), context)
 
@@ -52,7 +52,7 @@ def _groups(rows: Tensor) -> Tensor:
     return rows[:, :2].reshape(-1).view(torch.int64)
 
 
-def _exchange(rows: Tensor, owners: Tensor, context: DistributedContext) -> Tensor:
+def exchange(rows: Tensor, owners: Tensor, context: DistributedContext) -> Tensor:
     """Sends each row to its owner, and returns those that all ranks sent to this one."""
     counts = torch.bincount(owners, minlength=context.world_size)
     expected = torch.empty_like(counts)

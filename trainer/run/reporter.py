@@ -292,11 +292,11 @@ def _shown(mean: float | None, form: str) -> str:
 
 
 def format_metrics(metrics: dict[str, float]) -> str:
-    """Returns metrics for a console line."""
+    """Returns metrics for a console line, without the bounds of their errors."""
     return "  ".join(
         f"{name} {value:,.0f}" if name == "samples" else f"{name} {value:.5f}"
         for name, value in metrics.items()
-        if not name.startswith("auc_error")
+        if "_error" not in name or name.replace("_error", "", 1) not in metrics
     )
 
 

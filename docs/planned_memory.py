@@ -203,8 +203,7 @@ def predicted(case: str, plan: dict[str, Any]) -> list[int]:
     """Returns the bytes that each rank is predicted to allocate, under a plan in the form of plan.json."""
     ranks, _ = CASES[case]
     config = case_config(case, "data")
-    names = [str(task.prediction) for task in config.named_tasks().values()]
-    model = build_model(config.data, config.model, names, torch.device("meta"))
+    model = build_model(config.data, config.model, config.predictions(), torch.device("meta"))
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(plan, file)
         file.flush()

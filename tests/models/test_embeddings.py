@@ -48,7 +48,7 @@ def test_features_of_one_table_share_its_configuration(settings):
 
 
 def test_tables_are_found_in_a_custom_model(settings):
-    model = build_model(settings.data, settings.model, ["label"], torch.device("cpu"))
+    model = build_model(settings.data, settings.model, settings.predictions(), torch.device("cpu"))
     assert table_shapes(model) == {f"s{i}": (100 + i, 8 if i == 1 else 16) for i in range(6)}
     assert {parameter.device.type for parameter in model.tables.parameters()} == {"meta"}
     assert {parameter.device.type for parameter in model.head.parameters()} == {"cpu"}

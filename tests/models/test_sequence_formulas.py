@@ -27,7 +27,7 @@ def network(name, **keys):
         }
     )
     torch.manual_seed(0)
-    built = build_model(config.data, config.model, LABELS, torch.device("cpu")).network
+    built = build_model(config.data, config.model, config.predictions(), torch.device("cpu")).network
     return built, {key: value.double().numpy() for key, value in built.state_dict().items()}
 
 

@@ -41,7 +41,7 @@ def problem(seed, gib=PLENTY, host_gib=PLENTY, **changes):
     )
     hosts, per_host = draw.choice([(1, 1), (1, 2), (1, 4), (2, 4)])
     settings = Config.model_validate(tree)
-    model = build_model(settings.data, settings.model, settings.data.labels, torch.device("meta"))
+    model = build_model(settings.data, settings.model, settings.predictions(), torch.device("meta"))
     return problem_of(model, settings, Cluster(None, hosts, per_host, draw.random() < 0.7))
 
 
@@ -96,7 +96,7 @@ def test_the_dense_part_and_its_activations_are_refused_by_name(device):
     """A batch of a million samples: activations fit no rank, though the tables would."""
     tree = config("nowhere", data__global_batch_size=2**20, planner__memory_gib=1.2, planner__host_memory_gib=1.2)
     settings = Config.model_validate(tree | {"planner": tree["planner"] | {"reserve": 0.25}})
-    model = build_model(settings.data, settings.model, settings.data.labels, torch.device("meta"))
+    model = build_model(settings.data, settings.model, settings.predictions(), torch.device("meta"))
     activations = dense_memory(settings, 1).activations / GIB
     with pytest.raises(ValueError, match="and a rank's memory has no room for tables") as error:
         plan_for(model, settings, Cluster(None, 1, 1, device == "cuda"))

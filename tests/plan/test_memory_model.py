@@ -70,7 +70,7 @@ def test_activations_of_every_model_grow_with_the_batch(tmp_path, name):
 
 def weights_of(tree):
     settings = Config.model_validate(tree)
-    model = build_model(settings.data, settings.model, settings.data.labels, torch.device("cpu"))
+    model = build_model(settings.data, settings.model, settings.predictions(), torch.device("cpu"))
     return sum(weight.nbytes for weight in model.parameters() if weight.device.type == "cpu")
 
 
@@ -110,7 +110,7 @@ def planned(rows, world_size, device="cpu", **changes):
     settings = Config.model_validate(
         config(rows, **{"planner__memory_gib": 1, "planner__host_memory_gib": 1} | changes)
     )
-    model = build_model(settings.data, settings.model, settings.data.labels, torch.device("meta"))
+    model = build_model(settings.data, settings.model, settings.predictions(), torch.device("meta"))
     ranks = ranks_to_plan_for(settings.data, settings.planner, settings.comms, world_size, world_size, device)
     return settings, model, ranks, tables_to_plan(model, settings, settings.planner)
 

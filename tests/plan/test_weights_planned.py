@@ -35,7 +35,7 @@ def test_every_table_has_weights_beside_one_that_has():
     for weighted, expected in ((True, [4, 4]), (False, [0, 0])):
         tree["sparse"]["a"] = {"rows": 9} | ({"weights": "w"} if weighted else {})
         config = Config.model_validate({"data": tree})
-        model = build_model(config.data, config.model, ["label"], torch.device("meta"))
+        model = build_model(config.data, config.model, config.predictions(), torch.device("meta"))
         assert [table.weight_bytes for table in tables_to_plan(model, config, config.planner)] == expected
 
 

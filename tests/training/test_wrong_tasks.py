@@ -37,6 +37,10 @@ def changed(task, **changes):
             ["takes predictions [B, C]", "gives [B] for 'one'"],
         ),
         (
+            changed({"label": "label", "loss": "jrc", "group": "s1"}, model__name="custom:Sum"),
+            ["takes predictions [B, 2]", "gives [B] for 'one'", "change the model"],
+        ),
+        (
             changed({"label": "label", "prediction": "score", "loss": "task_models:mean"}),
             ["tasks.one.loss gives []", "it must give [B], here [64]"],
         ),

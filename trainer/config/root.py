@@ -79,6 +79,12 @@ class Config(Section):
         tasks = self.tasks or {label: TaskConfig(loss=self.model.loss) for label in self.data.labels}
         return {name: task.named(name) for name, task in tasks.items()}
 
+    def predictions(self) -> dict[str, int]:
+        """Returns the predictions that the tasks judge, with the columns that a built-in model gives for each."""
+        tasks = self.named_tasks().values()
+        pairs = {task.prediction for task in tasks if task.kind.shape == (2,)}
+        return {str(task.prediction): 2 if task.prediction in pairs else 1 for task in tasks}
+
 
 def check_training(config: Config) -> None:
     """Refuses a training without an end, and choices by evaluations that are not made.

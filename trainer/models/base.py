@@ -31,6 +31,7 @@ class ModelInputs:
         sequence_features: Names of the sequences, the other keys of the `KeyedJaggedTensor`, each with its greatest
             length.
         dense_names: Names of the dense features, the columns of `[B, D]`.
+        pairs: Those of `predictions` that are a logit for label 0 and one for label 1, as the loss jrc takes.
     """
 
     tables: EmbeddingBagCollection
@@ -42,11 +43,17 @@ class ModelInputs:
     sequences: EmbeddingCollection | None = None
     sequence_features: Mapping[str, int] = field(default_factory=dict)
     dense_names: Sequence[str] = ()
+    pairs: Sequence[str] = ()
 
     @property
     def labels(self) -> int:
         """Number of the predictions, `T`."""
         return len(self.predictions)
+
+    @property
+    def columns(self) -> list[int]:
+        """Columns of each prediction: two of a pair, else one."""
+        return [2 if name in self.pairs else 1 for name in self.predictions]
 
 
 Predictions = dict[str, Tensor]
@@ -74,7 +81,8 @@ class Outputs(NamedTuple):
 ModelBuilder = Callable[[ModelInputs], nn.Module]
 """Builds a module whose `forward(dense [B, D], sparse: KeyedJaggedTensor)` returns its predictions.
 
-These are a dictionary by name, or a tensor `[B, T]` with a column for each of `ModelInputs.predictions`, in order.
+These are a dictionary by name, or a tensor `[B, T]` with a column for each of `ModelInputs.predictions`, in order, and
+two for each of `ModelInputs.pairs`.
 
 The module must be traceable by torch.fx down to the tables, as TorchRec's pipeline moves their input distribution out
 of it: no branch on the values of its inputs.

@@ -1,5 +1,7 @@
 """Builds a model with its loss from configuration; its tables stay on the meta device until they are sharded."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -35,8 +37,10 @@ MODELS: dict[str, ModelBuilder] = {
 }
 
 
-def build_model(data: DataConfig, model: ModelConfig, predictions: list[str], device: torch.device) -> nn.Module:
-    """Builds the model, which gives `predictions`, with its tables on the meta device.
+def build_model(
+    data: DataConfig, model: ModelConfig, predictions: Mapping[str, int], device: torch.device
+) -> nn.Module:
+    """Builds the model, which gives `predictions` of one or two columns, with its tables on the meta device.
 
     Raises:
         InputError: The model's name is unknown, or the model cannot be built from these features.
@@ -50,12 +54,13 @@ def build_model(data: DataConfig, model: ModelConfig, predictions: list[str], de
         tables=tables,
         dense_features=len(data.dense),
         sparse_features=[feature for table in tables.embedding_bag_configs() for feature in table.feature_names],
-        predictions=predictions,
+        predictions=[*predictions],
         device=device,
         config=model,
         sequences=sequences,
         sequence_features=data.sequences,
         dense_names=list(data.dense),
+        pairs=[name for name, columns in predictions.items() if columns == 2],
     )
     built = builder(inputs)
     check_names(built)
@@ -80,6 +85,5 @@ def build_model_with_loss(
     Raises:
         InputError: The model or a loss is unknown, or the model cannot be built from these features.
     """
-    predictions = list(dict.fromkeys(str(task.prediction) for task in config.named_tasks().values()))
-    model = build_model(config.data, config.model, predictions, device)
+    model = build_model(config.data, config.model, config.predictions(), device)
     return ModelWithLoss(model, TaskLosses(config, device, samples_per_lane), device.type, autocast)

@@ -36,7 +36,10 @@ class BayesianTasks(nn.Module):
                 width = widths[name] + sum(widths[other] for other in others)
                 self.relations[name] = MLP(width, config.relation_layers, device=device)
                 widths[name] = [width, *config.relation_layers][-1]
-        self.heads = nn.ModuleDict({name: nn.Linear(widths[name], 1, device=device) for name in self._order})
+        columns = dict(zip(self._depends_on, inputs.columns, strict=True))
+        self.heads = nn.ModuleDict(
+            {name: nn.Linear(widths[name], columns[name], device=device) for name in self._order}
+        )
 
     def forward(self, vector: Tensor) -> Tensor:
         """Returns logits `[B, T]`."""

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.models.base import ModelInputs
-from trainer.models.pooled import PooledModel, equal_dimension, tower, vector_width
+from trainer.models.pooled import PooledModel, columns_that_share, equal_dimension, tower, vector_width
 
 
 class WideAndDeep(nn.Module):
@@ -17,9 +17,9 @@ class WideAndDeep(nn.Module):
 
     def __init__(self, inputs: ModelInputs) -> None:
         super().__init__()
-        width = vector_width(inputs)
-        self.wide = nn.Linear(width, inputs.labels, device=inputs.device)
-        self.deep = tower(width, inputs.config.over_layers, inputs.labels, inputs.device)
+        width, columns = vector_width(inputs), sum(inputs.columns)
+        self.wide = nn.Linear(width, columns, device=inputs.device)
+        self.deep = tower(width, inputs.config.over_layers, columns, inputs.device)
 
     def forward(self, vector: Tensor) -> Tensor:
         """Returns logits `[B, T]`."""
@@ -57,10 +57,11 @@ class DeepFactorizationMachine(nn.Module):
     def __init__(self, inputs: ModelInputs) -> None:
         super().__init__()
         self.wide_and_deep, self.second = WideAndDeep(inputs), SecondOrder(inputs)
+        self.register_buffer("shares", columns_that_share(inputs), persistent=False)
 
     def forward(self, vector: Tensor) -> Tensor:
         """Returns logits `[B, T]`."""
-        return self.wide_and_deep(vector) + self.second(vector)
+        return self.wide_and_deep(vector) + self.second(vector) * self.shares
 
 
 def wide_deep(inputs: ModelInputs) -> nn.Module:

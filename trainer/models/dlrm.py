@@ -32,7 +32,7 @@ def _build(model: Callable[..., nn.Module], inputs: ModelInputs, **options: int)
         inputs.tables,
         inputs.dense_features,
         [*config.dense_layers, dimension],
-        [*config.over_layers, inputs.labels],
+        [*config.over_layers, sum(inputs.columns)],
         dense_device=inputs.device,
         **options,
     )

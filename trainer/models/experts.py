@@ -39,7 +39,8 @@ class Towers(nn.Module):
     def __init__(self, inputs: ModelInputs) -> None:
         super().__init__()
         width, layers = inputs.config.experts.layers[-1], inputs.config.tower_layers
-        self.towers = by_prediction(inputs, lambda: tower(width, layers, 1, inputs.device))
+        columns = iter(inputs.columns)
+        self.towers = by_prediction(inputs, lambda: tower(width, layers, next(columns), inputs.device))
 
     def forward(self, vectors: list[Tensor]) -> Tensor:
         """Returns logits `[B, T]` for vectors `[B, H]`, one for each prediction."""

@@ -24,45 +24,52 @@ class ModelOutput:
         kind: A probability `[B]`, one for each class `[B, C]`, a value `[B]`, a score that only orders samples `[B]`,
             or a vector `[B, D]`.
         prediction: Name of the model's prediction.
+        columns: Columns of the prediction, where a model returns all of them as one tensor.
         compute: Returns the column from the prediction.
     """
 
     name: str
     kind: OutputKind
     prediction: str
+    columns: int
     compute: Callable[[Tensor], Tensor]
 
 
 def model_outputs(config: Config) -> list[ModelOutput]:
     """Returns the outputs of a model in the order of its tasks, each once."""
-    found = [output for task in config.named_tasks().values() for output in _outputs_of(task)]
+    columns = config.predictions()
+    found = [output for task in config.named_tasks().values() for output in _outputs_of(task, columns)]
     return list({output.name: output for output in found}.values())
 
 
 def compute_outputs(outputs: list[ModelOutput], predictions: Predictions | Tensor) -> dict[str, Tensor]:
-    """Returns the outputs by name, float32, from what a model returns: predictions by name, or `[B, T]` in order."""
+    """Returns the outputs by name, float32, from what a model returns: by name, or `[B, T]` in order."""
     named = by_name(outputs, predictions)
     return {output.name: output.compute(named[output.prediction]) for output in outputs}
 
 
 def by_name(outputs: list[ModelOutput], predictions: Predictions | Tensor) -> Predictions:
-    """Returns a model's predictions by name, float32."""
+    """Returns a model's predictions by name, float32: too few for a loss are bfloat16's 8 bits, and float16's 11."""
     if isinstance(predictions, Tensor):
-        names = list(dict.fromkeys(output.prediction for output in outputs))
-        predictions = dict(zip(names, predictions.unbind(1), strict=True))
+        columns = {output.prediction: output.columns for output in outputs}
+        widths = [*columns.values()]
+        # A model of one's own may know of no pairs: it gives one column each, which the loss of a pair refuses.
+        parts = predictions.split(widths if predictions.shape[1] == sum(widths) else 1, dim=1)
+        predictions = {name: part.squeeze(1) for name, part in zip(columns, parts, strict=True)}
     return {name: prediction.float() for name, prediction in predictions.items()}
 
 
-def _outputs_of(task: TaskConfig) -> list[ModelOutput]:
+def _outputs_of(task: TaskConfig, columns: dict[str, int]) -> list[ModelOutput]:
     prediction = str(task.prediction)
+    width = columns[prediction]
     if task.output == "vectors":
         sides = enumerate(("query", "item"))
         return [
-            ModelOutput(f"{prediction}_{side}", "vector", prediction, partial(_side, place=place))
+            ModelOutput(f"{prediction}_{side}", "vector", prediction, width, partial(_side, place=place))
             for place, side in sides
         ]
     kind, compute = _kind_of(task)
-    return [ModelOutput(f"{prediction}_{kind}", kind, prediction, compute)]
+    return [ModelOutput(f"{prediction}_{kind}", kind, prediction, width, compute)]
 
 
 def _kind_of(task: TaskConfig) -> tuple[OutputKind, Callable[[Tensor], Tensor]]:

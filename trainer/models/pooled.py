@@ -56,6 +56,12 @@ def by_prediction(inputs: ModelInputs, make: Callable[[], nn.Module]) -> nn.Modu
     return nn.ModuleDict({name_in_model(prediction): make() for prediction in inputs.predictions})
 
 
+def columns_that_share(inputs: ModelInputs) -> Tensor:
+    """Returns 1 for the columns that get a term which all predictions share, `[columns]`: of a pair, label 1's."""
+    shares = [share for columns in inputs.columns for share in (0.0, 1.0)[-columns:]]
+    return torch.tensor(shares, device=inputs.device)
+
+
 def tower(width: int, layers: list[int], outputs: int, device: torch.device) -> nn.Module:
     """Returns hidden layers with ReLU, then a linear layer: `[B, width]` to `[B, outputs]`."""
     return MLP(width, [*layers, outputs], activation_on_last=False, device=device)

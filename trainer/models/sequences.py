@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from trainer.models.base import ModelInputs, Predictions
-from trainer.models.pooled import tower, vector_width
+from trainer.models.pooled import columns_that_share, tower, vector_width
 
 
 class SequenceModel(nn.Module):
@@ -45,7 +45,8 @@ class _Network(nn.Module):
         super().__init__()
         self.interest, self._length, self._adds = interest, length, inputs.config.inner_product
         over = vector_width(inputs) + sequence_dimension(inputs) + (0 if self._adds else width)
-        self.over = tower(over, inputs.config.over_layers, inputs.labels, inputs.device)
+        self.register_buffer("shares", columns_that_share(inputs), persistent=False)
+        self.over = tower(over, inputs.config.over_layers, sum(inputs.columns), inputs.device)
 
     def forward(self, vector: Tensor, target: JaggedTensor, history: JaggedTensor) -> Tensor:
         """Returns logits `[B, T]`."""
@@ -55,7 +56,7 @@ class _Network(nn.Module):
             return self.over(torch.cat(parts, dim=1))
         found = self.interest(history.to_padded_dense(self._length), history.lengths(), item)
         if self._adds:
-            return self.over(torch.cat(parts, dim=1)) + (found * item).sum(dim=1, keepdim=True)
+            return self.over(torch.cat(parts, dim=1)) + (found * item).sum(dim=1, keepdim=True) * self.shares
         return self.over(torch.cat([*parts, found], dim=1))
 
 

@@ -16,6 +16,7 @@ from trainer.models.base import Outputs, Predictions
 from trainer.models.log_probability import to_logit
 from trainer.models.losses import LOSSES, are_classes
 from trainer.models.losses_over_samples import LOSSES_OVER_SAMPLES, LossOverSamples
+from trainer.models.outputs import by_name, model_outputs
 from trainer.models.weighting import weighting_of
 
 
@@ -155,7 +156,7 @@ class TaskLosses(nn.Module):
     def __init__(self, config: Config, device: torch.device, samples_per_lane: int = 0) -> None:
         super().__init__()
         tasks = config.named_tasks()
-        self._names = list(dict.fromkeys(str(task.prediction) for task in tasks.values()))
+        self._outputs = model_outputs(config)
         self._losses = (
             [LossOfAllLabels(config)]
             if config.has_joint_loss
@@ -187,10 +188,7 @@ class TaskLosses(nn.Module):
 
     def named(self, output: Tensor | Predictions) -> Predictions:
         """Returns a model's output by the names of the predictions, as float32."""
-        if isinstance(output, Tensor):
-            output = dict(zip(self._names, output.unbind(1), strict=True))
-        # bfloat16 has 8 bits, float16 11, too few for a loss
-        return {name: prediction.float() for name, prediction in output.items()}
+        return by_name(self._outputs, output)
 
 
 # TorchRec's DLRMTrain takes one label and no weights, and the mean over the local batch, in which a rank with a padded

@@ -14,7 +14,6 @@ from trainer.config.averages import AverageConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.builder import build_model
-from trainer.models.outputs import model_outputs
 
 MODEL = "model.model."  # the model inside the one with its loss
 STEPS = "ema_steps"
@@ -108,8 +107,7 @@ def load_dense(config: Config, weights: SavedWeights) -> nn.Module:
     Raises:
         InputError: The checkpoint is another model's.
     """
-    predictions = list(dict.fromkeys(output.prediction for output in model_outputs(config)))
-    model = build_model(config.data, config.model, predictions, torch.device("cpu"))
+    model = build_model(config.data, config.model, config.predictions(), torch.device("cpu"))
     here = {name: tensor.shape for name, tensor in model.state_dict().items()}
     there = weights.shapes
     if wrong := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):

@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo check test test-all test-slurm24 lint docs costs models ids serving plans planned-memory times clean
+.PHONY: demo check test test-all test-slurm24 lint docs costs models ids serving plans planned-memory times published clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -66,6 +66,10 @@ planned-memory: $(VENV)/ready
 # Planned and measured times of steps: the table in docs/step_times.md. Some minutes, of a quiet machine.
 times: $(VENV)/ready
 	python -m docs.planned_times
+
+# Published training runs beside their forecasts, and the constants that fit: the table in docs/planning.md. A minute.
+published: $(VENV)/ready
+	python -m docs.published
 
 $(VENV)/ready: requirements-cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

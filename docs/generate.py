@@ -274,16 +274,21 @@ def resources() -> str:
     from trainer.plan.hardware import HOSTS
 
     rows = [[f"`{name}`", *_host(host)] for name, host in HOSTS.items() if not name.endswith(("_4", "_2", "_1"))]
-    headers = ["Name", "Cores", "Host GiB", "GPUs", "GPU GiB", "HBM", "NVLink", "Network", "Figures"]
+    headers = ["Name", "Cores", "Host GiB", "GPUs", "GPU GiB", "HBM", "NVLink", "TFLOPS", "Network", "Figures"]
     return table(headers, rows)
 
 
 def _host(host: Any) -> list[str]:
     gpu = host.gpu
     of_gpu = (
-        [f"{gpu.memory_gib}", f"{gpu.hbm_gb_per_second:,.0f}", f"{gpu.nvlink_gb_per_second:,.0f}"]
+        [
+            f"{gpu.memory_gib}",
+            f"{gpu.hbm_gb_per_second:,.0f}",
+            f"{gpu.nvlink_gb_per_second:,.0f}",
+            f"{gpu.fp32_tflops:g} / {gpu.tf32_tflops:g} / {gpu.half_tflops:g}",
+        ]
         if gpu
-        else ["", "", ""]
+        else ["", "", "", ""]
     )
     network = f"{host.network_gb_per_second:g}" if host.network_gb_per_second else ""
     sources = [f"[host]({host.source})", *([f"[GPU]({gpu.source})"] if gpu else [])]

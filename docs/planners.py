@@ -141,7 +141,9 @@ def compare(case: Case, engine: str) -> tuple[float, float]:
     start = time.process_time()
     plan, _ = plan_for(model, config, Cluster(None, case.ranks // case.per_host, case.per_host, on_gpu=True))
     seconds = time.process_time() - start
-    ranks = ranks_to_plan_for(config.data, config.planner, config.comms, case.ranks, case.per_host, "cuda")
+    ranks = ranks_to_plan_for(
+        config.data, config.planner, config.comms, config.train, case.ranks, case.per_host, "cuda"
+    )
     return rated_by_torchrec(plan, config, model, ranks), seconds
 
 

@@ -15,7 +15,7 @@ HALF = ("--planner.host-memory-gib", "72")
 def ranks_of(device="cuda", **planner):
     changes = {f"planner__{key}": value for key, value in ({"reserve": 0.0} | planner).items()}
     settings = Config.model_validate(config("nowhere", **changes))
-    return ranks_to_plan_for(settings.data, settings.planner, settings.comms, 16, 8, device)
+    return ranks_to_plan_for(settings.data, settings.planner, settings.comms, settings.train, 16, 8, device)
 
 
 @pytest.mark.parametrize("name", [name for name, host in HOSTS.items() if host.gpu])

@@ -111,7 +111,9 @@ def planned(rows, world_size, device="cpu", **changes):
         config(rows, **{"planner__memory_gib": 1, "planner__host_memory_gib": 1} | changes)
     )
     model = build_model(settings.data, settings.model, settings.predictions(), torch.device("meta"))
-    ranks = ranks_to_plan_for(settings.data, settings.planner, settings.comms, world_size, world_size, device)
+    ranks = ranks_to_plan_for(
+        settings.data, settings.planner, settings.comms, settings.train, world_size, world_size, device
+    )
     return settings, model, ranks, tables_to_plan(model, settings, settings.planner)
 
 

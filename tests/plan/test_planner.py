@@ -219,7 +219,7 @@ def test_the_planner_counts_with_the_bandwidths_that_it_is_given(tmp_path):
     settings = Config.model_validate(
         config(tmp_path, planner__intra_node_gb_per_second=300.0, planner__inter_node_gb_per_second=25.0)
     )
-    ranks = ranks_to_plan_for(settings.data, settings.planner, settings.comms, 16, 8, "cpu")
+    ranks = ranks_to_plan_for(settings.data, settings.planner, settings.comms, settings.train, 16, 8, "cpu")
     assert (ranks.intra_bandwidth, ranks.inter_bandwidth) == (3e8, 2.5e7)  # bytes per millisecond
     bandwidths = topology_of(ranks).comms_bandwidths
     assert (bandwidths.intra_host_bw, bandwidths.inter_host_bw) == (3e8, 2.5e7)

@@ -162,7 +162,7 @@ def test_ranks_that_are_slow_in_different_phases_wait_for_both():
     assert found.total > 1.2 * found.by_rank.sum(axis=1).max()
 
 
-def test_a_gpu_without_a_calibration_works_at_its_data_sheets_bandwidths():
+def test_speeds_of_a_data_sheet_are_its_bandwidths():
     """Reading 2 GB at 2 TB/s takes a millisecond, and NVLink's 900 GB/s are 450 in each direction."""
     found = data_sheet_speeds(memory_bandwidth=2e9, intra_bandwidth=9e8, inter_bandwidth=5e7)
     assert found.lookup_byte * 2e9 / 1e6 == pytest.approx(1.0)

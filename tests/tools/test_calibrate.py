@@ -62,7 +62,7 @@ def test_plans_count_with_the_speeds_of_the_file(tmp_path, calibration):
     save_calibration(calibration, str(tmp_path / "host.toml"))
     assert load_calibration(str(tmp_path / "host.toml"), "cpu") == calibration
     settings = Config.model_validate(config(tmp_path, planner__calibration=str(tmp_path / "host.toml")))
-    ranks = ranks_to_plan_for(settings.data, settings.planner, settings.comms, 4, 4, "cpu")
+    ranks = ranks_to_plan_for(settings.data, settings.planner, settings.comms, settings.train, 4, 4, "cpu")
     assert ranks.speeds == calibration.speeds
     assert ranks.speeds_source == "measured on alpha (a processor), 2026-01-31"
 

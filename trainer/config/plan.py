@@ -50,6 +50,8 @@ class PlannerConfig(Section):
     """What the search counts a step's time with: bags, updated rows and bytes (step), or TorchRec's estimate."""
     calibration: Annotated[str | None, MayChange] = None
     """File of tools.calibrate with speeds of the host, for cost_model step. Unset: data sheets', or a usual CPU's."""
+    system: Annotated[Literal["torchrec", "hugectr"], MayChange] = "torchrec"
+    """What times on GPUs without a calibration are forecast for: this trainer, on TorchRec, or HugeCTR."""
     statistics: Annotated[str | None, MayChange] = None
     """JSON file with hotness, Zipf exponent and distinct ids of every sparse feature, which replace those in data."""
     plan: Annotated[str | None, MayChange] = None

@@ -133,6 +133,11 @@ class Problem:
         gpu, host = self.for_shards()
         return replace(self.ranks, gpu_bytes=int(gpu), host_bytes=int(host))
 
+    def ranks_for(self, system: str) -> Ranks:
+        """Returns the ranks with the speeds of a system, by its name in planner.system."""
+        planner = self.planner.model_copy(update={"system": system})
+        return _ranks(self.config, planner, self.cluster)
+
     def peak(self, plan: Solution | ShardingPlan) -> RankMemory:
         """Returns the predicted peak of each rank."""
         return memory_of(plan, self.tables, self.ranks, self.config)
@@ -150,9 +155,13 @@ def problem_of(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
         InputError: The configuration asks for a sharding type that a table cannot have.
     """
     planner = with_allowed_types(config)
+    tables = tables_to_plan(model, config, planner)
+    return Problem(config, planner, cluster, tables, _ranks(config, planner, cluster))
+
+
+def _ranks(config: Config, planner: PlannerConfig, cluster: Cluster) -> Ranks:
     shape = cluster.ranks, cluster.per_host, cluster.device_type
-    ranks = ranks_to_plan_for(config.data, planner, config.comms, *shape)
-    return Problem(config, planner, cluster, tables_to_plan(model, config, planner), ranks)
+    return ranks_to_plan_for(config.data, planner, config.comms, config.train, *shape)
 
 
 def find_plan(problem: Problem, tries: int = TRIES) -> Solution:

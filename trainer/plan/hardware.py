@@ -7,6 +7,7 @@ sheets do; a network counts one direction, all adapters of the host for traffic 
 """
 
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +22,16 @@ class Gpu:
     """Bandwidth to the other GPUs of its host, both directions together."""
     fp32_tflops: float
     """Operations per second in fp32, in 10^12, without tensor cores."""
+    tf32_tflops: float
+    """The same of tensor cores in TF32; data sheets from the H100 on have twice that, for sparse matrices."""
+    half_tflops: float
+    """The same in bf16 or fp16."""
     source: str
     """The vendor's data sheet."""
+
+    def tflops(self, precision: Literal["fp32", "tf32", "bf16", "fp16"]) -> float:
+        """Returns the operations per second in a precision, in 10^12."""
+        return {"fp32": self.fp32_tflops, "tf32": self.tf32_tflops}.get(precision, self.half_tflops)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +74,14 @@ NVIDIA_DOCS = "https://docs.nvidia.com/dgx"
 AWS = "https://aws.amazon.com/ec2/instance-types"
 GCP = "https://cloud.google.com/compute/docs/accelerator-optimized-machines"
 
-A100_40GB = Gpu(
-    memory_gib=39, hbm_gb_per_second=1555, nvlink_gb_per_second=600, fp32_tflops=19.5, source=f"{NVIDIA}/a100/"
-)
-A100 = Gpu(memory_gib=79, hbm_gb_per_second=2039, nvlink_gb_per_second=600, fp32_tflops=19.5, source=f"{NVIDIA}/a100/")
-H100 = Gpu(memory_gib=79, hbm_gb_per_second=3350, nvlink_gb_per_second=900, fp32_tflops=67, source=f"{NVIDIA}/h100/")
-H200 = Gpu(memory_gib=139, hbm_gb_per_second=4800, nvlink_gb_per_second=900, fp32_tflops=67, source=f"{NVIDIA}/h200/")
-B200 = Gpu(
-    memory_gib=178, hbm_gb_per_second=8000, nvlink_gb_per_second=1800, fp32_tflops=75, source=f"{NVIDIA}/dgx-b200/"
-)
+OF_A100: dict[str, Any] = {"fp32_tflops": 19.5, "tf32_tflops": 156, "half_tflops": 312, "source": f"{NVIDIA}/a100/"}
+OF_HOPPER: dict[str, Any] = {"fp32_tflops": 67, "tf32_tflops": 494.5, "half_tflops": 989.5}
+OF_B200: dict[str, Any] = {"fp32_tflops": 75, "tf32_tflops": 1100, "half_tflops": 2250}
+A100_40GB = Gpu(memory_gib=39, hbm_gb_per_second=1555, nvlink_gb_per_second=600, **OF_A100)
+A100 = Gpu(memory_gib=79, hbm_gb_per_second=2039, nvlink_gb_per_second=600, **OF_A100)
+H100 = Gpu(memory_gib=79, hbm_gb_per_second=3350, nvlink_gb_per_second=900, source=f"{NVIDIA}/h100/", **OF_HOPPER)
+H200 = Gpu(memory_gib=139, hbm_gb_per_second=4800, nvlink_gb_per_second=900, source=f"{NVIDIA}/h200/", **OF_HOPPER)
+B200 = Gpu(memory_gib=178, hbm_gb_per_second=8000, nvlink_gb_per_second=1800, source=f"{NVIDIA}/dgx-b200/", **OF_B200)
 
 
 def _host(

@@ -7,6 +7,7 @@ import numpy as np
 
 from trainer.plan.fitting import Problem, least_cost
 from trainer.plan.planned import Planned
+from trainer.plan.search.systems import SYSTEMS, System
 from trainer.plan.step_time import StepTime, beside_tables, step_time
 
 ROUNDING = 1e-9  # of sums in another order
@@ -41,6 +42,16 @@ def step_of(planned: Planned) -> StepTime:
     return step_time(planned.placed, planned.tables, planned.ranks, planned.dense)
 
 
+def step_of_others(planned: Planned) -> dict[System, StepTime]:
+    """Returns the time of a step of the other systems, where the plan is forecast for one."""
+    problem = planned.problem
+    return {
+        system: step_time(planned.placed, planned.tables, problem.ranks_for(name), planned.dense)
+        for name, system in SYSTEMS.items()
+        if planned.ranks.system and system is not planned.ranks.system
+    }
+
+
 def least_milliseconds(problem: Problem) -> float:
     """Returns the time that a step takes at least under any plan, as is proven; infinite where no plan fits."""
     beside = sum(beside_tables(problem.ranks, problem.dense))
@@ -53,7 +64,7 @@ def parts_of(step: StepTime) -> list[Part]:
     phases = [
         Part(WORDS[name], float(step.slowest[number]), float(mean[number])) for number, name in enumerate(step.phases)
     ]
-    rest = {"dense part": step.dense, "anything else": step.constant}
+    rest = {"dense part": step.dense, "latency of exchanges": step.latency, "anything else": step.constant}
     return phases + [Part(name, time, time) for name, time in rest.items() if time]
 
 

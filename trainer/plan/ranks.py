@@ -5,13 +5,15 @@ from torchrec.distributed.planner.constants import DDR_MEM_BW, HBM_MEM_BW, HBM_T
 
 from trainer.config.data import DataConfig
 from trainer.config.plan import CommsConfig, PlannerConfig
+from trainer.config.train import TrainConfig
 from trainer.core.errors import InputError
 from trainer.plan.calibration import load_calibration
 from trainer.plan.communication import BYTES_PER_VALUE
-from trainer.plan.hardware import HOSTS, Host
+from trainer.plan.hardware import A100, HOSTS, Host
 from trainer.plan.memory import GIB, host_memory_bytes
 from trainer.plan.search.problem import Ranks
 from trainer.plan.search.speeds import Speeds, cpu_speeds, data_sheet_speeds
+from trainer.plan.search.systems import ACHIEVED, SYSTEMS, System, speeds_of
 
 GB_PER_SECOND = 1e9 / 1e3  # bandwidths are counted in bytes per millisecond
 # TorchRec's own defaults, for hardware of which no figures are given.
@@ -26,6 +28,7 @@ def ranks_to_plan_for(
     data: DataConfig,
     config: PlannerConfig,
     comms: CommsConfig,
+    train: TrainConfig,
     world_size: int,
     local_world_size: int,
     device_type: str,
@@ -36,7 +39,7 @@ def ranks_to_plan_for(
     on_gpu = device_type != "cpu"
     bandwidths = {key: getattr(config, key) * GB_PER_SECOND for key in UNKNOWN_HARDWARE}
     sizes = BYTES_PER_VALUE[comms.forward], BYTES_PER_VALUE[comms.backward]
-    speeds, source = _speeds(config, on_gpu, bandwidths)
+    speeds, source, system = _speeds(config, train, on_gpu, bandwidths)
     return Ranks(
         number=world_size,
         per_host=local_world_size,
@@ -52,30 +55,34 @@ def ranks_to_plan_for(
         bytes_of_value=None if comms.forward == comms.backward == "fp32" else sizes * 2,
         speeds=speeds,
         speeds_source=source,
+        system=system,
     )
 
 
-def _speeds(config: PlannerConfig, on_gpu: bool, bandwidths: dict[str, float]) -> tuple[Speeds | None, str]:
-    """Returns the speeds that the configuration asks for, None for TorchRec's estimate, and where they are from."""
+def _speeds(
+    config: PlannerConfig, train: TrainConfig, on_gpu: bool, bandwidths: dict[str, float]
+) -> tuple[Speeds | None, str, System | None]:
+    """Returns the speeds, None for TorchRec's estimate, their source, and the system that reaches them, if any."""
     if config.cost_model == "torchrec":
         if config.calibration:
             raise InputError(
                 f"planner.calibration is '{config.calibration}', which planner.cost_model 'torchrec' does not count "
                 "with; use cost_model 'step', or leave the calibration out"
             )
-        return None, "TorchRec's estimate"
+        return None, "TorchRec's estimate", None
     if config.calibration:
         calibration = load_calibration(config.calibration, "cuda" if on_gpu else "cpu")
-        return calibration.speeds, calibration.source
+        return calibration.speeds, calibration.source, None
     inter = bandwidths["inter_node_gb_per_second"]
     if not on_gpu:
-        return cpu_speeds(inter), "of a usual CPU, not measured"
+        return cpu_speeds(inter), "of a usual CPU, not measured", None
     intra, memory = bandwidths["intra_node_gb_per_second"], bandwidths["hbm_gb_per_second"]
-    host = host_of(config)
-    flops = {"flops_per_second": host.gpu.fp32_tflops * 1e12} if host and host.gpu else {}
-    return data_sheet_speeds(
-        memory, intra, inter, **flops
-    ), f"{config.hardware or 'TorchRec'}'s data sheet, not measured"
+    host, system = host_of(config), SYSTEMS[config.system]
+    gpu = host.gpu if host and host.gpu else A100  # the slowest of those that plans know
+    flops = 1e12 * gpu.tflops("tf32" if train.tf32 and train.precision == "fp32" else train.precision)
+    speeds = speeds_of(system, data_sheet_speeds(memory, intra, inter, flops))
+    sheet = f"{ACHIEVED:.0%} of {config.hardware or 'TorchRec'}'s data sheet, not measured"
+    return speeds, f"{sheet}; for {system.assumption}", system
 
 
 def _with_hardware(config: PlannerConfig, local_world_size: int) -> PlannerConfig:

@@ -13,6 +13,7 @@ from trainer.plan.search.options import KERNELS, KINDS, OF_ROWS, Options
 from trainer.plan.search.problem import Ranks, Table
 from trainer.plan.search.rated import phases_of
 from trainer.plan.search.step_costs import MILLISECONDS, ring
+from trainer.plan.search.systems import latency
 from trainer.plan.sharding_plan import PlannedTable
 
 
@@ -24,13 +25,15 @@ class StepTime:
         phases: The phases of tables and exchanges.
         by_rank: Time of each rank in each phase, `[R, phases]`.
         dense: Time of the dense part: its products, the bytes of its operations, the all-reduce of its gradients.
-        constant: Time of everything that depends on neither.
+        latency: Time that exchanges take however little is sent.
+        constant: Time of everything else.
         source: Where the speeds are from, in words to print.
     """
 
     phases: Sequence[str]
     by_rank: np.ndarray
     dense: float
+    latency: float
     constant: float
     source: str
 
@@ -42,7 +45,7 @@ class StepTime:
     @property
     def total(self) -> float:
         """Time of the step."""
-        return float(self.slowest.sum()) + self.dense + self.constant
+        return float(self.slowest.sum()) + self.dense + self.latency + self.constant
 
 
 def time_of_plan(plan: ShardingPlan, problem: Problem) -> StepTime:
@@ -67,19 +70,29 @@ def step_time(
     by_rank = np.zeros((ranks.number, len(names)))
     for table, placed in enumerate(planned):
         np.add.at(by_rank, np.asarray(placed.ranks), phases[table])
-    of_dense, constant = beside_tables(ranks, dense)
-    return StepTime(phases=names, by_rank=by_rank, dense=of_dense, constant=constant, source=ranks.speeds_source)
+    of_dense, of_latency, constant = beside_tables(ranks, dense)
+    return StepTime(
+        phases=names,
+        by_rank=by_rank,
+        dense=of_dense,
+        latency=of_latency,
+        constant=constant,
+        source=ranks.speeds_source,
+    )
 
 
-def beside_tables(ranks: Ranks, dense: DenseWork | None) -> tuple[float, float]:
-    """Returns the milliseconds of a step's dense part, and of everything that depends on neither it nor tables."""
-    speeds = ranks.speeds
+def beside_tables(ranks: Ranks, dense: DenseWork | None) -> tuple[float, float, float]:
+    """Returns the milliseconds of a step's dense part, of the latency of exchanges, and of everything but tables."""
+    speeds, system = ranks.speeds, ranks.system
     if speeds is None or dense is None:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     products = dense.flops * speeds.flop + dense.batched_flops * speeds.batched_flop
-    moved = dense.bytes * speeds.dense_byte
-    gradients = 2 * ring(np.array(dense.gradients), ranks, speeds, speeds.all_reduce_byte)
-    return MILLISECONDS * float(products + moved + gradients), MILLISECONDS * speeds.step
+    computed = products + dense.bytes * speeds.dense_byte
+    gradients = float(2 * ring(np.array(dense.gradients), ranks, speeds, speeds.all_reduce_byte))
+    overlaps = system is not None and system.overlaps_gradients
+    of_dense = max(computed, gradients) if overlaps else computed + gradients
+    of_latency = latency(ranks.per_host, ranks.hosts) if system else 0.0
+    return MILLISECONDS * of_dense, MILLISECONDS * of_latency, MILLISECONDS * speeds.step
 
 
 def _chosen(planned: Sequence[PlannedTable]) -> Options:

@@ -8,12 +8,13 @@ from tabulate import tabulate
 from trainer.core.plural import plural
 from trainer.plan.cluster import Cluster
 from trainer.plan.fitting import takes
-from trainer.plan.loads import bound_by, memory_of_ranks, parts_of, step_of
+from trainer.plan.loads import bound_by, memory_of_ranks, parts_of, step_of, step_of_others
 from trainer.plan.memory import GIB
 from trainer.plan.plan_file import ranges
 from trainer.plan.planned import Planned, Shortage
 from trainer.plan.reasons import alternatives, memory_gib, named_option, step_milliseconds
 from trainer.plan.search.problem import Ranks
+from trainer.plan.step_time import StepTime
 
 
 def named_cluster(cluster: Cluster) -> str:
@@ -59,14 +60,22 @@ def summary(planned: Planned) -> dict[str, str]:
     step, found = step_of(planned), planned.found
     parts, cost = parts_of(step), found.placement.cost
     longest = bound_by(parts)
-    return {
+    lines = {
         "fits": fits(planned),
-        "step": f"{step.total:.3g} ms, so at most {samples_per_second(planned, step.total):,.0f} samples/s",
+        "step": _speed(planned, step),
         "bound by": f"{longest.name}: {longest.slowest:.3g} ms, {longest.slowest / step.total:.0%} of the step",
         "gap": f"{found.gap:.2%}: tables take the slowest rank {cost:.4g} ms, proven {found.bound.cost:.4g} at least",
         "memory": price_of_memory(planned),
         "figures": step.source,
     }
+    for system, other in step_of_others(planned).items():
+        lines["other"] = f"{_speed(planned, other)}, for {system.assumption}"
+    return lines
+
+
+def _speed(planned: Planned, step: StepTime) -> str:
+    about = "about" if planned.ranks.system else "at most"
+    return f"{step.total:.3g} ms, so {about} {samples_per_second(planned, step.total):,.0f} samples/s"
 
 
 def samples_per_second(planned: Planned, milliseconds: float) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ def predict(session: Session) -> Facts:
         config = with_statistics(session.config)
         model = build_unsharded_model(config, torch.device("meta"), session.order.lanes)
         problem = problem_of(model, config, cluster_of_job(config.planner.hardware, context))
+        if problem.ranks.system:  # whatever planner.system plans for
+            problem = replace(problem, ranks=problem.ranks_for("torchrec"))
         step = time_of_plan(session.model.plan, problem)
         memory = _bytes(problem.peak(session.model.plan)) if problem.ranks.on_gpu else {}
         return {"predicted": {**_times(step), **memory, "figures": step.source}}
@@ -47,7 +50,7 @@ def _times(step: StepTime) -> Facts:
         parts[PHASES[phase]] += float(milliseconds)
     parts[FORWARD] += FORWARD_OF_DENSE * step.dense
     parts[BACKWARD] += (1 - FORWARD_OF_DENSE) * step.dense
-    return {"step_ms": step.total, "parts": parts | {OTHER: step.constant}}
+    return {"step_ms": step.total, "parts": parts | {OTHER: step.latency + step.constant}}
 
 
 def _bytes(memory: RankMemory) -> Facts:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.plan.search.speeds import Speeds
+from trainer.plan.search.systems import System
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Ranks:
             backward; None for those of the table.
         speeds: What times are counted with; None for TorchRec's estimate, which takes the bandwidths.
         speeds_source: Where the speeds are from, in words to print.
+        system: What the speeds are those of; None where they were measured, or are a usual CPU's.
     """
 
     number: int
@@ -96,6 +98,7 @@ class Ranks:
     bytes_of_value: tuple[float, float, float, float] | None = None
     speeds: Speeds | None = None
     speeds_source: str = ""
+    system: System | None = None
 
     @property
     def hosts(self) -> int:

@@ -7,7 +7,7 @@ import pydantic
 
 Nanoseconds = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 
-# The dense part of a GPU for which nothing was measured: the A100's in fp32, the slowest of those that plans know.
+# The dense part of a GPU of which nothing else is known: the A100's in fp32.
 DENSE_FLOPS_PER_SECOND = 19.5e12
 # Bytes moved to exchange, permute and sort an id, and to find the bounds of a bag.
 BYTES_PER_ID, BYTES_PER_BAG = 80, 16

@@ -25,7 +25,8 @@ def compare(planned: Sequence[Planned]) -> str:
     ]
     table = tabulate(rows, headers, disable_numparse=True, colalign=("left", *["right"] * 3, "left", *["right"] * 3))
     notes = [f"{one.cluster} does not fit: {shortage(one)}" for one in planned if not one.fits]
-    return "\n".join([table, *(["", *notes] if notes else [])])
+    figures = dict.fromkeys(step_of(one).source for one in planned if one.fits)
+    return "\n".join([table, "", *(f"Figures: {source}" for source in figures), *notes])
 
 
 def _milliseconds(planned: Planned) -> float:

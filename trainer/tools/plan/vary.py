@@ -152,7 +152,9 @@ def effects_of(config: Config, cluster: Cluster, kinds: Sequence[str]) -> str:
     headers = ["change", "ms of a step", "", "us of a sample", "", "fullest rank, GiB", "", "bound by"]
     align = ("left", *["right"] * 6, "left")
     table = tabulate([_row("as it is", now, now), *effects], headers, disable_numparse=True, colalign=align)
-    return "\n".join([f"{cluster}: one change at a time", "", table, *(": ".join(words) for words in refused)])
+    figures = f"Figures: {step_of(now).source}"
+    words = [": ".join(one) for one in refused]
+    return "\n".join([f"{cluster}: one change at a time", "", table, *words, "", figures])
 
 
 def _planned(config: Config, cluster: Cluster) -> Planned:

@@ -101,10 +101,12 @@ def test_a_finished_run_trains_no_further(copy):
 )
 def test_a_run_that_would_not_be_the_same_is_refused(copy, flags, message):
     folder, out = copy
+    before = (out / "config.toml").read_text()
     done = trainer(folder, out, *flags)
     assert done.returncode == 2
     assert message.format(out=out) in done.stderr
     assert len(done.stderr.splitlines()) == 1
+    assert (out / "config.toml").read_text() == before
 
 
 def test_must_needs_a_checkpoint(finished, tmp_path):

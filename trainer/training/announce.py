@@ -1,9 +1,10 @@
-"""Announces a run that is set up: on the console, and in plan.json and run.json."""
+"""Announces a run that is set up: on the console, and in config.toml, plan.json and run.json."""
 
 import json
 import shlex
 from typing import Any
 
+from trainer.config.root import to_toml
 from trainer.core.plural import plural
 from trainer.run.provenance import describe_run, digest
 from trainer.training.prediction import predict
@@ -11,7 +12,9 @@ from trainer.training.session import Session
 
 
 def announce(session: Session, origin: dict[str, Any]) -> None:
-    """Prints the plan and the facts of the run, and writes plan.json and run.json.
+    """Prints the plan and the facts of the run, and writes config.toml, plan.json and run.json.
+
+    Only here, since an attempt that is refused must leave the files of an earlier one as they are.
 
     Args:
         session: The run.
@@ -29,6 +32,7 @@ def announce(session: Session, origin: dict[str, Any]) -> None:
             **_measured_before(session),
             "state": "running",
         }
+        session.directory.write("config.toml", to_toml(session.config))
         session.directory.write_json("plan.json", model.plan_json)
         session.directory.write_json("run.json", describe_run(session.context, **facts))
     log(f"{model.plan_table}\n")
@@ -53,7 +57,8 @@ def _measured_before(session: Session) -> dict[str, Any]:
 
 def _communication(session: Session) -> str:
     volume, comms = session.model.communication_bytes, session.config.comms
+    saved = f"; {volume['fp32'] / 2**20:,.2f} in fp32"
     return ", ".join(
-        f"{direction} {volume[direction] / 2**20:,.2f} MiB ({precision}; {volume['fp32'] / 2**20:,.2f} in fp32)"
+        f"{direction} {volume[direction] / 2**20:,.2f} MiB ({precision}{saved if precision != 'fp32' else ''})"
         for direction, precision in (("forward", comms.forward), ("backward", comms.backward))
     )

@@ -31,7 +31,7 @@ def check_saved_before(directory: RunDirectory) -> None:
 
 
 def open_run(directory: RunDirectory, config: Config) -> None:
-    """Creates a run directory, or reuses that of an earlier attempt, and writes the configuration to it.
+    """Creates a run directory, or reuses that of an earlier attempt.
 
     An attempt without a checkpoint left nothing to resume, so its configuration does not matter.
 
@@ -49,7 +49,6 @@ def open_run(directory: RunDirectory, config: Config) -> None:
     directory.create()
     if earlier is not None and _has_checkpoints(directory):
         _check_may_change(directory.url, tomllib.loads(earlier), tomllib.loads(to_toml(config)))
-    directory.write("config.toml", to_toml(config))
 
 
 def _has_checkpoints(directory: RunDirectory) -> bool:

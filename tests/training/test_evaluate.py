@@ -4,15 +4,17 @@ import json
 import math
 
 import numpy as np
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import torch
-from command import run_trainer
+from command import run_trainer, write_config
 from evaluated import metrics_of, outputs
 from jobs import config, launch_rounds, saved_tensors, write_rows
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from trainer.__main__ import main as trainer
 from trainer.config.root import Config
 from trainer.core.distributed import process_group
 from trainer.metrics.registry import DEFAULTS
@@ -156,3 +158,15 @@ def test_the_evaluate_command_refuses_metrics_in_one_line(runs):
     assert done.returncode == 2
     assert done.stderr.startswith("error: tasks.label.metrics has 'ndcg'; write ndcg@k")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_split_that_is_not_there_is_named_with_those_that_are(tmp_path, capfd):
+    rows = pq.read_table(write_rows(tmp_path / "rows", [70]))
+    pyarrow.csv.write_csv(rows, tmp_path / "rows.csv")
+    settings = config(tmp_path / "rows.csv", data__reader="csv", data__validation=[str(tmp_path / "rows.csv")])
+    file = write_config(tmp_path / "config.toml", settings)
+    assert trainer(["evaluate", str(file), "--out", str(tmp_path / "run")]) == 2
+    assert capfd.readouterr().err == (
+        "error: --split is test, but data.test is empty; name at least one CSV file, glob or directory, or use "
+        "--split validation\n"
+    )

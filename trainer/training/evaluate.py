@@ -19,6 +19,7 @@ from trainer.data.catalogue import Catalogue, read_catalogue
 from trainer.data.dataset import DataFile, FileSet
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
+from trainer.data.readers.registry import make_reader
 from trainer.data.selected_files import find_evaluated_files
 from trainer.data.vocabulary import check_fingerprints
 from trainer.metrics.checks import check_metrics
@@ -152,7 +153,9 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
         run = RunDirectory(out)
         evaluator = Evaluator(config, context)
         if split not in evaluator.splits:
-            raise InputError(f"--split is {split}, but data.{split} is empty; name at least one Parquet file")
+            files = f"at least one {make_reader(config.data).format} file, glob or directory"
+            others = "".join(f", or use --split {name}" for name in evaluator.splits)
+            raise InputError(f"--split is {split}, but data.{split} is empty; name {files}{others}")
         chosen = broadcast_from_rank0(context, lambda: find_checkpoint(run, "--out", checkpoint, "--checkpoint"))
         model = restore_evaluated(config, chosen, context)
         with model.averaged():

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import tabulate
 
 from trainer.core.errors import InputError
+from trainer.core.next_commands import next_commands
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, os_errors
 
@@ -180,12 +181,13 @@ def print_summary(summary: Mapping[str, Any], title: str, config: str, out: str,
         out: Its directory.
         columns: Values of each split to show besides its files, rows and label rate.
     """
-    names, out = ["files", "rows", "label_rate", *columns], without_secrets(out.rstrip("/"))
+    names, out = ["files", "rows", "label_rate", *columns], out.rstrip("/")
     lines = [[split, *(values.get(name) for name in names)] for split, values in summary["splits"].items()]
     print(tabulate.tabulate(lines, ["split", *names], intfmt=",", floatfmt=".4f", missingval="-"))
-    elsewhere = "".join(f" --data.{split} {out}/{split}" for split in SPLITS) if out != f"data/{config}" else ""
-    print(f"{title} in {out}")
-    print(f"next: torchx run dlrm.multi_node --config {config} -j 1x2" + (f" --{elsewhere}" if elsewhere else ""))
+    flags = [word for split in SPLITS for word in (f"--data.{split}", f"{out}/{split}")]
+    elsewhere = ["--", *flags] if out != f"data/{config}" else []
+    print(f"{title} in {without_secrets(out)}\n")
+    print(next_commands(["torchx", "run", "dlrm.multi_node", "--config", config, "-j", "1x2", *elsewhere]))
 
 
 def in_parallel(

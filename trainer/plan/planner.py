@@ -60,10 +60,10 @@ def plan_for(model: nn.Module, config: Config, cluster: Cluster) -> tuple[Shardi
 
 def say_gap(solution: Solution, planner: PlannerConfig) -> str:
     """Returns a line on the cost of a plan and on how far it is at most from the best there is."""
-    ranks, cost = solution.placement.ranks, f"{solution.placement.cost:.3g} ms of a step by the planner's estimate, "
+    is_known = solution.placement.ranks.on_gpu or planner.calibration
     return (
-        f"embeddings of the slowest rank: {cost if ranks.on_gpu or planner.calibration else 'by estimate '}"
-        f"at most {1 + max(0.0, solution.gap):.4f} times the time of the best plan there is"
+        f"embeddings of the slowest rank: {f'{solution.placement.cost:.3g} ms of a step ' if is_known else ''}"
+        f"by the planner's estimate, at most {1 + max(0.0, solution.gap):.4f} times the time of the best possible plan"
     )
 
 

@@ -16,6 +16,7 @@ from trainer.checkpoint.retention import best_step, reasons_to_keep, scores
 from trainer.checkpoint.store import MANIFEST, Checkpoints
 from trainer.config.checkpoint import Retention
 from trainer.core.errors import InputError
+from trainer.core.next_commands import next_commands, python_command
 from trainer.core.plural import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
@@ -61,8 +62,8 @@ def checkpoints(
     if convert is not None:
         _convert(found, out, convert, step)
     elif not verify:
-        print(f"\nNext:  torchx run tools.checkpoints --out {without_secrets(out)} --verify True")
-        print(f"       torchx run tools.checkpoints --out {without_secrets(out)} --convert FILE.pt")
+        command = ["torchx", "run", "tools.checkpoints", "--out", out]
+        print(f"\n{next_commands([*command, '--verify', 'True'], [*command, '--convert', 'FILE.pt'])}")
     if damages:
         raise SystemExit(1)
 
@@ -143,7 +144,9 @@ def _convert(found: Checkpoints, out: str, file: str, step: int | None) -> None:
     print(
         f"step {checkpoint.step:,}: {plural(len(tensors), 'tensor')} of {without_secrets(checkpoint.url)} are in {file}"
     )
-    reader = (
-        "safetensors.torch.load_file({!r})" if file.endswith(SAFETENSORS) else "torch.load({!r}, weights_only=True)"
+    load = (
+        "from safetensors.torch import load_file; print(load_file({}).keys())"
+        if file.endswith(SAFETENSORS)
+        else "import torch; print(torch.load({}, weights_only=True).keys())"
     )
-    print(f"\nNext:  {reader.format(file)}")
+    print(f"\n{next_commands(python_command(load, file))}")

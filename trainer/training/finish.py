@@ -1,7 +1,5 @@
 """The end of a run, after its last step or early: the final evaluation, and what is said of the result."""
 
-import shlex
-
 from tabulate import tabulate
 from torch import nn
 
@@ -9,6 +7,7 @@ from trainer.checkpoint.choice import best_checkpoint
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import Checkpoints
 from trainer.core.distributed import broadcast_from_rank0
+from trainer.core.next_commands import next_commands
 from trainer.core.outcome import FAILED, FINISHED_WORD
 from trainer.training.comparison import conclude, measure
 from trainer.training.session import Session
@@ -89,8 +88,8 @@ def _summary(session: Session, step: int, evaluated_step: int) -> str:
     ]
     if session.config.report.tensorboard:
         rows.append(["TensorBoard", url_of("tensorboard")])
-    next_commands = [f"torchx run tools.tensorboard --logdir {shlex.quote(out)}"]
+    commands = [["torchx", "run", "tools.tensorboard", "--logdir", out]]
     if splits := session.evaluator.splits:
-        words = ["torchx", "run", "dlrm.evaluate", "--config", url_of("config.toml"), "--out", out]
-        next_commands.append(shlex.join(words if "test" in splits else [*words, "--split", "validation"]))
-    return f"{tabulate(rows, tablefmt='plain')}\n\nNext:  " + "\n       ".join(next_commands)
+        split = [] if "test" in splits else ["--split", "validation"]
+        commands.append(["torchx", "run", "dlrm.evaluate", "--config", url_of("config.toml"), "--out", out, *split])
+    return f"{tabulate(rows, tablefmt='plain')}\n\n{next_commands(*commands)}"

@@ -114,8 +114,8 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
     if start and first_step > last_step:
         raise InputError(
             f"--out is '{start.run_url}', where training took {plural(first_step, 'step')} already, more than the "
-            f"{last_step:,} of train.steps or train.epochs; raise them, choose another --out, or evaluate this run with "
-            "dlrm.evaluate"
+            f"{last_step:,} of train.steps or train.epochs; raise them, choose another --out, or evaluate this run "
+            "with dlrm.evaluate"
         )
     rank, world_size, seed = context.rank, context.world_size, config.train.seed
     catalogue = open_catalogue(config, context, files.files[0], start)

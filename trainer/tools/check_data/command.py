@@ -12,6 +12,7 @@ from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.config.section import Tree, validate
 from trainer.core.errors import InputError, nearest
+from trainer.core.next_commands import next_commands
 from trainer.core.plural import plural
 from trainer.core.storage import refuse_existing, write_file
 from trainer.data.columns import id_columns
@@ -190,6 +191,6 @@ def _as_toml(tree: Tree, left_out: Mapping[str, str]) -> str:
 def _print_next(write_config: str | None, report: Report) -> None:
     if write_config:
         run = write_config.rpartition("/")[2].removesuffix(".toml")
-        print(f"\nNext:  python -m trainer train {write_config} --out runs/{run}")
+        print(f"\n{next_commands(['python', '-m', 'trainer', 'train', write_config, '--out', f'runs/{run}'])}")
     elif report.count("error"):
-        print("\nNext:  see to the errors, then check again; --page FILE draws every column")
+        print("\nSee to the errors, then check again; --page FILE draws every column")

@@ -1,7 +1,6 @@
 """`python -m trainer plan`: sharding plans for this machine, or for clusters that need not be there."""
 
 import json
-import shlex
 
 import torch
 from torch import nn
@@ -10,6 +9,7 @@ from torchrec.distributed.types import ShardingPlan
 from trainer.config.root import Config
 from trainer.core.distributed import current_context
 from trainer.core.errors import InputError
+from trainer.core.next_commands import next_commands
 from trainer.core.plural import plural
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import refuse_existing, write_file
@@ -27,7 +27,7 @@ from trainer.plan.report import render_plan
 from trainer.plan.statistics import with_statistics
 from trainer.plan.text import render, shortage
 from trainer.tools.plan.compare import compare
-from trainer.tools.plan.find import find_clusters, render_found
+from trainer.tools.plan.find import Found, find_clusters, render_found
 from trainer.tools.plan.vary import effects_of
 from trainer.training.sharded_model import build_unsharded_model, local_batch_sizes
 
@@ -97,7 +97,8 @@ def plan(
     model = build_unsharded_model(config, torch.device("meta"))
     if find is not None:
         of_hosts = read_prices(prices)
-        print(render_found(find_clusters(model, config, find, of_hosts), of_hosts))
+        found = find_clusters(model, config, find, of_hosts)
+        print(f"{render_found(found, of_hosts)}\n\n{_next_of(found, config_words)}")
         return
     clusters = _clusters(config, world_size, on)
     for device_type in sorted({cluster.device_type for cluster in clusters}):
@@ -178,9 +179,15 @@ def _next(planned: Planned, config_words: list[str], out: str | None) -> str:
     """Returns the command to type next."""
     cluster, (name, *overrides) = planned.cluster, config_words
     host = ["-h", cluster.name] if cluster.name else []
-    flags = [*overrides, *(["--planner.plan", without_secrets(out)] if out else [])]
+    flags = [*overrides, *(["--planner.plan", out] if out else [])]
     words = ["torchx", "run", "dlrm.multi_node", "--config", name, "-j", cluster.shape, *host, "--out", "runs/planned"]
-    return f"Next:  {shlex.join([*words, *(['--', *flags] if flags else [])])}"
+    return next_commands([*words, *(["--", *flags] if flags else [])])
+
+
+def _next_of(found: Found, config_words: list[str]) -> str:
+    """Returns the command that tells what is where, and why, on the cluster that was found."""
+    cluster = str(found.best["cheapest"][0].cluster)
+    return next_commands(["python", "-m", "trainer", "plan", *config_words, "--on", cluster])
 
 
 def _plan_by_torchrec(config: Config, model: nn.Module, cluster: Cluster, out: str | None) -> None:

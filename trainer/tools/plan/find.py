@@ -218,7 +218,6 @@ def _parts(found: Found, prices: Prices) -> Iterator[str]:
         f"Prices of {prices.date}, from {prices.source}; --prices takes your own. Times are a model's: "
         f"{step_of(first.plan).source}."
     )
-    yield f"Next:  --on {first.cluster} in place of --find tells what is where, and why"
 
 
 def _looked_at(found: Found) -> str:

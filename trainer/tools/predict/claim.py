@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from trainer.checkpoint.choice import find_checkpoint
 from trainer.checkpoint.store import Checkpoint
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
+from trainer.core.next_commands import next_commands, python_command
 from trainer.core.outcome import FINISHED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.plural import plural
 from trainer.core.run_directory import RunDirectory
@@ -114,7 +115,8 @@ def _finish(directory: RunDirectory, record: Record, parts: PartFiles) -> None:
     """Writes the manifest, and prints where the parts are and how they are read."""
     with named(directory.key, directory.url):
         parts.commit(record)
-    url, rows = without_secrets(directory.url), parts.parts[-1][1]
-    print(f"{plural(rows, 'row')} in {parts} in {url}")
-    print(f"\nNext:  pyarrow.dataset.dataset('{url}', exclude_invalid_files=True).head(5)")
+    rows = parts.parts[-1][1]
+    print(f"{plural(rows, 'row')} in {parts} in {without_secrets(directory.url)}")
+    load = "from pyarrow.dataset import dataset; print(dataset({}, exclude_invalid_files=True).head(5))"
+    print(f"\n{next_commands(python_command(load, directory.url))}")
     write_outcome(f"{FINISHED_WORD}: {plural(rows, 'row')} in {parts}")

@@ -84,7 +84,9 @@ def _local(url: str) -> Iterator[Path]:
         names = [] if current is None else [json.loads(current)["directory"]]
         manifest = target.read(*names, MANIFEST)
         if manifest is None:
-            raise InputError(f"--directory is '{url}', which holds no whole export; make one by `trainer export`")
+            raise InputError(
+                f"--directory is '{url}', which holds no whole export; make one by `python -m trainer export`"
+            )
         if target.fs.is_local:
             yield Path(target.path(*names))
             return

@@ -1,0 +1,113 @@
+"""Commands that programs print for their user work as they are printed, whatever directories are called."""
+
+import ast
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from command import run_torchx, run_trainer, write_config
+from jobs import config, write_rows
+from shell import free_port, hints, typed
+from torchx.cli.main import get_sub_cmds
+
+from trainer.commands import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PLACE = """the "runs" of $USER's"""  # what a shell would read otherwise, or not at all
+
+# Each file that prints commands, and the commands that make it do so; RUN is of a run that the first one makes.
+PRINTED_BY = {
+    "trainer/training/announce.py": ["train config.toml --out RUN"],
+    "trainer/training/finish.py": ["train config.toml --out RUN"],
+    "trainer/datasets/writer.py": ["synthetic --rows 2000 --validation-rows 100 --test-rows 100 --out PLACE/data"],
+    "trainer/tools/check_data/command.py": [
+        "check-data --source PLACE/clicks.parquet --write-config PLACE/clicks.toml"
+    ],
+    "trainer/tools/plan/command.py": [
+        "plan config.toml --out PLACE/plan.json",
+        "plan config.toml --find aws_p5.48xlarge gcp_a3-highgpu-8g --train.steps 5",
+    ],
+    "trainer/tools/predict/claim.py": [
+        "predict RUN/config.toml --out RUN --source rows --to PLACE/predictions",
+        "embed RUN/config.toml --out RUN --table s1 --to PLACE/vectors",
+    ],
+    "trainer/tools/checkpoints.py": [
+        "checkpoints --out RUN",
+        "checkpoints --out RUN --convert PLACE/run.pt",
+        "checkpoints --out RUN --convert PLACE/run.safetensors",
+    ],
+    "components/cli/run.py": ["torchx run utils.echo --msg PLACE"],
+}
+
+PROGRAMS = {"torchx": {*get_sub_cmds()}, "python": {f"-m trainer {name}" for name in COMMANDS}}
+COMMANDS_THAT_PRINT = list(dict.fromkeys(command for commands in PRINTED_BY.values() for command in commands))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A directory with rows and a configuration, and one below it of a name that a shell has to have quoted."""
+    folder = tmp_path_factory.mktemp("hints")
+    write_rows(folder / "rows", [400])
+    splits = {"data__train": ["rows"], "data__validation": ["rows"], "data__test": ["rows"]}
+    write_config(folder / "config.toml", config(folder, **splits, report__tensorboard=True))
+    (folder / ".torchxconfig").write_text(f"[component:tools.tensorboard]\nport = {free_port()}\n")
+    (folder / PLACE).mkdir()
+    clicks = {"label": [row % 2 for row in range(400)], "item": [row * row % 37 for row in range(400)]}
+    pq.write_table(pa.table(clicks), folder / PLACE / "clicks.parquet")
+    return folder
+
+
+def printed_by(command: str, folder: Path) -> str:
+    """Returns what a command prints, which is run in the folder, with the names of directories in place of words."""
+    names = {"RUN": f"{PLACE}/run", "PLACE": PLACE}
+    words = [re.sub("RUN|PLACE", lambda found: names[found[0]], word) for word in command.split()]
+    done = run_torchx(*words[1:], cwd=folder) if words[0] == "torchx" else run_trainer(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def messages(file: Path) -> list[str]:
+    """Returns the strings of a program that are no docstrings; of an f-string, its parts."""
+    tree = ast.parse(file.read_text())
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [node.value for node in strings if id(node) not in statements]
+
+
+def sources() -> dict[str, Path]:
+    files = [file for name in ("components", "schedulers", "trainer") for file in (ROOT / name).rglob("*.py")]
+    return {str(file.relative_to(ROOT)): file for file in files}
+
+
+def test_every_file_that_prints_commands_is_here():
+    label = re.compile(r"\b(?:next|watch): *$|\b(?:next|watch): .*\b(?:torchx|python|make) ", re.IGNORECASE)
+    found = {
+        name
+        for name, file in sources().items()
+        if "next_commands(" in file.read_text() or any(label.search(message) for message in messages(file))
+    }
+    assert found - {"trainer/core/next_commands.py"} == PRINTED_BY.keys()
+
+
+def test_commands_that_messages_mention_exist():
+    mentioned = re.compile(r"`((?:torchx|trainer|python -m trainer)\b[^`]*)`")
+    found = [
+        words.split() for file in sources().values() for text in messages(file) for words in mentioned.findall(text)
+    ]
+    assert len(found) > 4
+    for program, *words in found:
+        wanted = " ".join(words[:3]) if program == "python" else words[0]
+        assert wanted in PROGRAMS.get(program, ()), words
+
+
+@pytest.mark.parametrize("command", COMMANDS_THAT_PRINT)
+def test_commands_that_a_program_prints_work(command, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    if "RUN" in command and "train " not in command:
+        printed_by(COMMANDS_THAT_PRINT[0], folder)
+    todo = hints(printed_by(command, folder))
+    assert todo
+    for hint in todo:
+        typed(hint, folder)

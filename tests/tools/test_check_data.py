@@ -14,6 +14,7 @@ from jobs import config, write_rows
 
 from trainer.__main__ import main as trainer
 from trainer.config.root import READY_MADE
+from trainer.data.hashing import hash_text, mix
 from trainer.datasets.movielens import movielens
 from trainer.datasets.synthetic import synthetic
 
@@ -389,6 +390,19 @@ def test_files_are_compared_by_what_their_values_are_to_training(tmp_path):
     for columns in made.columns("validation"):
         columns["city"] = pa.array(np.arange(1000) % 40)
     assert ("error", "schema", "city", "part-0.parquet") in faults(check(tmp_path, made.write(tmp_path / "other")))
+
+
+def test_ids_that_share_rows_are_noted_with_what_gives_each_its_own(tmp_path):
+    made = clean_data()
+    made.data["sparse"]["city"]["rows"] = 64
+    report = check(tmp_path, made.write(tmp_path / "data"))
+    (found,) = [one for one in report["findings"] if one["check"] == "shared rows"]
+    places = mix(hash_text(pa.array([f"city {n}" for n in range(40)]))) % np.uint64(64)
+    shared = sum(int((places == place).sum()) > 1 for place in places)
+    assert found["found"] == f"{shared} of 40 different ids share their row by their hash"
+    assert "make a vocabulary of it" in found["remedy"]
+    rows = int(found["remedy"].rpartition(" ")[2])
+    assert check(tmp_path, made.write(tmp_path / "again"), "--data.sparse.city.rows", str(rows))["findings"] == []
 
 
 def test_strict_ends_with_one_line_that_names_the_worst(tmp_path, capsys):

@@ -1,5 +1,7 @@
 """First configurations, written from files alone: they train as they are, on data sets that others made."""
 
+import hashlib
+import json
 import tomllib
 from pathlib import Path
 
@@ -68,6 +70,74 @@ def test_csv_needs_no_configuration(delimiter, name, tmp_path, monkeypatch, caps
     assert "loss" in done.stdout
 
 
+def frame(rows=600):
+    """Rows of a table as people keep it: a class, a port, an age that may be missing."""
+    random = np.random.default_rng(0)
+    for number in range(rows):
+        port = random.choice(["Cherbourg", "Queenstown", "Southampton", "Belfast"])
+        age = "" if number % 7 == 0 else f"{random.normal(40, 10):.1f}"
+        yield number, int(random.random() < 0.4 + 0.2 * (port == "Belfast")), port, age
+
+
+def as_pandas_writes(file):
+    lines = [f"{number},{label},{port},{age}\n" for number, label, port, age in frame()]
+    file.write_text("".join([",survived,port,age\n", *lines]))
+
+
+def as_r_writes(file):
+    lines = [f'"{number + 1}",{label},"{port}",{age or "NA"}\n' for number, label, port, age in frame()]
+    file.write_text("".join(['"","survived","port","age"\n', *lines]))
+
+
+@pytest.mark.parametrize("write", [as_pandas_writes, as_r_writes])
+def test_csv_with_an_index_of_rows_is_checked_trained_on_and_exported_as_it_is(write, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "latest-test").mkdir()  # whose name divides no files that are named from within
+    monkeypatch.chdir(tmp_path / "latest-test")
+    write(Path("rows.csv"))
+    words = ["--reader", "csv", "--label", "survived", "--write-config", "first.toml", "--json", "found.json"]
+    assert trainer(["check-data", "--source", "rows.csv", *words]) == 0
+    assert "row index: the first column has no name" in " ".join(capfd.readouterr().out.split())
+    findings = json.loads(Path("found.json").read_text())["findings"]
+    assert ("note", "row index") in [(one["severity"], one["check"]) for one in findings]
+    data = tomllib.loads(Path("first.toml").read_text())["data"]
+    assert data["train"] == ["rows.csv"]
+    assert (data["sparse"].keys(), data["dense"].keys()) == ({"port"}, {"age"})
+    done = run_trainer("train", "first.toml", "--out", "runs/first")
+    assert done.returncode == 0, done.stderr
+    export = ["export", "first.toml", "--out", "runs/first", "--to", "served"]
+    assert trainer(export) == 2
+    assert "data.validation is empty; take --split train, or name its files" in capfd.readouterr().err
+    assert trainer([*export, "--split", "train"]) == 0
+    assert trainer(["predict", "first.toml", "--out", "runs/first", "--source", "rows.csv", "--to", "parts"]) == 0
+    assert "600 rows in 1 part in parts" in capfd.readouterr().out
+
+
+def test_a_few_hashed_ids_have_a_row_each(tmp_path, capsys):
+    for number in range(8):  # of four ports in eight rows, two share one more often than not
+        table = {"port": [f"port {number} {n % 4}" for n in range(400)], "label": [n % 3 % 2 for n in range(400)]}
+        pq.write_table(pa.table(table), tmp_path / "a.parquet")
+        words = ["--source", str(tmp_path / "a.parquet"), "--write-config", str(tmp_path / "first.toml")]
+        assert trainer(["check-data", *words, "--overwrite", "True"]) == 0
+        rows = tomllib.loads((tmp_path / "first.toml").read_text())["data"]["sparse"]["port"]["rows"]
+        assert 8 <= rows <= 128
+        places = [splitmix(blake2b(f"port {number} {n}")) % rows for n in range(4)]
+        assert len({*places}) == 4
+    assert "shared rows" not in capsys.readouterr().out
+
+
+def blake2b(text):
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def splitmix(x):
+    """The last steps of splitmix64, in Python's integers."""
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
+    return x ^ (x >> 31)
+
+
 def test_csv_without_a_header_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "a.csv").write_text("1,0.5,7\n0,0.25,8\n")
@@ -77,7 +147,7 @@ def test_csv_without_a_header_is_refused_in_one_line(tmp_path, monkeypatch, caps
     assert "a.csv, line 1: the header names a column '1', so it seems to be a row" in error
 
 
-def test_splits_and_columns_are_told_from_names_types_and_values(tmp_path, capsys):
+def test_splits_and_columns_are_told_from_names_types_and_values(tmp_path, monkeypatch, capsys):
     made = clean_data()
     for split in made.splits:
         for columns in made.columns(split):
@@ -88,6 +158,9 @@ def test_splits_and_columns_are_told_from_names_types_and_values(tmp_path, capsy
     data = written(tmp_path, tmp_path / "data")["data"]
     for split in ("train", "validation", "test"):
         assert data[split] == [str(tmp_path / "data" / split)]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "first.toml").unlink()
+    assert written(tmp_path, "./data")["data"]["train"] == ["data/train"]
     assert data["labels"] == ["label"]
     assert data["groups"] == ["user_id"]
     assert data["sparse"]["user_id"] == {"rows": 150}
@@ -142,3 +215,25 @@ def test_files_without_a_label_or_ids_are_refused_in_one_line(tmp_path, capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert "--label is unset" in first
     assert "no column of ids" in second
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        (
+            pa.array([True, None, False, True] * 50),
+            "which has 50 nulls in 200 rows beside 0 and 1; leave these rows out",
+        ),
+        (pa.array([1.0, 0.0, 0.0, *[None] * 1, *[1.0] * 196]), "which has 1 null in 200 rows beside 0 and 1; leave"),
+        (pa.array(["True", "False"] * 100), "whose values are text, such as 'False' and 'True'; write it as 0 and 1"),
+        (pa.array([1, 2] * 100), "whose values are not 0 and 1 but from 1 to 2; name a column that has these"),
+        (pa.array([None] * 200, pa.bool_()), "whose values are not 0 and 1 but null; name a column that has these"),
+    ],
+)
+def test_a_label_that_is_none_is_refused_for_what_it_is(label, said, tmp_path, capsys):
+    pq.write_table(pa.table({"clicked": label, "item": [n % 5 for n in range(200)]}), tmp_path / "a.parquet")
+    for words in (["--label", "clicked"], []):
+        assert trainer(["check-data", "--source", str(tmp_path / "a.parquet"), *words]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert f"'clicked'{',' if words else ' is named like one,'} {said}" in error

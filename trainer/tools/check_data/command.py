@@ -27,7 +27,15 @@ from trainer.tools.check_data.profile import Profile, profiles_of
 from trainer.tools.check_data.reading import Measured, read_split
 from trainer.tools.check_data.report import Report, as_tree, render
 from trainer.tools.check_data.sources import split_sources
-from trainer.tools.check_data.splits import SPLITS, Split, chosen_groups, numbers_alike, open_split, schema_findings
+from trainer.tools.check_data.splits import (
+    SPLITS,
+    Split,
+    chosen_groups,
+    index_findings,
+    numbers_alike,
+    open_split,
+    schema_findings,
+)
 from trainer.tools.check_data.statistics import statistics_of
 from trainer.tools.check_data.suggest import suggestions
 
@@ -93,7 +101,7 @@ def check_data(
     columns = data.columns if config else [*splits[0].kinds]
     if time is not None and time not in splits[0].kinds:
         raise InputError(f"--time is '{time}', which is no column{nearest(time, splits[0].kinds)}")
-    before = schema_findings(splits, data if config else None)
+    before = schema_findings(splits, data if config else None) + index_findings(splits)
     measured = _read(splits, data, [*columns, *([time] if time else [])], rows, all, seed)
     if config:
         guessed, left_out, profiles = {}, {}, profiles_of(measured, _probabilities(data))

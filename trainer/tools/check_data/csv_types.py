@@ -105,7 +105,7 @@ def _delimiter(split: Split, config: DataConfig) -> str | None:
 def _own_columns(split: Split) -> list[str]:
     """Returns the columns that all files have themselves, not by their paths."""
     for file in split.files.files:
-        if numbers := [name for name in file.schema.names if NUMBER.fullmatch(name) or not name]:
+        if numbers := [name for name in file.schema.names if NUMBER.fullmatch(name)]:
             raise InputError(
                 f"{file.name}, line 1: the header names a column '{numbers[0]}', so it seems to be a row; write a "
                 "configuration with data.csv.header = false and data.csv.columns, and check that"

@@ -8,6 +8,7 @@ import numpy as np
 
 from trainer.config.section import Tree
 from trainer.core.errors import InputError, nearest
+from trainer.core.plural import plural
 from trainer.tools.check_data.id_checks import ENOUGH, UNIQUE, suggested_rows
 from trainer.tools.check_data.numbers import transformed
 from trainer.tools.check_data.profile import FEW, Profile
@@ -42,24 +43,40 @@ def guess_label(profiles: Mapping[str, Profile], label: str | None) -> str:
     if label is not None:
         if label not in profiles:
             raise InputError(f"--label is '{label}', which is no column{nearest(label, profiles)}")
-        if not _is_binary(profiles[label]):
-            raise InputError(f"--label is '{label}', whose values are not 0 and 1; name a column that has these")
+        if fault := _no_label(profiles[label]):
+            raise InputError(f"--label is '{label}', {fault}")
         return label
-    binary = [name for name, profile in profiles.items() if _is_binary(profile)]
-    named = [name for name in binary if LABEL.fullmatch(re.sub(r"\W+", "_", name))]
+    faults = {name: _no_label(profile) for name, profile in profiles.items()}
+    binary = [name for name, fault in faults.items() if not fault]
+    named = [name for name in binary if _named_like_a_label(name)]
     exact = [name for name in named if name.lower() in ("label", "target", "click", "clicked", "y")]
     if found := exact or named or (binary if len(binary) == 1 else []):
         return found[0]
+    if like := [name for name in faults if _named_like_a_label(name) and name not in binary]:
+        raise InputError(f"--label is unset, and '{like[0]}' is named like one, {faults[like[0]]}")
     has = f"these have 0 and 1: {', '.join(binary)}" if binary else "none has only the values 0 and 1"
     raise InputError(f"--label is unset, and no column of --source is named like a label; {has}; name one")
 
 
-def _is_binary(profile: Profile) -> bool:
-    if profile.kind not in ("integer", "number"):
-        return False
+def _named_like_a_label(name: str) -> bool:
+    return LABEL.fullmatch(re.sub(r"\W+", "_", name)) is not None
+
+
+def _no_label(profile: Profile) -> str:
+    """Returns why a column is no label, and what to do; empty if it is one."""
     tally = profile.first.tally(profile.name)
-    values = profile.numbers(profile.first)
-    return not tally.nulls and (tally.minimum, tally.maximum) == (0, 1) and bool(np.isin(values, (0, 1)).all())
+    if profile.kind == "text":
+        values = " and ".join(sorted(repr(value) for value, _, _ in profile.first_ids.top(2)))
+        return f"whose values are text, such as {values}; write it as 0 and 1, or name another column"
+    if profile.kind not in ("integer", "number"):
+        return "which is no column of numbers; name a column of 0 and 1"
+    if not {*np.unique(profile.finite(profile.first))} <= {0, 1} or (tally.minimum, tally.maximum) != (0, 1):
+        found = f"from {tally.minimum:g} to {tally.maximum:g}" if tally.has_values else "null"
+        return f"whose values are not 0 and 1 but {found}; name a column that has these"
+    if tally.nulls or tally.nan:
+        nulls = plural(tally.nulls + tally.nan, "null")
+        return f"which has {nulls} in {tally.rows:,} rows beside 0 and 1; leave these rows out, or write what they mean"
+    return ""
 
 
 def guess_data(profiles: Mapping[str, Profile], label: str) -> tuple[Tree, dict[str, str]]:
@@ -139,7 +156,7 @@ def sparse_rule(profile: Profile) -> dict[str, Any]:
     ids, whole = profile.first_ids, all(measured.is_all_read for measured in profile.measured)
     distinct = len(ids.distinct) if profile.first.is_whole else ids.estimated
     low, high = min(one.minimum for one in tallies), max(one.maximum for one in tallies)
-    rule: dict[str, Any] = {"rows": suggested_rows(distinct), "ids": "hash"}
+    rule: dict[str, Any] = {"rows": suggested_rows(ids.distinct, distinct), "ids": "hash"}
     if profile.kind in ("integer", "integers") and low >= 0 and high < max(ROUNDED, COMPACT * distinct):
         # Rows that were not read may have higher ids, which only `error` refuses.
         rule = {"rows": int(high) + 1, **({} if whole else {"ids": "modulo"})}

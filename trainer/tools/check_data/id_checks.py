@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 
 import numpy as np
+import pyarrow as pa
 
 from trainer.config.data import DataConfig, SparseFeature
 from trainer.core.plural import plural
+from trainer.data.hashing import as_integers, mix
+from trainer.data.transforms import salted
 from trainer.tools.check_data.finding import Finding, percent
 from trainer.tools.check_data.ids import Ids
 from trainer.tools.check_data.profile import Profile
@@ -44,8 +47,14 @@ def _check_size(profile: Profile, ids: Ids, feature: SparseFeature, whole: bool)
         if shared > SHARED and distinct > 1:
             rows = plural(feature.rows, "row")
             found = f"{amount} in {rows}: {percent(shared)} of the ids share their row with others"
-            remedy = f"set data.sparse.{name}.rows to {suggested_rows(distinct):,}".replace(",", "")
+            remedy = f"set data.sparse.{name}.rows to {suggested_rows(ids.distinct, distinct)}"
             yield Finding("warning", "table too small", where, name, found, remedy)
+        elif feature.ids == "hash" and (sharing := _sharing(ids.distinct, feature.rows, feature.salt)):
+            found = f"{sharing:,} of {plural(len(ids.distinct), 'different id')} share their row by their hash"
+            remedy = "make a vocabulary of it, in which each id has its own row (python -m trainer vocabulary)"
+            if (rows := suggested_rows(ids.distinct, distinct)) > feature.rows:
+                remedy += f", or set data.sparse.{name}.rows to {rows}"
+            yield Finding("note", "shared rows", where, name, found, remedy)
     if feature.rows > max(SMALL, TOO_LARGE * distinct) and whole:
         found = f"{amount} in {feature.rows:,} rows: most rows are never used"
         yield Finding("note", "table too large", where, name, found, f"set data.sparse.{name}.rows lower")
@@ -62,6 +71,22 @@ def _check_known(profile: Profile) -> Iterator[Finding]:
             yield Finding(severity, "unseen ids", measured.name, profile.name, found, remedy)
 
 
-def suggested_rows(distinct: int) -> int:
-    """Returns rows for a table of hashed ids: a power of two, of at least twice as many."""
-    return 2 ** int(np.ceil(np.log2(max(4, 2 * distinct))))
+def suggested_rows(ids: pa.Array, distinct: int) -> int:
+    """Returns rows for a table of hashed ids: a power of two, of at least twice as many.
+
+    More in a small table, until no two ids share a row: of a few ids, chance gives two the same one sooner than not.
+
+    Args:
+        ids: The different ids that are known.
+        distinct: How many there are.
+    """
+    rows = 2 ** int(np.ceil(np.log2(max(4, 2 * distinct))))
+    while 2 * rows <= SMALL and _sharing(ids, rows):
+        rows *= 2
+    return rows
+
+
+def _sharing(ids: pa.Array, rows: int, salt: int = 0) -> int:
+    """Returns how many ids share their row of a table with another one by their hash."""
+    _, counts = np.unique(mix(salted(as_integers(ids), salt)) % np.uint64(rows), return_counts=True)
+    return int(counts[counts > 1].sum())

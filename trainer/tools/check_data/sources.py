@@ -1,5 +1,6 @@
 """The splits of files that no configuration names: by the names of files and of their directories."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 
@@ -27,8 +28,8 @@ def split_sources(source: Sequence[str], config: DataConfig) -> dict[str, list[s
     reader = make_reader(config)
     found: dict[str, list[str]] = {}
     for pattern in source:
-        urls = sorted(set(list_files("--source", pattern, reader)))
-        splits = {url: _split_of(url.removeprefix(pattern)) for url in urls}
+        urls = sorted({_as_given(url, pattern) for url in list_files("--source", pattern, reader)})
+        splits = {url: _split_of(url.removeprefix(_as_given(pattern, pattern))) for url in urls}
         if {*splits.values()} == {"train"}:  # nothing below the pattern divides its files, but its own name may
             splits = dict.fromkeys(urls, _split_of(pattern.rstrip("/").rpartition("/")[2]))
         for split in dict.fromkeys(splits.values()):
@@ -37,6 +38,14 @@ def split_sources(source: Sequence[str], config: DataConfig) -> dict[str, list[s
         # All names have the same word, as in latest-test-data/: it divides nothing.
         return {"train": [*source]}
     return {name: found[name] for name in SPLITS if name in found}
+
+
+def _as_given(url: str, pattern: str) -> str:
+    """Returns a file that a pattern names as the pattern does: from the working directory on, if it begins there.
+
+    The jobs of a configuration may run elsewhere, and resolve its paths from where they run.
+    """
+    return url if "://" in pattern or pattern.startswith(("/", "~")) else os.path.relpath(url)
 
 
 def _shortened(split: str, splits: Mapping[str, str], pattern: str) -> list[str]:

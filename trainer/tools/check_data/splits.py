@@ -75,7 +75,7 @@ def _once(files: FileSet) -> FileSet:
 
 
 def _common_kinds(files: FileSet) -> dict[str, Kind]:
-    kinds = {name: _common_kind(files, name) for name in files.files[0].schema.names}
+    kinds = {name: _common_kind(files, name) for name in files.files[0].schema.names if name}
     return {name: kind for name, kind in kinds.items() if kind != "other"}
 
 
@@ -93,7 +93,7 @@ def _common_kind(files: FileSet, name: str) -> Kind:
 def schema_findings(splits: Sequence[Split], config: DataConfig | None) -> list[Finding]:
     """Returns what is wrong with columns and types: missing ones, and files that differ, in any split."""
     ids = id_columns(config) if config else []
-    names = config.columns if config else splits[0].files.files[0].schema.names
+    names = config.columns if config else [name for name in splits[0].files.files[0].schema.names if name]
     severity, remedy = "error" if config else "warning", "write all files with the same columns"
     found = [
         Finding(severity, "schema", file, name, difference, remedy)
@@ -101,6 +101,23 @@ def schema_findings(splits: Sequence[Split], config: DataConfig | None) -> list[
         for file, difference in _differences(name, splits, of_ids=name in ids)
     ]
     return found or (_refused(splits, config) if config else [])
+
+
+def index_findings(splits: Sequence[Split]) -> list[Finding]:
+    """Returns that a column has no name: of CSV files, mostly the index of the rows, which no feature is made of."""
+    unnamed = [file for split in splits for file in split.files.files if "" in file.schema.names]
+    if not unnamed:
+        return []
+    first, number = unnamed[0], unnamed[0].schema.names.index("")
+    if number:
+        found, remedy = (
+            f"column {number + 1} has no name, and is left out",
+            "name it in the header, or leave it out of the file",
+        )
+    else:
+        found = "the first column has no name: it is the index of the rows, as pandas and R write it, and is left out"
+        remedy = "write files without it: to_csv(..., index=False), write.csv(..., row.names = FALSE)"
+    return [Finding("note", "row index", first.name, "", found, remedy)]
 
 
 def _differences(name: str, splits: Sequence[Split], of_ids: bool) -> Iterator[tuple[str, str]]:

@@ -102,7 +102,7 @@ def _of_sparse(name: str, config: DataConfig, profile: Profile) -> Iterator[Sugg
     if hotness and not 1 / HOTTER < ids.hotness / feature.hotness < HOTTER:
         yield Suggestion(f"{key}.hotness", feature.hotness, hotness, "ids per row; plans count with it")
     distinct = len(ids.distinct) if profile.first.is_whole else ids.estimated
-    best = suggested_rows(distinct)
+    best = suggested_rows(ids.distinct, distinct)
     if feature.ids == "hash" and feature.rows < distinct:
         yield Suggestion(f"{key}.rows", feature.rows, best, f"{distinct:,} different ids")
     highest = max(measured.tally(name).maximum for measured in profile.measured)

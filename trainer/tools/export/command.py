@@ -91,7 +91,9 @@ def export(
             directory cannot be written.
     """
     if not getattr(config.data, split):
-        raise InputError(f"--split is {split}, but data.{split} is empty; name its files, or another split")
+        there = next((name for name in ("validation", "test", "train") if getattr(config.data, name)), None)
+        take = f"take --split {there}, or " if there else ""
+        raise InputError(f"--split is {split}, but data.{split} is empty; {take}name its files")
     ema = config.optimizer.ema
     averages = ema.decay is not None and ema.evaluate if averages is None else averages
     choices = Choices(split, averages, quantize, compile, format, shard_bytes)

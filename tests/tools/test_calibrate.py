@@ -1,11 +1,13 @@
 """The speeds of a host, measured by the real command on little data, and the plans that count with them."""
 
+import signal
+import time
 import tomllib
 
 import numpy as np
 import pytest
 import tomli_w
-from command import run_trainer, write_config
+from command import run_trainer, start_trainer, write_config
 from jobs import config
 
 from trainer.__main__ import main as trainer
@@ -56,6 +58,21 @@ def test_a_host_is_measured_once_for_all_plans(ranks, tmp_path):
         *("--planner.calibration", file, "--planner.host-memory-gib", 1),
     )
     assert plan.returncode == 0, plan.stderr
+
+
+@pytest.mark.parametrize(("ranks", "code"), [(0, 75), (2, 1)])
+def test_a_signal_stops_it_and_leaves_no_file(ranks, code, tmp_path):
+    file, scratch, errors = tmp_path / "host.toml", tmp_path / "scratch", tmp_path / "errors"
+    words = ["calibrate", "--out", file, "--scratch", scratch, *SMALL]
+    job = start_trainer(words, tmp_path / "output", errors, ranks)
+    while not [*scratch.glob("**/run-0")]:  # while it measures steps, a session takes the signals
+        assert job.poll() is None, errors.read_text()
+        time.sleep(0.01)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(120) == code, errors.read_text()
+    assert not [*tmp_path.glob("host.toml*")]
+    assert "planner.calibration" not in (tmp_path / "output").read_text()
+    assert "Traceback" not in errors.read_text()
 
 
 def test_plans_count_with_the_speeds_of_the_file(tmp_path, calibration):

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zlib
 
 import fsspec
 import pytest
@@ -128,13 +129,21 @@ def test_verify_names_what_is_damaged(copy):
     good = ask(copy, "--verify", "True")
     assert good.returncode == 0, good.stderr
     assert {row["state"] for row in table(good.stdout)} == {"ok"}
+    assert "ok: every file has the size and the CRC-32 checksum that its manifest.json names" in good.stdout
     harm(copy, 4)
+    file = copy / "checkpoints/step-000000004/__1_0.distcp"
+    written = json.loads((file.parent / "manifest.json").read_text())["files"][file.name]
     bad = ask(copy, "--verify", "True")
     assert bad.returncode == 1
     assert bad.stderr == ""
     states = {row["step"]: row["state"] for row in table(bad.stdout)}
     assert states["2"] == states["6"] == "ok"
-    assert states["4"].startswith("__1_0.distcp is damaged")
+    found, expected = zlib.crc32(file.read_bytes()), written["crc32"]
+    assert states["4"] == f"__1_0.distcp is damaged: its CRC-32 is {found:08x}, and was {expected:08x} when written"
+    file.write_bytes(file.read_bytes()[:-100])
+    states = {row["step"]: row["state"] for row in table(ask(copy, "--verify", "True").stdout)}
+    size = written["bytes"]
+    assert states["4"] == f"__1_0.distcp is damaged: it has {size - 100:,} bytes, and {size:,} were written"
     assert ask(copy, "--verify", "True", "--step", "6").returncode == 0
 
 

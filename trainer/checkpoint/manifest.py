@@ -4,6 +4,7 @@ import posixpath
 import zlib
 from typing import Any
 
+from trainer.core.plural import plural
 from trainer.core.storage import Storage, os_errors
 
 FileEntry = dict[str, int]
@@ -37,6 +38,10 @@ def find_damage(fs: Storage, directory: str, entries: dict[str, FileEntry]) -> s
                     add_to(entry, block)
         except OSError as error:
             return f"{name} cannot be read ({error})"
-        if entry != expected:
-            return f"{name} is damaged ({entry['bytes']} bytes, {expected['bytes']} were written)"
+        if entry["bytes"] != expected["bytes"]:
+            return f"{name} is damaged: it has {plural(entry['bytes'], 'byte')}, and {expected['bytes']:,} were written"
+        if entry["crc32"] != expected["crc32"]:
+            return (
+                f"{name} is damaged: its CRC-32 is {entry['crc32']:08x}, and was {expected['crc32']:08x} when written"
+            )
     return None

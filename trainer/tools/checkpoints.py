@@ -59,6 +59,8 @@ def checkpoints(
         damages = _damages(found, committed) if verify else {}
         states = dict.fromkeys(committed, "ok" if verify else "committed") | damages
         print(_table(run, found, states | dict.fromkeys(uncommitted, "not committed")))
+        if verify:
+            print("\nok: every file has the size and the CRC-32 checksum that its manifest.json names")
     if convert is not None:
         _convert(found, out, convert, step)
     elif not verify:

@@ -163,7 +163,7 @@ class PersistentLocalScheduler(LocalScheduler):
         for app_id, supervisor in attached.items():
             job = self.describe(app_id)
             if job and not is_terminal(job.state):
-                print("cancelling the job, which saves first; Ctrl-C again does not wait for that", file=sys.stderr)
+                print("cancelling the job, which may save first; Ctrl-C again does not wait for it", file=sys.stderr)
             none_throws(supervisor.stdin).close()
             supervisor.wait()
 

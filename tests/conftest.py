@@ -24,6 +24,7 @@ LONGEST = (
     "test_local_training",
     "test_preemption",
     "test_object_store",
+    "test_hints",
     "test_elastic",
     "test_world_sizes",
     "test_saver",

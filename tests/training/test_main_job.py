@@ -1,6 +1,8 @@
-"""The main job, from outside: data and training through the real `torchx`, on real ratings and on a known truth."""
+"""The main job, from outside: a reader's first half hour in a real shell, on real ratings and on a known truth."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,8 +10,13 @@ from pathlib import Path
 
 import pytest
 from command import run_trainer
+from shell import free_port, hints, typed
 
-CONFIGS = Path(__file__).parents[2] / "trainer/config/presets"
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "trainer/config/presets"
+PAGES = ("README.md", "docs/quickstart.md")
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ACTIVATE = "source .venv/bin/activate; "
 
 
 def torchx(*arguments, cwd):
@@ -23,50 +30,131 @@ def lines(path):
 
 
 @pytest.fixture(scope="module")
-def movielens(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("movielens")
-    torchx("data.movielens", cwd=folder)
-    output = torchx(
-        *("dlrm.multi_node", "--config", "movielens", "-j", "1x2", "--out", "runs/movielens"),
-        *("--", "--train.epochs", "2"),
-        cwd=folder,
-    )
-    return folder, output
+def half_hour(tmp_path_factory):
+    """The directory of a reader of README and quickstart, and all commands with what each printed, in order.
+
+    The reader types what stands there and follows each command that is printed. Cloning and installing is done already.
+    """
+    folder = tmp_path_factory.mktemp("reader") / "torchx-recsys"
+    _check_out(folder)
+    transcript = []
+    for language, block in (found for page in PAGES for found in FENCE.findall((ROOT / page).read_text())):
+        if name := re.match(r"# (\w+\.\w+)\n", block):
+            (folder / name[1]).write_text(block)
+        for command in block.splitlines() if language == "sh" else ():
+            if command.startswith(("git clone ", "cd ", "source ", "make test")):
+                continue
+            _follow(command, folder, transcript)
+    return folder, transcript
 
 
-def test_movielens_reaches_its_auc(movielens):
-    folder, output = movielens
-    test = lines(folder / "runs/movielens/evaluations.jsonl")[-1]
+def _check_out(folder):
+    """Makes a directory that looks like the project's, with its environment installed."""
+    folder.mkdir()
+    for name in ("Makefile", "pyproject.toml", "requirements-cpu.txt", "components", "schedulers", "trainer"):
+        (folder / name).symlink_to(ROOT / name)
+    # At another port, as other tests look at curves, too.
+    port = f"[component:tools.tensorboard]\nport = {free_port()}\n"
+    (folder / ".torchxconfig").write_text((ROOT / ".torchxconfig").read_text() + port)
+    (folder / ".venv").mkdir()
+    for path in Path(sys.prefix).iterdir():
+        if path.name != "ready":
+            (folder / ".venv" / path.name).symlink_to(path)
+    (folder / ".venv/ready").touch()
+
+
+def _follow(command, folder, transcript):
+    """Types a command, and those that it prints for its user, but for what was typed before of another job."""
+
+    def without_job(words):
+        return re.sub(r"local_cwd://\S+", "", words)
+
+    elsewhere = [path for path in os.environ["PATH"].split(os.pathsep) if path != f"{sys.prefix}/bin"]
+    # A `make` that runs this test tells nothing to that of the reader.
+    shell = {"PATH": os.pathsep.join(elsewhere), "MAKEFLAGS": "", "MAKELEVEL": ""}
+    printed = typed(command if command.startswith("make ") else ACTIVATE + command, folder, **shell)
+    transcript.append((command, printed))
+    for hint in hints(printed):
+        if without_job(hint) not in [without_job(earlier) for earlier, _ in transcript]:
+            transcript.append((hint, typed(ACTIVATE + hint, folder, **shell)))
+
+
+def evaluations_in(text):
+    """Returns the metrics of the evaluations that were printed, by step and split."""
+    found = re.findall(r"step (\d+)  (validation|test): (.*)", text)
+    return {(step, split): dict(zip(line.split()[::2], figures(line), strict=True)) for step, split, line in found}
+
+
+def figures(line):
+    return [float(word.replace(",", "")) for word in line.split()[1::2]]
+
+
+def test_the_first_half_hour_prints_no_error(half_hour):
+    for command, printed in half_hour[1]:
+        said = printed.replace("Structured Error Msg: <NONE>", "")  # `torchx status` of a job that has none
+        assert not re.search(r"\b(error|traceback|warning|fatal)\b", said, re.IGNORECASE), f"$ {command}\n{said}"
+
+
+def test_the_first_half_hour_prints_what_is_there(half_hour):
+    folder, transcript = half_hour
+    named = r"(?:run directory|checkpoint|configuration|metrics|evaluations|TensorBoard)  +(\S+)|written to (\S+)$"
+    paths = {
+        path for _, text in transcript for found in re.findall(named, text, re.MULTILINE) for path in found if path
+    }
+    assert len(paths) > 20
+    assert [path for path in paths if not (folder / path).exists()] == []
+
+
+def test_the_demo_is_as_README_shows_it(half_hour):
+    first, *again = [printed for command, printed in half_hour[1] if command == "make demo"]
+    assert [int(step) for step in re.findall(r"step (\d+)/237", first)] == [*range(20, 237, 20), 237]
+    assert [step for step, split in evaluations_in(first) if split == "validation"] == ["80", "160", "237"]
+    shown = evaluations_in((ROOT / "README.md").read_text())
+    assert shown[("237", "test")] == pytest.approx(evaluations_in(first)[("237", "test")], abs=2e-3)
+    assert len(again) == 2
+    for printed in again:
+        assert "resumed after step 237" in printed
+        assert "/237" not in printed
+        assert evaluations_in(printed)[("237", "test")] == pytest.approx(shown[("237", "test")], abs=2e-3)
+
+
+def test_an_evaluation_prints_what_training_did(half_hour):
+    trained, compared = {}, 0
+    for command, printed in half_hour[1]:
+        out = (re.findall(r"run directory +(\S+)", printed) or re.findall(r"--out (\S+)", command) or [None])[-1]
+        for which, metrics in evaluations_in(printed).items():
+            if "dlrm.evaluate" in command:
+                assert metrics == pytest.approx(trained[out, which], abs=2e-5), command
+                compared += 1
+            trained[out, which] = metrics
+    assert compared >= 5
+
+
+def test_movielens_reaches_its_auc(half_hour):
+    test = lines(half_hour[0] / "runs/movielens/evaluations.jsonl")[-1]
     assert test["split"] == "test"
     assert test["samples"] == 10_000
     assert test["auc"] > 0.72
-    assert "2 ranks on cpu" in output
 
 
-def test_movielens_leaves_a_committed_checkpoint_and_tensorboard_files(movielens):
-    out = movielens[0] / "runs/movielens"
-    assert (out / "checkpoints/step-000000158/manifest.json").exists()
+def test_movielens_leaves_a_committed_checkpoint_and_tensorboard_files(half_hour):
+    out = half_hour[0] / "runs/movielens"
+    assert (out / "checkpoints/step-000000237/manifest.json").exists()
     assert list((out / "tensorboard").glob("events.out.tfevents.*"))
 
 
-def test_the_same_command_with_more_epochs_resumes(movielens):
-    folder, _ = movielens
-    output = torchx(
-        *("dlrm.single_node", "--config", "movielens", "--out", "runs/movielens", "--resume", "must"),
-        cwd=folder,
-    )
-    assert "resumed after step 158" in output
-    records = lines(folder / "runs/movielens/metrics.jsonl")
-    steps = [record["step"] for record in records]
-    assert steps == sorted(set(steps))
-    assert steps[-1] == 237
-    output = torchx("dlrm.evaluate", "--config", "runs/movielens/config.toml", "--out", "runs/movielens", cwd=folder)
-    assert "step 237  test: auc 0.7" in output
+@pytest.mark.parametrize(("run", "done", "steps"), [("longer", 237, 474), ("synthetic", 50, 80), ("mine", 47, 94)])
+def test_the_same_command_with_more_steps_resumes(half_hour, run, done, steps):
+    folder, transcript = half_hour
+    assert [text for _, text in transcript if f"resumed after step {done} from runs/{run}/" in text]
+    found = [record["step"] for record in lines(folder / f"runs/{run}/metrics.jsonl")]
+    assert found == sorted(set(found))
+    assert found[-1] == steps
 
 
-def test_two_nodes_train_as_one_does(movielens, tmp_path):
+def test_two_nodes_train_as_one_does(half_hour, tmp_path):
     """Two agents on this machine meet at a port of their own, and so do those of another job at the same time."""
-    folder, _ = movielens
+    folder, _ = half_hour
     shutil.copytree(folder / "data", tmp_path / "data")
     job = ["torchx", "run", "-s", "local_cwd", "dlrm.multi_node", "--config", "movielens"]
     started = [
@@ -88,18 +176,17 @@ def test_two_nodes_train_as_one_does(movielens, tmp_path):
         assert lines(tmp_path / out / "metrics.jsonl")[0]["loss"] == pytest.approx(reference["loss"], rel=1e-5)
 
 
-def test_data_parallel_is_the_same_training(movielens, tmp_path):
-    folder, _ = movielens
+def test_data_parallel_is_the_same_training(half_hour, tmp_path):
+    folder, _ = half_hour
     shutil.copytree(folder / "data", tmp_path / "data")
     torchx(
         *("dlrm.data_parallel", "--config", "movielens", "-j", "1x2", "--out", "runs/replicated"),
-        *("--", "--train.epochs", "2"),
         cwd=tmp_path,
     )
     plan = (tmp_path / "runs/replicated/plan.json").read_text()
     assert plan.count('"data_parallel"') == 4
     replicated = lines(tmp_path / "runs/replicated/evaluations.jsonl")[-1]
-    assert replicated["auc"] == pytest.approx(lines(folder / "runs/movielens/evaluations.jsonl")[2]["auc"], abs=0.02)
+    assert replicated["auc"] == pytest.approx(lines(folder / "runs/movielens/evaluations.jsonl")[-1]["auc"], abs=0.02)
 
 
 def test_synthetic_comes_close_to_the_best_possible_auc(tmp_path):

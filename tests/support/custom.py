@@ -96,7 +96,8 @@ def sum_of_embeddings(inputs: ModelInputs) -> nn.Module:
 def unhurried(inputs: ModelInputs) -> nn.Module:
     """A DLRM that takes 50 ms more for a step, so that what a test does while it trains comes before its end.
 
-    It leaves the processor to the tests beside it, too, where a job trains only for as long as a test needs one.
+    `STEP_SECONDS` is another time. It leaves the processor to the tests beside it, too, where a job trains only for as
+    long as a test needs one.
     """
     model = dlrm(inputs)
     model.dense_arch.register_forward_pre_hook(_wait)
@@ -112,7 +113,7 @@ def unhurried_on_good_nodes(inputs: ModelInputs) -> nn.Module:
 
 def _wait(module: nn.Module, arguments: tuple[Tensor]) -> None:
     if not isinstance(arguments[0], fx.Proxy):
-        time.sleep(0.05)
+        time.sleep(float(os.environ.get("STEP_SECONDS", "0.05")))
 
 
 def squared_error(logits: Tensor, labels: Tensor) -> Tensor:

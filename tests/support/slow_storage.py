@@ -3,11 +3,14 @@
 fsspec learns of it from slow_storage-0.dist-info beside this file, in every process that tests start.
 """
 
+import os
 import time
+from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 
 OPEN_SECONDS = 0.02  # to begin a file of a checkpoint; a save writes six, one after the other
+SLOWER_SECONDS = 1.2  # the same, while there is the file that `SLOWER` names
 
 
 class SlowFileSystem(LocalFileSystem):
@@ -19,5 +22,6 @@ class SlowFileSystem(LocalFileSystem):
 
     def _open(self, path, mode="rb", **kwargs):
         if mode == "wb" and "/checkpoints/" in path:
-            time.sleep(OPEN_SECONDS)
+            slower = Path(os.environ.get("SLOWER", "/nowhere/slower")).exists()
+            time.sleep(SLOWER_SECONDS if slower else OPEN_SECONDS)
         return super()._open(path, mode, **kwargs)

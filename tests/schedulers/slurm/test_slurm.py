@@ -52,6 +52,11 @@ def submit_all(shell):
         "sleeps": ("echo awake; sleep 1000", "--num_replicas", "2"),
     }
     handles = {name: shell.shell_job(*command) for name, command in commands.items()}
+    handles["warned asleep"] = shell.shell_job(
+        '[ -e "$TORCHX_OUTCOME_FILE.once" ] && exit 0; touch "$TORCHX_OUTCOME_FILE.once"; exec sleep 1000',
+        *("--max_retries", "3"),
+        cfg="time=1,signal_lead=30",
+    )
     handles["limited"] = shell.shell_job(SAVES_WHEN_WARNED, cfg="time=1,signal_lead=5")
     handles["waits"] = shell.shell_job("true", cfg="begin=now+1hour")
     return shell, handles
@@ -410,6 +415,9 @@ def test_time_limit_comes_with_a_warning(submitted):
     status = shell.wait(handles["limited"], seconds=600)
     assert (status["state"], status["num_restarts"]) == ("SUCCEEDED", 1), shell.batch_log(handles["limited"])
     assert "requeued: stopped at step 3, saved x" in shell.batch_log(handles["limited"])
+    status = shell.wait(handles["warned asleep"])
+    assert (status["state"], status["num_restarts"]) == ("SUCCEEDED", 1), shell.batch_log(handles["warned asleep"])
+    assert "requeued: stop requested before anything was saved" in shell.batch_log(handles["warned asleep"])
 
 
 def test_status_survives_slurms_memory(submit):

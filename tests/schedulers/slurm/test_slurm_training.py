@@ -56,8 +56,12 @@ def assert_went_on(shell, handle, name, undisturbed):
     assert status["state"] == "SUCCEEDED", shell.batch_log(handle) + log
     assert status["num_restarts"] >= 1
     assert "resumed after step" in log
-    assert losses(shell.folder / name) == losses(undisturbed)
-    expected, found = saved_tensors(undisturbed, STEPS), saved_tensors(shell.folder / name, STEPS)
+    assert_as_if_undisturbed(shell.folder / name, undisturbed)
+
+
+def assert_as_if_undisturbed(run, undisturbed):
+    assert losses(run) == losses(undisturbed)
+    expected, found = saved_tensors(undisturbed, STEPS), saved_tensors(run, STEPS)
     assert found.keys() == expected.keys()
     for tensor, value in expected.items():
         assert torch.equal(found[tensor], value), tensor
@@ -89,18 +93,20 @@ def test_movielens_to_the_end(trainings, tmp_path):
     assert shell.listed()[handle] == "SUCCEEDED"
 
 
-def test_warning_and_crash(trainings, undisturbed):
-    """Two jobs on the same nodes at once: one is warned, as before a time limit, and a rank of the other is killed."""
+def test_warnings_and_crash(trainings, undisturbed):
+    """Three jobs at once: one comes to its time limit, one is warned as if it did, and a rank of the last is killed."""
     shell = trainings
+    limited = train(shell, "limited", "--env", "STEP_SECONDS=0.3", cfg="nodelist=n[2-3],time=2,signal_lead=30")
     warned = train(shell, "warned", cfg="nodelist=n[1-2]")
     crashed = train(shell, "crashed", "--max_retries", "1", cfg="nodelist=n[1-2]")
     wait_for_steps(shell, warned, "warned")
     shell.cluster.run("scancel", "--signal=USR1", "--batch", number(warned))
     wait_for_steps(shell, crashed, "crashed")
     os.kill(rank_of("crashed"), signal.SIGKILL)
-    for handle, name in ((warned, "warned"), (crashed, "crashed")):
+    for handle, name in ((warned, "warned"), (crashed, "crashed"), (limited, "limited")):
         assert_went_on(shell, handle, name, undisturbed)
     assert "requeued: stopped at step" in shell.batch_log(warned)
+    assert "requeued: stopped at step" in shell.batch_log(limited)
     assert "failure 1 of at most 1 that are retried" in shell.batch_log(crashed)
 
 
@@ -125,20 +131,35 @@ def test_preemption(trainings, undisturbed):
     assert_went_on(shell, handle, name, undisturbed)
 
 
-def test_cancelled(trainings):
-    """A cancelled job saves the step that it has reached, and does not come back."""
-    shell, name = trainings, "cancelled"
-    handle = train(shell, name)
+@pytest.mark.parametrize("kill_wait", [30, 5])
+def test_cancelled(kill_wait, trainings, undisturbed, clusters):
+    """A cancelled job saves the step that it has reached, which takes 8 s, if Slurm lets it, and does not come back.
+
+    If not, nothing that was saved before is damaged.
+    """
+    cluster = clusters(kill_wait == 30)
+    assert f"KillWait                = {kill_wait} sec" in cluster.run("scontrol", "show", "config")
+    shell, name = Shell(cluster, trainings.folder), f"cancelled-{kill_wait}"
+    slower = shell.folder / f"{name}.slower"
+    slow = ("--env", f"SLOWER={slower}", "--", "--checkpoint.every_steps", "20")
+    handle = train(shell, f"slow://{shell.folder}/{name}", *slow)
     wait_for_steps(shell, handle, name)
+    slower.touch()
     shell.torchx("cancel", handle)
     status = shell.wait(handle)
+    slower.unlink()
     assert (status["state"], status["num_restarts"]) == ("CANCELLED", 0), shell.batch_log(handle)
-    assert "cancelled: stopped at step" in shell.batch_log(handle)
-    saved = max(
-        int(folder.name.removeprefix("step-")) for folder in (shell.folder / name / "checkpoints").glob("step-*")
-    )
-    assert saved % 20, "only a save on request is of such a step"
-    assert f"stopped at step {saved}, " in shell.batch_log(handle)
+    saved = committed(shell.folder / name)[-1]
+    if kill_wait == 30:
+        assert f"cancelled: stopped at step {saved}, saved" in shell.batch_log(handle)
+        assert saved % 20, "only a save on request is of such a step"
+    else:
+        assert "stopped at step" not in shell.batch_log(handle)
+        assert saved % 20 == 0
+    handle = train(shell, f"slow://{shell.folder}/{name}", *slow)
+    assert shell.wait(handle)["state"] == "SUCCEEDED", shell.torchx("log", handle)
+    assert f"resumed after step {saved}" in shell.torchx("log", handle)
+    assert_as_if_undisturbed(shell.folder / name, undisturbed)
 
 
 def test_power_cut(trainings, undisturbed):

@@ -1,0 +1,80 @@
+"""Rounding alone tells runs on several numbers of ranks apart: it stays where it is in a model without kinks.
+
+By default two of the ready-made configurations for MovieLens are trained; `--all` takes every one.
+"""
+
+import numpy as np
+import pytest
+import torch
+from forked import run_forked
+from jobs import losses, run_rounds
+from ready_made import sampled
+
+from trainer.config.root import READY_MADE, Config, load_config
+from trainer.tools.bench.features import changed
+from trainer.tools.bench.ratings import make_ratings
+
+RANKS, STEPS = (1, 2, 4), 40
+SMALL = {
+    "data.global_batch_size": 256,
+    "data.test": [],
+    "train.epochs": None,
+    "train.steps": STEPS,
+    "evaluate.every_steps": 0,
+    "checkpoint.every_steps": 0,
+    "report.interval_steps": 1,
+    "report.tensorboard": False,
+}
+
+
+def names(whole):
+    """Returns ready-made configurations."""
+    return sampled(sorted(path.stem for path in READY_MADE.glob("movielens*.toml")), 2, whole)
+
+
+MATRIX = "name", names
+
+
+def settings(name: str, data: str) -> dict:
+    """Returns a configuration for a small data set."""
+    config: Config = load_config(name)
+    paths = {"data.train": [f"{data}/train"], "data.validation": []}
+    if config.data.catalogue.items:
+        paths["data.catalogue.items"] = [f"{data}/items.parquet"]
+    return changed(config, SMALL | paths).model_dump(mode="json", exclude_none=True)
+
+
+def train_without_kinks(rounds: list) -> None:
+    """Runs jobs with GELU in place of ReLU."""
+    from torchrec.modules.mlp import Perceptron
+
+    Perceptron.forward = lambda self, x: torch.nn.functional.gelu(self._linear(x))
+    torch.Tensor.relu = lambda self: torch.nn.functional.gelu(self)
+    run_rounds(rounds)
+
+
+@pytest.fixture(scope="module")
+def runs(matrix, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rounding")
+    make_ratings(str(folder / "ratings"), 8000)
+    for train in (run_rounds, train_without_kinks):
+        jobs = [(settings(name, str(folder / "ratings")), f"{folder}/{train.__name__}-{name}") for name in matrix]
+        rounds = [(ranks, [{"config": tree, "out": f"{out}-{ranks}"} for tree, out in jobs]) for ranks in RANKS]
+        run_forked(train, rounds, folder=folder)
+    return folder
+
+
+def apart(runs, train, name):
+    """Returns the greatest relative differences of losses from those on one rank, `[2, STEPS]`."""
+    alone, *several = (np.array(losses(runs / f"{train.__name__}-{name}-{ranks}")) for ranks in RANKS)
+    return np.abs(np.array(several) / alone - 1)
+
+
+def test_rounding_stays_small_without_kinks(runs, name):
+    assert apart(runs, train_without_kinks, name).max() < 1e-6
+
+
+def test_kinks_keep_runs_close(runs, name):
+    found = apart(runs, run_rounds, name)
+    assert found[:, :3].max() < 1e-5
+    assert found.max() < 2e-3

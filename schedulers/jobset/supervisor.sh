@@ -14,14 +14,14 @@ restart_for_free() {
   [ "$restarts" -ge $((max_retries + max_free_restarts)) ] || exit "$1"
   # The replica of rank 0 has what was saved, and may still be leaving: if it ends first, it decides.
   [ "$replicas" = 1 ] || { sleep 20 & wait $!; }
-  end "$given_up_code" "gave up after $restarts restarts: this attempt saved nothing, and \
+  end "$given_up_code" "gave up after restart $restarts: this attempt saved nothing, and \
 max_free_restarts=$max_free_restarts and max_retries=$max_retries are used up; last: $2"
 }
 
 outcome=
 trap 'restart_for_free 143 "its pod was taken away before the replica began"' TERM
 
-[ "$restarts" -lt "$most_restarts" ] || end "$given_up_code" "gave up after $restarts restarts, the most of a job"
+[ "$restarts" -lt "$most_restarts" ] || end "$given_up_code" "gave up after restart $restarts, the last that a job may have"
 
 # What ended the last attempt may need time to pass: 1, 2, 4 ... 32 seconds, and then a minute.
 if [ "$restarts" -gt 0 ]; then

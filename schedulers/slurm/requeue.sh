@@ -31,7 +31,7 @@ bound() {
     saved=$(sed -n 's/.*step-0*\([0-9]\+\)$/\1/p' "$outcome_file" 2> /dev/null)
     ((${saved:-0} > saved_step)) && since=$1 saved_step=$saved && echo "$1 $saved" > "$record/gained"
     ((idle = $1 - since, idle <= max_retries + max_free_restarts)) && return
-    end "failed: no step gained in $((idle - 1)) restarts (-cfg max_free_restarts=$max_free_restarts); at last $2" 1
+    end "failed: restarts in a row that gained no step: $((idle - 1)) (-cfg max_free_restarts=$max_free_restarts); at last $2" 1
 }
 
 # Prints nodes on which two attempts failed, and those that are excluded anyway, if enough others are left to choose.

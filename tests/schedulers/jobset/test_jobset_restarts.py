@@ -49,7 +49,7 @@ def test_stops_that_gain_nothing_are_bounded(cluster, submit, status):
     script = "echo stopped at step 5, nothing saved > $TORCHX_OUTCOME_FILE; exit 1"
     answer = status(finish(cluster, submit(script, cfg="max_free_restarts=1")))
     assert (answer["state"], answer["num_restarts"]) == ("FAILED", 1)
-    assert answer["msg"].startswith("gave up after 1 restarts: this attempt saved nothing, and max_free_restarts=1 ")
+    assert answer["msg"].startswith("gave up after restart 1: this attempt saved nothing, and max_free_restarts=1 ")
     assert "last: stopped at step 5, nothing saved; restarts: 1" in answer["msg"]
 
 

@@ -128,7 +128,7 @@ def test_once_free_restarts_are_used_up_each_attempt_has_to_save(supervise, tmp_
 
 def test_a_job_has_a_last_restart_whatever_it_gained(supervise, tmp_path):
     assert supervise("touch began", TORCHX_RESTARTS=str(MOST_RESTARTS)).returncode == GIVEN_UP
-    assert f"gave up after {MOST_RESTARTS} restarts" in (tmp_path / "outcome").read_text()
+    assert f"gave up after restart {MOST_RESTARTS}" in (tmp_path / "outcome").read_text()
     assert not (tmp_path / "began").exists()
 
 

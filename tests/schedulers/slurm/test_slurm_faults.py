@@ -149,7 +149,10 @@ def test_restarts_that_gain_no_step_are_bounded(shell):
     stuck, moving = (shell.shell_job(command, cfg="max_free_restarts=1") for command in (idle, gains))
     state, restarts, message = ended(shell, stuck)
     assert (state, restarts) == ("FAILED", 2)  # the first attempt has gained a step
-    assert "failed: no step gained in 1 restarts (-cfg max_free_restarts=1); at last stopped at step 3" in message
+    assert (
+        "failed: restarts in a row that gained no step: 1 (-cfg max_free_restarts=1); at last stopped at step 3"
+        in message
+    )
     assert ended(shell, moving)[:2] == ("SUCCEEDED", 3)
 
 

@@ -148,6 +148,9 @@ def disk_full(job: Job) -> None:
 
 
 def time_limit(job: Job) -> None:
+    # Nobody can be warned on a node whose loss the controller has not noticed yet; Slurm does not requeue a time-out.
+    job.seen = committed(job.out)[-1]
+    job.wait_for_progress()
     requests = job.shell.batch_log(job.handle).count("stop requested")
     minutes = re.match(
         r"(?:(\d+):)?(\d+):", job.shell.cluster.run("squeue", "-h", "-j", number(job.handle), "-o", "%M")

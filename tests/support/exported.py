@@ -10,6 +10,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from trainer.__main__ import main as trainer
+
 ASK = """
 import importlib.util, json, pathlib, sys
 sys.dont_write_bytecode = True
@@ -43,6 +45,13 @@ def ask(
     done = subprocess.run([python, "-I", "-c", ASK], input=json.dumps(given), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def export(runs: Path, name: str, to: Path, *flags: object) -> Path:
+    """Exports a run and returns the directory."""
+    words = ["export", runs / name / "config.toml", "--out", runs / name, "--to", to, *flags]
+    assert trainer([str(word) for word in words]) == 0
+    return step_directory(to)
 
 
 def step_directory(to: Path) -> Path:

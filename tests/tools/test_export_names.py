@@ -10,11 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from endpoint import Served
-from exported import ONNX_ALONE, ask, first_rows, parity_of, step_directory
+from exported import ONNX_ALONE, ask, export, first_rows, parity_of
 from jobs import config, launch
 from torch import nn
 
-from trainer.__main__ import main as trainer
 from trainer.models.embeddings import name_in_model, table_of_name
 
 ROWS = 70
@@ -97,12 +96,6 @@ def runs(tmp_path_factory):
     }
     launch([{"config": tree, "out": str(folder / name)} for name, tree in trees.items()], 1, folder)
     return folder
-
-
-def export(runs, name, to, *flags):
-    words = ["export", runs / name / "config.toml", "--out", runs / name, "--to", to, *flags]
-    assert trainer([str(word) for word in words]) == 0
-    return step_directory(to)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from endpoint import Served
-from exported import ask, first_rows, parity_of, step_directory
+from exported import ask, export, first_rows, parity_of, step_directory
 from jobs import config, launch, saved_tensors, write_rows
 from object_store import object_store
 from raw_columns import columns_config, write_columns
@@ -69,13 +69,6 @@ def runs(matrix, tmp_path_factory):
     }
     launch([{"config": tree, "out": str(folder / name)} for name, tree in trees.items()], 2, folder)
     return folder
-
-
-def export(runs, name, to, *flags):
-    """Exports a run and returns the directory."""
-    words = ["export", runs / name / "config.toml", "--out", runs / name, "--to", to, *flags]
-    assert trainer([str(word) for word in words]) == 0
-    return step_directory(to)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from trainer.core.outcome import STOPPED_WORD, WRONG_INPUT_WORDS
 FINAL_STATES = {"succeeded": AppState.SUCCEEDED, "failed": AppState.FAILED, "cancelled": AppState.CANCELLED}
 SHOWN_REPLICAS = 8
 NEVER_MET = "DependencyNeverSatisfied"
+# Slurm's line on a job that somebody cancelled; others go on with DUE TO and a reason.
+CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class View:
         """The state; a job that finished has succeeded, even if Slurm killed it while it ended."""
         if self.job is None:
             # Slurm forgets no job before its end. What ended while it waited was cancelled.
-            return self._noted or (AppState.FAILED if self._note.startswith("running") else AppState.CANCELLED)
+            ran = self._note.startswith("running") and not CANCELLED.search(self._last_log)
+            return self._noted or (AppState.FAILED if ran else AppState.CANCELLED)
         if self.job.slurm_state == "COMPLETING":
             return self._noted or (AppState.PENDING if self._note.startswith("requeued") else AppState.RUNNING)
         finished = self._noted == AppState.SUCCEEDED and is_terminal(self.job.state)
@@ -104,14 +107,18 @@ class View:
         return structured(message, json.loads(failure)["errorCode"], log.stat().st_mtime)
 
     @cached_property
-    def _failures(self) -> dict[int, str]:
-        """Returns srun's messages on the replicas that failed in the last attempt, in the form that TorchX prints."""
+    def _last_log(self) -> str:
+        """Returns what the batch script, srun and Slurm wrote in the last attempt."""
         log = self.record.batch_log if self.record else None
         if not log or not log.exists():
-            return {}
-        text = re.split(r"^\[torchx\] .* running on ", log.read_text(errors="replace"), flags=re.MULTILINE)[-1]
+            return ""
+        return re.split(r"^\[torchx\] .* running on ", log.read_text(errors="replace"), flags=re.MULTILINE)[-1]
+
+    @cached_property
+    def _failures(self) -> dict[int, str]:
+        """Returns srun's messages on the replicas that failed in the last attempt, in the form that TorchX prints."""
         found = {}
-        for tasks, ending in re.findall(r"^srun: error: \S+: tasks? ([\d,-]+): (.*)$", text, re.MULTILINE):
+        for tasks, ending in re.findall(r"^srun: error: \S+: tasks? ([\d,-]+): (.*)$", self._last_log, re.MULTILINE):
             code = re.search(r"exit code (\d+)", ending)
             error = json.dumps({"message": ending, "errorCode": int(code[1]) if code else 0})
             found |= dict.fromkeys(_numbers(tasks), error)

@@ -12,6 +12,8 @@ from torchx.runner import get_runner
 from torchx.schedulers import get_scheduler_factories
 
 from schedulers import slurm
+from schedulers.slurm.record import Record
+from schedulers.slurm.status import View
 from trainer.core.outcome import FINISHED_WORD, OUTCOME_VARIABLE, STOPPED
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -272,3 +274,22 @@ def test_every_option_is_documented(torchx):
 def test_other_schedulers_are_still_there(torchx):
     shown = torchx("runopts").stdout
     assert all(f"{name}" in shown for name in ("local_cwd", "local_docker", "kubernetes"))
+
+
+@pytest.mark.parametrize(
+    ("ending", "state"),
+    [
+        ("slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-24T23:52:19 ***", "CANCELLED"),
+        ("slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-24T23:52:19 DUE TO TIME LIMIT ***", "FAILED"),
+        ("", "FAILED"),
+    ],
+)
+def test_a_forgotten_job_that_noted_nothing_was_cancelled_if_slurm_said_so(ending, state, tmp_path):
+    """Without accounting, and where Slurm kills the batch script before it can say anything."""
+    (tmp_path / "slurm-7").mkdir()
+    (tmp_path / "slurm-7" / "state").write_text("running on n1,n2\n")
+    again = (
+        "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-24T23:40:00 ***\n[torchx] 1 2 running on n1,n2\n"
+    )
+    (tmp_path / "slurm-7.log").write_text(f"[torchx] 1 1 running on n1,n2\n{again}{ending}\n")
+    assert View(None, Record(tmp_path, "7")).state.name == state

@@ -57,9 +57,8 @@ def describe(app_id: str, jobset: Object, pods: Iterable[Object], workloads: Ite
     newest = newest_pods(pods)
     roles = spec.roles(jobset)
     state = app_state(jobset)
-    replicas = sum(role.num_replicas for role in roles)
     # A Job is not ready while a replica has failed and another, perhaps on a node that is gone, still has to leave.
-    if state == AppState.PENDING and not suspension(jobset) and _begun(jobset, newest) == replicas:
+    if state == AppState.PENDING and not suspension(jobset) and _begun(jobset, newest) == _replicas(jobset):
         state = AppState.RUNNING
     return DescribeAppResponse(
         app_id=app_id,
@@ -107,8 +106,12 @@ def _pending(jobset: Object, pods: Mapping[tuple[str, int], Object], workloads: 
         reason = next((condition["message"] for condition in admission if condition.get("message")), "")
         return f"{waits}: {reason}" if reason else waits
     reasons = [reason for pod in pods.values() if (reason := pod_reason(pod))]
-    replicas = sum(role.num_replicas for role in spec.roles(jobset))
-    return "; ".join([f"pods started: {_begun(jobset, pods)} of {replicas}", *reasons[:1]])
+    return "; ".join([f"pods started: {_begun(jobset, pods)} of {_replicas(jobset)}", *reasons[:1]])
+
+
+def _replicas(jobset: Object) -> int:
+    """Returns the replicas of all roles."""
+    return sum(role.num_replicas for role in spec.roles(jobset))
 
 
 def _begun(jobset: Object, pods: Mapping[tuple[str, int], Object]) -> int:

@@ -50,9 +50,8 @@ class LogitHistogram:
     def add(self, samples: Samples) -> None:
         """Adds samples of this rank."""
         logits = samples.predictions + 0.0  # -0.0 becomes 0.0, which hashes as 0.0
-        weights = samples.weights.masked_fill(
-            logits.isnan() & (samples.weights > 0), math.nan
-        )  # and so is every metric
+        # A prediction that is no number makes every metric NaN, unless it weighs nothing.
+        weights = samples.weights.masked_fill(logits.isnan() & (samples.weights > 0), math.nan)
         rows = torch.stack([logits, weights * (1 - samples.labels), weights * samples.labels], dim=1)
         if self._bins is not None:
             self._bins += _binned(rows)

@@ -1,4 +1,4 @@
-"""The trainer on several ranks, one of which is disturbed as soon as it has joined the process group."""
+"""The trainer on several ranks, one of which is disturbed as soon as all have joined the process group."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ import time
 
 import torch.distributed as dist
 from ranks import run_on_ranks
+from torch.distributed import distributed_c10d
 
 from trainer.__main__ import main
 
@@ -53,9 +54,12 @@ def train(ranks: int, disturbed: int, disturbance: str, *arguments: str) -> None
 def _run(disturbed: int, disturbance: str, arguments: tuple[str, ...]) -> None:
     def join(*positional: object, **named: object) -> None:
         JOIN(*positional, **named)
-        globals()[disturbance]()
+        store = distributed_c10d._get_default_store()
+        store.set(f"joined/{dist.get_rank()}", "")
+        if dist.get_rank() == disturbed:
+            store.wait([f"joined/{rank}" for rank in range(dist.get_world_size())])  # who need rank 0's store
+            globals()[disturbance]()
 
-    if int(os.environ["RANK"]) == disturbed:
-        dist.init_process_group = join
+    dist.init_process_group = join
     if code := main([*arguments]):
         sys.exit(code)

@@ -25,6 +25,7 @@ RUN pip install --quiet torch==2.13.0 torchrec==1.8.0 fbgemm-gpu==1.8.0
 FROM ${BASE}
 ARG EXTRAS
 COPY pyproject.toml README.md LICENSE /src/
+COPY apps /src/apps
 COPY components /src/components
 COPY schedulers /src/schedulers
 COPY trainer /src/trainer

@@ -41,35 +41,35 @@ docs: $(VENV)/ready
 
 # What each training feature costs on this machine: the table in docs/training.md. A few minutes, of a quiet machine.
 costs: $(VENV)/ready
-	python -m docs.costs
+	python -m benchmarks.costs
 
 # How well the built-in models predict MovieLens: the table in docs/models.md. A few minutes, of a quiet machine.
 models: $(VENV)/ready data/movielens/summary.json
-	python -m docs.models
+	python -m benchmarks.models
 
 # What each rule for ids costs in AUC on MovieLens: the table in docs/ids.md. A few minutes.
 ids: $(VENV)/ready data/movielens/summary.json
-	python -m docs.ids
+	python -m benchmarks.ids
 
 # Size, latency and AUC of exported models: the table in docs/serving.md. Some minutes, of a quiet machine.
 serving: $(VENV)/ready data/movielens/summary.json
-	python -m docs.serving
+	python -m benchmarks.serving
 
 # This project's planner beside TorchRec's: the table in docs/planning.md. Two minutes.
 plans: $(VENV)/ready
-	python -m docs.planners
+	python -m benchmarks.planners
 
 # The memory that plans are predicted to take beside what they took: the table in docs/planning.md. A few minutes.
 planned-memory: $(VENV)/ready
-	python -m docs.planned_memory
+	python -m benchmarks.planned_memory
 
 # Planned and measured times of steps: the table in docs/step_times.md. Some minutes, of a quiet machine.
 times: $(VENV)/ready
-	python -m docs.planned_times
+	python -m benchmarks.planned_times
 
 # Published training runs beside their forecasts, and the constants that fit: the table in docs/planning.md. A minute.
 published: $(VENV)/ready
-	python -m docs.published
+	python -m benchmarks.published
 
 $(VENV)/ready: requirements-cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -13,9 +13,10 @@ from torchx import specs
 from torchx.components.dist import parse_nnodes
 from torchx.specs import AppDef, Role, macros
 
+from schedulers.contract import SHUTDOWN_TIMEOUT_SECONDS
+
 # All of them reach every rank, which then has SHUTDOWN_TIMEOUT_SECONDS to leave.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
-SHUTDOWN_TIMEOUT_SECONDS = 120
 
 # The number of nodes that an elastic job may lose and continue; a node that returns does not count.
 ELASTIC_RESTARTS = 100

@@ -209,7 +209,7 @@ def sources() -> str:
     """Every command that makes a data set, with its flags."""
     parts = []
     for name in SOURCES:
-        function = getattr(importlib.import_module(f"trainer.datasets.{name}"), name)
+        function = getattr(importlib.import_module(f"apps.datasets.{name}"), name)
         about = f"### `{name}`\n\n{_docs(function).short_description}\n\n{_docs(function).long_description}"
         parts.append(f"{about}\n\n{_arguments(function, _trainer_flag)}")
     return "\n\n".join(parts)

@@ -22,6 +22,9 @@ RANK0_HOST = "TORCHX_RANK0_HOST"
 
 STATE_FOLDER = "torchx-recsys"
 
+# What torchrun waits for its ranks to leave after a signal, before it kills them.
+SHUTDOWN_TIMEOUT_SECONDS = 120
+
 # Restarts in a row that gain no step and use up no retry; then a job has failed.
 MAX_FREE_RESTARTS = 20
 

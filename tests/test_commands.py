@@ -12,7 +12,7 @@ import pytest
 from trainer.commands import COMMANDS, declaration, read_command
 
 SCREEN = 50
-FUNCTIONS = {name: tuple(f"trainer.{place}".split(":")) for name, (place, _, _) in COMMANDS.items()}
+FUNCTIONS = {name: tuple(place.split(":")) for name, (place, _, _) in COMMANDS.items()}
 ARGUMENTS = {name: inspect.signature(declaration(*place)).parameters for name, place in FUNCTIONS.items()}
 CONFIGURED = [name for name, arguments in ARGUMENTS.items() if "config" in arguments]
 WITHOUT_TORCH = """

@@ -21,19 +21,17 @@ PLACE = """the "runs" of $USER's"""  # what a shell would read otherwise, or not
 PRINTED_BY = {
     "trainer/training/announce.py": ["train config.toml --out RUN"],
     "trainer/training/finish.py": ["train config.toml --out RUN"],
-    "trainer/datasets/writer.py": ["synthetic --rows 2000 --validation-rows 100 --test-rows 100 --out PLACE/data"],
-    "trainer/tools/check_data/command.py": [
-        "check-data --source PLACE/clicks.parquet --write-config PLACE/clicks.toml"
-    ],
-    "trainer/tools/plan/command.py": [
+    "apps/datasets/writer.py": ["synthetic --rows 2000 --validation-rows 100 --test-rows 100 --out PLACE/data"],
+    "apps/check_data/check_data.py": ["check-data --source PLACE/clicks.parquet --write-config PLACE/clicks.toml"],
+    "apps/plan/plan.py": [
         "plan config.toml --out PLACE/plan.json",
         "plan config.toml --find aws_p5.48xlarge gcp_a3-highgpu-8g --train.steps 5",
     ],
-    "trainer/tools/predict/claim.py": [
+    "apps/predict/claim.py": [
         "predict RUN/config.toml --out RUN --source rows --to PLACE/predictions",
         "embed RUN/config.toml --out RUN --table s1 --to PLACE/vectors",
     ],
-    "trainer/tools/checkpoints.py": [
+    "apps/runs/checkpoints.py": [
         "checkpoints --out RUN",
         "checkpoints --out RUN --convert PLACE/run.pt",
         "checkpoints --out RUN --convert PLACE/run.safetensors",
@@ -77,7 +75,7 @@ def messages(file: Path) -> list[str]:
 
 
 def sources() -> dict[str, Path]:
-    files = [file for name in ("components", "schedulers", "trainer") for file in (ROOT / name).rglob("*.py")]
+    files = [file for name in ("apps", "components", "schedulers", "trainer") for file in (ROOT / name).rglob("*.py")]
     return {str(file.relative_to(ROOT)): file for file in files}
 
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from docs.ids import RULES
+from benchmarks.ids import RULES
 
 PAGE = Path(__file__).parents[1] / "docs/ids.md"
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from docs.baselines import PRIOR_RATINGS, LogisticRegression, auc, popularity, read_samples, recall_of_counts
-from docs.models import LABELS, MODELS, RETRIEVAL, render
+from benchmarks.baselines import PRIOR_RATINGS, LogisticRegression, auc, popularity, read_samples, recall_of_counts
+from benchmarks.models import LABELS, MODELS, RETRIEVAL, render
 from trainer.config.data import DataConfig
 from trainer.config.model import USED_BY
 from trainer.config.root import READY_MADE, load_config

@@ -14,97 +14,97 @@ from trainer.core.errors import InputError, nearest
 PROGRAM = "python -m trainer"
 COMMANDS = {
     "train": (
-        "training.loop:train",
+        "trainer.training.loop:train",
         "CONFIG --out RUN_DIR: train a model, or resume it from its newest checkpoint.",
         "movielens --out runs/movielens --train.epochs 2",
     ),
     "evaluate": (
-        "training.evaluate:evaluate",
+        "trainer.training.evaluate:evaluate",
         "CONFIG --out RUN_DIR: evaluate a run's newest or best checkpoint, or one by its step.",
         "movielens --out runs/movielens",
     ),
     "predict": (
-        "tools.predict:predict",
+        "apps.predict.predict:predict",
         "CONFIG --out RUN_DIR --source FILES --to DIR: write a model's outputs for every row of a data set.",
         "runs/movielens/config.toml --out runs/movielens --source data/movielens/test --to data/predicted",
     ),
     "embed": (
-        "tools.embed:embed",
+        "apps.embed.embed:embed",
         "CONFIG --out RUN_DIR --output NAME --to DIR: write vectors of a whole catalogue, or of a table.",
         "runs/movielens/config.toml --out runs/movielens --table movie_id --to data/movies",
     ),
     "plan": (
-        "tools.plan.command:plan",
+        "apps.plan.plan:plan",
         "CONFIG [--on HOST:NODES]: plan for this machine, or a cluster that need not be there: memory, time, why.",
         "criteo_terabyte --on h100:2 a100:4",
     ),
     "schedule": (
-        "tools.schedule:show_schedule",
+        "apps.runs.schedule:show_schedule",
         "CONFIG: show the learning rates of a run, as a table and as charts, or draw them to a file.",
         "criteo_kaggle --train.steps 3000",
     ),
     "checkpoints": (
-        "tools.checkpoints:checkpoints",
+        "apps.runs.checkpoints:checkpoints",
         "--out RUN_DIR: list a run's checkpoints, verify them, or convert one to a single file.",
         "--out runs/movielens --verify True",
     ),
     "export": (
-        "tools.export.command:export",
+        "apps.export.export:export",
         "CONFIG --out RUN_DIR --to DIR: export a checkpoint as a directory that serves with torch alone.",
         "runs/movielens/config.toml --out runs/movielens --to exported",
     ),
     "serve": (
-        "tools.serve.command:serve",
+        "apps.serve.serve:serve",
         "--directory DIR: serve an exported model over HTTP, to look at it.",
         "--directory exported",
     ),
     "profile": (
-        "tools.profile:profile",
+        "apps.runs.profile:profile",
         "--out RUN_DIR: profile a few steps of a running job: traces, and where the time of a step goes.",
         "--out runs/movielens --steps 5",
     ),
     "tensorboard": (
-        "tools.tensorboard:tensorboard",
+        "apps.runs.tensorboard:tensorboard",
         "--logdir DIR: serve TensorBoard for one run directory or for a directory of them.",
         "--logdir runs/movielens --port 6006",
     ),
     "verify-resume": (
-        "tools.verify_resume:verify_resume",
+        "apps.runs.verify_resume:verify_resume",
         "CONFIG: prove that an interrupted run resumes exactly, on the same and on another number of ranks.",
         "movielens --ranks 2 --other-ranks 1",
     ),
     "calibrate": (
-        "tools.calibrate:calibrate",
+        "apps.calibrate.calibrate:calibrate",
         "--out FILE: measure this kind of host, once, for plans to count with.",
         "--out host.toml",
     ),
     "bench": (
-        "tools.bench:bench",
+        "benchmarks.bench.bench:bench",
         "[csv|check|checkpoint|features|models|predict] --out DIR: measure loader, loop, saves, restores, and so on.",
         "training --out runs/bench",
     ),
     "movielens": (
-        "datasets.movielens:movielens",
+        "apps.datasets.movielens:movielens",
         "--out DIR: make the MovieLens-100k data set.",
         "--out data/movielens",
     ),
     "criteo": (
-        "datasets.criteo:criteo",
+        "apps.datasets.criteo:criteo",
         "--source FILES --out URL: convert Criteo's click logs to Parquet.",
         "--source train.txt --out data/criteo",
     ),
     "synthetic": (
-        "datasets.synthetic:synthetic",
+        "apps.datasets.synthetic:synthetic",
         "--out URL: make a data set of Criteo's shape whose best reachable AUC is known.",
         "--out data/synthetic --rows 1000000",
     ),
     "check-data": (
-        "tools.check_data.command:check_data",
+        "apps.check_data.check_data:check_data",
         "CONFIG | --source FILES: find what is wrong with a data set, or write a first configuration for it.",
         "--source data/mine --write-config mine.toml",
     ),
     "vocabulary": (
-        "tools.vocabulary:vocabulary",
+        "apps.vocabulary.vocabulary:vocabulary",
         "--source FILES --columns NAMES --out URL: count ids, and write those that get a row of their own.",
         "--source data/mine --columns user_id item_id --out data/vocabulary",
     ),
@@ -125,7 +125,7 @@ def read_command(words: list[str]) -> Callable[[], Any]:
     if name not in COMMANDS:
         raise InputError(f"unknown command '{name}'{nearest(name, COMMANDS)}")
     place, _, example = COMMANDS[name]
-    module, _, function = f"trainer.{place}".partition(":")
+    module, _, function = place.partition(":")
     # What is wrong is found before torch is imported, which takes longer than anything else.
     bound = parse(declaration(module, function), arguments, f"{PROGRAM} {name}", example)
     return partial(getattr(import_quickly(module), function), *bound.args, **bound.keywords)

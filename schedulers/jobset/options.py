@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from torchx.schedulers.api import StructuredOpts
 
-from components.launch import SHUTDOWN_TIMEOUT_SECONDS
-from schedulers.contract import MAX_FREE_RESTARTS
+from schedulers.contract import MAX_FREE_RESTARTS, SHUTDOWN_TIMEOUT_SECONDS
 from schedulers.errors import SchedulerError, check_least
 
 # torchrun waits SHUTDOWN_TIMEOUT_SECONDS for its ranks to save, and then needs some to end them and itself.

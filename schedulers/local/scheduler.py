@@ -18,9 +18,8 @@ from torchx.schedulers.local_scheduler import Opts as BuiltinOpts
 from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, is_terminal, runopts
 from torchx.util.types import none_throws
 
-from components.launch import SHUTDOWN_TIMEOUT_SECONDS
 from schedulers import log_files
-from schedulers.contract import MAX_FREE_RESTARTS, check_state_directory
+from schedulers.contract import MAX_FREE_RESTARTS, SHUTDOWN_TIMEOUT_SECONDS, check_state_directory
 from schedulers.errors import SchedulerError, check_least
 from schedulers.local import status
 from schedulers.local.record import ENDED, Job, Record, Replica, host_directory, prune

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from torchx.specs import AppDef, BindMount, Role, macros
 
-from components.launch import SHUTDOWN_TIMEOUT_SECONDS
-from schedulers.contract import RANK0_HOST, SHELL_CONTRACT, STATE_FOLDER, assignments
+from schedulers.contract import RANK0_HOST, SHELL_CONTRACT, SHUTDOWN_TIMEOUT_SECONDS, STATE_FOLDER, assignments
 from schedulers.errors import SchedulerError
 from schedulers.slurm.options import SlurmOpts, sbatch_word
 from schedulers.slurm.record import INDEX, SCRIPT, About

@@ -11,6 +11,7 @@ from jobs import config as job_config
 from jobs import launch, losses
 from predictions import read
 
+from apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
 from trainer.config.data import DataConfig
 from trainer.config.root import Config, to_toml
@@ -19,7 +20,6 @@ from trainer.data.dataset import find_files
 from trainer.data.loader import Loader
 from trainer.data.order import Lanes
 from trainer.data.selected_files import find_training_files
-from trainer.tools.vocabulary import vocabulary
 
 COUNTRIES = ["DE", "São Tomé", "a/b=c", None]
 

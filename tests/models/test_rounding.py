@@ -10,9 +10,9 @@ from forked import run_forked
 from jobs import losses, run_rounds
 from ready_made import sampled
 
+from benchmarks.bench.features import changed
+from benchmarks.bench.ratings import make_ratings
 from trainer.config.root import READY_MADE, Config, load_config
-from trainer.tools.bench.features import changed
-from trainer.tools.bench.ratings import make_ratings
 
 RANKS, STEPS = (1, 2, 4), 40
 SMALL = {

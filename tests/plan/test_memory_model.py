@@ -11,7 +11,7 @@ from forked import run_forked
 from jobs import config
 from ready_made import NAMES, ready_made
 
-from docs.planned_memory import CASES, KEPT, error, measure
+from benchmarks.planned_memory import CASES, KEPT, error, measure
 from trainer.config.root import Config
 from trainer.models.builder import build_model
 from trainer.plan.activations import dense_memory

@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from docs.planned_times import APART, CHOSEN, RAW, choose, draw_plan, slowest_rank, spearman
+from benchmarks.planned_times import APART, CHOSEN, RAW, choose, draw_plan, slowest_rank, spearman
 
 MEASURED = json.loads(RAW.read_text())
 CLOSE, AGREED, LEAST_PLANS, LEAST_STEPS = 0.3, 0.9, 12, 50

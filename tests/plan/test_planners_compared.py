@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.planners import cases, compare
+from benchmarks.planners import cases, compare
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from command import write_config
 from jobs import config
 from plan_command import planned
 
-from docs.published import PAGE, error, fit, forecast, published, render
+from benchmarks.published import PAGE, error, fit, forecast, published, render
 from trainer.config.root import Config
 from trainer.plan.activations import dense_work
 from trainer.plan.cluster import parse_cluster

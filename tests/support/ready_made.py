@@ -3,10 +3,10 @@
 import random
 from pathlib import Path
 
+from benchmarks.bench.features import changed
+from benchmarks.bench.models import movielens_config
+from benchmarks.bench.ratings import make_ratings
 from trainer.models.builder import MODELS
-from trainer.tools.bench.features import changed
-from trainer.tools.bench.models import movielens_config
-from trainer.tools.bench.ratings import make_ratings
 
 NAMES = [*MODELS]
 RATINGS, BATCH = 800, 64

@@ -9,13 +9,13 @@ import pytest
 from command import write_config
 from jobs import config, launch, losses
 
+from apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
 from trainer.config.data import DataConfig
 from trainer.data.chunk import Chunk
 from trainer.data.decode import decode
 from trainer.data.hashing import mix
 from trainer.data.rows import NO_ID
-from trainer.tools.vocabulary import vocabulary
 
 
 @pytest.fixture

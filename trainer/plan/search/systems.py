@@ -1,6 +1,6 @@
 """The systems that times on GPUs are forecast for: what overlaps, and what a step takes beside what data sheets tell.
 
-The figures are fitted to published runs, of which as many were left out to test them: docs/published.py.
+The figures are fitted to published runs, of which as many were left out to test them: benchmarks/published.py.
 """
 
 from dataclasses import dataclass, fields, replace

@@ -1,0 +1,1 @@
+"""Measures a kind of host, once, for plans to count with."""

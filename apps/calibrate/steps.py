@@ -1,0 +1,115 @@
+"""Speed of dense parts, what a step takes beside them and its tables, and how fast data is read."""
+
+import itertools
+import statistics
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from apps.calibrate.setting import batches_in_memory, make_config, scratch_run
+from apps.calibrate.timing import explain, nanoseconds
+from apps.datasets.synthetic import synthetic
+from trainer.config.root import Config
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
+from trainer.core.run_directory import RunDirectory
+from trainer.plan.activations import dense_work
+from trainer.plan.cluster import cluster_of_job
+from trainer.plan.fitting import problem_of
+from trainer.plan.search.speeds import Speeds
+from trainer.plan.step_time import time_of_plan
+from trainer.run.preemption import Stopped
+from trainer.training.session import Session
+from trainer.training.setup import open_session
+from trainer.training.sharded_model import build_unsharded_model
+from trainer.training.step import TrainingStep
+
+TABLE_ROWS = 100
+ENDLESS = 10**6
+SMALL = 8  # a batch that is so many times smaller
+STEPS = 8  # of batches that are read at a time
+# What steps are explained by, beside their tables.
+FIGURES = ("flop", "batched_flop", "dense_byte", "step")
+# Dense parts that differ in what they do most: products of small matrices, bytes, products of large ones, a little.
+MODELS: list[tuple[int, dict[str, Any]]] = [
+    (26, {"name": "dlrm", "embedding_dim": 32, "dense_layers": [256, 128], "over_layers": [256, 128]}),
+    (26, {"name": "deepfm", "embedding_dim": 32, "over_layers": [64]}),
+    (26, {"name": "wide_deep", "embedding_dim": 16, "over_layers": [512, 256]}),
+    (8, {"name": "dlrm", "embedding_dim": 64, "dense_layers": [64], "over_layers": [64]}),
+]
+
+
+def step_speeds(
+    speeds: Speeds, folder: str, samples: int, context: DistributedContext, repeats: int
+) -> tuple[dict[str, float], float]:
+    """Returns the speeds that explain steps beside their tables, by their names, and samples read in a second.
+
+    Args:
+        speeds: The speeds of everything else.
+        folder: Where data and run directories are made, and removed.
+        samples: Samples of a rank in a step.
+        context: This process among the ranks.
+        repeats: Steps to take with each model.
+
+    Raises:
+        Stopped: A signal requested a stop.
+    """
+    others = replace(speeds, **dict.fromkeys(FIGURES, 0.0))
+    with scratch_run(RunDirectory(folder), context) as scratch:
+        rows = STEPS * samples * context.world_size
+        make = partial(
+            synthetic, scratch.url_of("data"), rows, validation_rows=0, test_rows=0, table_rows=(TABLE_ROWS,)
+        )
+        broadcast_from_rank0(context, make)
+        counts, left, rates = [], [], []
+        for number, ((features, model), of_rank) in enumerate(
+            itertools.product(MODELS, (samples, -(-samples // SMALL)))
+        ):
+            config = _config(scratch.url, of_rank * context.world_size, features, model)
+            with open_session(config, scratch.url_of(f"run-{number}"), "never", context) as session:
+                counted, time_left = _unexplained(session, others, repeats)
+                counts.append(counted)
+                left.append(time_left)
+                rates.append(_samples_per_second(session, of_rank) if number == 0 else 0.0)
+                stopped = any(gather_to_all(session.stop_requests.waiting_seconds > 0, context))
+            if stopped:  # while a session is open, it takes the signals
+                raise Stopped
+        return dict(zip(FIGURES, explain(counts, left), strict=True)), rates[0]
+
+
+def _config(url: str, global_batch_size: int, features: int, model: dict[str, Any]) -> Config:
+    """Returns the configuration of a model with small tables, placed on the ranks in turns."""
+    tree = make_config(url, global_batch_size).model_dump()
+    names = [*tree["data"]["sparse"]][:features]
+    tree["data"]["sparse"] = {name: {"rows": TABLE_ROWS} for name in names}
+    settings = {"planner": {"sharding_types": ["table_wise"]}, "train": {"steps": ENDLESS}}
+    return Config.model_validate({"data": tree["data"], "model": model, **settings})
+
+
+def _unexplained(session: Session, others: Speeds, repeats: int) -> tuple[list[float], float]:
+    """Returns how many of each of `FIGURES` a step has, and its nanoseconds that the other speeds do not explain."""
+    step, batches = TrainingStep(session), itertools.cycle(batches_in_memory(session))
+    numbers = itertools.count(1)
+    found = nanoseconds(lambda: step.take(next(numbers), batches), session.context.device, repeats)
+    step.detach()
+    config, context = session.config, session.context
+    model = build_unsharded_model(config, torch.device("meta"))
+    problem = problem_of(model, config, cluster_of_job(config.planner.hardware, context))
+    explained = time_of_plan(session.model.plan, replace(problem, ranks=replace(problem.ranks, speeds=others)))
+    left = found - 1e6 * (float(explained.by_rank[context.rank].sum()) + explained.dense)
+    work = dense_work(config, context.world_size)
+    return [work.flops, work.batched_flops, work.bytes, 1.0], max(left, 1.0)
+
+
+def _samples_per_second(session: Session, samples: int) -> float:
+    """Returns the rate of the loader, whose threads take processor time beside that of steps."""
+    found = []
+    for _ in range(3):
+        start = time.process_time()
+        for _ in session.order.loader.batches(0, STEPS):
+            pass
+        found.append(STEPS * samples / (time.process_time() - start))
+    # All ranks have read before any leaves: the data is removed then.
+    return statistics.median(gather_to_all(statistics.median(found), session.context))

@@ -1,0 +1,204 @@
+"""`python -m trainer check-data`: finds what is wrong with a data set before a job is spent on it."""
+
+import json as json_format
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from apps.check_data.checks import all_findings
+from apps.check_data.csv_types import csv_keys, guess_types
+from apps.check_data.duplicates import sampling_mask
+from apps.check_data.finding import Finding, by_severity
+from apps.check_data.guess import guess_config, guess_data, guess_label
+from apps.check_data.page import draw_report
+from apps.check_data.plain import plain_features
+from apps.check_data.profile import Profile, profiles_of
+from apps.check_data.reading import Measured, read_split
+from apps.check_data.report import Report, as_tree, render
+from apps.check_data.sources import split_sources
+from apps.check_data.splits import (
+    SPLITS,
+    Split,
+    chosen_groups,
+    index_findings,
+    numbers_alike,
+    open_split,
+    schema_findings,
+)
+from apps.check_data.statistics import statistics_of
+from apps.check_data.suggest import suggestions
+from trainer.config.csv import CSV_READERS
+from trainer.config.data import DataConfig
+from trainer.config.root import Config
+from trainer.config.section import Tree, validate
+from trainer.core.errors import InputError, nearest
+from trainer.core.next_commands import next_commands
+from trainer.core.plural import plural
+from trainer.core.storage import refuse_existing, write_file
+from trainer.data.columns import id_columns
+
+
+def check_data(
+    config: Config | None = None,
+    source: tuple[str, ...] = (),
+    label: str | None = None,
+    reader: str = "parquet",
+    rows: int = 50_000,
+    all: bool = False,
+    time: str | None = None,
+    seed: int = 0,
+    json: str | None = None,
+    page: str | None = None,
+    statistics: str | None = None,
+    write_config: str | None = None,
+    overwrite: bool = False,
+    strict: bool = False,
+) -> dict[str, Any]:
+    """Finds what is wrong with a data set before a job is spent on it. CONFIG is a TOML file or a name.
+
+    Without CONFIG, --source names the files; what each column is, is guessed then.
+
+    Counts and extremes are of all rows that are read: some row groups of every split, or all of them with --all.
+    Distributions, ids and AUCs are of --rows of these rows, in memory.
+
+    Args:
+        config: The configuration.
+        source: Files, globs or directories on any fsspec URL, in place of a configuration.
+        label: The column to predict, with --source. Unset: guessed.
+        reader: Format of the files, as in data.reader, with --source.
+        rows: Rows of each split that figures are from.
+        all: Read all rows, not some row groups.
+        time: A column of numbers or times, to follow the label rate along.
+        seed: Decides which rows are read.
+        json: A file to write everything to as JSON, any fsspec URL.
+        page: An HTML file to draw everything to, any fsspec URL; a browser opens it.
+        statistics: A JSON file to write for planner.statistics, any fsspec URL.
+        write_config: A TOML file to write a first configuration to, which trains as it is; with --source.
+        overwrite: Replace files that exist.
+        strict: End with exit code 2 if there is an error.
+
+    Returns:
+        What --json writes.
+
+    Raises:
+        InputError: A file cannot be read, an argument is wrong, or --strict is set and there is an error.
+    """
+    _check_arguments(config, source, label, rows, write_config, reader)
+    to_write = {"--json": json, "--page": page, "--statistics": statistics, "--write-config": write_config}
+    for flag, url in to_write.items():
+        if url == "":
+            raise InputError(f"{flag} is empty; name a file, any fsspec URL, or leave it out")
+    refuse_existing(to_write, overwrite)
+    data = config.data if config else DataConfig(reader=reader)
+    files = _files_of(data) if config else split_sources(source, data)
+    if not config and reader in CSV_READERS:
+        data = guess_types(data, files, rows, all, seed)
+    key, choice = "data.{}" if config else "--source", config.train.seed if config else seed
+    opened = [open_split(name, key.format(name), urls, data, choice) for name, urls in files.items()]
+    splits = numbers_alike(opened, id_columns(data) if config else ())
+    columns = data.columns if config else [*splits[0].kinds]
+    if time is not None and time not in splits[0].kinds:
+        raise InputError(f"--time is '{time}', which is no column{nearest(time, splits[0].kinds)}")
+    before = schema_findings(splits, data if config else None) + index_findings(splits)
+    measured = _read(splits, data, [*columns, *([time] if time else [])], rows, all, seed)
+    if config:
+        guessed, left_out, profiles = {}, {}, profiles_of(measured, _probabilities(data))
+    else:
+        target = guess_label(profiles_of(measured, []), label)
+        profiles = profiles_of(measured, [target])
+        columns_tree, left_out = guess_data(profiles, target)
+        if csv := csv_keys(data.csv, [*columns_tree["sparse"], *columns_tree.get("groups", ())]):
+            columns_tree["csv"] = csv
+        guessed = guess_config(columns_tree, files, reader, splits[0].files.rows)
+        data = validate(Config, guessed, lambda _: "--source: ").data
+    report = _reported(data, measured, profiles, before, left_out, time)
+    print(render(report))
+    tree = as_tree(report)
+    if json:
+        write_file("--json", json, json_format.dumps(tree, indent=2, default=str))
+    if page:
+        write_file("--page", page, draw_report(report))
+    if statistics:
+        write_file("--statistics", statistics, statistics_of(data, report.profiles).model_dump_json(indent=2))
+    if write_config:
+        write_file("--write-config", write_config, _as_toml(guessed, left_out))
+    _print_next(write_config, report)
+    if strict and (wrong := [one for one in report.findings if one.severity == "error"]):
+        first = wrong[0]
+        raise InputError(
+            f"--strict is set, and the data has {plural(report.count('error'), 'error')}, first "
+            f"{first.where}, {first.column or 'rows'}: {first.check}, {first.found}; {first.remedy}"
+        )
+    return tree
+
+
+def _check_arguments(
+    config: Config | None, source: Sequence[str], label: str | None, rows: int, write_config: str | None, reader: str
+) -> None:
+    if (config is None) == (not source):
+        found = "both are given" if config else "neither is given"
+        raise InputError(f"data is named by CONFIG or by --source, but {found}; give one of them")
+    if rows < 1:
+        raise InputError(f"--rows is {rows}; it must be at least 1")
+    for flag, given in (("--label", label), ("--write-config", write_config), ("--reader", reader != "parquet")):
+        if config and given:
+            raise InputError(f"{flag} is set, and so is CONFIG, which has all that it would say; use it with --source")
+
+
+def _files_of(data: DataConfig) -> dict[str, list[str]]:
+    if not data.train:
+        raise InputError("data.train is empty; name at least one file, glob or directory")
+    return {name: getattr(data, name) for name in SPLITS if getattr(data, name)}
+
+
+def _read(
+    splits: Sequence[Split], data: DataConfig, columns: Sequence[str], rows: int, everything: bool, seed: int
+) -> list[Measured]:
+    """Returns what was read of every split."""
+    groups = {split.name: chosen_groups(split, rows, everything, seed) for split in splits}
+    mask = sampling_mask(sum(group.rows for some in groups.values() for group in some))
+    found: list[Measured] = []
+    keys: list[str] = []
+    # Rows of two splits are compared by the columns that both have.
+    shared = [name for name in dict.fromkeys(columns) if all(name in split.kinds for split in splits)]
+    if not shared:
+        raise InputError("the files have no column that all splits have and that can be measured; check their names")
+    for split in splits:
+        one, keys = read_split(split, data, shared, groups[split.name], rows, seed, keys, mask)
+        found.append(one)
+    return found
+
+
+def _probabilities(data: DataConfig) -> list[str]:
+    """Returns the labels in [0, 1]."""
+    return [name for name in data.labels if name not in data.numeric_labels]
+
+
+def _reported(
+    data: DataConfig,
+    measured: Sequence[Measured],
+    profiles: Mapping[str, Profile],
+    before: Sequence[Finding],
+    left_out: Mapping[str, str],
+    time: str | None,
+) -> Report:
+    judged = plain_features(data)
+    with np.errstate(all="ignore"):  # values that are not finite are findings, not warnings
+        findings = by_severity([*before, *all_findings(judged, measured, profiles, time)])
+        return Report(data, measured, profiles, findings, suggestions(judged, profiles), left_out, time)
+
+
+def _as_toml(tree: Tree, left_out: Mapping[str, str]) -> str:
+    notes = [f"#   {json_format.dumps(name)}: {why}" for name, why in left_out.items()]
+    head = ["# Guessed from the files.", *(["# Left out:", *notes] if notes else []), ""]
+    return "\n".join(head) + "\n" + tomli_w.dumps(tree)
+
+
+def _print_next(write_config: str | None, report: Report) -> None:
+    if write_config:
+        run = write_config.rpartition("/")[2].removesuffix(".toml")
+        print(f"\n{next_commands(['python', '-m', 'trainer', 'train', write_config, '--out', f'runs/{run}'])}")
+    elif report.count("error"):
+        print("\nSee to the errors, then check again; --page FILE draws every column")

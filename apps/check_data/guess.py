@@ -1,0 +1,200 @@
+"""A first configuration from the files' own columns: which is the label, which are ids, and by which rules."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from apps.check_data.id_checks import ENOUGH, UNIQUE, suggested_rows
+from apps.check_data.numbers import transformed
+from apps.check_data.profile import FEW, Profile
+from apps.check_data.relation_checks import LEAK, deciding_value
+from apps.check_data.suggest import batch_size_for, dense_rule
+from trainer.config.section import Tree
+from trainer.core.errors import InputError, nearest
+from trainer.core.plural import plural
+
+LABEL = re.compile(
+    r"label|target|y|clicks?|clicked|is_\w+|(\w+_)?(label|target|click|clicked)|conversions?|converted|purchased?|"
+    r"bought|likes?|liked|recommended\w*",
+    re.IGNORECASE,
+)
+WEIGHT = re.compile(r"((sample_?|row_?)?weights?|importance)", re.IGNORECASE)
+GROUP = re.compile(r"(user|session|visitor|customer|member|query)(_?id)?|uid|qid", re.IGNORECASE)
+ID = re.compile(
+    r"\w*(id|ids|code|zip|zipcode|hour|weekday|category|type|kind|class|gender|sex|region|country|city|brand|device|"
+    r"items?|products?|films?|movies?|videos?|songs?|articles?|ads?|campaigns?|shop|merchant|publisher)|"
+    r"c\d+|(\w+_)?cat_?\d+",  # as in Criteo's logs
+    re.IGNORECASE,
+)
+TIME = re.compile(r"(\w+_)?(time|timestamp|ts|date|datetime)|\w+_at", re.IGNORECASE)
+COMPACT = 4  # numbered ids: the highest is not above so many times their number
+ROUNDED = 1000
+LARGE = 100_000  # rows of all tables above which the model has its own default sizes
+
+
+def guess_label(profiles: Mapping[str, Profile], label: str | None) -> str:
+    """Returns the column to predict: the one that is named, or the one that looks most like one.
+
+    Raises:
+        InputError: It is not there or has other values than 0 and 1, or no column looks like a label.
+    """
+    if label is not None:
+        if label not in profiles:
+            raise InputError(f"--label is '{label}', which is no column{nearest(label, profiles)}")
+        if fault := _no_label(profiles[label]):
+            raise InputError(f"--label is '{label}', {fault}")
+        return label
+    faults = {name: _no_label(profile) for name, profile in profiles.items()}
+    binary = [name for name, fault in faults.items() if not fault]
+    named = [name for name in binary if _named_like_a_label(name)]
+    exact = [name for name in named if name.lower() in ("label", "target", "click", "clicked", "y")]
+    if found := exact or named or (binary if len(binary) == 1 else []):
+        return found[0]
+    if like := [name for name in faults if _named_like_a_label(name) and name not in binary]:
+        raise InputError(f"--label is unset, and '{like[0]}' is named like one, {faults[like[0]]}")
+    has = f"these have 0 and 1: {', '.join(binary)}" if binary else "none has only the values 0 and 1"
+    raise InputError(f"--label is unset, and no column of --source is named like a label; {has}; name one")
+
+
+def _named_like_a_label(name: str) -> bool:
+    return LABEL.fullmatch(re.sub(r"\W+", "_", name)) is not None
+
+
+def _no_label(profile: Profile) -> str:
+    """Returns why a column is no label, and what to do; empty if it is one."""
+    tally = profile.first.tally(profile.name)
+    if profile.kind == "text":
+        values = " and ".join(sorted(repr(value) for value, _, _ in profile.first_ids.top(2)))
+        return f"whose values are text, such as {values}; write it as 0 and 1, or name another column"
+    if profile.kind not in ("integer", "number"):
+        return "which is no column of numbers; name a column of 0 and 1"
+    if not {*np.unique(profile.finite(profile.first))} <= {0, 1} or (tally.minimum, tally.maximum) != (0, 1):
+        found = f"from {tally.minimum:g} to {tally.maximum:g}" if tally.has_values else "null"
+        return f"whose values are not 0 and 1 but {found}; name a column that has these"
+    if tally.nulls or tally.nan:
+        nulls = plural(tally.nulls + tally.nan, "null")
+        return f"which has {nulls} in {tally.rows:,} rows beside 0 and 1; leave these rows out, or write what they mean"
+    return ""
+
+
+def guess_data(profiles: Mapping[str, Profile], label: str) -> tuple[Tree, dict[str, str]]:
+    """Returns the columns' part of the section `data`, and the columns that are left out, each with the reason.
+
+    Args:
+        profiles: The columns; their `labels` are `label`.
+        label: The label.
+    """
+    tree: Tree = {"labels": [label], "dense": {}, "sparse": {}}
+    left_out: dict[str, str] = {}
+    for name, profile in profiles.items():
+        if name == label:
+            continue
+        if _is_weight(profile) and "weight" not in tree:
+            tree["weight"] = name
+            continue
+        if GROUP.fullmatch(name) and profile.kind in ("integer", "text") and not _nulls(profile):
+            tree.setdefault("groups", []).append(name)
+        if reason := _why_not(profile):
+            left_out[name] = reason
+        elif _is_sparse(profile):
+            tree["sparse"][name] = sparse_rule(profile)
+        else:
+            tree["dense"][name] = _dense(profile)
+    return tree, left_out
+
+
+def _nulls(profile: Profile) -> int:
+    return sum(measured.tally(profile.name).nulls for measured in profile.measured)
+
+
+def _is_weight(profile: Profile) -> bool:
+    if not (WEIGHT.fullmatch(profile.name) and profile.kind in ("integer", "number")):
+        return False
+    tallies = [measured.tally(profile.name) for measured in profile.measured]
+    return not any(one.nulls + one.nan + one.infinite or one.minimum < 0 for one in tallies) and tallies[0].maximum > 0
+
+
+def _is_sparse(profile: Profile) -> bool:
+    if profile.kind != "integer":
+        return profile.kind != "number"
+    name = re.sub(r"\W+", "_", profile.name)
+    named = ID.fullmatch(name) is not None or GROUP.fullmatch(name) is not None
+    return named or (len(profile.first_ids.distinct) <= FEW and profile.first.tally(profile.name).minimum >= 0)
+
+
+def _why_not(profile: Profile) -> str:
+    """Returns why a column is no feature; empty if it is one."""
+    tallies = [measured.tally(profile.name) for measured in profile.measured]
+    if profile.kind == "time" or (profile.kind == "integer" and TIME.fullmatch(profile.name)):
+        return "a time"
+    if profile.kind == "empty" or tallies[0].values == 0:
+        return "no value"
+    if any(one.nan + one.infinite for one in tallies):
+        return "values that are NaN or infinite"
+    if profile.kind == "number" and max(max(abs(one.minimum), abs(one.maximum)) for one in tallies) > 1e38:
+        return "values beyond float32"
+    if tallies[0].minimum == tallies[0].maximum and not tallies[0].nulls:
+        return "one value"
+    sparse, ids = _is_sparse(profile), profile.first_ids if profile.kind != "number" else None
+    if ids and profile.kind in ("integer", "text"):
+        if len(ids.distinct) == 1 and not tallies[0].nulls:
+            return "one value"
+        hardly_repeats = len(ids.codes) >= min(ENOUGH, ids.rows) and len(ids.distinct) > UNIQUE * len(ids.codes)
+        if hardly_repeats and (sparse or len(ids.distinct) == len(ids.codes)):
+            return f"{len(ids.distinct):,} different values among {len(ids.codes):,}"
+    auc = profile.auc_as_ids if sparse else profile.auc_as_number
+    if auc > LEAK:
+        return f"an AUC of {auc:.3f} alone: it knows the label"
+    return deciding_value(profile)
+
+
+def sparse_rule(profile: Profile) -> dict[str, Any]:
+    """Returns the rule for ids that no id of the data breaks."""
+    tallies = [measured.tally(profile.name) for measured in profile.measured]
+    ids, whole = profile.first_ids, all(measured.is_all_read for measured in profile.measured)
+    distinct = len(ids.distinct) if profile.first.is_whole else ids.estimated
+    low, high = min(one.minimum for one in tallies), max(one.maximum for one in tallies)
+    rule: dict[str, Any] = {"rows": suggested_rows(ids.distinct, distinct), "ids": "hash"}
+    if profile.kind in ("integer", "integers") and low >= 0 and high < max(ROUNDED, COMPACT * distinct):
+        # Rows that were not read may have higher ids, which only `error` refuses.
+        rule = {"rows": int(high) + 1, **({} if whole else {"ids": "modulo"})}
+    if profile.kind in ("integers", "texts"):
+        rule["hotness"] = max(0.01, round(ids.hotness, 2))
+    return rule
+
+
+def _dense(profile: Profile) -> dict[str, Any]:
+    rule = dense_rule(profile)
+    if _nulls(profile):
+        rule["missing"] = float(f"{np.median(profile.finite(profile.first)):.4g}")
+    lowest = min(measured.tally(profile.name).minimum for measured in profile.measured)
+    if not np.isfinite(transformed(np.array([lowest]), rule.get("transform", "none"))).all():
+        return dense_rule(profile, "none") | {key: rule[key] for key in ("missing",) if key in rule}
+    return rule
+
+
+def guess_config(data: Tree, files: Mapping[str, Sequence[str]], reader: str, rows: int) -> Tree:
+    """Returns a whole configuration.
+
+    Args:
+        data: What `guess_data` found.
+        files: The files of each split.
+        reader: Their format.
+        rows: Rows to train on.
+    """
+    head: Tree = {} if reader == "parquet" else {"reader": reader}
+    head |= {name: [*urls] for name, urls in files.items()} | {"global_batch_size": batch_size_for(rows)}
+    tree: Tree = {"data": head | data}
+    if not data["sparse"]:
+        raise InputError("--source has no column of ids that could be a feature, which every model needs; add one")
+    model: Tree = {"name": "dlrm"} if data["dense"] else {"name": "wide_deep"}
+    if sum(feature["rows"] for feature in data["sparse"].values()) <= LARGE:
+        model |= {"embedding_dim": 16, "over_layers": [64, 32]} | ({"dense_layers": [64]} if data["dense"] else {})
+    tree |= {"model": model, "train": {"epochs": 1}}
+    tree["optimizer"] = {
+        "sparse": {"name": "rowwise_adagrad", "learning_rate": 0.05},
+        "dense": {"name": "adam", "learning_rate": 1e-3},
+    }
+    return tree

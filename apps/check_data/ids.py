@@ -1,0 +1,143 @@
+"""Figures of ids: how many, how often each, how skewed, and how well they alone predict a label."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from apps.check_data.numbers import auc
+
+FREQUENT = 20  # of an id with fewer occurrences, its place among the others is mostly chance
+SHRINK = 1.0  # samples of the mean label rate that every id's own is averaged with
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The ids of a column in a sample of `R` rows.
+
+    Attributes:
+        distinct: The different ids.
+        codes: The place of each id among these, `[N]`.
+        row_of: The row of each id, `[N]`.
+        rows: The number of rows.
+    """
+
+    distinct: pa.Array
+    codes: np.ndarray
+    row_of: np.ndarray
+    rows: int
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """How often each distinct id occurs, `[D]`."""
+        return np.bincount(self.codes, minlength=len(self.distinct))
+
+    @cached_property
+    def is_single(self) -> bool:
+        """Whether no row has more than one."""
+        return bool((np.diff(self.row_of) > 0).all())
+
+    def counts_in(self, groups: np.ndarray, number: int) -> np.ndarray:
+        """Returns how often each distinct id occurs in each of some groups of rows, `[D, number]`.
+
+        Args:
+            groups: The group of each row, `[R]`.
+            number: The number of groups.
+        """
+        cells = self.codes * number + groups[self.row_of]
+        return np.bincount(cells, minlength=len(self.distinct) * number).reshape(-1, number)
+
+    @property
+    def hotness(self) -> float:
+        """Ids per row."""
+        return len(self.codes) / max(1, self.rows)
+
+    @cached_property
+    def estimated(self) -> int:
+        """Different ids of all rows, at least: from those that the sample has once and twice (Chao 1984)."""
+        once, twice = int((self.counts == 1).sum()), int((self.counts == 2).sum())
+        return len(self.distinct) + once * (once - 1) // (2 * (twice + 1))
+
+    def top(self, number: int) -> list[tuple[object, int, int]]:
+        """Returns the most frequent ids: each with its place in `distinct`, and how often it occurs."""
+        least = np.partition(self.counts, -number)[-number] if number < len(self.counts) else 0
+        often = np.flatnonzero(self.counts >= least)
+        best = often[np.argsort(-self.counts[often], kind="stable")][:number]
+        return [(self.distinct[int(one)].as_py(), int(one), int(self.counts[one])) for one in best]
+
+
+def ids_of(column: pa.ChunkedArray | pa.Array) -> Ids:
+    """Returns the ids of a column of single ids or lists, in a type of `kinds.COMPUTED`; nulls are no ids."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    rows = np.arange(len(array))
+    if pa.types.is_large_list(array.type):
+        lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        array, rows = array.flatten(), np.repeat(rows, lengths)
+    if array.null_count:
+        rows = rows[array.is_valid().to_numpy(zero_copy_only=False)]
+        array = array.drop_null()
+    coded = array.dictionary_encode()
+    return Ids(coded.dictionary, coded.indices.to_numpy(), rows, len(column))
+
+
+def zipf_exponent(counts: np.ndarray) -> float:
+    """Returns Zipf's exponent of ids by maximum likelihood: of those that are frequent enough to have a rank.
+
+    Args:
+        counts: How often each id occurs, `[D]`.
+    """
+    frequent = np.sort(counts[counts >= FREQUENT])[::-1]
+    if len(frequent) < 2:
+        return 0.0
+    logs = np.log(np.arange(1, len(frequent) + 1))
+    observed, low, high = float(frequent @ logs / frequent.sum()), 0.0, 5.0
+    for _ in range(40):  # the mean of log ranks falls with the exponent
+        middle = (low + high) / 2
+        weights = np.exp(-middle * logs)
+        low, high = (middle, high) if weights @ logs / weights.sum() > observed else (low, middle)
+    return round(low, 3)
+
+
+def auc_of_ids(ids: Ids, labels: np.ndarray, seed: int) -> float:
+    """Returns the AUC of the mean label rate of each row's ids, counted in the other half of the rows.
+
+    Args:
+        ids: The ids.
+        labels: Whether each row is of the positive class, `[R]`.
+        seed: Halves the rows.
+    """
+    half = np.random.default_rng(seed).random(ids.rows) < 0.5
+    groups = 2 * half + labels
+    rows = np.bincount(groups, minlength=4).reshape(2, 2)
+    counts = ids.counts_in(groups, 4).reshape(-1, 2, 2)
+    found = []
+    for counted in (0, 1):
+        if not rows[counted].any():
+            continue
+        mean = rows[counted, 1] / rows[counted].sum()
+        rates = (counts[:, counted, 1] + SHRINK * mean) / (counts[:, counted].sum(axis=1) + SHRINK)
+        if ids.is_single:  # rows of an id, and those without one, have the same score, and need not be looked at
+            others = counts[:, 1 - counted]
+            scores, others = np.append(rates, mean), np.vstack([others, rows[1 - counted] - others.sum(axis=0)])
+        else:
+            other = half != counted
+            scores = _mean_of_rows(ids, rates, mean)[other]
+            others = np.stack([~labels[other], labels[other]], axis=1)
+        order = np.argsort(scores)
+        found.append(auc(scores[order], *others[order].T))
+    return float(np.nanmean(found)) if not np.isnan(found).all() else float("nan")
+
+
+def _mean_of_rows(ids: Ids, rates: np.ndarray, mean: float) -> np.ndarray:
+    """Returns the mean of the rates of each row's ids, of a row without ids another, `[R]`."""
+    sums = np.bincount(ids.row_of, rates[ids.codes], minlength=ids.rows)
+    sizes = np.bincount(ids.row_of, minlength=ids.rows)
+    return np.where(sizes > 0, sums / np.maximum(sizes, 1), mean)
+
+
+def known_share(ids: Ids, earlier: Ids) -> float:
+    """Returns the part of ids that another sample has, too."""
+    known = pc.is_in(ids.distinct, earlier.distinct)  # pyrefly: ignore[missing-attribute]
+    return float(ids.counts[known.to_numpy(zero_copy_only=False)].sum() / max(1, len(ids.codes)))

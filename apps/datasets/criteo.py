@@ -1,0 +1,304 @@
+"""Converts Criteo's click logs, as they are downloaded, to Parquet.
+
+python -m trainer criteo --source train.txt --out data/criteo
+python -m trainer criteo --source 's3://bucket/day_*.gz' --out s3://bucket/criteo --layout terabyte
+"""
+
+import codecs
+import re
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, islice
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from apps.datasets import criteo_tsv as tsv
+from apps.datasets.writer import DataSetWriter, PartWriter, in_parallel, print_summary
+from trainer.core.errors import InputError
+from trainer.core.plural import plural
+from trainer.core.storage import named, open_storage
+
+SHOWN_FAULTS = 10
+SPLIT_RULES = {
+    "kaggle": "by position in bytes, in the order of the lines: 6/7 train, 1/14 validation, 1/14 test",
+    "terabyte": "the evaluation source's first half (in bytes) validation, its second half test; all others train",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """The lines of a source that begin in `[start, end)`, which become one Parquet file."""
+
+    source: tsv.Source
+    split: str
+    start: int
+    end: int
+    number: int
+
+    @property
+    def name(self) -> str:
+        """The name of the file, which sorts by source and place."""
+        return f"part-{self.source.index:05d}-{self.number:05d}"
+
+
+class Stopped(Exception):
+    """Another thread failed."""
+
+
+class Progress:
+    """The state that all threads share: the progress bar, the malformed lines, and whether to stop.
+
+    Args:
+        total_bytes: Length of all sources.
+        max_malformed: Malformed lines to leave out before giving up.
+    """
+
+    def __init__(self, total_bytes: int, max_malformed: int) -> None:
+        self.malformed: list[str] = []
+        self.malformed_lines = 0
+        self._limit = max_malformed
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        every = 0.1 if sys.stderr.isatty() else 30
+        self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, mininterval=every, file=sys.stderr)
+
+    def advance(self, count: int) -> None:
+        """Moves the bar; raises Stopped if the conversion is over."""
+        with self._lock:
+            self._bar.update(count)
+        if self._stop.is_set():
+            raise Stopped
+
+    def leave_out(self, count: int, shown: Iterable[str] = ()) -> None:
+        """Counts malformed lines.
+
+        Raises:
+            InputError: They are more than allowed.
+        """
+        with self._lock:
+            self.malformed_lines += count
+            self.malformed += islice(shown, SHOWN_FAULTS - len(self.malformed))
+            if self.malformed_lines > self._limit:
+                first = self.malformed[0] if self.malformed else "they are in files converted before"
+                raise InputError(
+                    f"{plural(self.malformed_lines, 'malformed line')}, and --max-malformed is {self._limit}: {first}; "
+                    "repair the source, or allow more to be left out"
+                )
+
+    def close(self) -> None:
+        """Ends the bar and lets the threads stop."""
+        self._stop.set()
+        self._bar.close()
+
+
+def criteo(
+    source: tuple[str, ...],
+    out: str = "data/criteo",
+    layout: Literal["kaggle", "terabyte"] = "kaggle",
+    evaluation_source: str = "day_23",
+    dense_transform: tsv.DenseTransform = "log",
+    source_bytes_per_file: int = 256 * 2**20,
+    max_malformed: int = 0,
+    workers: int = 0,
+) -> dict[str, Any]:
+    """Converts Criteo's Kaggle or Terabyte text files to Parquet.
+
+    Memory stays at about 100 MB, and 150 MB more for each worker, however long the files are. Started again with
+    the same settings, an interrupted conversion continues where it stopped: Parquet files that are there are whole, and
+    are kept.
+
+    The columns are `label` (float32), `int_0` to `int_12` (float32) and `cat_0` to `cat_25` (int64: the hexadecimal
+    string read as an unsigned 32-bit integer; take it modulo the table's rows). A missing value is null.
+
+    The splits never mix times: `kaggle` takes the first 6/7 of the lines to train, then 1/14 to validate and 1/14 to
+    test; `terabyte` trains on all days but the evaluation day, whose first half validates and second half tests. The
+    fractions are of bytes, cut at the next line, so those of the rows are close to them but not exact.
+
+    Args:
+        source: Text files, plain or .gz: paths, globs or fsspec URLs, in the order of time. A glob is sorted by number.
+        out: Directory to write to, on any fsspec URL.
+        layout: Rule that divides the lines into splits.
+        evaluation_source: terabyte: name, without .gz, of the file that validates and tests. Empty: train only.
+        dense_transform: log stores log(max(x, -2) + 3) of the 13 integers, none stores them as they are.
+        source_bytes_per_file: Bytes of text per Parquet file; 256 MiB are about a million rows.
+        max_malformed: Malformed lines to leave out, and report, before giving up.
+        workers: Threads. 0: one per core.
+
+    Returns:
+        The summary, as in `OUT/summary.json`.
+
+    Raises:
+        InputError: A line is malformed, a source does not exist, or an argument is wrong.
+    """
+    if source_bytes_per_file < 1:
+        raise InputError(f"--source-bytes-per-file is {source_bytes_per_file}; it must be at least 1")
+    urls = find_sources(source)
+    settings = {
+        "source": "criteo",
+        "sources": [[url, tsv.size(url)] for url in urls],
+        "layout": layout,
+        "split_rule": SPLIT_RULES[layout],
+        "evaluation_source": evaluation_source if layout == "terabyte" else "",
+        "dense_transform": tsv.TRANSFORM_RULES[dense_transform],
+        "id_rule": tsv.ID_RULE,
+        "source_bytes_per_file": source_bytes_per_file,
+    }
+    found = in_parallel(lambda item: tsv.Source(*item, tsv.length(item[1])), enumerate(urls), workers)
+    sources = sorted(found, key=lambda source: source.index)
+    parts = plan_parts(sources, layout, evaluation_source, source_bytes_per_file)
+    data_set = DataSetWriter(out, settings)
+    progress = Progress(sum(source.length for source in sources), max_malformed)
+    for _ in in_parallel(
+        partial(_convert, data_set, progress, dense_transform), _tasks(parts), workers, progress.close
+    ):
+        pass
+    summary = data_set.commit(
+        ((part.split, part.name) for part in parts), {"malformed_lines": progress.malformed_lines}
+    )
+    _report(summary, progress, out)
+    return summary
+
+
+def find_sources(patterns: tuple[str, ...]) -> list[str]:
+    """Returns the files that the patterns name: the patterns in their order, what a glob finds by number.
+
+    Raises:
+        InputError: There is no pattern, or one names a directory or finds nothing.
+    """
+    if not patterns:
+        raise InputError("--source is empty; name Criteo's text files, such as train.txt or 'day_*.gz'")
+    urls = []
+    for pattern in patterns:
+        with named("--source", pattern):
+            fs, path = open_storage(pattern)
+        if fs.isdir(path):
+            raise InputError(
+                f"--source '{pattern}' is a directory; name its files, such as '{pattern.rstrip('/')}/day_*'"
+            )
+        found = fs.glob(path) if "*" in path or "?" in path else [path] * fs.exists(path)
+        if not found:
+            raise InputError(
+                f"--source '{pattern}' matches no file; name Criteo's text files, such as train.txt or 'day_*.gz'"
+            )
+        urls += [fs.unstrip_protocol(name) if "://" in pattern else name for name in sorted(found, key=_by_number)]
+    return urls
+
+
+def plan_parts(sources: list[tsv.Source], layout: str, evaluation_source: str, part_bytes: int) -> list[Part]:
+    """Cuts the sources into splits, and those into parts, by the lengths alone.
+
+    Raises:
+        InputError: No source, or more than one, is the evaluation source, or all are empty.
+    """
+    # By bytes, not lines: where a part begins is known without reading what comes before, so that parts can be
+    # converted at the same time, and again after an interruption.
+    parts = []
+    segments = _kaggle_segments(sources) if layout == "kaggle" else _terabyte_segments(sources, evaluation_source)
+    for source, split, start, end in segments:
+        starts = range(start, end, part_bytes)
+        parts += [Part(source, split, at, min(at + part_bytes, end), number) for number, at in enumerate(starts)]
+    if not parts:
+        urls = ", ".join(source.url for source in sources)
+        raise InputError(
+            f"--source names no line: {urls} {'is' if len(sources) == 1 else 'are'} empty; name other files"
+        )
+    return parts
+
+
+def _kaggle_segments(sources: list[tsv.Source]) -> Iterator[tuple[tsv.Source, str, int, int]]:
+    total = sum(source.length for source in sources)
+    ends = {"train": total * 6 // 7, "validation": total * 13 // 14, "test": total}
+    before = 0
+    for source in sources:
+        start = 0
+        for split, split_end in ends.items():
+            end = max(start, min(source.length, split_end - before))
+            yield source, split, start, end
+            start = end
+        before += source.length
+
+
+def _terabyte_segments(sources: list[tsv.Source], evaluation_source: str) -> Iterator[tuple[tsv.Source, str, int, int]]:
+    names = [source.url.rsplit("/", 1)[-1].removesuffix(".gz") for source in sources]
+    if evaluation_source and names.count(evaluation_source) != 1:
+        raise InputError(
+            f"--evaluation-source '{evaluation_source}' must name one of the sources ({', '.join(names)}); "
+            "name another, or '' to convert training days only"
+        )
+    for name, source in zip(names, sources, strict=True):
+        if name == evaluation_source:
+            yield source, "validation", 0, source.length // 2
+            yield source, "test", source.length // 2, source.length
+        else:
+            yield source, "train", 0, source.length
+
+
+def _tasks(parts: list[Part]) -> list[list[Part]]:
+    """Groups the parts that one thread converts: one, or all of a source that can only be read from its beginning."""
+    groups = groupby(parts, key=lambda part: part.source if part.source.compressed else part)
+    return [list(group) for _, group in groups]
+
+
+def _convert(data_set: DataSetWriter, progress: Progress, transform: tsv.DenseTransform, parts: list[Part]) -> None:
+    with closing(tsv.LineReader(parts[0].source)) as reader:
+        for part in parts:
+            counts = data_set.counts(part.split, part.name)
+            if counts is None:
+                _convert_part(data_set, progress, transform, part, reader)
+            else:
+                progress.leave_out(counts["malformed_lines"])
+                progress.advance(part.end - part.start)
+
+
+def _convert_part(
+    data_set: DataSetWriter, progress: Progress, transform: tsv.DenseTransform, part: Part, reader: tsv.LineReader
+) -> None:
+    about = {"dense_transform": tsv.TRANSFORM_RULES[transform], "id_rule": tsv.ID_RULE, "lines": part.source.url}
+    with data_set.part(part.split, part.name, tsv.SCHEMA.with_metadata(about)) as rows:
+        reader.skip_to(part.start)
+        malformed, reached = 0, part.start
+        for block in reader.blocks(part.end):
+            malformed += _write(rows, block, transform, part, reader.position - len(block), progress)
+            progress.advance(min(reader.position, part.end) - reached)
+            reached = min(reader.position, part.end)
+        rows.counts["malformed_lines"] = malformed
+
+
+def _write(
+    rows: PartWriter, block: bytes, transform: tsv.DenseTransform, part: Part, at: int, progress: Progress
+) -> int:
+    if at == 0:
+        block = block.removeprefix(codecs.BOM_UTF8)
+    block = block.replace(b"\r\n", b"\n")
+    # Whole blocks first: looking at every line in Python, as sift does, would take most of the time.
+    try:
+        rows.write(tsv.parse(block, transform))
+        return 0
+    except tsv.Malformed:
+        good, faults = tsv.sift(block, transform)
+    progress.leave_out(len(faults), _located(part.source, at, faults))
+    if good:
+        rows.write(tsv.parse(good, transform))
+    return len(faults)
+
+
+def _located(source: tsv.Source, at: int, faults: list[tuple[int, str]]) -> Iterator[str]:
+    lines = tsv.lines_before(source.url, at)
+    for number, fault in faults:
+        yield f"{source.url}:{lines + number + 1}: {fault}"
+
+
+def _by_number(name: str) -> list[Any]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]  # day_2 before day_10
+
+
+def _report(summary: dict[str, Any], progress: Progress, out: str) -> None:
+    for line in progress.malformed:
+        print(f"left out: {line}", file=sys.stderr)
+    print(f"{plural(summary['malformed_lines'], 'malformed line')} left out; ids: {tsv.ID_RULE}")
+    print_summary(summary, "Criteo", f"criteo_{summary['settings']['layout']}", out)

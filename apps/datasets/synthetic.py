@@ -1,0 +1,250 @@
+"""Makes data in Criteo's shape from a known model, which bounds the AUC that any other can reach on it.
+
+python -m trainer synthetic --out data/synthetic --rows 1000000
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from apps.datasets.writer import ROW_GROUP_ROWS, SPLITS, DataSetWriter, in_parallel, print_summary
+from trainer.core.errors import InputError
+
+DENSE_FEATURES, SPARSE_FEATURES = 13, 26
+HEAD_IDS = 16
+BIAS, DENSE_STD, SPARSE_STD = -2.0, 1.2, 3.0  # of the log-odds
+TRUTH_STREAM = 99
+LEAST = {"rows": 1, "files": 1, "validation_rows": 0, "test_rows": 0, "hotness": 1, "zipf": 0, "seed": 0}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of rows.
+
+    Attributes:
+        hotness: Ids per row and feature, at most; above 1 a row has between one and as many.
+        zipf: Exponent of the ids' frequencies.
+        table_rows: Ids of every sparse feature.
+        null_rate: Fraction of values that are missing.
+    """
+
+    hotness: int
+    zipf: float
+    table_rows: tuple[int, ...]
+    null_rate: float
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the files."""
+        ids = pa.list_(pa.int64()) if self.hotness > 1 else pa.int64()
+        dense = [(f"int_{i}", pa.float32()) for i in range(DENSE_FEATURES)]
+        sparse = [(f"cat_{i}", ids) for i in range(SPARSE_FEATURES)]
+        return pa.schema([("row_id", pa.int64()), ("label", pa.float32()), *dense, *sparse])
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The logistic model that the labels are drawn from.
+
+    Attributes:
+        dense: Weight of every dense feature, `[13]`.
+        sparse: Effect of the most frequent ids of every sparse feature, and of all others: 0, `[26, HEAD_IDS + 1]`.
+    """
+
+    dense: np.ndarray
+    sparse: np.ndarray
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file: its split, its number there, its rows, and the first one's row_id."""
+
+    split: str
+    number: int
+    rows: int
+    first_row_id: int
+
+    @property
+    def name(self) -> str:
+        """The name of the file, which sorts by number."""
+        return f"part-{self.number:05d}"
+
+
+def synthetic(
+    out: str = "data/synthetic",
+    rows: int = 1_000_000,
+    files: int = 8,
+    validation_rows: int = 100_000,
+    test_rows: int = 100_000,
+    hotness: int = 1,
+    zipf: float = 1.1,
+    table_rows: tuple[int, ...] = (100_000,),
+    null_rate: float = 0.0,
+    signal: float = 1.0,
+    seed: int = 0,
+    workers: int = 0,
+) -> dict[str, Any]:
+    """Makes rows in Criteo's shape whose labels come from a known logistic model.
+
+    The columns are `row_id` (int64, unique over all splits), `label` (float32), `int_0` to `int_12` (float32, standard
+    normal) and `cat_0` to `cat_25` (int64, or a list of them if hotness is above 1). The log-odds of a label are linear
+    in the dense features, plus an effect of each of the 16 most frequent ids of every sparse feature; the other ids
+    have none. So a million rows suffice to come close to the best AUC that any model can have on this data. It is
+    computed from the true log-odds, printed, and written to `OUT/summary.json` together with the best log loss.
+
+    The rows of a file depend on the seed, the split and the file's number alone: with more rows, each file begins with
+    the same ones (but for `row_id`). Memory does not grow with the rows to train on, and by 9 bytes per row to validate
+    and test on. Started again after an interruption, it keeps the files to train on that are there.
+
+    Args:
+        out: Directory to write to, on any fsspec URL.
+        rows: Rows to train on.
+        files: Files they are spread over. Validation and test are one file each.
+        validation_rows: Rows to validate on.
+        test_rows: Rows to test on.
+        hotness: Ids per row and sparse feature: 1 gives single ids, more gives lists of one to this many.
+        zipf: The k-th most frequent id is about k**-zipf as frequent as the first. 0: all alike.
+        table_rows: Ids of each sparse feature: one number for all, or 26.
+        null_rate: Fraction of missing values, in dense and in sparse features.
+        signal: Scales the true weights and effects; 0 gives labels that nothing predicts.
+        seed: Other seeds give other truths and other rows.
+        workers: Threads. 0: one per core.
+
+    Returns:
+        The summary, as in `OUT/summary.json`.
+
+    Raises:
+        InputError: An argument is out of range.
+    """
+    settings: dict[str, Any] = {"source": "synthetic", "rows": rows, "files": files, "seed": seed, "signal": signal}
+    settings |= {"validation_rows": validation_rows, "test_rows": test_rows}
+    settings |= {"hotness": hotness, "zipf": zipf, "table_rows": table_rows, "null_rate": null_rate}
+    _check(settings)
+    shape = Shape(hotness, zipf, table_rows * (SPARSE_FEATURES // len(table_rows)), null_rate)
+    parts = plan_parts({"train": (rows, files), "validation": (validation_rows, 1), "test": (test_rows, 1)})
+    truth, data_set = make_truth(seed, signal), DataSetWriter(out, settings)
+    made = in_parallel(lambda part: _make(data_set, part, shape, truth, seed), parts, workers)
+    summary = data_set.commit([(part.split, part.name) for part in parts], dict(best for best in made if best))
+    print_summary(summary, "synthetic data", "synthetic", out, ["best_auc", "best_log_loss"])
+    return summary
+
+
+def plan_parts(splits: dict[str, tuple[int, int]]) -> list[Part]:
+    """Spreads the rows of every split over its files, and numbers them through; what would be empty is left out."""
+    parts, first = [], 0
+    for split, (rows, files) in splits.items():
+        for number in range(files):
+            count = (number + 1) * rows // files - number * rows // files
+            parts += [Part(split, number, count, first)] * (count > 0)
+            first += count
+    return parts
+
+
+def make_truth(seed: int, signal: float) -> Truth:
+    """Draws the weights and effects."""
+    random = np.random.default_rng([seed, TRUTH_STREAM])
+    dense = random.standard_normal(DENSE_FEATURES)
+    sparse = np.pad(random.standard_normal((SPARSE_FEATURES, HEAD_IDS)), [(0, 0), (0, 1)])
+    return Truth(
+        signal * DENSE_STD / math.sqrt(DENSE_FEATURES) * dense,
+        signal * SPARSE_STD / math.sqrt(SPARSE_FEATURES) * sparse,
+    )
+
+
+def _make(
+    data_set: DataSetWriter, part: Part, shape: Shape, truth: Truth, seed: int
+) -> tuple[str, dict[str, float | None]] | None:
+    """Writes one file, and returns its split and the best metrics there; None to train, where rows may be too many."""
+    if part.split == "train" and data_set.counts(part.split, part.name) is not None:
+        return None
+    logits, labels = [], []
+    with data_set.part(part.split, part.name, shape.schema) as writer:
+        for number, start in enumerate(range(0, part.rows, ROW_GROUP_ROWS)):
+            # A generator per row group: no file waits for the one before it, and more rows leave the first ones as they
+            # are.
+            random = np.random.default_rng([seed, SPLITS.index(part.split), part.number, number])
+            count = min(ROW_GROUP_ROWS, part.rows - start)
+            columns, logit = _features(random, shape, truth)
+            label = random.random(ROW_GROUP_ROWS) < 1 / (1 + np.exp(-logit))
+            row_ids = np.arange(part.first_row_id + start, part.first_row_id + start + ROW_GROUP_ROWS)
+            table = pa.Table.from_arrays([row_ids, label.astype(np.float32), *columns], schema=shape.schema)
+            writer.write(table.slice(0, count))
+            if part.split != "train":
+                logits.append(logit[:count])
+                labels.append(label[:count])
+    return (part.split, _best(np.concatenate(logits), np.concatenate(labels))) if logits else None
+
+
+def _features(random: np.random.Generator, shape: Shape, truth: Truth) -> tuple[list[pa.Array], np.ndarray]:
+    """Draws the feature columns of one row group, always whole, and the log-odds of its labels."""
+    columns, logit = [], np.full(ROW_GROUP_ROWS, BIAS)
+    for weight in truth.dense:
+        values, missing = random.standard_normal(ROW_GROUP_ROWS, np.float32), _missing(random, shape)
+        logit += np.where(missing, 0, weight * values)
+        columns.append(pa.array(values, mask=missing))
+    for effects, table_rows in zip(truth.sparse, shape.table_rows, strict=True):
+        hot = random.integers(1, shape.hotness + 1, ROW_GROUP_ROWS) if shape.hotness > 1 else None
+        ranks = _ranks(random.random(ROW_GROUP_ROWS if hot is None else hot.sum()), table_rows, shape.zipf)
+        missing = _missing(random, shape)
+        effect, ids = effects[np.minimum(ranks, HEAD_IDS)], _ids(ranks, table_rows)
+        if hot is None:
+            columns.append(pa.array(ids, mask=missing))
+        else:
+            offsets = np.r_[0, np.cumsum(hot)].astype(np.int32)
+            effect = np.add.reduceat(effect, offsets[:-1]) / math.sqrt((1 + shape.hotness) / 2)
+            columns.append(pa.ListArray.from_arrays(offsets, ids, mask=pa.array(missing)))
+        logit += np.where(missing, 0, effect)
+    return columns, logit
+
+
+def _missing(random: np.random.Generator, shape: Shape) -> np.ndarray:
+    return random.random(ROW_GROUP_ROWS, np.float32) < shape.null_rate
+
+
+def _ranks(uniform: np.ndarray, count: int, zipf: float) -> np.ndarray:
+    """Turns uniform numbers into ranks from 0 to `count - 1` by a power law."""
+    # By inverting its integral. numpy.random.zipf knows no upper end and no exponent up to 1, and choice(p=...) needs a
+    # table of all ids.
+    if zipf == 1:
+        places = (count + 1) ** uniform
+    else:
+        places = (1 + uniform * ((count + 1) ** (1 - zipf) - 1)) ** (1 / (1 - zipf))
+    return np.clip(places.astype(np.int64) - 1, 0, count - 1)
+
+
+def _ids(ranks: np.ndarray, count: int) -> np.ndarray:
+    """Scatters the ranks over the table, one to one."""
+    # Or the frequent ids would be neighbours, and row-wise sharding would put them all on one rank.
+    step = next(step for step in range(count * 5 // 8 + 1, 2 * count + 2) if math.gcd(step, count) == 1)
+    return ranks * step % count
+
+
+def _best(logits: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
+    """Returns what predictions of the true logits reach."""
+    surprise = np.logaddexp(0, np.where(labels, -logits, logits))
+    return {"best_auc": ranking_auc(logits, labels), "best_log_loss": float(surprise.mean())}
+
+
+def ranking_auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
+    """Returns the exact area under the ROC curve, ties counted as half; None if there is only one kind of label."""
+    # Exact, by ranks: the streaming AUC of evaluations counts scores in bins, and this is the bound to compare it with.
+    _, ranks, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    positives = np.bincount(ranks, labels > 0)
+    negatives = counts - positives
+    below = np.cumsum(negatives) - negatives
+    pairs = positives.sum() * negatives.sum()
+    return float((positives * (below + negatives / 2)).sum() / pairs) if pairs else None
+
+
+def _check(settings: dict[str, Any]) -> None:
+    for name, least in LEAST.items():
+        if settings[name] < least:
+            raise InputError(f"--{name.replace('_', '-')} is {settings[name]}; it must be {least} or more")
+    table_rows, null_rate = settings["table_rows"], settings["null_rate"]
+    if len(table_rows) not in (1, SPARSE_FEATURES) or min(table_rows) < 1:
+        raise InputError(f"--table-rows is {table_rows}; it must be one positive number, or {SPARSE_FEATURES}")
+    if not 0 <= null_rate <= 1:
+        raise InputError(f"--null-rate is {null_rate}; it must be between 0 and 1")

@@ -1,0 +1,1 @@
+"""Vectors of a whole catalogue, or of a table."""

@@ -1,0 +1,104 @@
+"""The rows of a table by the ids that they belong to."""
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+from apps.embed.ids import TableIds, ids_of_table
+from apps.predict.claim import WORDS, Job, choose_checkpoint, claimed
+from apps.predict.part_files import PartFiles
+from apps.predict.record import Record, of_checkpoint
+from apps.predict.steps import to_arrow
+from trainer.checkpoint.store import Checkpoint
+from trainer.config.root import Config
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0
+from trainer.core.errors import InputError, nearest
+from trainer.core.local_shards import placed_shards
+from trainer.core.run_directory import RunDirectory
+from trainer.models.embeddings import table_of_weight
+from trainer.run.preemption import Stopped, stop_on_signals
+from trainer.training.evaluate import restore_evaluated
+
+
+def embed_table(
+    config: Config, out: str, to: str, table: str, checkpoint: str, rows_per_part: int, context: DistributedContext
+) -> None:
+    """Writes the rows of a table, as evaluations look them up.
+
+    Raises:
+        InputError: There is no such table or checkpoint, or the directory holds parts of another job.
+    """
+    with stop_on_signals(context, WORDS) as stop_requests:
+        directory, chosen = broadcast_from_rank0(
+            context, lambda: _find(config, out, to, table, checkpoint, rows_per_part)
+        )
+        model = restore_evaluated(config, chosen, context)
+        ids = ids_of_table(config.data, table, model.managed)
+        about = {
+            "table": table,
+            "rows_per_part": rows_per_part,
+            "averages": bool(model.averages and model.averages.evaluated),
+        }
+        job = broadcast_from_rank0(context, lambda: _job(directory, chosen, about, len(ids.rows)))
+        with claimed(job, stop_requests, context) as claim, model.averaged():
+            weights = [value for name, value in model.weights().items() if table_of_weight(name) == table]
+            for number in claim.missing:
+                if claim.give_up():
+                    raise Stopped
+                rows = ids.rows[slice(*claim.parts.parts[number])]
+                vectors = _gathered(weights, rows, _dimension(config, table), context)
+                broadcast_from_rank0(context, lambda n=number, v=vectors: _write(claim.parts, n, ids, v))
+
+
+def _find(
+    config: Config, out: str, to: str, table: str, checkpoint: str, rows_per_part: int
+) -> tuple[RunDirectory, Checkpoint]:
+    """Finds the directory and the checkpoint, and writes nothing."""
+    if table not in (known := config.data.features_of_tables()):
+        raise InputError(f"--table is '{table}', which the model does not have{nearest(table, known)}")
+    if rows_per_part < 1:
+        raise InputError(f"--rows-per-part is {rows_per_part}; it must be at least 1")
+    directory = RunDirectory(to, "--to")
+    return directory, choose_checkpoint(directory, out, checkpoint)
+
+
+def _job(directory: RunDirectory, checkpoint: Checkpoint, about: Record, rows: int) -> Job:
+    if not rows:
+        raise InputError(f"--table is '{about['table']}', in which no id has a row yet; train first")
+    record = {"checkpoint": of_checkpoint(checkpoint), **about}
+    return Job(directory=directory, checkpoint=checkpoint, record=record, rows=rows)
+
+
+def _dimension(config: Config, table: str) -> int:
+    feature = config.data.sparse[config.data.features_of_tables()[table][0]]
+    return feature.dimension or config.model.embedding_dim
+
+
+def _gathered(weights: list[Tensor], rows: np.ndarray, dimension: int, context: DistributedContext) -> Tensor:
+    """Returns rows of a table, `[R, D]` float32, on the CPU of every rank.
+
+    Args:
+        weights: The table, if this rank has any of it.
+        rows: The rows.
+        dimension: Columns of the table.
+        context: This process among the ranks.
+    """
+    wanted = torch.from_numpy(rows).to(context.device)
+    found = torch.zeros(len(rows), dimension, device=context.device)
+    for weight in weights:
+        if context.is_rank0 or isinstance(weight, ShardedTensor):  # every rank has all of one that is replicated
+            for shard, (row, column) in placed_shards(weight):
+                here = (wanted >= row) & (wanted < row + len(shard))
+                found[here, column : column + shard.shape[1]] = shard[wanted[here] - row].float()
+    dist.all_reduce(found)
+    return found.cpu()
+
+
+def _write(parts: PartFiles, number: int, ids: TableIds, vectors: Tensor) -> None:
+    start, stop = parts.parts[number]
+    parts.open(number).add(
+        pa.table({ids.name: ids.ids.slice(start, stop - start), "vector": to_arrow("vector", vectors)})
+    )

@@ -1,0 +1,206 @@
+"""`python -m trainer export`: from a checkpoint to a directory that serves."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+from torch import nn
+
+from apps.export import load
+from apps.export.choices import Choices
+from apps.export.compiled import compile_program
+from apps.export.directory import files_of, is_there, publish, write_manifest
+from apps.export.forms import Format, Quantization
+from apps.export.looked_up import write_in_shards
+from apps.export.onnx_program import save_onnx
+from apps.export.program import check_parity, export_program, save_program
+from apps.export.quality import measure, render
+from apps.export.quantized import quantize_tables
+from apps.export.reference import (
+    Rows,
+    first_rows,
+    managed_ids,
+    parity,
+    plain_answers,
+    read_rows,
+    torchrec_answers,
+)
+from apps.export.rules import ids_with_rows
+from apps.export.served import Rules, ServedModel
+from apps.export.shards import Shards
+from apps.export.signature import column_types, lists_in, signature, type_of_ids
+from apps.export.tables import replace_tables
+from apps.export.weights import SavedWeights, load_model, read_managed
+from trainer.checkpoint.choice import NEWEST, find_checkpoint
+from trainer.checkpoint.manifest import FileEntry
+from trainer.checkpoint.store import Checkpoint
+from trainer.config.features import columns_of
+from trainer.config.root import Config, load_config
+from trainer.core.errors import InputError
+from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
+from trainer.data.dataset import find_files
+from trainer.data.vocabulary import check_fingerprints
+from trainer.models.embeddings import name_in_model
+from trainer.models.outputs import model_outputs
+
+PARITY_ROWS = 64
+TOLERANCE = 1e-6  # of a probability in float32, whose sums a compiler or another processor takes in another order
+
+
+def export(
+    config: Config,
+    out: str,
+    to: str,
+    checkpoint: str = NEWEST,
+    split: Literal["train", "validation", "test"] = "validation",
+    averages: bool | None = None,
+    quantize: Quantization = "none",
+    compile: bool = False,
+    format: Format = "torch",
+    shard_bytes: pydantic.PositiveInt | None = None,
+) -> None:
+    """Exports a checkpoint of a run as a directory that serves. CONFIG is a TOML file, such as RUN_DIR/config.toml.
+
+    The directory TO/step-N holds model.pt2 (torch.export, the data rules in it: it takes raw columns), signature.json,
+    parity.json (rows of the split with the trainer's answers, which the exported model has given, too), load.py (a
+    loader that needs torch alone, or for ONNX NumPy and onnxruntime) and, last, manifest.json; then TO/current.json
+    names it. Takes three times the memory of the tables, four times with --compile; with --shard-bytes 0.7 GB.
+
+    Args:
+        config: The configuration, whose features must be those of the run.
+        out: The run directory, any fsspec URL.
+        to: Directory to write to, any fsspec URL.
+        checkpoint: newest, best (by checkpoint.keep.best of RUN_DIR/config.toml), or the number of a step.
+        split: The split of the configuration to take the parity rows from; they are part of the export.
+        averages: Whether to export averaged weights. Unset: as evaluations take them.
+        quantize: Bits of the tables' values: none for float32, int8 or int4, with a scale and a bias for each row. The
+            metrics of the split before and after are printed, and written to signature.json.
+        compile: Add the model as machine code for CPUs (compiled.pt2), which needs g++.
+        format: torch, or onnx for model.onnx and model.onnx.data instead of model.pt2, which onnxruntime runs.
+        shard_bytes: Write tables, which may be larger than a host's memory, apart from the program, to files of at most
+            so many bytes. The loader maps them into memory. Unset: tables are in the program.
+
+    Raises:
+        InputError: There is no such checkpoint, it is another model's, the data or the model cannot be used, or the
+            directory cannot be written.
+    """
+    if not getattr(config.data, split):
+        there = next((name for name in ("validation", "test", "train") if getattr(config.data, name)), None)
+        take = f"take --split {there}, or " if there else ""
+        raise InputError(f"--split is {split}, but data.{split} is empty; {take}name its files")
+    ema = config.optimizer.ema
+    averages = ema.decay is not None and ema.evaluate if averages is None else averages
+    choices = Choices(split, averages, quantize, compile, format, shard_bytes)
+    choices.check()
+    chosen = find_checkpoint(RunDirectory(out), "--out", checkpoint, "--checkpoint")
+    name, fingerprint = f"step-{chosen.step}", choices.fingerprint(config, chosen)
+    if is_there(to, name, fingerprint):
+        print(f"step {chosen.step:,} is in {without_secrets(to)} already, and is whole")
+        return
+    _check_features(config, chosen)
+    check_fingerprints(config.data, chosen.train_state.get("vocabularies", {}), chosen.url)
+    with tempfile.TemporaryDirectory() as folder:
+        worst = _write(config, chosen, choices, fingerprint, Path(folder))
+        size = sum(Path(folder, file).stat().st_size for file in files_of(Path(folder)))
+        url = publish(Path(folder), to, name)
+    print(f"step {chosen.step:,}: {size / 2**20:,.1f} MiB are in {without_secrets(url)}")
+    asked = "trainer" if quantize == "none" else "quantized model"
+    print(f"rows of data.{split} have the {asked}'s answers, to within {worst:.1g}")
+
+
+def _check_features(config: Config, chosen: Checkpoint) -> None:
+    """Refuses features with other rules than those that the model was trained with."""
+    trained = load_config(f"{chosen.url}/config.toml").data.rules()
+    for kind, ours in config.data.rules().items():
+        theirs = trained[kind]
+        if [*ours] != [*theirs]:
+            raise InputError(
+                f"data.{kind} names {', '.join(ours)}, but the run has {', '.join(theirs)}; make them equal"
+            )
+        for name in ours:
+            for key, now in ours[name].items():
+                if now != (then := theirs[name][key]):
+                    raise InputError(
+                        f"data.{kind}.{name}.{key} is {now!r}, but the run was trained with {then!r}; use that"
+                    )
+
+
+def _write(config: Config, chosen: Checkpoint, choices: Choices, fingerprint: str, folder: Path) -> float:
+    """Writes all files; returns the greatest difference from the answers of the model before it was exported."""
+    data, split = config.data, choices.split
+    files = find_files(f"data.{split}", getattr(data, split), data)
+    types, lists = column_types(files, data), lists_in(files, data)
+    described = signature(data, types, lists, model_outputs(config))
+    described |= {"model": config.model.name, "step": chosen.step, "averages": choices.averages, "tables": "float32"}
+    described["format"] = choices.format
+    weights = SavedWeights(chosen, config.optimizer.ema, choices.averages)
+    state = read_managed(chosen) if data.managed_tables else {}
+    rows = partial(read_rows, files, config, managed_ids(config, state))
+    listed = ids_with_rows(data, {table: state[f"managed.{name_in_model(table)}.ids"] for table in data.managed_tables})
+    unsigned = [name for name, one in data.sparse.items() if type_of_ids(types[columns_of(name, one)[0]]) == "uint64"]
+    rules = partial(Rules, data, lists, unsigned)
+    known: dict[str, FileEntry] = {}
+    if choices.shard_bytes:
+        shards, samples = Shards(weights, data, choices.shard_bytes), first_rows(rows, PARITY_ROWS)
+        written, known = write_in_shards(config, shards, samples, rules, listed, described, folder)
+    else:
+        written = _write_whole(config, weights, choices, rows, rules(listed), described, folder)
+    _write_json(folder / "signature.json", described)
+    expected = {"tolerance": TOLERANCE, **written}
+    _write_json(folder / "parity.json", expected)
+    shutil.copy(str(load.__file__), folder / "load.py")
+    write_manifest(folder, fingerprint, known)
+    forms = (False, True) if choices.compile else (False,)
+    return max(check_parity(folder, expected, config.model.name, form) for form in forms)
+
+
+def _write_whole(
+    config: Config,
+    weights: SavedWeights,
+    choices: Choices,
+    rows: Callable[[], Iterator[Rows]],
+    rules: Rules,
+    described: dict[str, Any],
+    folder: Path,
+) -> dict[str, Any]:
+    """Writes the program with the tables in it, and what else of the signature comes to light; returns the parity."""
+    model, outputs, split, quantize = (
+        load_model(config, weights),
+        model_outputs(config),
+        choices.split,
+        choices.quantize,
+    )
+    written = parity(model, torchrec_answers, outputs, rows(), PARITY_ROWS)
+    replace_tables(model, config.data)
+    if quantize != "none":
+        described |= {"tables": quantize, "quality": _quantize(model, config, rows, split, quantize)}
+        written = parity(model, plain_answers, outputs, rows(), PARITY_ROWS)
+    program = export_program(ServedModel(model, rules, outputs).eval(), described, config.model.name)
+    if choices.compile:
+        compile_program(program, folder / "compiled.pt2")
+    if choices.format == "onnx":
+        save_onnx(program, described, config.model.name, folder / load.ONNX)
+    else:
+        save_program(program, folder / "model.pt2")
+    return written
+
+
+def _quantize(
+    model: nn.Module, config: Config, rows: Callable[[], Iterator[Rows]], split: str, quantize: Quantization
+) -> dict[str, Any]:
+    """Quantizes the tables, and returns the metrics of the split before and after."""
+    before = measure(model, config, rows())
+    quantize_tables(model, quantize)
+    after = measure(model, config, rows())
+    print(render(split, before, after, quantize))
+    return {"split": split, "float32": before, quantize: after}
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,141 @@
+"""The trainer's own answers: rows as its loader reads them, looked up by TorchRec in one process, without shards."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apps.export.features import IdLists
+from trainer.config.data import DataConfig
+from trainer.config.features import columns_of, takes
+from trainer.config.root import Config
+from trainer.core.distributed import DistributedContext
+from trainer.data.batch import Batch, to_batch
+from trainer.data.chunk import Chunk
+from trainer.data.dataset import FileSet
+from trainer.data.decode import decode
+from trainer.data.row_groups import RowGroupReader
+from trainer.data.transforms import seconds_of
+from trainer.models.base import Predictions
+from trainer.models.outputs import ModelOutput, compute_outputs
+from trainer.training.managed_ids import ManagedIds
+
+ALONE = DistributedContext(0, 1, 0, 1, torch.device("cpu"))
+READ_ROWS = 4096
+
+
+def managed_ids(config: Config, state: dict[str, Tensor]) -> ManagedIds:
+    """Returns the managed ids of a checkpoint, whose `state` is by its names there."""
+    managed = ManagedIds(config.data, ALONE)
+    for name, value in managed.tensors().items():
+        value.copy_(state[name])
+    return managed
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Consecutive rows of a split.
+
+    Attributes:
+        columns: The features' raw values, by column.
+        batch: The same rows as the loader reads them.
+    """
+
+    columns: dict[str, list[Any]]
+    batch: Batch
+
+
+def read_rows(files: FileSet, config: Config, managed: ManagedIds, at_once: int = READ_ROWS) -> Iterator[Rows]:
+    """Yields the rows of a split in order, `at_once` at a time."""
+    data, reader = config.data, RowGroupReader(files, config.data)
+    for group in files.row_groups:
+        with reader.open(group) as column:
+            for start in range(0, group.rows, at_once):
+                rows = range(start, min(start + at_once, group.rows))
+                chunk = Chunk(column, rows, partial(reader.where, group))
+                batch = managed.looked_up(to_batch([decode(chunk, data, files.files[0].lists)], data, 1.0))
+                yield Rows(_raw_columns(chunk, data), batch)
+
+
+def _raw_columns(chunk: Chunk, data: DataConfig) -> dict[str, list[Any]]:
+    """Returns the values of the features' columns, as a client sends them."""
+    uses: dict[str, set[str]] = {}
+    for name, feature in (*data.dense.items(), *data.sparse.items()):
+        for column in columns_of(name, feature):
+            uses.setdefault(column, set()).add("nulls" if feature.transform == "is_missing" else takes(feature))
+    for feature in data.sparse.values():
+        if feature.weights:
+            uses.setdefault(feature.weights, set()).add("numbers")
+    return {column: _raw_column(column, chunk, found) for column, found in uses.items()}
+
+
+def _raw_column(column: str, chunk: Chunk, uses: set[str]) -> list[Any]:
+    if "times" in uses:
+        return seconds_of(column, chunk).to_pylist()
+    if uses == {"nulls"}:  # of any type, and nothing of it matters but whether it is there
+        return [None if missing else 0 for missing in chunk.array(column).is_null(nan_is_null=True).to_pylist()]
+    return (chunk.ids(column) if "ids" in uses else chunk.numbers(column)).to_pylist()
+
+
+def first_rows(rows: Callable[..., Iterator[Rows]], number: int) -> list[Rows]:
+    """Returns the first rows of a split, at least so many if it has them.
+
+    Args:
+        rows: Returns `read_rows`.
+        number: How many.
+    """
+    found: list[Rows] = []
+    for part in rows(at_once=number):
+        found.append(part)
+        if sum(len(one.batch.weights) for one in found) >= number:
+            break
+    return found
+
+
+Answers = Callable[[nn.Module, Batch], Tensor | Predictions]
+"""Returns what a model predicts for a batch."""
+
+
+def torchrec_answers(model: nn.Module, batch: Batch) -> Tensor | Predictions:
+    """Returns what a model with TorchRec's tables predicts."""
+    return model(batch.dense, batch.sparse)
+
+
+def plain_answers(model: nn.Module, batch: Batch) -> Tensor | Predictions:
+    """Returns what a model with plain tables predicts."""
+    features = batch.sparse.to_dict()
+    ids = {
+        name: IdLists(one.values().long(), one.lengths().long(), weights=one.weights_or_none())
+        for name, one in features.items()
+    }
+    return model(batch.dense, ids)
+
+
+@torch.inference_mode()
+def parity(
+    model: nn.Module, answers: Answers, outputs: list[ModelOutput], rows: Iterator[Rows], number: int
+) -> dict[str, dict[str, list[Any]]]:
+    """Returns the raw `columns` of the first rows, and the model's `answers`.
+
+    Args:
+        model: The model.
+        answers: How to ask it.
+        outputs: The outputs.
+        rows: The rows of a split.
+        number: How many rows to take at most.
+    """
+    found: dict[str, dict[str, list[Any]]] = {"columns": {}, "answers": {}}
+    taken = 0
+    for part in rows:
+        computed = compute_outputs(outputs, answers(model, part.batch))
+        more = {"columns": part.columns, "answers": {name: one.tolist() for name, one in computed.items()}}
+        for kind, columns in more.items():
+            for name, values in columns.items():
+                found[kind].setdefault(name, []).extend(values[: number - taken])
+        taken += len(part.batch.weights)
+        if taken >= number:
+            break
+    return found

@@ -1,0 +1,1 @@
+"""Programs that look at runs: checkpoints, exact resume, schedules, profiles, comparisons, TensorBoard."""

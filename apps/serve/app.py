@@ -1,0 +1,89 @@
+"""The HTTP endpoint: requests to columns, outputs to responses, mistakes to one line each."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from apps.export.load import ColumnError, Model
+from apps.serve.batching import Batcher
+
+# Starlette rather than FastAPI, whose schemas would be made from classes: the columns are known only when a model is
+# loaded. Rather than the standard library's server, which has a thread for each connection.
+LARGEST_BODY = 16 << 20
+
+
+def make_app(model: Model, wait_seconds: float, samples: int) -> Starlette:
+    """Returns the application.
+
+    Args:
+        model: The model.
+        wait_seconds: How long a request waits for others to be answered with it.
+        samples: Samples that are answered at once, and of a request, at most.
+    """
+    batcher = Batcher(model.run, wait_seconds, samples)
+
+    @contextlib.asynccontextmanager
+    async def working(_: Starlette) -> AsyncIterator[None]:
+        worker = asyncio.create_task(batcher.work())
+        yield
+        worker.cancel()
+
+    async def predict(request: Request) -> JSONResponse:
+        columns = await _columns(request)
+        inputs = model.inputs(columns)
+        count = len(next(iter(columns.values())))
+        if count > samples:
+            raise HTTPException(413, f"{count} samples are more than the {samples} that are answered at once")
+        outputs = await batcher.answer(inputs, count)
+        return JSONResponse({"outputs": {name: output.tolist() for name, output in outputs.items()}})
+
+    async def health(_: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok", "model": model.signature["model"], "step": model.signature["step"]})
+
+    async def signature(_: Request) -> JSONResponse:
+        return JSONResponse(model.signature)
+
+    routes = [
+        Route("/predict", predict, methods=["POST"]),
+        Route("/health", health),
+        Route("/signature", signature),
+    ]
+    return Starlette(
+        routes=routes, lifespan=working, exception_handlers={ColumnError: _wrong_columns, HTTPException: _wrong}
+    )
+
+
+async def _columns(request: Request) -> dict[str, Any]:
+    """Returns the columns of a request's body, `{"columns": {NAME: [VALUE, ...]}}`."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > LARGEST_BODY:
+            raise HTTPException(413, f"the body has more than {LARGEST_BODY} bytes; send fewer samples at once")
+    try:
+        content = json.loads(body.decode())
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise HTTPException(400, f"the body is not JSON: {reason}") from error
+    if not isinstance(content, dict) or [*content] != ["columns"] or not isinstance(content["columns"], dict):
+        raise HTTPException(400, 'the body must be {"columns": {NAME: [VALUE, ...]}}; /signature names the columns')
+    return content["columns"]
+
+
+async def _wrong_columns(_: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"error": str(error)}, 400)
+
+
+async def _wrong(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    known = {404: "there are /predict, /health and /signature", 405: f"{request.url.path} does not take it"}
+    message = f"{request.method} {request.url.path}: {known[error.status_code]}" if error.status_code in known else None
+    return JSONResponse({"error": message or error.detail}, error.status_code, error.headers)

@@ -1,0 +1,1 @@
+"""Vocabularies: ids counted, and the rows that they get."""

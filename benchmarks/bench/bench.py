@@ -1,0 +1,132 @@
+"""Speed of reading, training, saving and restoring, each beside a baseline.
+
+    python -m trainer bench --out runs/bench
+    python -m trainer bench csv --out runs/bench
+    python -m trainer bench check --out runs/bench
+    python -m trainer bench checkpoint --out runs/bench
+    python -m trainer bench features --out runs/bench
+    python -m trainer bench models --out runs/bench
+    python -m trainer bench predict --out runs/bench
+
+What is compared runs by turns in one process, several times, so that a busy machine slows down both. A ratio is the
+median of the repeats' ratios.
+"""
+
+import contextlib
+import io
+from dataclasses import asdict
+from typing import Literal
+
+from apps.calibrate.machine import describe_machine
+from apps.calibrate.setting import make_config, make_data, scratch_run
+from benchmarks.bench.checkpoint import compare_checkpoints, render_restores, time_restores
+from benchmarks.bench.checks import compare_check
+from benchmarks.bench.comparison import Comparison, render_comparisons
+from benchmarks.bench.criteo import compare_criteo
+from benchmarks.bench.csv_files import compare_csv
+from benchmarks.bench.features import compare_features
+from benchmarks.bench.inference import compare_inference
+from benchmarks.bench.loops import compare_loops
+from benchmarks.bench.models import compare_models
+from benchmarks.bench.readers import compare_readers
+from trainer.core.distributed import broadcast_from_rank0, process_group
+from trainer.core.errors import InputError
+from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
+from trainer.models.builder import MODELS
+from trainer.run.provenance import describe_run
+from trainer.training.session import Session
+from trainer.training.setup import open_session
+
+
+def _compare_training(session: Session, steps: int, repeats: int) -> list[Comparison]:
+    readers = []
+    if session.context.is_rank0:
+        readers = compare_readers(session, repeats) + compare_criteo(session, repeats)
+    return readers + compare_loops(session, steps, repeats)
+
+
+COMPARE = {
+    "training": _compare_training,
+    "csv": compare_csv,
+    "check": compare_check,
+    "checkpoint": compare_checkpoints,
+    "features": compare_features,
+    "predict": compare_inference,
+}
+"""What is measured of the benchmark's own model, by name."""
+
+
+def bench(
+    what: Literal["training", "csv", "check", "checkpoint", "features", "models", "predict"] = "training",
+    /,
+    out: str = "runs/bench",
+    rows: int = 2_000_000,
+    global_batch_size: int = 8192,
+    steps: int = 40,
+    repeats: int = 5,
+    models: tuple[str, ...] = (),
+) -> None:
+    """Measures the loader and the training loop, saves and restores, features, models, predictions, and prints tables.
+
+    training: the loader beside plain pyarrow and beside a reader that makes Python objects, and beside pyarrow on data
+    with nulls and ids beyond the tables, on one core and by the processor time that they take; training from Parquet
+    beside training on batches in memory; that beside a loop written by hand, which does nothing but step on the same
+    batches.
+
+    csv: the loader on CSV files beside plain pyarrow on the same, plain and compressed, and the pass that indexes them;
+    on one core, by processor time.
+
+    check: data.check of all rows beside plain pyarrow, with figures of 50,000 rows and of 10,000; on one core, by
+    processor time.
+
+    checkpoint: steps during saves beside steps without, with a core to spare and without; saving and restoring beside
+    plain writing and reading of the same bytes through the same file system; how long jobs of 1, 2 and 4 ranks take to
+    restore (not under torchrun).
+
+    features: training with each feature that is off by default, beside training without it, both from memory.
+
+    models: training with each built-in model, as its ready-made configuration for MovieLens has it, beside the same
+    model with unsharded tables in a bare torch loop, both from memory, on random ratings; on several ranks the bare
+    loop exchanges nothing.
+
+    predict: predictions of all rows, written with all columns of the data, beside an evaluation of the same rows.
+
+    Under torchrun all but the loader's run on all ranks. Writes `OUT/bench-WHAT.json` with every repeat.
+
+    Args:
+        what: What to measure.
+        out: Directory for the results, and for the data, in Criteo's shape, which is made once; any fsspec URL.
+        rows: Samples of the data set; `models` makes as many as it keeps in memory.
+        global_batch_size: Samples per step, over all ranks.
+        steps: Steps per repeat of a training loop.
+        repeats: Repeats of everything.
+        models: Built-in models to measure, with `models` only. Unset: all.
+
+    Raises:
+        InputError: An argument is out of range, there is no such model, or OUT holds data of other settings.
+    """
+    settings = {"rows": rows, "global_batch_size": global_batch_size, "steps": steps, "repeats": repeats}
+    for name, value in settings.items():
+        if value < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {value}; it must be 1 or more")
+    if models and what != "models":
+        raise InputError(f"--models is {' '.join(models)}, which `bench {what}` does not use; leave it out")
+    config, run = make_config(out, global_batch_size), RunDirectory(out)
+    with process_group() as context, scratch_run(run, context) as scratch:
+        with contextlib.redirect_stdout(io.StringIO()):
+            if what == "models":
+                names = models or tuple(MODELS)
+                comparisons = compare_models(names, scratch, global_batch_size, steps, repeats, context)
+            else:
+                broadcast_from_rank0(context, lambda: make_data(out, rows))
+                with open_session(config, scratch.url, "never", context) as session:
+                    comparisons = COMPARE[what](session, steps, repeats)
+        restores = time_restores(config, scratch, repeats) if what == "checkpoint" and context.world_size == 1 else []
+        if context.is_rank0:
+            print("\n\n".join([render_comparisons(comparisons), *([render_restores(restores)] if restores else [])]))
+            facts = describe_run(context, machine=describe_machine(), settings=settings)
+            facts["comparisons"] = [asdict(one) | {"ratio": one.ratio} for one in comparisons]
+            facts |= {"restores": [asdict(one) for one in restores]} if restores else {}
+            run.write_json(f"bench-{what}.json", facts)
+            print(f"\nevery repeat is in {without_secrets(run.url_of(f'bench-{what}.json'))}")

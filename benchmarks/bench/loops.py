@@ -1,0 +1,122 @@
+"""Speed of the training loop, from Parquet and from memory, beside a loop written by hand as in TorchRec's examples."""
+
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+from torchrec.datasets.utils import Batch as TorchRecBatch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.models.dlrm import DLRM, DLRMTrain
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim import RowWiseAdagrad
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from apps.calibrate.setting import WARM_STEPS, batches_in_memory
+from benchmarks.bench.comparison import Comparison, alternate
+from trainer.data.batch import Batch
+from trainer.models.embeddings import table_configs
+from trainer.plan.sharding import sharders
+from trainer.run.preemption import Request, Stopped
+from trainer.run.reporter import StallTimer
+from trainer.training.session import Session
+from trainer.training.step import TrainingStep
+
+LEARNING_RATE = 0.02  # of both optimizers, as is the default
+
+
+def compare_loops(session: Session, steps: int, repeats: int) -> list[Comparison]:
+    """Compares three loops that train the same model under the same plan, on all ranks.
+
+    Both loops from memory get the very same tensors, in the same order. Skewed ids hit caches more often than uniform
+    ones, and int32 ids are half the bytes of int64: on batches of its own, the other loop was slower by a third.
+    """
+    batches, (model, optimizer) = batches_in_memory(session), _write_by_hand(session)
+    converted = [TorchRecBatch(batch.dense, batch.sparse, batch.labels.squeeze(1)) for batch in batches]
+    parquet, memory, by_hand = alternate(
+        repeats,
+        lambda: _train_from_parquet(session, steps),
+        lambda: train(session, itertools.cycle(batches), steps),
+        lambda: _train_by_hand(session, model, optimizer, itertools.cycle(converted), steps),
+    )
+    return [
+        Comparison("training from Parquet", "training from memory", "samples/s", 0.95, parquet, memory),
+        Comparison("training from memory", "a loop written by hand", "samples/s", 0.98, memory, by_hand),
+    ]
+
+
+def _train_from_parquet(session: Session, steps: int) -> float:
+    # Endless, for a loader that nears its end makes no more batches ahead, which leaves the processor to the model.
+    # Closed, so that the loader's threads end before anything else is measured.
+    with contextlib.closing(session.order.loader.batches(0, sys.maxsize)) as batches:  # pyrefly: ignore[bad-specialization]
+        return train(session, batches, steps)
+
+
+def train(session: Session, batches: Iterator[Batch], steps: int) -> float:
+    """Returns samples per second of the loop in `trainer.training.loop`, in which no save and no evaluation is due."""
+    session = replace(session, batches=StallTimer(batches))
+    training_step = TrainingStep(session)
+
+    def take(step: int) -> bool:
+        result = training_step.take(step, session.batches)
+        session.record(step, result)
+        if session.requested(step) is Request.STOP:
+            raise Stopped
+        return session.saver.due(step) or session.evaluator.due(step)
+
+    rate = samples_per_second(session, take, steps)
+    training_step.detach()
+    return rate
+
+
+def _write_by_hand(session: Session) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    """Returns the same model under the same plan, put together as TorchRec's own examples do it."""
+    config, context = session.config, session.context
+    tables = EmbeddingBagCollection(tables=table_configs(config.data, config.model), device=torch.device("meta"))
+    dense_layers = [*config.model.dense_layers, config.model.embedding_dim]
+    dlrm = DLRM(tables, len(config.data.dense), dense_layers, [*config.model.over_layers, 1], context.device)
+    for parameter in tables.parameters():
+        apply_optimizer_in_backward(RowWiseAdagrad, [parameter], {"lr": LEARNING_RATE})
+    model = DistributedModelParallel(
+        DLRMTrain(dlrm),
+        device=context.device,
+        plan=session.model.plan,
+        sharders=sharders(config.comms),
+    )
+    rest = dict(in_backward_optimizer_filter(model.named_parameters()))
+    dense = KeyedOptimizerWrapper(rest, lambda parameters: torch.optim.Adagrad(parameters, lr=LEARNING_RATE))
+    return model, CombinedOptimizer([model.fused_optimizer, dense])
+
+
+def _train_by_hand(
+    session: Session,
+    model: DistributedModelParallel,
+    optimizer: CombinedOptimizer,
+    batches: Iterator[TorchRecBatch],
+    steps: int,
+) -> float:
+    """Returns samples per second of the least that trains: TorchRec's pipeline and nothing else."""
+    pipeline = TrainPipelineSparseDist(model, optimizer, session.context.device)
+    rate = samples_per_second(session, lambda _: pipeline.progress(batches), steps)
+    pipeline.detach()
+    return rate
+
+
+def samples_per_second(session: Session, take: Callable[[int], object], steps: int) -> float:
+    """Returns samples per second of a loop that takes steps by their numbers, the first few of which do not count."""
+    for step in range(1, WARM_STEPS + 1):
+        take(step)
+    synchronize = torch.get_device_module(session.context.device).synchronize
+    synchronize()
+    start = time.perf_counter()
+    for step in range(WARM_STEPS + 1, WARM_STEPS + steps + 1):
+        take(step)
+    synchronize()
+    seconds = time.perf_counter() - start
+    return steps * session.order.lanes.global_batch_size / seconds

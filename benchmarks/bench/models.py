@@ -1,0 +1,117 @@
+"""Speed of every built-in model in the trainer beside the same model in a bare torch loop."""
+
+import itertools
+import math
+import tomllib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from apps.calibrate.setting import MEMORY_BATCHES, batches_in_memory
+from apps.datasets.movielens import TRAIN
+from benchmarks.bench.comparison import Comparison, alternate
+from benchmarks.bench.features import changed
+from benchmarks.bench.loops import LEARNING_RATE, samples_per_second, train
+from benchmarks.bench.ratings import make_ratings
+from trainer.config.root import READY_MADE, Config, load_config, to_toml
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0
+from trainer.core.errors import InputError, nearest
+from trainer.core.run_directory import RunDirectory
+from trainer.data.batch import Batch
+from trainer.models.builder import MODELS, build_model_with_loss
+from trainer.models.tasks import ModelWithLoss
+from trainer.training.session import Session
+from trainer.training.setup import open_session
+
+BASELINE = "a bare torch loop"
+TARGET = 0.9
+READY_MADE_DATA = "data/movielens"
+
+
+def movielens_config(name: str, data: str) -> Config:
+    """Returns the ready-made configuration of a built-in model on MovieLens, for a data set at another place.
+
+    A model without one of its own takes that of all, `movielens`.
+
+    Args:
+        name: Name of the model.
+        data: Directory of the data set.
+
+    Raises:
+        InputError: There is no such model.
+    """
+    if name not in MODELS:
+        raise InputError(f"--models has '{name}', which is no built-in model{nearest(name, MODELS)}")
+    own = f"movielens_{name}"
+    has_own = (READY_MADE / f"{own}.toml").exists()
+    config = load_config(own) if has_own else changed(load_config("movielens"), {"model.name": name})
+    return Config.model_validate(tomllib.loads(to_toml(config).replace(READY_MADE_DATA, data)))
+
+
+def compare_models(
+    models: Sequence[str],
+    scratch: RunDirectory,
+    global_batch_size: int,
+    steps: int,
+    repeats: int,
+    context: DistributedContext,
+) -> list[Comparison]:
+    """Compares each model in the trainer with itself in a bare loop, in turns; one model at a time is in memory.
+
+    Args:
+        models: Names of built-in models.
+        scratch: Where data and run directories go.
+        global_batch_size: Samples per step, over all ranks.
+        steps: Steps per repeat.
+        repeats: Repeats of each loop.
+        context: This process among the ranks.
+
+    Raises:
+        InputError: There is no such model.
+    """
+    data = scratch.url_of("ratings")
+    changes: dict[str, Any] = {"data.global_batch_size": global_batch_size, "data.validation": [], "data.test": []}
+    changes["checkpoint.keep.best"] = None  # which needs data.validation
+    changes["optimizer"] = {}  # Adagrad, as in the bare loop; `bench features` measures what other options cost
+    configs = {name: changed(movielens_config(name, data), changes) for name in models}
+    ratings = math.ceil(MEMORY_BATCHES * global_batch_size / TRAIN)
+    broadcast_from_rank0(context, lambda: make_ratings(data, ratings))
+    comparisons = []
+    for name, config in tqdm(configs.items(), "models", unit="model", disable=not context.is_rank0):
+        with open_session(config, scratch.url_of(name), "never", context) as session:
+            comparisons.append(_compare(name, session, steps, repeats))
+    return comparisons
+
+
+def _compare(name: str, session: Session, steps: int, repeats: int) -> Comparison:
+    batches = [batch.to(session.context.device) for batch in batches_in_memory(session)]
+    model = _unsharded(session)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=LEARNING_RATE)
+    measured, compared = alternate(
+        repeats,
+        lambda: train(session, itertools.cycle(batches), steps),
+        lambda: samples_per_second(session, partial(_step, model, optimizer, itertools.cycle(batches)), steps),
+    )
+    return Comparison(name, BASELINE, "samples/s", TARGET, measured, compared)
+
+
+def _unsharded(session: Session) -> ModelWithLoss:
+    """Returns the model of a session with whole tables, which torch's own modules look ids up in."""
+    device = session.context.device
+    model = build_model_with_loss(session.config, device, None, session.order.lanes.samples_per_step)
+    for module in model.modules():
+        if isinstance(module, nn.EmbeddingBag | nn.Embedding):
+            module.to_empty(device=device)
+            module.reset_parameters()
+    return model
+
+
+def _step(model: ModelWithLoss, optimizer: torch.optim.Optimizer, batches: Iterator[Batch], step: int) -> None:
+    optimizer.zero_grad()
+    loss, _ = model(next(batches))
+    loss.backward()
+    optimizer.step()

@@ -1,0 +1,239 @@
+"""Measures the memory that plans really take, beside what is predicted: `python -m benchmarks.planned_memory`.
+
+Each case trains a model on Gloo ranks of this machine under a profile that records every allocation, from the build of
+the model on. The peaks are kept in docs/planned_memory.json with the plans, so that predictions can be compared anew,
+and shown in docs/planning.md.
+"""
+
+import gc
+import json
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.profiler import ProfilerActivity, profile
+from torchrec.distributed.types import ShardingPlan
+
+from docs.generate import ROOT, table, write_measured
+from trainer.config.root import Config
+from trainer.core.distributed import DistributedContext, process_group
+from trainer.core.logging import quiet_libraries
+from trainer.models.builder import build_model
+from trainer.models.embeddings import table_shapes
+from trainer.plan.cluster import Cluster
+from trainer.plan.fitting import problem_of
+from trainer.plan.memory_model import NONE, memory_of
+from trainer.plan.plan_file import load_plan
+from trainer.training.setup import open_session
+from trainer.training.step import TrainingStep
+
+PAGE, KEPT = ROOT / "docs" / "planning.md", ROOT / "docs" / "planned_memory.json"
+STEPS, BATCH, FILE_ROWS = 4, 4096, 6 * 4096
+ROWS = {"user": 300_000, "ad": 150_000, "site": 60_000, "topics": 40_000, "city": 3_000, "device": 500}
+HOTNESS = {"topics": 10, "site": 3}
+ITEMS, LONGEST = 150_000, 20
+POOLED = {name: {"rows": rows, "hotness": HOTNESS.get(name, 1)} for name, rows in ROWS.items()}
+OF_ITEMS = {"rows": ITEMS, "table": "items", "pooling": "none"}
+SEQUENCES = {
+    "history": OF_ITEMS | {"max_ids": LONGEST, "hotness": LONGEST},
+    "item": OF_ITEMS | {"max_ids": 1},
+    "user": POOLED["user"],
+}
+HAVE_LAYERS_OVER = ("dlrm", "dlrm_dcn", "deepfm", "wide_deep", "din", "sasrec", "dbmtl")
+TASKS = {"label": {"label": "label"}, "bought": {"label": "bought"}}
+OF_ESMM = {
+    "ctr": {"label": "label", "output": "log_probability"},
+    "ctcvr": {"label": "bought", "output": "log_probability"},
+}
+RETRIEVAL = {"found": {"label": "label", "prediction": "vectors", "group": "ad", "loss": "in_batch_softmax"}}
+
+
+def _model(name: str, columns: int = 32, **options: Any) -> dict[str, Any]:
+    layers = {"over_layers": [256, 128]} if name in HAVE_LAYERS_OVER else {}
+    return {"model": {"name": name, "embedding_dim": columns, **layers, **options}}
+
+
+def _types(*names: str, **of_tables: str) -> dict[str, Any]:
+    tables = {table: {"sharding_types": [kind]} for table, kind in of_tables.items()}
+    return {"planner": {"sharding_types": list(names), "tables": tables}}
+
+
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "dlrm, planned": (1, _model("dlrm", dense_layers=[128])),
+    "dlrm_dcn, Adam": (1, _model("dlrm_dcn", dense_layers=[128]) | {"optimizer": {"sparse": {"name": "adam"}}}),
+    "din, planned": (1, _model("din", target="item", history="history") | {"data": {"sparse": SEQUENCES}}),
+    "two_tower, in-batch softmax": (
+        1,
+        _model("two_tower", item_features=["ad", "topics"], vector_dim=32)
+        | {"tasks": RETRIEVAL, "data": {"groups": ["ad"]}},
+    ),
+    "dlrm, planned, two ranks": (2, _model("dlrm", 64, dense_layers=[128])),
+    "deepfm, column-wise": (2, _model("deepfm", 64) | _types("column_wise")),
+    "mmoe, replicated": (2, _model("mmoe", 16) | {"tasks": TASKS} | _types("data_parallel")),
+    "sasrec, row-wise": (
+        2,
+        _model("sasrec", target="item", history="history") | {"data": {"sparse": SEQUENCES}} | _types("row_wise"),
+    ),
+    "dbmtl, LAMB, table-wise": (
+        2,
+        _model("dbmtl") | {"tasks": TASKS, "optimizer": {"sparse": {"name": "lamb"}}} | _types("table_wise"),
+    ),
+    "wide_deep, mixed": (
+        4,
+        _model("wide_deep", 64)
+        | _types(user="row_wise", ad="column_wise", site="table_wise", topics="table_wise", city="data_parallel"),
+    ),
+    "ple, row-wise, averages": (
+        4,
+        _model("ple")
+        | {"tasks": TASKS, "optimizer": {"ema": {"decay": 0.99, "tables": True, "evaluate": False}}}
+        | _types("row_wise"),
+    ),
+    "esmm, Adagrad, half precision": (
+        4,
+        _model("esmm", 128, table_precision="fp16")
+        | {"tasks": OF_ESMM, "optimizer": {"sparse": {"name": "adagrad"}}}
+        | _types("table_wise", "column_wise"),
+    ),
+}
+
+
+def case_config(case: str, folder: Path | str) -> Config:
+    """Returns the configuration of a case, whose data is in a folder."""
+    changes = dict(CASES[case][1])
+    data = {
+        "train": [f"{folder}/data"],
+        "global_batch_size": BATCH,
+        "shuffle_window_rows": BATCH,
+        "labels": ["label", "bought"] if "tasks" in changes else ["label"],
+        "dense": {f"d{number}": {} for number in range(8)},
+        "sparse": POOLED,
+    } | changes.pop("data", {})
+    report = {"tensorboard": False}
+    return Config.model_validate({"data": data, "train": {"steps": STEPS + 1}, "report": report} | changes)
+
+
+def write_data(folder: Path) -> None:
+    """Writes random rows with all columns of all cases."""
+    random = np.random.default_rng(0)
+    columns: dict[str, Any] = {
+        name: random.random(FILE_ROWS).astype(np.float32) for name in [f"d{number}" for number in range(8)]
+    }
+    columns |= {name: random.integers(0, 2, FILE_ROWS).astype(np.float32) for name in ("label", "bought")}
+    for name, (rows, count) in {
+        **{name: (rows, HOTNESS.get(name, 1)) for name, rows in ROWS.items()},
+        "item": (ITEMS, 1),
+        "history": (ITEMS, LONGEST),
+    }.items():
+        ids = random.integers(0, rows, (FILE_ROWS, count))
+        columns[name] = ids[:, 0] if count == 1 else pa.array(list(ids))
+    (folder / "data").mkdir()
+    pq.write_table(pa.table(columns), folder / "data" / "part.parquet", row_group_size=BATCH)
+
+
+def measure(cases: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Trains the cases and returns, for each, its ranks, its plan and the peak of each rank in bytes."""
+    found = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_data(folder)
+        for ranks in sorted({CASES[case][0] for case in cases}):
+            chosen = [case for case in cases if CASES[case][0] == ranks]
+            _launch(ranks, chosen, folder)
+            for case in chosen:
+                files = [folder / f"{case}-{rank}.json" for rank in range(ranks)]
+                of_ranks = [json.loads(file.read_text()) for file in files]
+                peaks = [one["peak"] for one in of_ranks]
+                found[case] = {"ranks": ranks, "plan": of_ranks[0]["plan"], "peaks": peaks}
+    return found
+
+
+def _launch(ranks: int, cases: Sequence[str], folder: Path) -> None:
+    """Calls `_run` on ranks that are forked from this process, which has imported all that they need."""
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=str(uuid.uuid4()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        start_method="fork",
+    )
+    elastic_launch(config, _run)(cases, folder)
+
+
+def _run(cases: Sequence[str], folder: Path) -> None:
+    quiet_libraries()
+    with process_group() as context:
+        for case in cases:
+            found = _run_case(case, folder, context)
+            (folder / f"{case}-{context.rank}.json").write_text(json.dumps(found))
+            gc.collect()  # what a case leaves in cycles would be freed in the next one's record
+
+
+def _run_case(case: str, folder: Path, context: DistributedContext) -> dict[str, Any]:
+    config, out = case_config(case, folder), str(folder / f"run of {case}")
+    record = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with record, open_session(config, out, "never", context) as session:
+        step = TrainingStep(session)
+        for number in range(1, STEPS + 1):
+            step.take(number, session.batches)
+        step.detach()
+    return {"peak": _peak(record), "plan": session.model.plan_json}
+
+
+def _peak(record: profile) -> int:
+    """Returns the most bytes that were allocated at once, by the allocator's own record."""
+    results: Any = record.profiler.kineto_results  # pyrefly: ignore[missing-attribute]
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(int(np.cumsum(sizes).max()), 0)
+
+
+def predicted(case: str, plan: dict[str, Any]) -> list[int]:
+    """Returns the bytes that each rank is predicted to allocate, under a plan in the form of plan.json."""
+    ranks, _ = CASES[case]
+    config = case_config(case, "data")
+    model = build_model(config.data, config.model, config.predictions(), torch.device("meta"))
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(plan, file)
+        file.flush()
+        loaded: ShardingPlan = load_plan(file.name, table_shapes(model), ranks, ranks, "cpu")
+    problem = problem_of(model, config, Cluster(None, 1, ranks, on_gpu=False))
+    return memory_of(loaded, problem.tables, problem.ranks, config, NONE).total.sum(axis=1).astype(int).tolist()
+
+
+def error(case: str, figures: dict[str, Any]) -> float:
+    """Returns by how much the prediction of the fullest rank is off, relative."""
+    return max(predicted(case, figures["plan"])) / max(figures["peaks"]) - 1
+
+
+def render(figures: dict[str, dict[str, Any]]) -> str:
+    """Returns the cases as a table: measured and predicted bytes of the fullest rank."""
+    rows = []
+    for case, one in figures.items():
+        mib = [max(found) / 2**20 for found in (one["peaks"], predicted(case, one["plan"]))]
+        rows.append([case, str(one["ranks"]), f"{mib[0]:.1f}", f"{mib[1]:.1f}", f"{error(case, one):+.1%}"])
+    return table(["Model and plan", "Ranks", "Measured MiB", "Predicted MiB", "Error"], rows)
+
+
+def main() -> None:
+    """Measures the cases that are named, or all, and rewrites the table of all that are kept."""
+    named = [case for case in CASES if any(word in case for word in sys.argv[1:])]
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    kept |= measure(named or [*CASES])
+    KEPT.write_text(json.dumps({case: kept[case] for case in CASES if case in kept}, indent=1) + "\n")
+    write_measured(PAGE, "planned memory", render({case: kept[case] for case in CASES if case in kept}))
+
+
+if __name__ == "__main__":
+    main()

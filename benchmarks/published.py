@@ -1,0 +1,178 @@
+"""Forecasts the steps of published runs, for the table in docs/planning.md: `python -m benchmarks.published`.
+
+The constants of `trainer/plan/search/systems.py` are fitted to every other run of each benchmark, in the order of
+docs/published.json, and tested on the others. Nothing is measured here.
+"""
+
+import json
+import re
+import statistics
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from docs.generate import ROOT, table, write_measured
+from trainer.config.root import Config
+from trainer.plan.cluster import parse_cluster
+from trainer.plan.loads import step_of
+from trainer.plan.planned import plan_on
+from trainer.plan.search.systems import ACHIEVED, SYSTEMS
+from trainer.plan.step_time import StepTime
+from trainer.training.sharded_model import build_unsharded_model
+
+PAGE, PUBLISHED = ROOT / "docs" / "planning.md", ROOT / "docs" / "published.json"
+SYSTEM_OF = {"mlperf": "hugectr", "torchrec_dlrm": "torchrec"}
+# Criteo's tables as torchrec_dlrm's README has them, an id each. Its runs are of early 2022, when PyTorch still
+# computed fp32 products in TF32 by default.
+TORCHREC_ROWS = (
+    *(45833188, 36746, 17245, 7413, 20243, 3, 7114, 1441, 62, 29275261, 1572176, 345138, 10, 2209, 11267, 128, 4, 974),
+    *(14, 48937457, 11316796, 40094537, 452104, 12606, 104, 35),
+)
+TORCHREC_DLRM: dict[str, Any] = {
+    "data": {
+        "train": ["data/criteo"],
+        "dense": {f"int_{number}": {} for number in range(13)},
+        "sparse": {f"cat_{number}": {"rows": rows} for number, rows in enumerate(TORCHREC_ROWS)},
+    },
+    "model": {"embedding_dim": 128, "dense_layers": [512, 256], "over_layers": [1024, 1024, 512, 256]},
+    "optimizer": {"sparse": {"name": "sgd"}, "dense": {"name": "sgd"}},
+    "train": {"epochs": 1, "tf32": True},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A published run.
+
+    Attributes:
+        benchmark: What was trained.
+        by: Who published it.
+        hosts: Its hosts.
+        on: The cluster that it is forecast on.
+        batch: Its global batch.
+        samples_per_second: Its samples per second.
+        is_fitted: Whether constants are fitted to it.
+    """
+
+    benchmark: str
+    by: str
+    hosts: str
+    on: str
+    batch: int
+    samples_per_second: float
+    is_fitted: bool
+
+    @property
+    def system(self) -> str:
+        """Its system, as planner.system has it."""
+        return SYSTEM_OF[self.benchmark]
+
+    @property
+    def milliseconds(self) -> float:
+        """The time of its step."""
+        return 1000 * self.batch / self.samples_per_second
+
+
+def published() -> list[Run]:
+    """Returns the published runs; of each benchmark the first, the third and so on are fitted."""
+    return [
+        Run(benchmark=benchmark, is_fitted=number % 2 == 0, **run)
+        for benchmark, runs in json.loads(PUBLISHED.read_text()).items()
+        for number, run in enumerate(runs)
+    ]
+
+
+def forecast(run: Run) -> StepTime:
+    """Returns the forecast of a run's step, which `tools.plan --on` prints."""
+    tree = _mlperf() if run.benchmark == "mlperf" else TORCHREC_DLRM
+    data, planner = tree["data"] | {"global_batch_size": run.batch}, {"system": run.system}
+    config = Config.model_validate(tree | {"data": data, "planner": planner})
+    model = build_unsharded_model(config, torch.device("meta"))
+    return step_of(plan_on(model, config, parse_cluster(run.on)))
+
+
+def _mlperf() -> dict[str, Any]:
+    """Returns the configuration that the page has readers save as mlperf.toml."""
+    (text,) = re.findall(r"^```toml\n(# mlperf\.toml\n.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return tomllib.loads(text)
+
+
+def fit(runs: Sequence[Run], steps: Sequence[StepTime]) -> tuple[float, dict[str, float]]:
+    """Returns the constants with the least squares of relative errors over the fitted runs.
+
+    A step is the time at the data sheets' rates divided by the part that is reached, the latency of exchanges, and
+    what the system takes more: linear in the constants but for the part, which stands below the line.
+
+    Args:
+        runs: The runs.
+        steps: Their forecasts.
+
+    Returns:
+        The part of the data sheets' rates that is reached, and the milliseconds that each system takes more.
+    """
+    pairs = [(run, step) for run, step in zip(runs, steps, strict=True) if run.is_fitted]
+    at_data_sheet = [ACHIEVED * (step.total - step.latency - step.constant) for _, step in pairs]
+    takes_more = [[float(run.system == system) for system in SYSTEMS] for run, _ in pairs]
+    measured = np.array([run.milliseconds for run, _ in pairs])
+    latency = np.array([step.latency for _, step in pairs])
+    unknown = np.column_stack([at_data_sheet, takes_more]) / measured[:, None]
+    inverse, *more = np.linalg.lstsq(unknown, 1 - latency / measured)[0]
+    return 1 / float(inverse), dict(zip(SYSTEMS, map(float, more), strict=True))
+
+
+def error(run: Run, step: StepTime) -> float:
+    """Returns how far the forecast samples per second are from the published ones, relative to these."""
+    return run.milliseconds / step.total - 1
+
+
+def render(runs: Sequence[Run], steps: Sequence[StepTime]) -> str:
+    """Returns the table of published and forecast runs, and what it comes to."""
+    rows = [
+        [
+            f"{run.by}: {run.hosts}",
+            SYSTEMS[run.system].name,
+            f"{parse_cluster(run.on).ranks}",
+            f"`{run.on}`",
+            f"{run.batch:,}",
+            f"{run.samples_per_second / 1e6:.3g} M",
+            f"{run.batch / step.total / 1000:.3g} M",
+            f"{error(run, step):+.0%}",
+            "fitted" if run.is_fitted else "held out",
+        ]
+        for run, step in zip(runs, steps, strict=True)
+    ]
+    headers = ["Run", "System", "GPUs", "`--on`", "Global batch", "Published", "Forecast", "Error", "Constants"]
+    held_out = {
+        "all of them": [not run.is_fitted for run in runs],
+        "HugeCTR's": [not run.is_fitted and run.system == "hugectr" for run in runs],
+    }
+    medians = [f"{_median_error(runs, steps, which):.0%} over {name}" for name, which in held_out.items()]
+    fitted = _median_error(runs, steps, [run.is_fitted for run in runs])
+    return (
+        f"{table(headers, rows)}\n\nSamples per second. The median error of the runs that were held out is "
+        f"{', '.join(medians)}; of those that were fitted, {fitted:.0%}."
+    )
+
+
+def _median_error(runs: Sequence[Run], steps: Sequence[StepTime], which: Sequence[bool]) -> float:
+    return statistics.median(
+        abs(error(run, step)) for run, step, is_one in zip(runs, steps, which, strict=True) if is_one
+    )
+
+
+def main() -> None:
+    """Rewrites the table, and prints the constants that fit."""
+    runs = published()
+    steps = [forecast(run) for run in runs]
+    write_measured(PAGE, "published", render(runs, steps))
+    achieved, more = fit(runs, steps)
+    print(f"fitted: ACHIEVED {achieved:.2f}, milliseconds {', '.join(f'{more[name]:.1f} {name}' for name in more)}")
+    print(f"in use: ACHIEVED {ACHIEVED}, milliseconds {', '.join(f'{SYSTEMS[n].milliseconds} {n}' for n in SYSTEMS)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Figures of a check against independent computations, and statistics that plans read."""
+
+import itertools
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from checked_data import clean_data
+from command import write_config
+
+from apps.check_data.duplicates import bits_of, chosen_rows
+from apps.check_data.ids import auc_of_ids, ids_of, zipf_exponent
+from apps.check_data.kinds import computed, kind_of
+from apps.check_data.numbers import auc, auc_alone, bucket_shares, edges_of, psi, skewness
+from trainer.__main__ import main as trainer
+
+
+def pairs_auc(scores, labels):
+    pairs = itertools.product(scores[labels], scores[~labels])
+    return np.mean([1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_auc_is_that_of_all_pairs(seed):
+    random = np.random.default_rng(seed)
+    scores, labels = random.integers(0, 12, 80).astype(float), random.random(80) < 0.3
+    order = np.argsort(scores)
+    expected = pairs_auc(scores, labels)
+    assert auc(scores[order], ~labels[order], labels[order]) == pytest.approx(expected, abs=1e-12)
+    distinct = np.arange(12)
+    counts = [np.array([(labels[scores == one] == positive).sum() for one in distinct]) for positive in (False, True)]
+    assert auc(distinct, *counts) == pytest.approx(expected, abs=1e-12)
+    assert np.isnan(auc(scores[order], np.ones(80, bool), np.zeros(80, bool)))
+
+
+def test_missing_values_are_at_the_better_end():
+    values, labels = np.array([-np.inf, 1.0, 1.0, 2.0, np.nan, np.nan]), np.array([0, 0, 1, 0, 1, 1], bool)
+    ends = [pairs_auc(np.where(np.isnan(values), end, values), labels) for end in (-np.inf, np.inf)]
+    assert auc_alone(values, labels) == pytest.approx(max(max(one, 1 - one) for one in ends), abs=1e-12)
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_auc_of_ids_is_of_rates_that_were_counted_in_the_other_half(lists):
+    random = np.random.default_rng(4)
+    rows = [random.integers(0, 9, random.integers(0, 4 if lists else 2)).tolist() for _ in range(200)]
+    labels = random.random(200) < [0.2 + 0.5 * (3 in row) for row in rows]
+    single = pa.array([row[0] if row else None for row in rows], pa.int64())
+    ids = ids_of(pa.array(rows, pa.large_list(pa.int64())) if lists else single)
+    half, found = np.random.default_rng(7).random(200) < 0.5, []
+    for counted in (half, ~half):
+        mean, scores = labels[counted].mean(), []
+        for row in rows:
+            of = [[labels[n] for n in np.flatnonzero(counted) for other in rows[n] if other == one] for one in row]
+            scores.append(np.mean([(sum(one) + mean) / (len(one) + 1) for one in of]) if row else mean)
+        found.append(pairs_auc(np.array(scores)[~counted], labels[~counted]))
+    assert auc_of_ids(ids, labels, seed=7) == pytest.approx(np.mean(found), abs=1e-9)
+
+
+def test_psi_of_known_shares():
+    train = np.arange(1000.0)
+    edges = edges_of(train)
+    moved = np.concatenate([np.arange(500.0), np.full(500, np.nan)])
+    expected = 5 * (0.2 - 0.1) * 0 + sum((f - e) * np.log(f / e) for e, f in [(0.1, 0.1)] * 5)
+    expected += 5 * (1e-4 - 0.1) * np.log(1e-4 / 0.1) + (0.5 - 1e-4) * np.log(0.5 / 1e-4)
+    assert psi(bucket_shares(train, edges), bucket_shares(train, edges)) == 0
+    assert psi(bucket_shares(train, edges), bucket_shares(moved, edges)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_skewness_of_an_exponential_distribution_is_2():
+    assert skewness(np.random.default_rng(0).exponential(5, 400_000)) == pytest.approx(2, abs=0.1)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 0.8, 1.0, 1.2, 1.6])
+@pytest.mark.parametrize("ids", [500, 20_000])
+def test_zipf_exponents_are_found(exponent, ids):
+    share = np.arange(1, ids + 1) ** -exponent
+    drawn = np.random.default_rng(1).choice(ids, 100_000, p=share / share.sum())
+    assert zipf_exponent(np.bincount(drawn)) == pytest.approx(exponent, abs=0.1)
+
+
+def test_ids_of_lists_and_nulls():
+    ids = ids_of(pa.chunked_array([pa.array([[3, 3], None, [], [None, 5]], pa.large_list(pa.int64()))]))
+    assert dict(zip(ids.distinct.to_pylist(), ids.counts.tolist(), strict=True)) == {3: 2, 5: 1}
+    assert ids.row_of.tolist() == [0, 0, 3]
+    assert ids.hotness == 0.75
+
+
+VALUES = {
+    "int": pa.array([1, 2, None, 0, 1], pa.int32()),
+    "float": pa.array([0.0, 2.0, None, 1.0, -0.0]),
+    "text": pa.array(["a", "", None, "b", "a"]),
+    "list": pa.array([[1, 2], [2, 1], None, [1], [1, 2]], pa.list_(pa.int64())),
+    "texts": pa.array([["a"], ["b"], [], ["a", "a"], ["a"]], pa.list_(pa.string())),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_equal_values_alone_have_equal_hashes_however_they_are_cut(name):
+    array = VALUES[name]
+    kind = kind_of(array.type)
+    whole = bits_of(computed(array, kind), kind)
+    parts = [bits_of(computed(part, kind), kind) for part in (array[:2], array[2:])]
+    assert whole.tolist() == np.concatenate(parts).tolist()
+    assert whole[0] == whole[4]
+    assert len(set(whole.tolist())) == 4
+
+
+def test_rows_are_chosen_by_their_values_alone():
+    keys = np.random.default_rng(0).integers(0, 2**63, 1000, np.int64).astype(np.uint64)
+    chosen = chosen_rows([keys], np.uint64(7))
+    assert 60 < len(chosen) < 200
+    again = chosen_rows([keys[::-1]], np.uint64(7))
+    assert {*keys[chosen].tolist()} == {*keys[::-1][again].tolist()}
+
+
+def test_a_plan_counts_with_measured_statistics(tmp_path, capsys):
+    tree = clean_data().write(tmp_path / "data")
+    file, statistics = write_config(tmp_path / "config.toml", tree), tmp_path / "statistics.json"
+    assert trainer(["check-data", str(file), "--statistics", str(statistics)]) == 0
+    found = json.loads(statistics.read_text())
+    assert found["version"] == 1
+    assert found["rows"] == 4000
+    assert found["features"]["city"]["distinct"] == 40
+    assert found["features"]["tags"]["hotness"] == pytest.approx(2.0, abs=0.1)
+    assert found["features"]["item"]["zipf"] > 1
+    assert trainer(["plan", str(file), "--planner.statistics", str(statistics)]) == 0
+    assert "item" in capsys.readouterr().out

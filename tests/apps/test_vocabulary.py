@@ -1,0 +1,122 @@
+"""The vocabulary job against a count in plain Python."""
+
+import collections
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from apps.vocabulary.id_counts import IdCounts
+from apps.vocabulary.vocabulary import vocabulary
+from trainer.core.errors import InputError
+
+
+def naive(values, min_count=1, limit=None):
+    counts = collections.Counter(value for value in values if value is not None)
+    kept = sorted(((-count, value) for value, count in counts.items() if count >= min_count))[:limit]
+    return [(value, -count) for count, value in kept]
+
+
+def written(url):
+    table = pq.read_table(url)
+    return [*zip(table["id"].to_pylist(), table["count"].to_pylist(), strict=True)], json.loads(
+        table.schema.metadata[b"vocabulary"]
+    )
+
+
+@pytest.fixture(scope="module")
+def columns(tmp_path_factory):
+    """Two files of ids of every kind, and the values of each column."""
+    folder, random = tmp_path_factory.mktemp("ids"), np.random.default_rng(5)
+    numbers = (random.zipf(1.3, 3000) % 10**12 - 50).tolist()
+    bags = [
+        None if i % 50 == 7 else [f"ü{n}" for n in numbers[i : i + i % 4]] + [None] * (i % 3 == 0) for i in range(3000)
+    ]
+    single = [None if i % 9 == 0 else n for i, n in enumerate(numbers)]
+    table = pa.table(
+        {
+            "single": pa.array(single, pa.int64()),
+            "bag": pa.array(bags, pa.list_(pa.string())),
+            "word": pa.array([str(n % 100) for n in numbers]).dictionary_encode(),
+            "other": pa.array(numbers[::-1], pa.int64()),
+        }
+    )
+    for part in range(2):
+        pq.write_table(table.slice(part * 1500, 1500), folder / f"{part}.parquet", row_group_size=400)
+    values = {"single": single, "bag": [n for bag in bags for n in bag or []], "other": numbers[::-1]}
+    return str(folder), values | {"word": [str(n % 100) for n in numbers]}
+
+
+def test_counts_of_every_kind_of_column(columns, tmp_path, capsys):
+    source, values = columns
+    found = vocabulary((source,), ("single", "bag", "word"), str(tmp_path))
+    for name in ("single", "bag", "word"):
+        ids, about = written(tmp_path / f"{name}.parquet")
+        assert ids == naive(values[name])
+        assert about == found[name]
+        assert about["rows"] == len(ids) + 1
+        assert about["occurrences"] == about["covered"] == sum(value is not None for value in values[name])
+    printed = capsys.readouterr().out
+    assert f"rows = {found['bag']['rows']}\n" in printed
+    assert "[data.sparse.bag]" in printed
+
+
+def test_least_count_and_most_rows(columns, tmp_path, capsys):
+    source, values = columns
+    about = vocabulary((source,), ("bag",), f"file://{tmp_path}", min_count=3, max_rows=20, unseen_rows=4)["bag"]
+    ids, _ = written(tmp_path / "bag.parquet")
+    assert ids == naive(values["bag"], 3, 16)
+    assert (about["rows"], about["kept"], about["distinct"]) == (20, 16, len(naive(values["bag"])))
+    assert f"{about['covered'] / about['occurrences']:.2%}" in capsys.readouterr().out
+
+
+def test_several_columns_as_one(columns, tmp_path, capsys):
+    source, values = columns
+    vocabulary((source,), ("single", "other"), str(tmp_path), together="number")
+    assert written(tmp_path / "number.parquet")[0] == naive(values["single"] + values["other"])
+    assert capsys.readouterr().out.count('table = "number"') == 2
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_counts_that_do_not_fit_into_memory(tmp_path, text):
+    random = np.random.default_rng(0)
+    counts, every = IdCounts(tmp_path, 1 << 14), []
+    for _ in range(12):
+        ids = random.integers(-4000, 4000, 2000).tolist()
+        ids = [b"id %d" % n for n in ids] if text else ids
+        every += ids
+        counts.add(pa.array(ids))
+    parts = [part.to_pydict() for part in counts.parts()]
+    assert len([*tmp_path.iterdir()]) > 2
+    assert max(len(part["id"]) for part in parts) < 2 * 8000 / 64
+    found = [pair for part in parts for pair in zip(part["id"], part["count"], strict=True)]
+    assert sorted(found) == sorted(collections.Counter(every).items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"columns": ("no",)}, "no column 'no'; the file has: single, bag, word, other"),
+        ({"columns": ("single", "single")}, "--columns names 'single' twice"),
+        ({"columns": ("single",), "min_count": 0}, "--min-count is 0; it must be at least 1"),
+        ({"columns": ("single",), "max_rows": 3, "unseen_rows": 3}, "--max-rows is 3, of which --unseen-rows takes 3"),
+        ({"columns": ("single",), "min_count": 10**6}, "none of which occurs --min-count 1000000 times"),
+        ({"columns": ("single", "bag"), "together": "x"}, "one vocabulary is of integers or of strings"),
+        ({"columns": ("single",), "source": ("no.parquet",)}, "--source: no Parquet file at 'no.parquet'"),
+        ({"columns": ("single",), "reader": "orc"}, "data.reader is 'orc'"),
+        ({"columns": ("single",), "reader": "csv"}, "--reader is 'csv', whose columns need types"),
+        ({"columns": ("single",), "out": "ftpx://a/b"}, "--out is 'ftpx://a/b"),
+    ],
+)
+def test_wrong_arguments(columns, tmp_path, arguments, message):
+    with pytest.raises(InputError) as refused:
+        vocabulary(**{"source": (columns[0],), "out": str(tmp_path / "out")} | arguments)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_column_without_ids(rows, tmp_path):
+    with pytest.raises(InputError, match=r"column 'd0' is of type float; it must be an integer, a string"):
+        vocabulary((str(rows),), ("d0",), str(tmp_path))

@@ -1,0 +1,82 @@
+"""The places of the project and the rooms of the trainer: who may import whom, and what is free of torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# What each place may import of the others: a place, or a module that is free of torch.
+MAY_IMPORT = {
+    "benchmarks": {"apps", "trainer", "docs"},
+    "apps": {"trainer"},
+    "trainer": set(),
+    "components": {"schedulers", "trainer.core.outcome", "trainer.core.secrets"},
+    "schedulers": {"trainer.core.outcome", "trainer.core.secrets", "trainer.plan.hardware"},
+}
+# The rooms of the trainer. Each may use those after it.
+ROOMS = ["training", "run", "checkpoint", "plan", "metrics", "optim", "models", "data", "config", "core"]
+FILES = sorted(file for place in MAY_IMPORT for file in (ROOT / place).rglob("*.py"))
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {module_name(file) for file in FILES}
+
+
+def imported(file: Path) -> set[str]:
+    """Returns the modules of the project that a file imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (names & NAMES) or {node.module}
+    return {name for name in found if name.partition(".")[0] in {*MAY_IMPORT, "docs"}}
+
+
+def room_of(module: str) -> str | None:
+    """Returns the room of a module of the trainer; None for the program above them, `commands` and `__main__`."""
+    _, room, *_ = [*module.split("."), ""]
+    return room if room in ROOMS else None
+
+
+def test_every_package_of_the_trainer_is_a_room_that_is_described():
+    assert {file.parent.name for file in (ROOT / "trainer").glob("*/__init__.py")} == {*ROOMS}
+    for room in ROOMS:
+        assert (
+            len(ast.get_docstring(ast.parse((ROOT / "trainer" / room / "__init__.py").read_text())).split("\n\n")) == 2
+        )
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_name)
+def test_a_file_imports_what_its_place_and_room_may_use(file):
+    name = module_name(file)
+    place, _, _ = name.partition(".")
+    for module in imported(file):
+        there, _, _ = module.partition(".")
+        assert there == place or {there, module} & MAY_IMPORT[place], f"{name} imports {module}"
+        if place == there == "trainer" and room_of(name) != room_of(module):
+            allowed = ROOMS if room_of(name) is None else ROOMS[ROOMS.index(room_of(name)) :]
+            assert room_of(module) in allowed or room_of(name) is None, f"{name} imports {module}"
+
+
+def test_no_import_goes_in_a_circle():
+    graph = {module_name(file): imported(file) & NAMES - {module_name(file)} for file in FILES}
+    while leaves := [name for name, uses in graph.items() if not uses & graph.keys()]:
+        for name in leaves:
+            del graph[name]
+    assert graph == {}
+
+
+@pytest.mark.parametrize("modules", ["trainer.config, trainer.config.root"])
+def test_no_torch_is_imported(modules):
+    code = f"import sys, {modules}; print({{'torch', 'torchrec', 'fbgemm_gpu'}} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "set()\n", done.stderr

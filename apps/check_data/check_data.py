@@ -7,30 +7,25 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from apps.check_data.checks import all_findings
+from apps.check_data.checks import all_findings, index_findings, schema_findings
 from apps.check_data.csv_types import csv_keys, guess_types
-from apps.check_data.duplicates import sampling_mask
 from apps.check_data.finding import Finding, by_severity
-from apps.check_data.guess import guess_config, guess_data, guess_label
+from apps.check_data.guess import guess_config, guess_data, guess_label, suggestions
 from apps.check_data.page import draw_report
-from apps.check_data.plain import plain_features
 from apps.check_data.profile import Profile, profiles_of
-from apps.check_data.reading import Measured, read_split
-from apps.check_data.report import Report, as_tree, render
-from apps.check_data.sources import split_sources
+from apps.check_data.reading import Measured, read_split, sampling_mask
+from apps.check_data.report import Report, as_tree, render, statistics_of
 from apps.check_data.splits import (
     SPLITS,
     Split,
     chosen_groups,
-    index_findings,
     numbers_alike,
     open_split,
-    schema_findings,
+    split_sources,
 )
-from apps.check_data.statistics import statistics_of
-from apps.check_data.suggest import suggestions
 from trainer.config.csv import CSV_READERS
 from trainer.config.data import DataConfig
+from trainer.config.features import DenseFeature, SparseFeature, columns_of, takes
 from trainer.config.root import Config
 from trainer.config.section import Tree, validate
 from trainer.core.errors import InputError, nearest
@@ -38,6 +33,8 @@ from trainer.core.next_commands import next_commands
 from trainer.core.plural import plural
 from trainer.core.storage import refuse_existing, write_file
 from trainer.data.columns import id_columns
+
+LOGARITHMS = ("none", "log1p", "log3")
 
 
 def check_data(
@@ -202,3 +199,21 @@ def _print_next(write_config: str | None, report: Report) -> None:
         print(f"\n{next_commands(['python', '-m', 'trainer', 'train', write_config, '--out', f'runs/{run}'])}")
     elif report.count("error"):
         print("\nSee to the errors, then check again; --page FILE draws every column")
+
+
+def plain_features(config: DataConfig) -> DataConfig:
+    """Returns the data with those features alone that can be judged by the column of their name.
+
+    What others are made of, such as buckets, times, clipped values and crossed columns, is measured only.
+    """
+    dense = {name: feature for name, feature in config.dense.items() if _is_plain_number(name, feature)}
+    sparse = {name: feature for name, feature in config.sparse.items() if _is_plain_id(name, feature)}
+    return config.model_copy(update={"dense": dense, "sparse": sparse})
+
+
+def _is_plain_number(name: str, feature: DenseFeature) -> bool:
+    return columns_of(name, feature) == [name] and feature.transform in LOGARITHMS and not feature.clip
+
+
+def _is_plain_id(name: str, feature: SparseFeature) -> bool:
+    return columns_of(name, feature) == [name] and takes(feature) == "ids" and not feature.offset

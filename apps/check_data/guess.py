@@ -1,16 +1,17 @@
-"""A first configuration from the files' own columns: which is the label, which are ids, and by which rules."""
+"""A first configuration guessed from columns, and better values for the keys of a given configuration."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from apps.check_data.id_checks import ENOUGH, UNIQUE, suggested_rows
-from apps.check_data.numbers import transformed
+from apps.check_data.checks import LEAK, deciding_value
+from apps.check_data.column_checks import ENOUGH, UNIQUE, suggested_rows
+from apps.check_data.figures import best_transform, transformed
 from apps.check_data.profile import FEW, Profile
-from apps.check_data.relation_checks import LEAK, deciding_value
-from apps.check_data.suggest import batch_size_for, dense_rule
+from trainer.config.data import DataConfig
 from trainer.config.section import Tree
 from trainer.core.errors import InputError, nearest
 from trainer.core.plural import plural
@@ -32,6 +33,27 @@ TIME = re.compile(r"(\w+_)?(time|timestamp|ts|date|datetime)|\w+_at", re.IGNOREC
 COMPACT = 4  # numbered ids: the highest is not above so many times their number
 ROUNDED = 1000
 LARGE = 100_000  # rows of all tables above which the model has its own default sizes
+STEPS_PER_EPOCH = 256
+SMALLEST_BATCH, LARGEST_BATCH = 64, 65536
+OFF_CENTER, NARROW, WIDE = 1.0, 0.2, 5.0  # of a standardized feature the mean is 0 and the deviation 1
+HOTTER = 1.25
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A key to set.
+
+    Attributes:
+        key: The key.
+        now: Its value.
+        value: A better one.
+        why: The reason.
+    """
+
+    key: str
+    now: Any
+    value: Any
+    why: str
 
 
 def guess_label(profiles: Mapping[str, Profile], label: str | None) -> str:
@@ -58,27 +80,6 @@ def guess_label(profiles: Mapping[str, Profile], label: str | None) -> str:
     raise InputError(f"--label is unset, and no column of --source is named like a label; {has}; name one")
 
 
-def _named_like_a_label(name: str) -> bool:
-    return LABEL.fullmatch(re.sub(r"\W+", "_", name)) is not None
-
-
-def _no_label(profile: Profile) -> str:
-    """Returns why a column is no label, and what to do; empty if it is one."""
-    tally = profile.first.tally(profile.name)
-    if profile.kind == "text":
-        values = " and ".join(sorted(repr(value) for value, _, _ in profile.first_ids.top(2)))
-        return f"whose values are text, such as {values}; write it as 0 and 1, or name another column"
-    if profile.kind not in ("integer", "number"):
-        return "which is no column of numbers; name a column of 0 and 1"
-    if not {*np.unique(profile.finite(profile.first))} <= {0, 1} or (tally.minimum, tally.maximum) != (0, 1):
-        found = f"from {tally.minimum:g} to {tally.maximum:g}" if tally.has_values else "null"
-        return f"whose values are not 0 and 1 but {found}; name a column that has these"
-    if tally.nulls or tally.nan:
-        nulls = plural(tally.nulls + tally.nan, "null")
-        return f"which has {nulls} in {tally.rows:,} rows beside 0 and 1; leave these rows out, or write what they mean"
-    return ""
-
-
 def guess_data(profiles: Mapping[str, Profile], label: str) -> tuple[Tree, dict[str, str]]:
     """Returns the columns' part of the section `data`, and the columns that are left out, each with the reason.
 
@@ -103,6 +104,106 @@ def guess_data(profiles: Mapping[str, Profile], label: str) -> tuple[Tree, dict[
         else:
             tree["dense"][name] = _dense(profile)
     return tree, left_out
+
+
+def guess_config(data: Tree, files: Mapping[str, Sequence[str]], reader: str, rows: int) -> Tree:
+    """Returns a whole configuration.
+
+    Args:
+        data: What `guess_data` found.
+        files: The files of each split.
+        reader: Their format.
+        rows: Rows to train on.
+    """
+    head: Tree = {} if reader == "parquet" else {"reader": reader}
+    head |= {name: [*urls] for name, urls in files.items()} | {"global_batch_size": batch_size_for(rows)}
+    tree: Tree = {"data": head | data}
+    if not data["sparse"]:
+        raise InputError("--source has no column of ids that could be a feature, which every model needs; add one")
+    model: Tree = {"name": "dlrm"} if data["dense"] else {"name": "wide_deep"}
+    if sum(feature["rows"] for feature in data["sparse"].values()) <= LARGE:
+        model |= {"embedding_dim": 16, "over_layers": [64, 32]} | ({"dense_layers": [64]} if data["dense"] else {})
+    tree |= {"model": model, "train": {"epochs": 1}}
+    tree["optimizer"] = {
+        "sparse": {"name": "rowwise_adagrad", "learning_rate": 0.05},
+        "dense": {"name": "adam", "learning_rate": 1e-3},
+    }
+    return tree
+
+
+def suggestions(config: DataConfig, profiles: Mapping[str, Profile]) -> list[Suggestion]:
+    """Returns keys that would suit the data better than those of a configuration."""
+    found = []
+    for name in config.dense:
+        if name in profiles and profiles[name].kind in ("integer", "number"):
+            found += _of_dense(name, config, profiles[name])
+    for name in config.sparse:
+        if name in profiles:
+            found += _of_sparse(name, config, profiles[name])
+    rows = next(iter(profiles.values())).first.split.files.rows
+    if config.global_batch_size * 8 > rows and batch_size_for(rows) < config.global_batch_size:
+        steps = plural(-(-rows // config.global_batch_size), "step")
+        why = f"there are {rows:,} rows, so that an epoch has {steps}"
+        found.append(Suggestion("data.global_batch_size", config.global_batch_size, batch_size_for(rows), why))
+    return found
+
+
+def sparse_rule(profile: Profile) -> dict[str, Any]:
+    """Returns the rule for ids that no id of the data breaks."""
+    tallies = [measured.tally(profile.name) for measured in profile.measured]
+    ids, whole = profile.first_ids, all(measured.is_all_read for measured in profile.measured)
+    distinct = len(ids.distinct) if profile.first.is_whole else ids.estimated
+    low, high = min(one.minimum for one in tallies), max(one.maximum for one in tallies)
+    rule: dict[str, Any] = {"rows": suggested_rows(ids.distinct, distinct), "ids": "hash"}
+    if profile.kind in ("integer", "integers") and low >= 0 and high < max(ROUNDED, COMPACT * distinct):
+        # Rows that were not read may have higher ids, which only `error` refuses.
+        rule = {"rows": int(high) + 1, **({} if whole else {"ids": "modulo"})}
+    if profile.kind in ("integers", "texts"):
+        rule["hotness"] = max(0.01, round(ids.hotness, 2))
+    return rule
+
+
+def dense_rule(profile: Profile, transform: str | None = None) -> dict[str, Any]:
+    """Returns transform, mean and std for a dense feature.
+
+    Args:
+        profile: The column.
+        transform: The transform. Unset: the best one.
+    """
+    values = profile.finite(profile.first)
+    transform = transform or best_transform(values)
+    values = transformed(values, transform)
+    std = float(values.std()) if len(values) else 1.0
+    mean = float(values.mean()) if len(values) else 0.0
+    rule: dict[str, Any] = {} if transform == "none" else {"transform": transform}
+    return rule | {"mean": _short(mean), "std": _short(std) or 1.0}
+
+
+def batch_size_for(rows: int) -> int:
+    """Returns a batch with some hundred steps in an epoch of so many rows: a power of two."""
+    power = 2 ** int(np.log2(max(1, rows // STEPS_PER_EPOCH)))
+    return min(max(power, SMALLEST_BATCH), LARGEST_BATCH)
+
+
+def _named_like_a_label(name: str) -> bool:
+    return LABEL.fullmatch(re.sub(r"\W+", "_", name)) is not None
+
+
+def _no_label(profile: Profile) -> str:
+    """Returns why a column is no label, and what to do; empty if it is one."""
+    tally = profile.first.tally(profile.name)
+    if profile.kind == "text":
+        values = " and ".join(sorted(repr(value) for value, _, _ in profile.first_ids.top(2)))
+        return f"whose values are text, such as {values}; write it as 0 and 1, or name another column"
+    if profile.kind not in ("integer", "number"):
+        return "which is no column of numbers; name a column of 0 and 1"
+    if not {*np.unique(profile.finite(profile.first))} <= {0, 1} or (tally.minimum, tally.maximum) != (0, 1):
+        found = f"from {tally.minimum:g} to {tally.maximum:g}" if tally.has_values else "null"
+        return f"whose values are not 0 and 1 but {found}; name a column that has these"
+    if tally.nulls or tally.nan:
+        nulls = plural(tally.nulls + tally.nan, "null")
+        return f"which has {nulls} in {tally.rows:,} rows beside 0 and 1; leave these rows out, or write what they mean"
+    return ""
 
 
 def _nulls(profile: Profile) -> int:
@@ -150,21 +251,6 @@ def _why_not(profile: Profile) -> str:
     return deciding_value(profile)
 
 
-def sparse_rule(profile: Profile) -> dict[str, Any]:
-    """Returns the rule for ids that no id of the data breaks."""
-    tallies = [measured.tally(profile.name) for measured in profile.measured]
-    ids, whole = profile.first_ids, all(measured.is_all_read for measured in profile.measured)
-    distinct = len(ids.distinct) if profile.first.is_whole else ids.estimated
-    low, high = min(one.minimum for one in tallies), max(one.maximum for one in tallies)
-    rule: dict[str, Any] = {"rows": suggested_rows(ids.distinct, distinct), "ids": "hash"}
-    if profile.kind in ("integer", "integers") and low >= 0 and high < max(ROUNDED, COMPACT * distinct):
-        # Rows that were not read may have higher ids, which only `error` refuses.
-        rule = {"rows": int(high) + 1, **({} if whole else {"ids": "modulo"})}
-    if profile.kind in ("integers", "texts"):
-        rule["hotness"] = max(0.01, round(ids.hotness, 2))
-    return rule
-
-
 def _dense(profile: Profile) -> dict[str, Any]:
     rule = dense_rule(profile)
     if _nulls(profile):
@@ -175,26 +261,37 @@ def _dense(profile: Profile) -> dict[str, Any]:
     return rule
 
 
-def guess_config(data: Tree, files: Mapping[str, Sequence[str]], reader: str, rows: int) -> Tree:
-    """Returns a whole configuration.
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
 
-    Args:
-        data: What `guess_data` found.
-        files: The files of each split.
-        reader: Their format.
-        rows: Rows to train on.
-    """
-    head: Tree = {} if reader == "parquet" else {"reader": reader}
-    head |= {name: [*urls] for name, urls in files.items()} | {"global_batch_size": batch_size_for(rows)}
-    tree: Tree = {"data": head | data}
-    if not data["sparse"]:
-        raise InputError("--source has no column of ids that could be a feature, which every model needs; add one")
-    model: Tree = {"name": "dlrm"} if data["dense"] else {"name": "wide_deep"}
-    if sum(feature["rows"] for feature in data["sparse"].values()) <= LARGE:
-        model |= {"embedding_dim": 16, "over_layers": [64, 32]} | ({"dense_layers": [64]} if data["dense"] else {})
-    tree |= {"model": model, "train": {"epochs": 1}}
-    tree["optimizer"] = {
-        "sparse": {"name": "rowwise_adagrad", "learning_rate": 0.05},
-        "dense": {"name": "adam", "learning_rate": 1e-3},
-    }
-    return tree
+
+def _of_dense(name: str, config: DataConfig, profile: Profile) -> Iterator[Suggestion]:
+    feature, values = config.dense[name], profile.finite(profile.first)
+    if not len(values) or values.min() == values.max():
+        return
+    key, best = f"data.dense.{name}", best_transform(values)
+    if feature.transform == "none" and best != "none":
+        rule = dense_rule(profile, best)
+        yield Suggestion(f"{key}.transform", "none", best, f"a skewness of {profile.skew:.1f}")
+        yield Suggestion(f"{key}.mean", feature.mean, rule["mean"], "the mean after that")
+        yield Suggestion(f"{key}.std", feature.std, rule["std"], "the standard deviation after that")
+    elif feature.transform in ("none", "log1p", "log3"):
+        values = (transformed(values, feature.transform) - feature.mean) / feature.std
+        if abs(values.mean()) > OFF_CENTER or not NARROW < values.std() < WIDE:
+            rule, why = dense_rule(profile, feature.transform), f"now {values.mean():.3g} and {values.std():.3g}"
+            yield Suggestion(f"{key}.mean", feature.mean, rule["mean"], f"mean and deviation are {why}")
+            yield Suggestion(f"{key}.std", feature.std, rule["std"], "the same")
+
+
+def _of_sparse(name: str, config: DataConfig, profile: Profile) -> Iterator[Suggestion]:
+    feature, ids, key = config.sparse[name], profile.first_ids, f"data.sparse.{name}"
+    hotness = _short(round(ids.hotness, 2))
+    if hotness and not 1 / HOTTER < ids.hotness / feature.hotness < HOTTER:
+        yield Suggestion(f"{key}.hotness", feature.hotness, hotness, "ids per row; plans count with it")
+    distinct = len(ids.distinct) if profile.first.is_whole else ids.estimated
+    best = suggested_rows(ids.distinct, distinct)
+    if feature.ids == "hash" and feature.rows < distinct:
+        yield Suggestion(f"{key}.rows", feature.rows, best, f"{distinct:,} different ids")
+    highest = max(measured.tally(name).maximum for measured in profile.measured)
+    if feature.ids == "error" and highest >= feature.rows:
+        yield Suggestion(f"{key}.rows", feature.rows, int(highest) + 1, "the largest id")

@@ -6,10 +6,20 @@ from functools import cached_property
 
 import numpy as np
 
-from apps.check_data.ids import Ids, auc_of_ids, ids_of, known_share, zipf_exponent
-from apps.check_data.kinds import Kind
-from apps.check_data.numbers import auc_alone, bucket_shares, edges_of, psi, skewness
+from apps.check_data.figures import (
+    Ids,
+    auc_alone,
+    auc_of_ids,
+    bucket_shares,
+    edges_of,
+    ids_of,
+    known_share,
+    psi,
+    skewness,
+    zipf_exponent,
+)
 from apps.check_data.reading import Measured
+from apps.check_data.splits import Kind
 
 FEW, FIRST = 32, 1000
 

@@ -1,4 +1,4 @@
-"""The report of a check: tables for a terminal, and the same as a tree for JSON."""
+"""What a check writes: tables for a terminal, a tree for JSON, and statistics for the planner."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,12 +9,14 @@ import numpy as np
 from tabulate import tabulate
 
 from apps.check_data.finding import ORDER, Finding, percent
+from apps.check_data.guess import Suggestion
 from apps.check_data.profile import Profile
 from apps.check_data.reading import Measured
-from apps.check_data.suggest import Suggestion
 from trainer.config.data import DataConfig
+from trainer.config.features import columns_of, takes
 from trainer.core.plural import plural
 from trainer.core.secrets import without_secrets
+from trainer.plan.statistics import FeatureStatistics, Statistics
 
 WIDTH = 60
 COLUMNS = ("column", "as", "type", "null", "values", "ids/row", "AUC alone")
@@ -193,3 +195,21 @@ def _column_tree(profile: Profile, report: Report) -> dict[str, Any]:
         auc = profile.auc_as_ids if is_of_ids(profile, role) else profile.auc_as_number
         tree |= {} if math.isnan(auc) else {"auc": auc}
     return tree
+
+
+def statistics_of(config: DataConfig, profiles: Mapping[str, Profile]) -> Statistics:
+    """Returns hotness, skew and different ids of every sparse feature, in the rows of the sample.
+
+    Plans estimate from these how many different ids all rows have.
+    """
+    first = next(iter(profiles.values())).first
+    features = {}
+    for name, feature in config.sparse.items():
+        column, *others = columns_of(name, feature)
+        if column in profiles and not others and takes(feature) == "ids":
+            profile = profiles[column]
+            ids = profile.first_ids
+            features[name] = FeatureStatistics(
+                hotness=round(ids.hotness, 4), zipf=profile.zipf, distinct=len(ids.distinct)
+            )
+    return Statistics(version=1, rows=first.sample.num_rows, features=features)

@@ -1,24 +1,37 @@
-"""The files of each split, as they are, and those of their row groups that are read."""
+"""The splits of a data set: their files, the kinds of their columns, and the row groups that are read."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
-from apps.check_data.finding import Finding
-from apps.check_data.kinds import Kind, kind_of
 from trainer.config.data import DataConfig
 from trainer.config.select import SelectConfig
-from trainer.core.errors import InputError
-from trainer.core.secrets import without_secrets
-from trainer.data.columns import id_columns
-from trainer.data.dataset import DataFile, FileSet, RowGroup, check_files, inspect_files
-from trainer.data.plain_types import is_list, meaning
+from trainer.data.dataset import FileSet, RowGroup, inspect_files, list_files
+from trainer.data.plain_types import is_list, is_moment, plain_type
+from trainer.data.readers.registry import make_reader
 from trainer.data.selected_files import find_evaluated_files, find_training_files
 
 SPLITS = ("train", "validation", "test")
 GROUPS = 64  # row groups that a sample is spread over, at least
+NAMES = {
+    "validation": re.compile(r"(^|[^a-z])(validation|valid|val|dev)([^a-z]|$)"),
+    "test": re.compile(r"(^|[^a-z])test([^a-z]|$)"),
+}
+Kind = Literal["integer", "number", "text", "integers", "texts", "time", "empty", "other"]
+COMPUTED: dict[Kind, pa.DataType] = {
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "text": pa.large_string(),
+    "integers": pa.large_list(pa.int64()),
+    "texts": pa.large_list(pa.large_string()),
+    "time": pa.int64(),
+    "empty": pa.float64(),
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +47,31 @@ class Split:
     name: str
     files: FileSet
     kinds: Mapping[str, Kind]
+
+
+def split_sources(source: Sequence[str], config: DataConfig) -> dict[str, list[str]]:
+    """Returns the files or directories of each split; those that name none are to train on.
+
+    Args:
+        source: Files, globs or directories.
+        config: Names the reader.
+
+    Raises:
+        InputError: A pattern matches nothing.
+    """
+    reader = make_reader(config)
+    found: dict[str, list[str]] = {}
+    for pattern in source:
+        urls = sorted({_as_given(url, pattern) for url in list_files("--source", pattern, reader)})
+        splits = {url: _split_of(url.removeprefix(_as_given(pattern, pattern))) for url in urls}
+        if {*splits.values()} == {"train"}:  # nothing below the pattern divides its files, but its own name may
+            splits = dict.fromkeys(urls, _split_of(pattern.rstrip("/").rpartition("/")[2]))
+        for split in dict.fromkeys(splits.values()):
+            found.setdefault(split, []).extend(_shortened(split, splits, pattern))
+    if "train" not in found:
+        # All names have the same word, as in latest-test-data/: it divides nothing.
+        return {"train": [*source]}
+    return {name: found[name] for name in SPLITS if name in found}
 
 
 def open_split(name: str, key: str, patterns: Sequence[str], config: DataConfig, seed: int) -> Split:
@@ -68,6 +106,52 @@ def numbers_alike(splits: Sequence[Split], but: Collection[str]) -> list[Split]:
     return [replace(split, kinds={**split.kinds, **numbers}) for split in splits]
 
 
+def chosen_groups(split: Split, rows: int, everything: bool, seed: int) -> list[RowGroup]:
+    """Returns the row groups to read: all, or some that are spread evenly over the files.
+
+    Args:
+        split: The files.
+        rows: Rows to sample from them.
+        everything: Whether to read all.
+        seed: Decides where the first one lies.
+    """
+    groups = split.files.row_groups
+    wanted = max(GROUPS, int(np.ceil(rows * len(groups) / split.files.rows)))
+    if everything or wanted >= len(groups):
+        return groups
+    first = np.random.default_rng(seed).random()
+    places = np.unique(((np.arange(wanted) + first) * len(groups) / wanted).astype(int))
+    return [groups[place] for place in places]
+
+
+def kind_of(dtype: pa.DataType) -> Kind:
+    """Returns the kind of a column of a type; `other` cannot be measured, such as structs."""
+    dtype = plain_type(dtype)
+    if is_list(dtype):
+        inner = kind_of(dtype.value_type)
+        return "integers" if inner == "integer" else "texts" if inner == "text" else "other"
+    if pa.types.is_integer(dtype) or pa.types.is_boolean(dtype):
+        return "integer"
+    if pa.types.is_floating(dtype) or pa.types.is_decimal(dtype):
+        return "number"
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
+        return "text"
+    if is_moment(dtype):
+        return "time"
+    return "empty" if pa.types.is_null(dtype) else "other"
+
+
+def computed(array: pa.Array, kind: Kind) -> pa.Array:
+    """Returns plain values in the type that their kind is computed in; integers above 63 bits wrap."""
+    if array.type == COMPUTED[kind]:
+        return array
+    if pa.types.is_date32(array.type):
+        array = array.cast(pa.date64())
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return array.cast(COMPUTED[kind], safe=False)
+
+
 def _once(files: FileSet) -> FileSet:
     """Returns files without what data.select.mixture repeats: these copies are meant."""
     chosen = files.chosen and tuple(group for group in files.chosen if not (group.choice and group.choice.copy))
@@ -90,81 +174,26 @@ def _common_kind(files: FileSet, name: str) -> Kind:
     return kinds.pop() if len(kinds) == 1 else "other"
 
 
-def schema_findings(splits: Sequence[Split], config: DataConfig | None) -> list[Finding]:
-    """Returns what is wrong with columns and types: missing ones, and files that differ, in any split."""
-    ids = id_columns(config) if config else []
-    names = config.columns if config else [name for name in splits[0].files.files[0].schema.names if name]
-    severity, remedy = "error" if config else "warning", "write all files with the same columns"
-    found = [
-        Finding(severity, "schema", file, name, difference, remedy)
-        for name in names
-        for file, difference in _differences(name, splits, of_ids=name in ids)
-    ]
-    return found or (_refused(splits, config) if config else [])
+def _as_given(url: str, pattern: str) -> str:
+    """Returns a file that a pattern names as the pattern does: from the working directory on, if it begins there.
 
-
-def index_findings(splits: Sequence[Split]) -> list[Finding]:
-    """Returns that a column has no name: of CSV files, mostly the index of the rows, which no feature is made of."""
-    unnamed = [file for split in splits for file in split.files.files if "" in file.schema.names]
-    if not unnamed:
-        return []
-    first, number = unnamed[0], unnamed[0].schema.names.index("")
-    if number:
-        found, remedy = (
-            f"column {number + 1} has no name, and is left out",
-            "name it in the header, or leave it out of the file",
-        )
-    else:
-        found = "the first column has no name: it is the index of the rows, as pandas and R write it, and is left out"
-        remedy = "write files without it: to_csv(..., index=False), write.csv(..., row.names = FALSE)"
-    return [Finding("note", "row index", first.name, "", found, remedy)]
-
-
-def _differences(name: str, splits: Sequence[Split], of_ids: bool) -> Iterator[tuple[str, str]]:
-    """Yields the files that lack a column or have others values in it than the first file with any, and how."""
-    first: tuple[str, DataFile] | None = None
-    for file in (file for split in splits for file in split.files.files):
-        if name not in file.schema.names:
-            yield file.name, f"there is no such column; the file has: {', '.join(file.schema.names)}"
-            continue
-        here = _meaning(file.schema.field(name).type, of_ids)
-        if first and here and here != first[0]:
-            there = first[1].schema.field(name).type
-            yield file.name, f"it is of type {file.schema.field(name).type}, but {there} in {first[1].name}"
-        first = first or ((here, file) if here else None)
-
-
-def _meaning(dtype: pa.DataType, of_ids: bool) -> str | None:
-    """Returns what values count, to training and in lists or not; None if there are none."""
-    found = meaning(dtype, of_ids)
-    return f"lists of {found}" if found and is_list(dtype) else found
-
-
-def _refused(splits: Sequence[Split], config: DataConfig) -> list[Finding]:
-    """Returns the first thing for which training would refuse the files of each split."""
-    found = []
-    for split in splits:
-        try:
-            check_files(split.files, config)
-        except InputError as error:
-            remedy = "write the column in another type, or change the configuration"
-            found.append(Finding("error", "type", split.name, "", without_secrets(error), remedy))
-    return found
-
-
-def chosen_groups(split: Split, rows: int, everything: bool, seed: int) -> list[RowGroup]:
-    """Returns the row groups to read: all, or some that are spread evenly over the files.
-
-    Args:
-        split: The files.
-        rows: Rows to sample from them.
-        everything: Whether to read all.
-        seed: Decides where the first one lies.
+    The jobs of a configuration may run elsewhere, and resolve its paths from where they run.
     """
-    groups = split.files.row_groups
-    wanted = max(GROUPS, int(np.ceil(rows * len(groups) / split.files.rows)))
-    if everything or wanted >= len(groups):
-        return groups
-    first = np.random.default_rng(seed).random()
-    places = np.unique(((np.arange(wanted) + first) * len(groups) / wanted).astype(int))
-    return [groups[place] for place in places]
+    return url if "://" in pattern or pattern.startswith(("/", "~")) else os.path.relpath(url)
+
+
+def _shortened(split: str, splits: Mapping[str, str], pattern: str) -> list[str]:
+    """Returns the pattern or directories in place of files that are all of one split: new files are found there."""
+    if len({*splits.values()}) == 1:
+        return [pattern]
+    named = []
+    for url in (url for url in splits if splits[url] == split):
+        folder = url.rpartition("/")[0]
+        whole = all(of == split for other, of in splits.items() if other.startswith(f"{folder}/"))
+        named.append(folder if whole else url)
+    return [*dict.fromkeys(named)]
+
+
+def _split_of(path: str) -> str:
+    """Returns the split that a part of a path names."""
+    return next((name for name, word in NAMES.items() if word.search(path.lower())), "train")

@@ -9,10 +9,19 @@ import pytest
 from checked_data import clean_data
 from command import write_config
 
-from apps.check_data.duplicates import bits_of, chosen_rows
-from apps.check_data.ids import auc_of_ids, ids_of, zipf_exponent
-from apps.check_data.kinds import computed, kind_of
-from apps.check_data.numbers import auc, auc_alone, bucket_shares, edges_of, psi, skewness
+from apps.check_data.figures import (
+    auc,
+    auc_alone,
+    auc_of_ids,
+    bucket_shares,
+    edges_of,
+    ids_of,
+    psi,
+    skewness,
+    zipf_exponent,
+)
+from apps.check_data.reading import bits_of, chosen_rows
+from apps.check_data.splits import computed, kind_of
 from trainer.__main__ import main as trainer
 
 

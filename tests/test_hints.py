@@ -86,7 +86,7 @@ def test_every_file_that_prints_commands_is_here():
         for name, file in sources().items()
         if "next_commands(" in file.read_text() or any(label.search(message) for message in messages(file))
     }
-    assert found - {"trainer/core/next_commands.py"} == PRINTED_BY.keys()
+    assert found - {"trainer/core/console.py"} == PRINTED_BY.keys()
 
 
 def test_commands_that_messages_mention_exist():

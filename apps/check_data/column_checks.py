@@ -10,8 +10,8 @@ from apps.check_data.finding import Finding, percent
 from apps.check_data.profile import Profile
 from apps.check_data.reading import Measured, Tally
 from trainer.config.data import DataConfig, DenseFeature, SparseFeature
+from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.core.plural import plural
 from trainer.data.decode import Chunk, decode
 from trainer.data.hashing import as_integers, mix
 from trainer.data.transforms import salted

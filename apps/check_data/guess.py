@@ -13,8 +13,8 @@ from apps.check_data.figures import best_transform, transformed
 from apps.check_data.profile import FEW, Profile
 from trainer.config.data import DataConfig
 from trainer.config.section import Tree
+from trainer.core.console import plural
 from trainer.core.errors import InputError, nearest
-from trainer.core.plural import plural
 
 LABEL = re.compile(
     r"label|target|y|clicks?|clicked|is_\w+|(\w+_)?(label|target|click|clicked)|conversions?|converted|purchased?|"

@@ -10,7 +10,7 @@ from apps.check_data.figures import edges_of
 from apps.check_data.finding import percent
 from apps.check_data.profile import Profile
 from apps.check_data.report import COLUMNS, Report, is_of_ids, note_on_sample, role_of, row_of
-from trainer.core.plural import plural
+from trainer.core.console import plural
 from trainer.plan.page.figures import COLORS, Lying
 from trainer.plan.page.html import whole_page
 from trainer.plan.page.svg import draw_figure

@@ -14,7 +14,7 @@ from apps.check_data.profile import Profile
 from apps.check_data.reading import Measured
 from trainer.config.data import DataConfig
 from trainer.config.features import columns_of, takes
-from trainer.core.plural import plural
+from trainer.core.console import plural
 from trainer.core.secrets import without_secrets
 from trainer.plan.statistics import FeatureStatistics, Statistics
 

@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from apps.datasets import criteo_tsv as tsv
 from apps.datasets.writer import DataSetWriter, PartWriter, in_parallel, print_summary
+from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.core.plural import plural
 from trainer.core.storage import named, open_storage
 
 SHOWN_FAULTS = 10

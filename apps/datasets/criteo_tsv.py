@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.core.plural import plural
 
 BLOCK_BYTES = 8 * 2**20
 LINE_BYTES_LIMIT = 2**20  # a file without line feeds, such as a compressed one, would be read into memory whole

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tabulate
 
+from trainer.core.console import next_commands
 from trainer.core.errors import InputError
-from trainer.core.next_commands import next_commands
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, os_errors
 

@@ -9,8 +9,8 @@ from tabulate import tabulate
 from torch import nn
 
 from trainer.config.root import Config
+from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.core.plural import plural
 from trainer.plan.cluster import Cluster, parse_cluster
 from trainer.plan.hardware import HOSTS
 from trainer.plan.loads import bound_by, least_milliseconds, parts_of, step_of

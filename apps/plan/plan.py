@@ -10,10 +10,9 @@ from apps.plan.compare import compare
 from apps.plan.find import Found, find_clusters, render_found
 from apps.plan.vary import effects_of
 from trainer.config.root import Config
+from trainer.core.console import next_commands, plural
 from trainer.core.distributed import current_context
 from trainer.core.errors import InputError
-from trainer.core.next_commands import next_commands
-from trainer.core.plural import plural
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import refuse_existing, write_file
 from trainer.models.embeddings import table_shapes

@@ -9,8 +9,8 @@ from tabulate import tabulate
 
 from trainer.config.features import SparseFeature
 from trainer.config.root import Config
+from trainer.core.console import plural
 from trainer.core.errors import InputError, nearest
-from trainer.core.plural import plural
 from trainer.plan.cluster import Cluster
 from trainer.plan.loads import bound_by, parts_of, step_of
 from trainer.plan.memory import GIB

@@ -8,10 +8,9 @@ from apps.predict.part_files import PartFiles
 from apps.predict.record import Record, begin, find_earlier
 from trainer.checkpoint.choice import find_checkpoint
 from trainer.checkpoint.store import Checkpoint
+from trainer.core.console import next_commands, plural, python_command
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
-from trainer.core.next_commands import next_commands, python_command
 from trainer.core.outcome import FINISHED_WORD, STOPPED_WORD, write_outcome
-from trainer.core.plural import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.core.plural import plural
+from trainer.core.console import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
 from trainer.data.dataset import FOOTER_THREADS

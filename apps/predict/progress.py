@@ -4,8 +4,8 @@ import time
 
 from tqdm import tqdm
 
+from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext
-from trainer.core.plural import plural
 
 INTERVAL_SECONDS = 10.0
 

@@ -15,9 +15,8 @@ from trainer.checkpoint.choice import read_evaluations
 from trainer.checkpoint.retention import best_step, reasons_to_keep, scores
 from trainer.checkpoint.store import MANIFEST, Checkpoints
 from trainer.config.checkpoint import Retention
+from trainer.core.console import next_commands, plural, python_command
 from trainer.core.errors import InputError
-from trainer.core.next_commands import next_commands, python_command
-from trainer.core.plural import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, refuse_existing

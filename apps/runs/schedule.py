@@ -7,8 +7,8 @@ from tabulate import tabulate
 from apps.pages.chart import Curve, columns, draw, text_chart
 from trainer.config.root import Config, check_training
 from trainer.config.schedule import Schedule
+from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.core.plural import plural
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import refuse_existing, write_file
 from trainer.data.order import Lanes, default_lanes

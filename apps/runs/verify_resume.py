@@ -17,9 +17,9 @@ from apps.runs.compare import Difference, differences
 from apps.runs.local_job import error_of_failed_job, kill_ranks, run_job, start_job
 from trainer.checkpoint.store import Checkpoints
 from trainer.config.root import Config, to_toml
+from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.outcome import FAILED
-from trainer.core.plural import plural
 from trainer.core.run_directory import RunDirectory
 
 LEAST_STEPS = 4

@@ -21,8 +21,8 @@ from trainer.config.csv import CSV_READERS
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
 from trainer.config.root import load_config
+from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.core.plural import plural
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, refuse_existing
 from trainer.data.dataset import DataFile, find_files

@@ -4,7 +4,7 @@ import posixpath
 import zlib
 from typing import Any
 
-from trainer.core.plural import plural
+from trainer.core.console import plural
 from trainer.core.storage import Storage, os_errors
 
 FileEntry = dict[str, int]

@@ -16,10 +16,10 @@ from trainer.checkpoint.io import CheckpointReader
 from trainer.checkpoint.rowwise_state import ColumnShards, is_rowwise_state, write_rowwise_state
 from trainer.checkpoint.state_dict import State, is_table, table_of
 from trainer.checkpoint.store import Checkpoint
+from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
 from trainer.core.errors import InputError, StorageError
 from trainer.core.local_shards import placed_shards
-from trainer.core.plural import plural
 
 Shapes = dict[str, torch.Size]
 

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from trainer.config.checkpoint import Retention
-from trainer.core.plural import plural
+from trainer.core.console import plural
 from trainer.metrics.registry import higher_is_better, result_name
 
 Evaluations = list[dict[str, Any]]

@@ -16,8 +16,8 @@ from trainer.checkpoint.restore import Shapes
 from trainer.checkpoint.state_dict import is_table, table_of
 from trainer.config.data import DataConfig
 from trainer.config.train import FinetuneConfig
+from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.core.plural import plural
 from trainer.core.storage import named, read_text
 from trainer.models.embeddings import name_in_model
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from trainer.config.data import DataConfig
+from trainer.core.console import plural
 from trainer.core.errors import InputError, StorageError
-from trainer.core.plural import plural
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, os_errors
 from trainer.data.columns import check_alike, check_columns, lists_of, texts_of

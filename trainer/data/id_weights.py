@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
-from trainer.core.plural import plural
+from trainer.core.console import plural
 from trainer.data.chunk import Chunk
 from trainer.data.plain_types import as_lists, is_list, to_numbers
 

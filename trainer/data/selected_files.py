@@ -10,8 +10,8 @@ import numpy as np
 
 from trainer.config.data import DataConfig
 from trainer.config.select import Clause, SelectConfig
+from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.core.plural import plural
 from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, RowChoice, RowGroup, find_files, list_files
 from trainer.data.filters import by_statistics, check_clauses, meets_all

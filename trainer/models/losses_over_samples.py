@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from trainer.config.catalogue import LaneRows
 from trainer.config.tasks import TaskConfig
+from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.core.plural import plural
 from trainer.data.order import Lanes
 from trainer.data.rows import NO_ITEM
 

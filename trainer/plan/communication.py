@@ -8,9 +8,9 @@ from torchrec.distributed.types import CommOp, ParameterSharding, QuantizedCommC
 
 from trainer.config.data import DataConfig
 from trainer.config.plan import CommsConfig
+from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError
-from trainer.core.plural import plural
 from trainer.models.embeddings import table_shapes
 from trainer.plan.plan_file import shards_of, table_plans
 

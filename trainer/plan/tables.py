@@ -6,8 +6,8 @@ from trainer.config.data import DataConfig
 from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import SHARDING_TYPES, PlannerConfig, TablePlan
 from trainer.config.root import Config
+from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.core.plural import plural
 from trainer.models.embeddings import table_shapes, value_bytes
 from trainer.optim.table_kernels import has_plain_update
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS

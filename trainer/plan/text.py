@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from tabulate import tabulate
 
-from trainer.core.plural import plural
+from trainer.core.console import plural
 from trainer.plan.cluster import Cluster
 from trainer.plan.fitting import takes
 from trainer.plan.loads import bound_by, memory_of_ranks, parts_of, step_of, step_of_others

@@ -5,7 +5,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from trainer.core.plural import plural
+from trainer.core.console import plural
 from trainer.run.step_split import Split
 
 COMPUTING = ("forward", "backward", "table update", "optimizer")

@@ -15,8 +15,8 @@ from torchx.tracker import app_run_from_env
 from tqdm import tqdm
 
 from trainer.config.report import ReportConfig
+from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext, sum_over_ranks
-from trainer.core.plural import plural
 from trainer.core.run_directory import JsonLines, RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import os_errors

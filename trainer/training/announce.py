@@ -5,7 +5,7 @@ import shlex
 from typing import Any
 
 from trainer.config.root import to_toml
-from trainer.core.plural import plural
+from trainer.core.console import plural
 from trainer.run.provenance import describe_run, digest
 from trainer.training.prediction import predict
 from trainer.training.session import Session

@@ -6,8 +6,8 @@ from torch import nn
 from trainer.checkpoint.choice import best_checkpoint
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import Checkpoints
+from trainer.core.console import next_commands
 from trainer.core.distributed import broadcast_from_rank0
-from trainer.core.next_commands import next_commands
 from trainer.core.outcome import FAILED, FINISHED_WORD
 from trainer.training.comparison import conclude, measure
 from trainer.training.session import Session

@@ -2,9 +2,9 @@
 
 from trainer.checkpoint.store import Checkpoint
 from trainer.config.root import Config
+from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError
-from trainer.core.plural import plural
 from trainer.data.dataset import FileSet
 from trainer.data.order import Lanes, check_lanes, default_lanes
 from trainer.models.losses_over_samples import check_units

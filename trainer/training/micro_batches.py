@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.core.plural import plural
 from trainer.data.batch import Batch
 from trainer.data.order import Lanes, divides
 from trainer.run.recording import part

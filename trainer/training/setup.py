@@ -9,9 +9,9 @@ from typing import Any
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import Checkpoint, Checkpoints
 from trainer.config.root import Config
+from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done
 from trainer.core.errors import InputError
-from trainer.core.plural import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.loader import Loader

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.core.plural import plural
+from trainer.core.console import plural
 
 SHOWN = 40  # characters of a value
 

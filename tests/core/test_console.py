@@ -7,7 +7,7 @@ from command import write_config
 from jobs import config, write_rows
 
 from trainer.__main__ import main as trainer
-from trainer.core.plural import plural
+from trainer.core.console import plural
 
 WRONG = re.compile(
     r"(?<![\d.,:x-])1 (?:[a-z]+ )?(?:files|ranks|rows|samples|steps|tables|columns|features|hosts|replicas|errors|"

@@ -1,10 +1,15 @@
-"""The commands that a program prints at its end, for its user to type next."""
+"""Words for the terminal: counts of things, and the commands to type next."""
 
 import json
 import shlex
 from collections.abc import Iterable
 
 from trainer.core.secrets import without_secrets
+
+
+def plural(number: int, name: str) -> str:
+    """Returns a number of things, such as `1 row` or `1,200 rows`."""
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
 def next_commands(*commands: Iterable[str]) -> str:

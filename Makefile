@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo check test test-all test-slurm24 lint docs costs models ids serving plans planned-memory times published clean
+.PHONY: demo check test test-all test-slurm24 durations lint docs costs models ids serving plans planned-memory times published clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -16,15 +16,20 @@ data/movielens/summary.json: | $(VENV)/ready
 check: $(VENV)/ready lint
 	pytest --unit --numprocesses 2 -r fE
 
-# All tests, of the largest matrices a sample. Most of a test's time is waiting, for Python to import torch above
-# all; files are spread over more workers than cores, in the order of tests/conftest.py: xdist would begin with those
-# of many tests, and end with the slowest.
+# All tests, of the largest matrices a sample. Tests wait a lot, so there are more workers than cores. Each file runs on
+# one worker, the longest file first (tests/conftest.py); xdist itself would begin with the file of the most tests.
+SPREAD := --numprocesses 5 --dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/ready lint
-	pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
+	pytest $(SPREAD)
 
 # The same with whole matrices: every plan restored by every other, every fault at every moment.
 test-all: $(VENV)/ready lint
-	pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder --all
+	pytest $(SPREAD) --all
+
+# All tests again, to record how long each file takes (tests/durations.json) and to print the twenty slowest tests.
+durations: $(VENV)/ready
+	pytest $(SPREAD) --record-durations --durations 20
 
 # The tests that need a Slurm, against 24.11 instead of the system's own.
 test-slurm24: $(VENV)/ready

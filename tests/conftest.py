@@ -1,6 +1,8 @@
+import json
 import os
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,51 +10,7 @@ import slurm_cluster
 from command import write_config
 from jobs import config, write_rows
 
-# Files that take minutes, most of which they wait. One that began last would leave the other workers idle.
-LONGEST = (
-    "test_slurm_training",
-    "test_main_job",
-    "test_slurm.py",
-    "test_slurm_faults",
-    "test_verify_resume",
-    "test_predict_killed",
-    "test_embed",
-    "test_doctor",
-    "test_chaos",
-    "test_managed_",
-    "test_sequences",
-    "test_local_training",
-    "test_preemption",
-    "test_object_store",
-    "test_hints",
-    "test_elastic",
-    "test_world_sizes",
-    "test_saver",
-    "test_built_in_models",
-    "test_reshard",
-    "test_bench",
-    "test_export",
-    "test_serve",
-    "test_sharding",
-    "test_resume",
-    "test_kubernetes_training",
-    "test_watchdog",
-    "test_preflight",
-    "test_averages",
-    "test_table_reference",
-    "test_nonfinite",
-    "test_micro_batches",
-    "test_loss_scale",
-    "test_profiler",
-    "test_resume_tables",
-    "test_dense_parts",
-    "test_stop_early",
-    "test_tasks",
-    "test_cut",
-    "test_finetune",
-    "test_evaluate",
-    "test_docs",
-)
+DURATIONS = Path(__file__).with_name("durations.json")  # seconds of each file, as `make durations` measured them
 SUPPORT = str(Path(__file__).parent / "support")
 UNIT_CASES = 2  # of each test with parameters
 PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn"}
@@ -61,6 +19,7 @@ PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn"}
 def pytest_addoption(parser):
     parser.addoption("--unit", action="store_true", help="sample tests with many parameters, and skip what is no unit")
     parser.addoption("--all", action="store_true", help="run whole matrices, not a sample of them")
+    parser.addoption("--record-durations", action="store_true", help=f"write what each file takes to {DURATIONS.name}")
 
 
 def pytest_report_header(config):
@@ -75,16 +34,43 @@ def pytest_configure(config):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SUPPORT, os.environ.get("PYTHONPATH")]))
     if config.getoption("unit"):
         sys.addaudithook(skip_where_a_process_starts)
+    if config.getoption("record_durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(DurationRecorder())
 
 
 def pytest_collection_modifyitems(config, items):
-    items.sort(
-        key=lambda item: next((place for place, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST))
-    )
+    items.sort(key=longest_first())
     if config.getoption("unit"):
         chosen = {id(item) for item in sampled(item for item in items if "slow" not in item.keywords)}
         config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
         items[:] = [item for item in items if id(item) in chosen]
+
+
+def longest_first():
+    """Returns the key that sorts tests by the recorded duration of their file; unknown files count as average.
+
+    A long file that began last would leave the other workers idle. pytest-split would only cut the suite into parts by
+    durations, and xdist's worksteal would set up the fixtures of a module on several workers.
+    """
+    seconds = json.loads(DURATIONS.read_text())
+    average = sum(seconds.values()) / len(seconds)
+    return lambda item: -seconds.get(item.path.name, average)
+
+
+class DurationRecorder:
+    """Writes the seconds that each file took, fixtures included, beside those of files that did not run."""
+
+    def __init__(self):
+        self.seconds = Counter()
+
+    def pytest_runtest_logreport(self, report):
+        self.seconds[Path(report.nodeid.partition("::")[0]).name] += report.duration
+
+    def pytest_sessionfinish(self):
+        known = json.loads(DURATIONS.read_text()) | {name: round(seconds) for name, seconds in self.seconds.items()}
+        there = {path.name for path in DURATIONS.parent.rglob("test_*.py")}
+        kept = {name: seconds for name, seconds in sorted(known.items()) if name in there}
+        DURATIONS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def sampled(items):

@@ -33,7 +33,6 @@ from trainer.plan.fitting import problem_of
 from trainer.plan.memory_model import NONE, memory_of
 from trainer.plan.plan_file import load_plan
 from trainer.training.setup import open_session
-from trainer.training.step import TrainingStep
 
 PAGE, KEPT = ROOT / "docs" / "planning.md", ROOT / "docs" / "planned_memory.json"
 STEPS, BATCH, FILE_ROWS = 4, 4096, 6 * 4096
@@ -184,7 +183,7 @@ def _run_case(case: str, folder: Path, context: DistributedContext) -> dict[str,
     config, out = case_config(case, folder), str(folder / f"run of {case}")
     record = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with record, open_session(config, out, "never", context) as session:
-        step = TrainingStep(session)
+        step = session.training_step()
         for number in range(1, STEPS + 1):
             step.take(number, session.batches)
         step.detach()

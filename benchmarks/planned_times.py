@@ -127,7 +127,7 @@ def _measure_model(name: str, calibration: str, folder: str, context: Distribute
         for number, plan in enumerate(planned):
             changed = config.model_copy(update={"planner": config.planner.model_copy(update={"plan": plan["file"]})})
             session = stack.enter_context(open_session(changed, f"{folder}/run-{number}", "never", context))
-            runs.append((TrainingStep(session), itertools.cycle(batches_in_memory(session))))
+            runs.append((session.training_step(), itertools.cycle(batches_in_memory(session))))
         times = _take_turns(runs)
     of_ranks = gather_to_all(times, context)
     plans = [

@@ -19,7 +19,7 @@ PLACE = """the "runs" of $USER's"""  # what a shell would read otherwise, or not
 
 # Each file that prints commands, and the commands that make it do so; RUN is of a run that the first one makes.
 PRINTED_BY = {
-    "trainer/training/announce.py": ["train config.toml --out RUN"],
+    "trainer/training/setup.py": ["train config.toml --out RUN"],
     "trainer/training/finish.py": ["train config.toml --out RUN"],
     "apps/datasets/writer.py": ["synthetic --rows 2000 --validation-rows 100 --test-rows 100 --out PLACE/data"],
     "apps/check_data/check_data.py": ["check-data --source PLACE/clicks.parquet --write-config PLACE/clicks.toml"],

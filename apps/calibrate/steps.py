@@ -24,7 +24,6 @@ from trainer.run.preemption import Stopped
 from trainer.training.session import Session
 from trainer.training.setup import open_session
 from trainer.training.sharded_model import build_unsharded_model
-from trainer.training.step import TrainingStep
 
 TABLE_ROWS = 100
 ENDLESS = 10**6
@@ -90,7 +89,7 @@ def _config(url: str, global_batch_size: int, features: int, model: dict[str, An
 
 def _unexplained(session: Session, others: Speeds, repeats: int) -> tuple[list[float], float]:
     """Returns how many of each of `FIGURES` a step has, and its nanoseconds that the other speeds do not explain."""
-    step, batches = TrainingStep(session), itertools.cycle(batches_in_memory(session))
+    step, batches = session.training_step(), itertools.cycle(batches_in_memory(session))
     numbers = itertools.count(1)
     found = nanoseconds(lambda: step.take(next(numbers), batches), session.context.device, repeats)
     step.detach()

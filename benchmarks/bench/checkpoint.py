@@ -25,7 +25,6 @@ from trainer.core.distributed import broadcast_from_rank0
 from trainer.core.run_directory import RunDirectory
 from trainer.data.batch import Batch
 from trainer.training.session import Session
-from trainer.training.step import TrainingStep
 
 RESTORE_RANKS = (1, 2, 4)
 STEPS_TARGET = 1 / 1.10  # steps during saves may take a tenth longer
@@ -58,7 +57,7 @@ def _steps_per_second(
     session: Session, batches: Iterator[Batch], steps: int, step_numbers: Iterator[int], saves: bool
 ) -> float:
     """Takes steps, with one save after the other if `saves`; the time of staging, for which all wait, is left out."""
-    training_step = TrainingStep(session)
+    training_step = session.training_step()
     for step in itertools.islice(step_numbers, WARM_STEPS):
         training_step.take(step, batches)
     start, staging_seconds = time.perf_counter(), 0.0

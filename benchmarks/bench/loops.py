@@ -26,7 +26,6 @@ from trainer.plan.sharding import sharders
 from trainer.run.preemption import Request, Stopped
 from trainer.run.reporter import StallTimer
 from trainer.training.session import Session
-from trainer.training.step import TrainingStep
 
 LEARNING_RATE = 0.02  # of both optimizers, as is the default
 
@@ -61,7 +60,7 @@ def _train_from_parquet(session: Session, steps: int) -> float:
 def train(session: Session, batches: Iterator[Batch], steps: int) -> float:
     """Returns samples per second of the loop in `trainer.training.loop`, in which no save and no evaluation is due."""
     session = replace(session, batches=StallTimer(batches))
-    training_step = TrainingStep(session)
+    training_step = session.training_step()
 
     def take(step: int) -> bool:
         result = training_step.take(step, session.batches)

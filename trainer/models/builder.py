@@ -72,18 +72,18 @@ def build_model(
 
 
 def build_model_with_loss(
-    config: Config, device: torch.device, autocast: torch.dtype | None, samples_per_lane: int = 0
+    config: Config, device: torch.device, dtype: torch.dtype | None, samples_per_lane: int = 0
 ) -> ModelWithLoss:
     """Builds the model and its loss.
 
     Args:
         config: The configuration.
         device: Device of the dense parameters.
-        autocast: Precision that the model computes in, None for float32.
+        dtype: Precision that the model computes in, None for float32.
         samples_per_lane: Samples of a lane in a step, which only training needs.
 
     Raises:
         InputError: The model or a loss is unknown, or the model cannot be built from these features.
     """
     model = build_model(config.data, config.model, config.predictions(), device)
-    return ModelWithLoss(model, TaskLosses(config, device, samples_per_lane), device.type, autocast)
+    return ModelWithLoss(model, TaskLosses(config, device, samples_per_lane), device.type, dtype)

@@ -17,6 +17,7 @@ from trainer.models.log_probability import to_logit
 from trainer.models.losses import LOSSES, are_classes
 from trainer.models.losses_over_samples import LOSSES_OVER_SAMPLES, LossOverSamples
 from trainer.models.outputs import by_name, model_outputs
+from trainer.models.precision import autocast
 from trainer.models.weighting import weighting_of
 
 
@@ -200,14 +201,13 @@ class ModelWithLoss(nn.Module):
         model: Gives predictions for dense features `[B, D]` and sparse features.
         losses: The losses of the tasks.
         device_type: Type of the device, such as cuda.
-        autocast: Precision that the model computes in, None for that of its parameters; parameters and the loss stay
-            float32.
+        dtype: Precision that the model computes in, None for the parameters' own; parameters and the loss stay float32.
     """
 
-    def __init__(self, model: nn.Module, losses: TaskLosses, device_type: str, autocast: torch.dtype | None) -> None:
+    def __init__(self, model: nn.Module, losses: TaskLosses, device_type: str, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.model, self.losses = model, losses
-        self._device_type, self._autocast = device_type, autocast
+        self._device_type, self._dtype = device_type, dtype
 
     def forward(self, batch: Batch) -> tuple[Tensor, Outputs]:
         """Computes the loss of the local batch and the model's outputs."""
@@ -215,5 +215,5 @@ class ModelWithLoss(nn.Module):
 
     def predict(self, batch: Batch) -> Tensor | Predictions:
         """Returns the model's output for a batch."""
-        with torch.autocast(self._device_type, self._autocast, enabled=self._autocast is not None):
+        with autocast(self._device_type, self._dtype):
             return self.model(batch.dense, batch.sparse)

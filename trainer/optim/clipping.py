@@ -1,4 +1,4 @@
-"""Clipping of the dense part's gradients."""
+"""Clipping of gradients: of the dense part by norm or value, of the tables by value."""
 
 from collections.abc import Iterable
 
@@ -25,3 +25,16 @@ def clip(parameters: Iterable[nn.Parameter], config: DenseOptimizerConfig) -> Te
     assert config.max_value is not None
     nn.utils.clip_grad_value_(trained, config.max_value)
     return norm
+
+
+def clamp(gradients: Iterable[Tensor], max_gradient: float | None, world_size: int) -> None:
+    """Clamps each value of the tables' gradients, in place, to a size that does not depend on plan and ranks.
+
+    Args:
+        gradients: This rank's gradients of embeddings, the mean over ranks still to be taken.
+        max_gradient: The largest absolute value; None clamps nothing.
+        world_size: Number of ranks.
+    """
+    if max_gradient is not None:
+        for gradient in gradients:
+            gradient.clamp_(-max_gradient * world_size, max_gradient * world_size)

@@ -1,42 +1,22 @@
 """A plan's prediction of a run beside what the run measured: in run.json, on the console, and as plan.html."""
 
 import json
-import resource
 
 import numpy as np
 import torch
 
-from trainer.core.distributed import DistributedContext, gather_to_all
 from trainer.core.secrets import without_secrets
 from trainer.plan.cluster import Cluster
 from trainer.plan.memory import GIB
 from trainer.plan.page.figures import Figure, Lying
 from trainer.plan.page.html import draw_figures, draw_page
 from trainer.plan.planned import Planned, plan_on
+from trainer.run.step_clock import OTHER, PARTS
 from trainer.training.prediction import Facts, not_needed
 from trainer.training.session import Session
 from trainer.training.sharded_model import build_unsharded_model
-from trainer.training.step_parts import OTHER, PARTS, STEP, StepClock
 
 PAGE = "plan.html"
-
-
-def measure(session: Session, clock: StepClock) -> Facts:
-    """Returns what the ranks measured, `measured` of run.json; nothing if no step was taken. All ranks call it."""
-    of_ranks = gather_to_all((clock.medians(), peak_bytes(session.context)), session.context)
-    times, memory = zip(*of_ranks, strict=True)
-    if not times[0]:
-        return {}
-    slowest = max(times, key=lambda one: one[STEP])
-    parts = {name: slowest[name] for name in (*PARTS, OTHER)}
-    return {"measured": {"step_ms": slowest[STEP], "parts": parts, "memory_bytes": [*memory]}}
-
-
-def peak_bytes(context: DistributedContext) -> int:
-    """Returns this rank's peak memory so far: what a GPU's allocator reserved, or the process's without a GPU."""
-    if context.device.type == "cuda":
-        return torch.cuda.max_memory_reserved()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def conclude(session: Session, measured: Facts) -> None:

@@ -9,25 +9,25 @@ from trainer.checkpoint.store import Checkpoints
 from trainer.core.console import next_commands
 from trainer.core.distributed import broadcast_from_rank0
 from trainer.core.outcome import FAILED, FINISHED_WORD
-from trainer.training.comparison import conclude, measure
+from trainer.training.comparison import conclude
 from trainer.training.session import Session
-from trainer.training.step_parts import StepClock
+from trainer.training.step import TrainingStep
 
 
-def finish(session: Session, step: int, model: nn.Module, clock: StepClock) -> None:
+def finish(session: Session, step: int, training_step: TrainingStep) -> None:
     """Ends training: evaluates the result, and prints the files of the run and the next commands.
 
     Args:
         session: The run.
         step: Steps done.
-        model: Its model, not attached to a training pipeline.
-        clock: The times of its steps.
+        training_step: The pipeline that took them.
 
     Raises:
         Stopped: A signal requested a stop.
         SystemExit: The last step could not be saved.
     """
-    outcome, measured = f"{FINISHED_WORD} at step {step}", measure(session, clock)
+    model = training_step.detach()
+    outcome, measured = f"{FINISHED_WORD} at step {step}", training_step.clock.measured(session.context)
     if reason := session.reason_to_stop(step):
         outcome += f", before {session.order.last_step}: {reason}"
         session.reporter.log(f"step {step:,}  training ends early: {reason}")

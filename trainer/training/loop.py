@@ -8,7 +8,6 @@ from trainer.training.finish import finish
 from trainer.training.resume import Resume
 from trainer.training.session import Session
 from trainer.training.setup import open_session
-from trainer.training.step_parts import TimedStep
 
 
 def train(config: Config, out: str, resume: Resume = "auto") -> None:
@@ -37,7 +36,7 @@ def _train(config: Config, out: str, resume: Resume, context: DistributedContext
 
 def run(session: Session) -> None:
     """Trains from the first step to the last, and evaluates the result."""
-    training_step = TimedStep(session)
+    training_step = session.training_step()
     step, last = session.order.first_step, session.order.last_step
 
     # An evaluation that a stop interrupted is made up for, so that a resumed run has the lines of any other.
@@ -54,4 +53,4 @@ def run(session: Session) -> None:
         if request is Request.STOP:
             session.stop(step)
 
-    finish(session, step, training_step.detach(), training_step.clock)
+    finish(session, step, training_step)

@@ -1,7 +1,7 @@
 """Micro-batches: the dense part computes a local batch in slices, whose gradients add up to those of the whole.
 
-The tables look the whole batch up once and are updated once, as FBGEMM cannot add gradients up: updates by each slice
-would be other steps of any optimizer but SGD, which is what TorchRec's GradientAccumulationWrapper takes.
+The tables look the whole batch up once and are updated once, as FBGEMM cannot accumulate gradients. To update them by
+each slice, as TorchRec's GradientAccumulationWrapper does, gives other weights with any optimizer but SGD.
 """
 
 from contextlib import nullcontext
@@ -16,14 +16,14 @@ from trainer.data.batch import Batch
 from trainer.data.order import Lanes, divides
 from trainer.run.recording import part
 from trainer.training.cut import Cut
-from trainer.training.loss_scale import LossScale
+from trainer.training.nonfinite import LossScale
 
 
 def check_micro_batches(micro_batches: int, lanes: Lanes, world_size: int) -> None:
     """Refuses a number of micro-batches that does not cut a local batch as more ranks would cut it.
 
     Raises:
-        InputError: A micro-batch would have a part of a sample, or parts of several lanes.
+        InputError: A micro-batch would cut a sample, or take slices of several lanes.
     """
     batch, local = lanes.global_batch_size, lanes.global_batch_size // world_size
     if divides(lanes.lanes, world_size * micro_batches, batch):
@@ -37,18 +37,18 @@ def check_micro_batches(micro_batches: int, lanes: Lanes, world_size: int) -> No
     )
 
 
-def forward_in_parts(
-    model: DistributedModelParallel, cut: Cut, parts: list[Batch], loss_scale: LossScale
+def forward_in_slices(
+    model: DistributedModelParallel, cut: Cut, micro_batches: list[Batch], loss_scale: LossScale
 ) -> tuple[Tensor, Tensor]:
-    """Computes a batch part by part, and the gradients of all parts but the last.
+    """Computes a batch slice by slice, and the gradients of all micro-batches but the last.
 
     Returns:
-        The loss of the last part, whose backward is left to do, and that of the whole batch, detached.
+        The loss of the last micro-batch, whose backward is left to do, and the loss of the whole batch, detached.
     """
-    cut.slice_next_batch(len(parts))
-    *others, last = parts
+    cut.slice_next_batch(len(micro_batches))
+    *others, last = micro_batches
     losses = []
-    # DistributedDataParallel averages over ranks at the last part; without dense parameters it is not there.
+    # DistributedDataParallel averages over ranks at the last micro-batch; a model without dense parameters has none.
     with getattr(model._dmp_wrapped_module, "no_sync", nullcontext)():
         for micro_batch in others:
             loss, outputs = model(micro_batch)

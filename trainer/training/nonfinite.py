@@ -1,30 +1,189 @@
-"""Finds where a step's values are no longer finite: the first module, and the samples."""
+"""Steps whose loss or gradients are not finite: the loss scale, the check, skipping a step, finding the samples.
 
-from collections.abc import Callable, Iterator
+The loss scale keeps small gradients of float16 from vanishing. Torch's GradScaler divides gradients after backward, in
+which fused tables are updated already: Adagrad's state would sum squares of scaled gradients, and an overflow could not
+be taken back. Here gradients are divided at the cut.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from trainer.core.distributed import DistributedContext, gather_to_all
+from trainer.config.train import TrainConfig
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
+from trainer.core.errors import InputError
 from trainer.data.batch import Batch
 from trainer.training.cut import Cut
+from trainer.training.sharded_model import ShardedModel
 
+MIN_SCALE = 1.0
 MOST_SAMPLES = 5  # in a message
 
 
+@dataclass
+class StepState:
+    """State that a step leaves to later steps, besides weights and optimizer state; a part of the train state.
+
+    Attributes:
+        skipped: Steps that were skipped since the start of the run.
+        loss_scale: The loss scale; 1 if the loss is not scaled.
+        finite_steps: Steps without an overflow since the scale last changed.
+    """
+
+    skipped: int = 0
+    loss_scale: float = 1.0
+    finite_steps: int = 0
+
+    def report(self, scales_loss: bool) -> dict[str, float]:
+        """Returns the loss scale if the loss is scaled, and the number of skipped steps if there are any."""
+        scale = {"loss_scale": self.loss_scale} if scales_loss else {}
+        return scale | ({"skipped_steps": self.skipped} if self.skipped else {})
+
+
+def start_state(config: TrainConfig, saved: dict[str, Any] | None) -> StepState:
+    """Returns the state that training starts from: the state in a checkpoint, or a fresh one."""
+    return StepState(**saved) if saved else StepState(loss_scale=config.first_loss_scale)
+
+
+class LossScale:
+    """The dynamic loss scale: grows after many steps without an overflow, and shrinks at every overflow.
+
+    The rule is that of torch.amp.GradScaler, except for the least scale: the scale does not cause an overflow at 1.
+
+    Args:
+        config: Whether the loss is scaled, and by what rule.
+        state: Holds the scale.
+    """
+
+    def __init__(self, config: TrainConfig, state: StepState) -> None:
+        self.active, self._config, self._state = config.scales_loss, config.loss_scale, state
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Returns the loss to call backward of."""
+        return loss * self._state.loss_scale if self.active else loss
+
+    def unscale(self, gradients: Iterable[Tensor]) -> bool:
+        """Divides gradients by the scale, in place, and returns whether they are finite on all ranks."""
+        return all_finite(gradients, 1.0 / self._state.loss_scale)
+
+    @property
+    def is_least(self) -> bool:
+        """Whether the scale cannot shrink."""
+        return self._state.loss_scale <= MIN_SCALE
+
+    def update(self, finite: bool) -> None:
+        """Chooses the scale of the next step; `finite` is whether this one had no overflow."""
+        if not self.active:
+            return
+        config, state = self._config, self._state
+        state.finite_steps = state.finite_steps + 1 if finite else 0
+        if not finite:
+            state.loss_scale = max(MIN_SCALE, state.loss_scale * config.backoff_factor)
+        elif state.finite_steps == config.growth_interval:
+            state.loss_scale, state.finite_steps = state.loss_scale * config.growth_factor, 0
+
+
+class FiniteCheck:
+    """The check of a step between its gradients and its updates; does nothing if nothing asks for it.
+
+    Args:
+        model: The model.
+        config: What a step that is not finite leads to.
+        context: This process among the ranks.
+        loss_scale: What the gradients have to be divided by.
+        state: Counts the skipped steps.
+        locate: Returns where a sample is in the files, by a step and a position in its global batch.
+    """
+
+    def __init__(
+        self,
+        model: ShardedModel,
+        config: TrainConfig,
+        context: DistributedContext,
+        loss_scale: LossScale,
+        state: StepState,
+        locate: Callable[[int, int], str],
+    ) -> None:
+        self._model, self._config, self._context = model, config, context
+        self._loss_scale, self._state, self._locate = loss_scale, state, locate
+        self._active = loss_scale.active or config.nonfinite != "ignore"
+        self._buffers: list[tuple[Tensor, Tensor]] = []
+
+    def before_forward(self) -> None:
+        """Copies what forward itself changes, such as the running means of batch normalization."""
+        if self._active:
+            self._buffers = [(buffer, buffer.clone()) for buffer in self._model.model.buffers()]
+
+    def passes(self, loss: Tensor) -> bool:
+        """Divides the gradients by the loss scale and returns whether they and the loss are finite, on all ranks."""
+        if not self._active:
+            return True
+        dense = [weight.grad for weight in self._model.optimizers.dense_parameters if weight.grad is not None]
+        finite = self._loss_scale.unscale([*dense, *self._model.cut.gradients, loss.clone()])
+        if finite:
+            self._loss_scale.update(finite)
+        return finite
+
+    def skip(self, step: int, batch: Batch) -> None:
+        """Leaves model and optimizers as they were before the step.
+
+        Raises:
+            InputError: The configuration does not let such a step be skipped.
+            SystemExit: The same, on the other ranks.
+        """
+        # The loss scale looks for overflows, until the scale is too low to cause one.
+        if self._config.nonfinite != "skip" and (self._loss_scale.is_least or not self._loss_scale.active):
+            self._refuse(step, batch)
+        for buffer, before in self._buffers:
+            buffer.copy_(before)
+        self._model.cut.end()
+        self._state.skipped += 1
+        self._loss_scale.update(finite=False)
+
+    def _refuse(self, step: int, batch: Batch) -> None:
+        where = partial(self._locate, step)
+        micro_batches = batch.split(self._config.micro_batches)
+        found = explain(self._model.model, self._model.cut, micro_batches, self._context, where)
+
+        def refuse() -> None:
+            raise InputError(
+                f"step {step}: {found}; train.nonfinite is '{self._config.nonfinite}': look at these samples, lower "
+                "the learning rates, or use 'skip' to leave such steps out"
+            )
+
+        broadcast_from_rank0(self._context, refuse)
+
+
+def all_finite(tensors: Iterable[Tensor], factor: float = 1.0) -> bool:
+    """Multiplies tensors by a factor, in place, and returns whether they are finite on all ranks."""
+    kinds: dict[torch.dtype, list[Tensor]] = defaultdict(list)  # the kernel takes tensors of one type
+    for tensor in tensors:
+        kinds[tensor.dtype].append(tensor)
+    device = next(iter(kinds.values()))[0].device
+    found, factors = torch.zeros(1, device=device), torch.full((1,), factor, device=device)
+    for same in kinds.values():
+        torch._amp_foreach_non_finite_check_and_unscale_(same, found, factors)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return not found.item()
+
+
 @dataclass(frozen=True)
-class Finding:
-    """What one rank found.
+class NonfiniteValues:
+    """The values of one rank that are not finite.
 
     Attributes:
         forward: The first output of the model that is not finite; empty if all are.
-        backward: The first gradient that is not.
-        positions: Samples of the global batch that values belong to which are not finite.
+        backward: The first gradient that is not finite; empty if all are.
+        positions: Samples of the global batch whose embeddings or gradients are not finite.
     """
 
     forward: str
@@ -35,24 +194,24 @@ class Finding:
 def explain(
     model: DistributedModelParallel,
     cut: Cut,
-    parts: list[Batch],
+    micro_batches: list[Batch],
     context: DistributedContext,
     where: Callable[[int], str],
 ) -> str:
-    """Returns what is not finite in the step in progress, by any rank's findings; to be called on all ranks.
+    """Returns what is not finite in the step in progress, on any rank; all ranks have to call it.
 
     Args:
         model: The model, not yet updated.
-        cut: Its cut, where the embeddings of the batch still are.
-        parts: The local batch, in the slices that it was computed in.
+        cut: Its cut, which still holds the embeddings of the batch.
+        micro_batches: The local batch, in the slices that the step computed.
         context: This process among the ranks.
         where: Returns where a sample is in the files, by its position in the global batch.
     """
-    found = gather_to_all(_search(model.module, cut, parts, context), context)
-    culprit = next((one.forward for one in found if one.forward), None) or next(
-        (one.backward for one in found if one.backward), "a gradient"
+    of_ranks = gather_to_all(_search(model.module, cut, micro_batches, context), context)
+    culprit = next((found.forward for found in of_ranks if found.forward), None) or next(
+        (found.backward for found in of_ranks if found.backward), "a gradient"
     )
-    positions = sorted(position for one in found for position in one.positions)
+    positions = sorted(position for found in of_ranks for position in found.positions)
     samples = "; ".join(f"position {position}, {where(position)}" for position in positions[:MOST_SAMPLES])
     if not positions:
         return f"{culprit} is not finite"
@@ -60,14 +219,15 @@ def explain(
     return f"{culprit} is not finite; samples of the batch: {samples}{more}"
 
 
-def _search(model: nn.Module, cut: Cut, parts: list[Batch], context: DistributedContext) -> Finding:
-    first = context.rank * sum(len(part.labels) for part in parts)
-    positions = sorted({first + row for row in _bad_rows(cut)})
-    return Finding(_first_tables(cut) or _first_module(model, cut, parts), _first_gradient(model, cut), positions)
+def _search(model: nn.Module, cut: Cut, micro_batches: list[Batch], context: DistributedContext) -> NonfiniteValues:
+    first = context.rank * sum(len(batch.labels) for batch in micro_batches)
+    positions = sorted({first + row for row in _nonfinite_rows(cut)})
+    forward = _first_tables(cut) or _first_module(model, cut, micro_batches)
+    return NonfiniteValues(forward, _first_gradient(model, cut), positions)
 
 
-def _bad_rows(cut: Cut) -> Iterator[int]:
-    """Yields this rank's samples whose embeddings, or the gradients of these, are not finite."""
+def _nonfinite_rows(cut: Cut) -> Iterator[int]:
+    """Yields the local samples whose embeddings, or their gradients, are not finite."""
     for embeddings in cut.embeddings:
         for leaf, samples in embeddings.rows_with_samples():
             for values in (leaf, leaf.grad):
@@ -85,9 +245,9 @@ def _first_tables(cut: Cut) -> str:
     return ""
 
 
-def _first_module(model: nn.Module, cut: Cut, parts: list[Batch]) -> str:
+def _first_module(model: nn.Module, cut: Cut, micro_batches: list[Batch]) -> str:
     """Computes the batch again and returns the first module whose output is not finite."""
-    # Modules inside the losses of the tasks have names that say nothing to a user.
+    # The names of modules inside the tasks' losses say nothing to a user.
     names = {module: "" if name.startswith("losses") else name for name, module in model.named_modules()}
     found = []
 
@@ -97,11 +257,11 @@ def _first_module(model: nn.Module, cut: Cut, parts: list[Batch]) -> str:
             found.append(names.get(module, type(module).__name__))
 
     cut.serve_again()
-    hook = register_module_forward_hook(check)  # a module is called after those inside it
+    hook = register_module_forward_hook(check)  # a module is called after the modules inside it
     try:
         with torch.no_grad():
-            for part in parts:
-                model(part)
+            for batch in micro_batches:
+                model(batch)
     finally:
         hook.remove()
     return "" if not found else f"the output of module '{found[0]}'" if found[0] else "the loss"

@@ -12,9 +12,9 @@ from trainer.plan.fitting import problem_of
 from trainer.plan.memory_model import RankMemory
 from trainer.plan.statistics import with_statistics
 from trainer.plan.step_time import StepTime, time_of_plan
+from trainer.run.step_clock import BACKWARD, FORWARD, IDS, OTHER
 from trainer.training.session import Session
 from trainer.training.sharded_model import build_unsharded_model
-from trainer.training.step_parts import BACKWARD, FORWARD, IDS, OTHER
 
 Facts = dict[str, Any]
 FORWARD_OF_DENSE = 1 / 3  # of its products: backward takes twice as many

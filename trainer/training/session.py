@@ -9,12 +9,18 @@ from typing import Any, NoReturn
 from torch import nn
 
 from trainer.checkpoint.saver import Saver
+from trainer.checkpoint.store import Checkpoint
 from trainer.config.root import Config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.outcome import SAVED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.batch import Batch
+from trainer.data.catalogue import Catalogue
+from trainer.data.dataset import FileSet
+from trainer.data.loader import Loader
+from trainer.data.locate import locate
+from trainer.data.order import Lanes
 from trainer.data.vocabulary import fingerprints
 from trainer.run.histograms import Histograms
 from trainer.run.preemption import Request, Stopped, StopRequests
@@ -23,10 +29,50 @@ from trainer.run.recording import part
 from trainer.run.reporter import Reporter, StallTimer
 from trainer.run.watchdog import Watchdog
 from trainer.training.evaluate import Evaluator
-from trainer.training.phases import ClaimedRun, EpochOrder
+from trainer.training.nonfinite import StepState
 from trainer.training.sharded_model import ShardedModel
-from trainer.training.step_state import StepResult, StepState
+from trainer.training.step import StepResult, TrainingStep
 from trainer.training.stop_early import reason_to_stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimedRun:
+    """A run directory that this job alone writes to.
+
+    Attributes:
+        config: The configuration.
+        context: This process among the ranks.
+        directory: The run directory.
+        start: The checkpoint to resume from; None for a start from scratch.
+        verify_seconds: Time that finding and verifying it took.
+    """
+
+    config: Config
+    context: DistributedContext
+    directory: RunDirectory
+    start: Checkpoint | None
+    verify_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochOrder:
+    """The order in which a run trains on its samples.
+
+    Attributes:
+        files: The training data.
+        lanes: The samples of every step.
+        loader: This rank's batches.
+        catalogue: All items; None without data.catalogue.
+        first_step: Steps done before.
+        last_step: The step that training ends with.
+    """
+
+    files: FileSet
+    lanes: Lanes
+    loader: Loader
+    catalogue: Catalogue | None
+    first_step: int
+    last_step: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +91,7 @@ class Session:
         batches: The batches to train on, in order.
         stop_requests: Signals that request a stop.
         watchdog: Reports a rank that is stuck.
-        step_state: What steps leave to those after them.
+        step_state: State that a step leaves to later steps.
     """
 
     claimed: ClaimedRun
@@ -75,6 +121,11 @@ class Session:
     def directory(self) -> RunDirectory:
         """The run directory."""
         return self.claimed.directory
+
+    def training_step(self) -> TrainingStep:
+        """Returns the pipeline that takes the steps of this run."""
+        where = partial(locate, self.order.files, self.config.data, self.order.lanes, self.config.train.seed)
+        return TrainingStep(self.model, self.config, self.context, self.step_state, where)
 
     def record(self, step: int, result: StepResult) -> None:
         """Records a step's loss, samples and time, and what else is to be recorded of it."""

@@ -1,39 +1,43 @@
 """Sets a training run up in four phases: claim its directory, plan its epochs, build its model, fill the model."""
 
 import json
+import shlex
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from trainer.checkpoint.restore import restore
+from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.store import Checkpoint, Checkpoints
-from trainer.config.root import Config
+from trainer.config.root import Config, to_toml
 from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
+from trainer.data.dataset import FileSet
 from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives
+from trainer.data.order import Lanes, check_lanes, default_lanes
 from trainer.data.selected_files import find_training_files
 from trainer.metrics.checks import check_metrics, check_watched_metrics
+from trainer.models.losses_over_samples import check_units
 from trainer.run.histograms import Histograms
-from trainer.run.lock import locked
+from trainer.run.lock import RunLock, locked
 from trainer.run.preemption import stop_on_signals
-from trainer.run.profile_requests import profile_requests
-from trainer.run.profiler import check_profile
-from trainer.run.reporter import StallTimer
+from trainer.run.profile_requests import ProfileRequests, profile_requests
+from trainer.run.profiler import Profiler, check_profile
+from trainer.run.provenance import describe_run, digest
+from trainer.run.reporter import Reporter, StallTimer
 from trainer.run.watchdog import watched
-from trainer.training.announce import announce
 from trainer.training.evaluate import Evaluator, open_catalogue
 from trainer.training.finetune import finetune
-from trainer.training.lanes import plan_lanes
-from trainer.training.loss_scale import start_state
-from trainer.training.phases import ClaimedRun, EpochOrder
-from trainer.training.recorders import open_profiler, open_reporter, open_saver
-from trainer.training.resume import Resume, check_saved_before, find_start, open_run
-from trainer.training.session import Session
+from trainer.training.micro_batches import check_micro_batches
+from trainer.training.nonfinite import start_state
+from trainer.training.prediction import predict
+from trainer.training.resume import Resume, check_saved_before, check_start, find_start, open_run
+from trainer.training.session import ClaimedRun, EpochOrder, Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
 
 
@@ -62,8 +66,8 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         evaluator = Evaluator(config, context, order.catalogue)
         model = build_sharded_model(config, context, order.lanes)
         origin = restore_or_finetune(claimed, model, order)
-        reporter = open_reporter(claimed, order)
-        with open_saver(claimed, order, lock, reporter) as saver:
+        reporter = _open_reporter(claimed, order)
+        with _open_saver(claimed, order, lock, reporter) as saver:
             session = Session(
                 claimed=claimed,
                 order=order,
@@ -72,7 +76,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
                 saver=saver,
                 reporter=reporter,
                 histograms=Histograms(config.report.histograms_every_steps, context),
-                profiler=open_profiler(claimed, order, requests, reporter),
+                profiler=_open_profiler(claimed, order, requests, reporter),
                 batches=StallTimer(
                     model.managed.batches(order.loader.batches(order.first_step, order.last_step), order.first_step)
                 ),
@@ -82,7 +86,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
                     config.train, claimed.start.train_state.get("step_state") if claimed.start else None
                 ),
             )
-            announce(session, origin)
+            _announce(session, origin)
             yield session
 
 
@@ -101,6 +105,17 @@ def claim_run(config: Config, directory: RunDirectory, resume: Resume, context: 
     return ClaimedRun(config=config, context=context, directory=directory, start=start, verify_seconds=verify_seconds)
 
 
+def _remove_leftovers(checkpoints: Checkpoints) -> None:
+    try:
+        for name in checkpoints.remove_leftovers():
+            print(f"checkpoint {name} was never committed; its files are deleted", flush=True)
+    except OSError as error:
+        print(
+            f"the files of a checkpoint that was never committed cannot be deleted: {without_secrets(error)}",
+            flush=True,
+        )
+
+
 def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedContext) -> EpochOrder:
     """Finds the training data and decides the order of its samples, from the first step to the last.
 
@@ -108,7 +123,7 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
         InputError: The data cannot be used, changed since the checkpoint, or cannot be split over so many ranks.
     """
     files = broadcast_when_done(context, lambda: find_training_files(config.data, config.train.seed))
-    lanes = plan_lanes(config, files, start, context)
+    lanes = _plan_lanes(config, files, start, context)
     first_step = start.step if start else 0
     last_step = config.train.steps if config.train.steps is not None else (config.train.epochs or 0) * lanes.steps
     if start and first_step > last_step:
@@ -124,6 +139,29 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
     return EpochOrder(
         files=files, lanes=lanes, loader=loader, catalogue=catalogue, first_step=first_step, last_step=last_step
     )
+
+
+def _plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context: DistributedContext) -> Lanes:
+    """Returns the lanes of a run; one that is resumed keeps those of its checkpoint.
+
+    Raises:
+        InputError: Lanes, batches and ranks do not divide one another, or the checkpoint is of other data.
+    """
+    # A resumed run keeps its lanes, whatever its number of ranks, and with them its order of samples.
+    recorded = start.train_state["lanes"] if start else default_lanes(context.world_size)
+    number = config.data.lanes or recorded
+    check_lanes(number, context.world_size, config.data.global_batch_size)
+    lanes = Lanes(files.rows, number, config.data.global_batch_size, config.data.last_batch == "keep")
+    if lanes.steps == 0:
+        raise InputError(
+            f"data.global_batch_size is {lanes.global_batch_size}, more than the {plural(files.rows, 'sample')} to "
+            "train on, and data.last_batch is 'drop'; use a smaller batch or 'keep'"
+        )
+    check_micro_batches(config.train.micro_batches, lanes, context.world_size)
+    check_units(config.named_tasks(), lanes, context.world_size, config.train.micro_batches)
+    if start:
+        check_start(start, number, config, files)
+    return lanes
 
 
 def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOrder) -> dict[str, Any]:
@@ -156,12 +194,97 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
     return {"restore_seconds": round(seconds, 3), **finetuned}
 
 
-def _remove_leftovers(checkpoints: Checkpoints) -> None:
+def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
+    """Opens the reports of a run, which continue those up to its checkpoint."""
+    running = claimed.start.train_state["running"] if claimed.start else None
+    return Reporter(
+        claimed.directory, claimed.config.report, claimed.context, order.last_step, order.first_step, running
+    )
+
+
+def _open_profiler(claimed: ClaimedRun, order: EpochOrder, requests: ProfileRequests, reporter: Reporter) -> Profiler:
+    """Opens the profiler of a run."""
+    return Profiler(
+        claimed.directory,
+        claimed.config.report.profile,
+        requests,
+        claimed.context,
+        order.first_step,
+        order.last_step,
+        reporter.log,
+    )
+
+
+@contextmanager
+def _open_saver(claimed: ClaimedRun, order: EpochOrder, lock: RunLock, reporter: Reporter) -> Iterator[Saver]:
+    """Opens the saver of a run, which looks at the lock before each commit, and waits for its last save."""
+    saver = Saver(
+        Checkpoints(claimed.directory),
+        claimed.config.checkpoint,
+        claimed.context,
+        order.first_step,
+        reporter.log,
+        reporter.evaluations,
+        lock.check,
+    )
     try:
-        for name in checkpoints.remove_leftovers():
-            print(f"checkpoint {name} was never committed; its files are deleted", flush=True)
-    except OSError as error:
-        print(
-            f"the files of a checkpoint that was never committed cannot be deleted: {without_secrets(error)}",
-            flush=True,
-        )
+        yield saver
+    except Exception:
+        # The ranks save together, so none may leave before; the error is told instead of one of the save.
+        with suppress(Exception, SystemExit):
+            saver.wait()
+        raise
+    saver.close()
+
+
+def _announce(session: Session, origin: dict[str, Any]) -> None:
+    """Prints the plan and the facts of the run, and writes config.toml, plan.json and run.json.
+
+    Only here, since an attempt that is refused must leave the files of an earlier one as they are.
+
+    Args:
+        session: The run.
+        origin: Facts for run.json about the weights that training starts from; none for a start from scratch.
+    """
+    model, log = session.model, session.reporter.log
+    if session.context.is_rank0:
+        facts = {
+            "plan": digest(model.plan_json),
+            "data": session.order.files.fingerprint,
+            "lanes": session.order.lanes.lanes,
+            "communication_bytes_per_step": model.communication_bytes,
+            **origin,
+            **predict(session),
+            **_measured_before(session),
+            "state": "running",
+        }
+        session.directory.write("config.toml", to_toml(session.config))
+        session.directory.write_json("plan.json", model.plan_json)
+        session.directory.write_json("run.json", describe_run(session.context, **facts))
+    log(f"{model.plan_table}\n")
+    log(
+        f"{plural(session.order.files.rows, 'sample')} in {plural(len(session.order.files.files), 'file')}, "
+        f"{plural(session.order.lanes.steps, 'step')} per epoch, "
+        f"{plural(session.context.world_size, 'rank')} on {session.context.device.type}"
+    )
+    log(f"communication volume per step: {_communication(session)}")
+    if start := session.claimed.start:
+        log(f"resumed after step {start.step:,} from {start.url}, restored in {origin['restore_seconds']:.1f} s")
+    url = session.directory.url
+    log(f"run directory {url}; watch: torchx run tools.tensorboard --logdir {shlex.quote(url)}\n")
+
+
+def _measured_before(session: Session) -> dict[str, Any]:
+    """Returns what a run that is complete already has measured."""
+    earlier = json.loads(session.directory.read("run.json") or "{}")
+    is_complete = session.order.first_step >= session.order.last_step
+    return {"measured": earlier["measured"]} if is_complete and "measured" in earlier else {}
+
+
+def _communication(session: Session) -> str:
+    volume, comms = session.model.communication_bytes, session.config.comms
+    saved = f"; {volume['fp32'] / 2**20:,.2f} in fp32"
+    return ", ".join(
+        f"{direction} {volume[direction] / 2**20:,.2f} MiB ({precision}{saved if precision != 'fp32' else ''})"
+        for direction, precision in (("forward", comms.forward), ("backward", comms.backward))
+    )

@@ -16,6 +16,7 @@ from trainer.data.batch import Batch
 from trainer.data.order import Lanes
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import table_of_weight, table_shapes
+from trainer.models.precision import DTYPES, allow_tf32
 from trainer.models.tasks import ModelWithLoss
 from trainer.models.weighting import Pareto
 from trainer.optim.averages import Averages
@@ -32,7 +33,6 @@ from trainer.plan.report import render_plan
 from trainer.plan.sharding import shard, sharders
 from trainer.training.cut import Cut, CutSequences, CutTables, needs_cut
 from trainer.training.managed_ids import ManagedIds, check_managed
-from trainer.training.precision import AUTOCAST, allow_tf32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def build_unsharded_model(config: Config, device: torch.device, lanes: Lanes | N
     check_planner(config.data, config.planner)
     torch.manual_seed(config.train.seed)  # for the dense part; tables are initialized when they are sharded
     samples_per_lane = lanes.samples_per_step if lanes else 0
-    model = build_model_with_loss(config, device, AUTOCAST[config.train.precision], samples_per_lane)
+    model = build_model_with_loss(config, device, DTYPES[config.train.precision], samples_per_lane)
     freeze(model, config.optimizer.dense.frozen)
     fuse(model, config.optimizer)
     return model

@@ -1,21 +1,44 @@
 """One optimizer step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline import TrainPipelineContext, TrainPipelineSparseDist
 
+from trainer.config.root import Config
+from trainer.core.distributed import DistributedContext
 from trainer.data.batch import Batch
-from trainer.optim.clipping import clip
+from trainer.optim.clipping import clamp, clip
 from trainer.run.recording import part
-from trainer.training.loss_scale import LossScale
-from trainer.training.micro_batches import forward_in_parts
-from trainer.training.overflow import OverflowCheck
+from trainer.run.step_clock import BACKWARD, DATA, FORWARD, IDS, StepClock
+from trainer.training.micro_batches import forward_in_slices
+from trainer.training.nonfinite import FiniteCheck, LossScale, StepState
 from trainer.training.row_resets import RowResets
-from trainer.training.session import Session
-from trainer.training.step_state import StepResult
+from trainer.training.sharded_model import ShardedModel
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A step that was taken, or skipped.
+
+    Attributes:
+        loss: This rank's loss, a detached scalar, to be averaged over ranks.
+        skipped: Whether nothing was updated, as the loss or a gradient was not finite.
+        gradient_norm: Norm of the dense part's gradients before they were clipped; None without clipping.
+    """
+
+    loss: Tensor
+    skipped: bool = False
+    gradient_norm: Tensor | None = None
+
+    @property
+    def means(self) -> dict[str, Tensor]:
+        """The values that are reported as means over the steps that were taken."""
+        norm = {} if self.gradient_norm is None else {"gradient_norm": self.gradient_norm}
+        return {} if self.skipped else {"loss": self.loss, **norm}
 
 
 class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
@@ -28,44 +51,112 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
     embeddings, FusedSparseDist needs CUDA, and Prefetch a cache in front of tables in host memory.
 
     Args:
-        session: The run.
+        model: The sharded model and its optimizers.
+        config: The configuration.
+        context: This process among the ranks.
+        state: State that a step leaves to later steps.
+        locate: Returns where a sample is in the files, by a step and a position in its global batch.
 
     Attributes:
-        skipped: Whether the latest step was skipped.
-        gradient_norm: Norm of its dense gradients before they were clipped; None where they were not.
+        clock: The times of the parts.
     """
 
-    def __init__(self, session: Session) -> None:
-        model, config, context = session.model, session.config, session.context
+    def __init__(
+        self,
+        model: ShardedModel,
+        config: Config,
+        context: DistributedContext,
+        state: StepState,
+        locate: Callable[[int, int], str],
+    ) -> None:
         super().__init__(model.model, model.optimizers.combined, context.device, custom_model_fwd=self._forward)
         self._model_with_loss, self._optimizers = model.model, model.optimizers
-        self._cut, self._averages = model.cut, model.averages
+        self._cut, self._averages, self._managed = model.cut, model.averages, model.managed
         self._micro_batches, self._optim = config.train.micro_batches, config.optimizer
-        self._world_size, self._step_state = context.world_size, session.step_state
-        self._loss_scale = LossScale(config.train, self._step_state)
-        self._overflow = OverflowCheck(session, self._loss_scale)
-        self._managed = model.managed
+        self._world_size, self._step_state = context.world_size, state
+        self._loss_scale = LossScale(config.train, state)
+        self._finite = FiniteCheck(model, config.train, context, self._loss_scale, state, locate)
         self._reset = RowResets(model.tensors, config.optimizer, config.train.seed)
         self._step, self._loss = 0, torch.zeros(())
-        self.skipped = False
-        self.gradient_norm: Tensor | None = None
+        self._skipped = False
+        self._gradient_norm: Tensor | None = None
+        self.clock = StepClock(context.device)
 
     def take(self, step: int, batches: Iterator[Batch]) -> StepResult:
         """Takes a step on the next batch.
 
         Args:
             step: Its number; the first is 1.
-            batches: This rank's batches; up to two beyond this step's are taken from it, to be distributed ahead.
+            batches: This rank's batches; up to two later batches are taken as well, to be distributed ahead.
 
         Raises:
             InputError: The loss or a gradient is not finite, and the configuration makes that an error.
         """
+        self.clock.begin_step()
         # Before `progress`, which begins with zero_grad: fused kernels get their rates there.
         with part("rates"):
             self._optimizers.set_rates(step, self._step_state.skipped)
         self._step = step
         loss = self.progress(batches)
-        return StepResult(loss, self.skipped, self.gradient_norm)
+        return StepResult(loss, self._skipped, self._gradient_norm)
+
+    def enqueue_batch(self, dataloader_iter: Iterator[Batch]) -> bool:
+        """Waits for a batch, and begins to copy it to the device."""
+        with self.clock.part(DATA):
+            return super().enqueue_batch(dataloader_iter)
+
+    def start_sparse_data_dist(self, batch: Batch | None, context: TrainPipelineContext) -> None:
+        """Begins to exchange the ids of the next batch."""
+        with self.clock.part(IDS):
+            super().start_sparse_data_dist(batch, context)
+
+    def wait_sparse_data_dist(self, context: TrainPipelineContext) -> None:
+        """Waits for the numbers of these ids."""
+        with self.clock.part(IDS):
+            super().wait_sparse_data_dist(context)
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Computes the loss, and the gradients of all micro-batches but the last."""
+        with self.clock.part(FORWARD):
+            self._managed.begin(self._step, self._reset)
+            self._finite.before_forward()
+            if self._micro_batches == 1:
+                loss, outputs = self._model_with_loss(batch)
+                self._loss = outputs.loss
+            else:
+                slices = batch.split(self._micro_batches)
+                loss, self._loss = forward_in_slices(self._model_with_loss, self._cut, slices, self._loss_scale)
+            return loss, self._loss
+
+    def _backward(self, losses: Tensor) -> None:
+        """Computes gradients; without a cut the tables are updated inside, by their fused optimizers."""
+        with self.clock.part(BACKWARD), part("backward"):
+            self._loss_scale.scale(losses).backward()
+
+    def _optimizer_step(self) -> None:
+        """Updates tables and dense part, or neither."""
+        with self.clock.part(BACKWARD), part("optimizer"):
+            self._skipped, self._gradient_norm = not self._finite.passes(self._loss), None
+            if self._skipped:
+                batch = self.batches[0]
+                assert batch is not None
+                self._finite.skip(self._step, batch)
+            else:
+                self._update()
+
+    def _update(self) -> None:
+        self._gradient_norm = clip(self._optimizers.dense_parameters, self._optim.dense)
+        clamp(self._cut.gradients, self._optim.sparse.max_gradient, self._world_size)
+        with part("table update"):
+            self._cut.backward()
+        self._optimizers.combined.step()
+        if self._averages:
+            self._averages.update()
+
+    def detach(self) -> nn.Module:
+        """Ends the step and returns the model to evaluate; an evaluation is no part of a step."""
+        self.clock.end_step()
+        return super().detach()
 
     def attach(self, model: nn.Module | None = None, sparse_dist: bool = False) -> None:
         """Goes on after `detach` with the ids of the next batch, which are distributed already.
@@ -73,40 +164,3 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         TorchRec's default is to distribute them anew, which leaves it without the numbers of ids in sequences.
         """
         super().attach(model, sparse_dist)
-
-    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Computes the loss and, of all micro-batches but the last, the gradients."""
-        self._managed.begin(self._step, self._reset)
-        self._overflow.before_forward()
-        if self._micro_batches == 1:
-            loss, outputs = self._model_with_loss(batch)
-            self._loss = outputs.loss
-        else:
-            parts = batch.split(self._micro_batches)
-            loss, self._loss = forward_in_parts(self._model_with_loss, self._cut, parts, self._loss_scale)
-        return loss, self._loss
-
-    def _backward(self, losses: Tensor) -> None:
-        """Computes gradients; without a cut the tables are updated inside, by their fused optimizers."""
-        with part("backward"):
-            self._loss_scale.scale(losses).backward()
-
-    def _optimizer_step(self) -> None:
-        """Updates tables and dense part, or neither."""
-        with part("optimizer"):
-            self.skipped, self.gradient_norm = not self._overflow.passes(self._loss), None
-            if self.skipped:
-                batch = self.batches[0]
-                assert batch is not None
-                self._overflow.skip(self._step, batch)
-            else:
-                self._update()
-
-    def _update(self) -> None:
-        self.gradient_norm = clip(self._optimizers.dense_parameters, self._optim.dense)
-        self._cut.clamp(self._optim.sparse.max_gradient, self._world_size)
-        with part("table update"):
-            self._cut.backward()
-        self._optimizers.combined.step()
-        if self._averages:
-            self._averages.update()

@@ -5,19 +5,24 @@ import torch
 from trainer.config.train import TrainConfig
 from trainer.core.errors import InputError
 
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(device_type: str, dtype: torch.dtype | None) -> torch.autocast:
+    """Returns a block that computes in a precision; None: in the precision of the parameters."""
+    return torch.autocast(device_type, dtype, enabled=dtype is not None)
 
 
 def allow_tf32(config: TrainConfig, device: torch.device) -> None:
     """Lets float32 products be computed from factors rounded to TF32, if the configuration allows it.
 
     Raises:
-        InputError: It does, but there is no GPU.
+        InputError: The configuration allows it, but there is no GPU.
     """
     if not config.tf32:
         return
     if device.type != "cuda":
         raise InputError("train.tf32 is true, but this machine has no GPU, and a CPU has no TF32; leave it out")
-    # Not by `allow_tf32`, the older switch: to read it once these are set is an error.
+    # Not by `allow_tf32`, the older switch: reading it once these are set is an error.
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     torch.backends.cudnn.conv.fp32_precision = "tf32"  # pyrefly: ignore[missing-attribute]

@@ -1,5 +1,6 @@
-"""The time of a step's parts, beside what a plan predicts."""
+"""The clock of a step: the time of its parts, and the peak memory, for `measured` in run.json."""
 
+import resource
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -8,13 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torchrec.distributed.train_pipeline import TrainPipelineContext
 
-from trainer.data.batch import Batch
-from trainer.training.session import Session
-from trainer.training.step import TrainingStep
-from trainer.training.step_state import StepResult
+from trainer.core.distributed import DistributedContext, gather_to_all
 
 STEP, DATA, IDS, FORWARD, BACKWARD, OTHER = (
     "step",
@@ -46,12 +42,12 @@ class StepClock:
         self._parts: list[tuple[str, Any, Any]] = []
 
     def begin_step(self) -> None:
-        """Begins a step, which is when the one before it ends."""
+        """Ends the step before and begins a step."""
         self.end_step()
         self._begun, self._parts = self._now(), []
 
     def end_step(self) -> None:
-        """Ends the step under way, if there is one; what follows until the next begins counts for none."""
+        """Ends the step under way, if there is one; the time until the next step begins counts for no step."""
         if self._begun is not None:
             self._steps.append([(STEP, self._begun, self._now()), *self._parts])
             self._begun, self._taken = None, self._taken + 1
@@ -63,13 +59,22 @@ class StepClock:
         yield
         self._parts.append((name, begun, self._now()))
 
-    def medians(self) -> dict[str, float]:
+    def measured(self, context: DistributedContext) -> dict[str, Any]:
+        """Returns what the ranks measured, `measured` of run.json; nothing if no step was taken. All ranks call it."""
+        times, memory = zip(*gather_to_all((self._medians(), peak_bytes(context)), context), strict=True)
+        if not times[0]:
+            return {}
+        slowest = max(times, key=lambda of_rank: of_rank[STEP])
+        parts = {name: slowest[name] for name in (*PARTS, OTHER)}
+        return {"measured": {"step_ms": slowest[STEP], "parts": parts, "memory_bytes": [*memory]}}
+
+    def _medians(self) -> dict[str, float]:
         """Returns the median milliseconds of a step and of its parts after the warm-up; empty without a step."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         warm_up = min(WARM_UP, self._taken // 2) - (self._taken - len(self._steps))
-        times = [self._milliseconds(one) for one in [*self._steps][max(0, warm_up) :]]
-        return {name: float(np.median([one[name] for one in times])) for name in times[0]} if times else {}
+        times = [self._milliseconds(step) for step in [*self._steps][max(0, warm_up) :]]
+        return {name: float(np.median([step[name] for step in times])) for name in times[0]} if times else {}
 
     def _milliseconds(self, step: list[tuple[str, Any, Any]]) -> dict[str, float]:
         times = dict.fromkeys((STEP, *PARTS), 0.0)
@@ -85,53 +90,8 @@ class StepClock:
         return event
 
 
-class TimedStep(TrainingStep):
-    """A training step with the times of its parts.
-
-    Args:
-        session: The run.
-
-    Attributes:
-        clock: The times.
-    """
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self.clock = StepClock(session.context.device)
-
-    def take(self, step: int, batches: Iterator[Batch]) -> StepResult:
-        """Takes a step on the next batch."""
-        self.clock.begin_step()
-        return super().take(step, batches)
-
-    def detach(self) -> nn.Module:
-        """Ends the step; an evaluation that follows is no part of one."""
-        self.clock.end_step()
-        return super().detach()
-
-    def enqueue_batch(self, dataloader_iter: Iterator[Batch]) -> bool:
-        """Waits for a batch, and begins to copy it to the device."""
-        with self.clock.part(DATA):
-            return super().enqueue_batch(dataloader_iter)
-
-    def start_sparse_data_dist(self, batch: Batch | None, context: TrainPipelineContext) -> None:
-        """Begins to exchange the ids of the next batch."""
-        with self.clock.part(IDS):
-            super().start_sparse_data_dist(batch, context)
-
-    def wait_sparse_data_dist(self, context: TrainPipelineContext) -> None:
-        """Waits for their numbers."""
-        with self.clock.part(IDS):
-            super().wait_sparse_data_dist(context)
-
-    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        with self.clock.part(FORWARD):
-            return super()._forward(batch)
-
-    def _backward(self, losses: Tensor) -> None:
-        with self.clock.part(BACKWARD):
-            super()._backward(losses)
-
-    def _optimizer_step(self) -> None:
-        with self.clock.part(BACKWARD):
-            super()._optimizer_step()
+def peak_bytes(context: DistributedContext) -> int:
+    """Returns this rank's peak memory so far: what a GPU's allocator reserved, or the process's without a GPU."""
+    if context.device.type == "cuda":
+        return torch.cuda.max_memory_reserved()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -90,8 +90,7 @@ def may_change() -> str:
 
 
 def _may_change(section: Any, path: str) -> Iterator[tuple[str, str]]:
-    from trainer.config.may_change import MayChange
-    from trainer.config.section import Section
+    from trainer.core.section import MayChange, Section
 
     for name, field in section.model_fields.items():
         if MayChange in field.metadata:

@@ -27,9 +27,9 @@ from trainer.config.csv import CSV_READERS
 from trainer.config.data import DataConfig
 from trainer.config.features import DenseFeature, SparseFeature, columns_of, takes
 from trainer.config.root import Config
-from trainer.config.section import Tree, validate
 from trainer.core.console import next_commands, plural
 from trainer.core.errors import InputError, nearest
+from trainer.core.section import Tree, validate
 from trainer.core.storage import refuse_existing, write_file
 from trainer.data.columns import id_columns
 

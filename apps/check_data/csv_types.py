@@ -11,8 +11,8 @@ from apps.check_data.splits import Split, chosen_groups, open_split
 from trainer.config.csv import CsvConfig
 from trainer.config.data import DataConfig
 from trainer.config.features import DenseFeature, SparseFeature
-from trainer.config.section import Tree
 from trainer.core.errors import InputError
+from trainer.core.section import Tree
 from trainer.data.row_groups import RowGroupReader
 
 NULLS = ("NA", "N/A", "NULL", "Null", "null", "NaN", "nan", "None", "\\N")  # as others write them, beside nothing

@@ -12,9 +12,9 @@ from apps.check_data.column_checks import ENOUGH, UNIQUE, suggested_rows
 from apps.check_data.figures import best_transform, transformed
 from apps.check_data.profile import FEW, Profile
 from trainer.config.data import DataConfig
-from trainer.config.section import Tree
 from trainer.core.console import plural
 from trainer.core.errors import InputError, nearest
+from trainer.core.section import Tree
 
 LABEL = re.compile(
     r"label|target|y|clicks?|clicked|is_\w+|(\w+_)?(label|target|click|clicked)|conversions?|converted|purchased?|"

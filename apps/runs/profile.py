@@ -4,10 +4,10 @@ python -m trainer profile --out runs/mine --steps 5
 """
 
 from trainer.config.report import ProfileConfig
-from trainer.config.section import validate
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
+from trainer.core.section import validate
 from trainer.core.storage import named
 from trainer.run import lock, profile_requests
 from trainer.run.recording import FOLDER

@@ -6,8 +6,8 @@ import pytest
 from command import run_trainer, write_config
 from jobs import config
 
-from trainer.config.may_change import MayChange, changed_keys
-from trainer.config.section import Section
+from trainer.config.may_change import changed_keys
+from trainer.core.section import MayChange, Section
 
 
 class Feature(Section):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pydantic
 
-from trainer.config.section import Section
+from trainer.core.section import Section
 
 
 @dataclass(frozen=True)

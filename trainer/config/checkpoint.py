@@ -4,8 +4,7 @@ from typing import Annotated
 
 import pydantic
 
-from trainer.config.may_change import MayChange
-from trainer.config.section import Section
+from trainer.core.section import MayChange, Section
 
 
 class Retention(Section):

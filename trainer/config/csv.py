@@ -5,9 +5,8 @@ from typing import Annotated, Self
 
 import pydantic
 
-from trainer.config.may_change import MayChange
-from trainer.config.section import Section
 from trainer.core.errors import InputError, nearest
+from trainer.core.section import MayChange, Section
 
 NEWLINES = "\r\n"
 CSV_READERS = ("csv", "tsv")

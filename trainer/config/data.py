@@ -7,10 +7,10 @@ import pydantic
 from trainer.config.catalogue import CatalogueConfig
 from trainer.config.csv import CsvConfig
 from trainer.config.features import DenseFeature, SparseFeature, check_dense, check_sparse, columns_of
-from trainer.config.may_change import MayChange, fixed_values
-from trainer.config.section import Section
+from trainer.config.may_change import fixed_values
 from trainer.config.select import SelectConfig
 from trainer.core.errors import InputError
+from trainer.core.section import MayChange, Section
 
 
 class DataConfig(Section):

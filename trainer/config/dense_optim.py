@@ -5,9 +5,9 @@ from typing import Annotated, Any, Self
 import pydantic
 
 from trainer.config.schedule import PartSchedule, Schedule
-from trainer.config.section import Section
 from trainer.config.table_optim import Beta
 from trainer.core.errors import InputError, nearest
+from trainer.core.section import Section
 
 BETAS = ("beta1", "beta2")
 # The names of DENSE in trainer/optim, which cannot be imported without torch, each with its options besides learning

@@ -2,7 +2,7 @@
 
 import pydantic
 
-from trainer.config.section import Section
+from trainer.core.section import Section
 
 
 class ExpertsConfig(Section):

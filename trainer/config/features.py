@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from trainer.config.may_change import MayChange
-from trainer.config.section import Section
 from trainer.core.errors import InputError
+from trainer.core.section import MayChange, Section
 
 TIME_VALUES = {"hour": 24, "weekday": 7}
 """How many values each part of a time has."""

@@ -3,15 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin
 
-from trainer.config.section import Section, Tree, flat, follow
-
-
-class MayChange:
-    """Marks a key that may change when a run is resumed: `key: Annotated[int, MayChange] = 1`.
-
-    A key without the mark decides the losses, or is taken to: forgetting a mark refuses a resume, and never lets one
-    continue with other losses in silence.
-    """
+from trainer.core.section import MayChange, Section, Tree, flat, follow
 
 
 def fixed_values(section: Section) -> dict[str, Any]:

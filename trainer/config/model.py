@@ -5,8 +5,8 @@ from typing import Any, Literal, Self
 import pydantic
 
 from trainer.config.experts import ExpertsConfig
-from trainer.config.section import Section, flat
 from trainer.core.errors import InputError
+from trainer.core.section import Section, flat
 
 # The names of MODELS in trainer/models, which cannot be imported without torch, each with those keys that not all of
 # them use. Those of dlrm_dcn do not bother dlrm, as one configuration has been for both.

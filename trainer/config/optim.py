@@ -6,8 +6,8 @@ import pydantic
 
 from trainer.config.averages import AverageConfig
 from trainer.config.dense_optim import DenseOptimizerConfig
-from trainer.config.section import Section
 from trainer.config.table_optim import SparseOptimizerConfig, TableOptimizerConfig
+from trainer.core.section import Section
 
 
 class OptimizerConfig(Section):

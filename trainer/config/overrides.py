@@ -18,8 +18,8 @@ import pydantic
 
 from trainer.config.help import command_help, config_help
 from trainer.config.root import Config, load_tree
-from trainer.config.section import Section, Tree, flat, validate
 from trainer.core.errors import InputError
+from trainer.core.section import Section, Tree, flat, validate
 
 Path = tuple[str, ...]
 HINTS = 3  # flags to name at most for one that is unknown

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from trainer.config.may_change import MayChange
-from trainer.config.section import Section
+from trainer.core.section import MayChange, Section
 
 # The values of TorchRec's ShardingType, which cannot be imported without torch.
 SHARDING_TYPES = (

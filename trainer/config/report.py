@@ -4,9 +4,8 @@ from typing import Annotated, Self
 
 import pydantic
 
-from trainer.config.may_change import MayChange
-from trainer.config.section import Section
 from trainer.core.errors import InputError
+from trainer.core.section import MayChange, Section
 
 
 class ProfileConfig(Section):

@@ -15,11 +15,11 @@ from trainer.config.plan import CommsConfig, PlannerConfig
 from trainer.config.predictions import check_predictions
 from trainer.config.report import ReportConfig
 from trainer.config.retrieval import check_retrieval
-from trainer.config.section import Section, Tree, validate
 from trainer.config.sequences import check_sequences
 from trainer.config.tasks import TaskConfig, check_task, check_weighting
 from trainer.config.train import EvaluateConfig, FinetuneConfig, TrainConfig
 from trainer.core.errors import InputError, StorageError, StorageNotFoundError
+from trainer.core.section import Section, Tree, validate
 from trainer.core.storage import read_text
 
 READY_MADE = Path(__file__).parent / "presets"

@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 import pydantic
 
-from trainer.config.section import Section
 from trainer.core.errors import InputError
+from trainer.core.section import Section
 
 LENGTH = ("warmup_steps", "unit", "decay_start", "decay_steps")
 # The names of DECAYS in trainer/optim, which cannot be imported without torch, each with the keys that it uses.

@@ -5,8 +5,8 @@ from typing import Annotated, Self
 
 import pydantic
 
-from trainer.config.section import Section
 from trainer.core.errors import InputError
+from trainer.core.section import Section
 
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=", "in", "not in")
 Value = str | bool | int | float

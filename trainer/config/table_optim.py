@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 
 from trainer.config.schedule import PartSchedule, Schedule
-from trainer.config.section import Section
 from trainer.core.errors import InputError
+from trainer.core.section import Section
 
 # The names of TABLE_OPTIMIZERS in trainer/optim, which cannot be imported without torch.
 SparseName = Literal[

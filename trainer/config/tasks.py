@@ -7,11 +7,10 @@ from typing import Annotated, Literal, Self, get_args
 import pydantic
 
 from trainer.config.data import DataConfig
-from trainer.config.may_change import MayChange
 from trainer.config.model import ModelConfig
-from trainer.config.section import Section
 from trainer.config.train import TrainConfig
 from trainer.core.errors import InputError, nearest
+from trainer.core.section import MayChange, Section
 
 Output = Literal["logit", "log_probability", "value", "vectors"]
 

@@ -4,10 +4,9 @@ from typing import Annotated, Literal, Self
 
 import pydantic
 
-from trainer.config.may_change import MayChange
-from trainer.config.section import Section
 from trainer.config.stop_early import StopEarlyConfig
 from trainer.core.errors import InputError
+from trainer.core.section import MayChange, Section
 from trainer.core.timeouts import COLLECTIVE_SECONDS
 
 FP16_LOSS_SCALE = 2.0**16  # torch.amp.GradScaler's first scale

@@ -6,8 +6,8 @@ from typing import Literal
 import pydantic
 import tomli_w
 
-from trainer.config.section import explain
 from trainer.core.errors import InputError
+from trainer.core.section import explain
 from trainer.core.storage import named, read_text, write_file
 from trainer.plan.search.speeds import Speeds
 

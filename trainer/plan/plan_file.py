@@ -13,9 +13,9 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleShardingPlan, ParameterSharding, ShardingPlan
 
-from trainer.config.section import explain
 from trainer.core.console import plural
 from trainer.core.errors import InputError
+from trainer.core.section import explain
 from trainer.core.storage import named, read_text
 from trainer.models.embeddings import name_in_model, table_of_name
 from trainer.plan.sharding_plan import PlannedTable

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pydantic
 
-from trainer.config.section import Section, validate
 from trainer.core.errors import InputError, nearest
+from trainer.core.section import Section, validate
 from trainer.core.storage import named, read_text
 from trainer.plan.hardware import HOSTS
 

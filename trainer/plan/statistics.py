@@ -7,8 +7,8 @@ import pydantic
 
 from trainer.config.features import SparseFeature
 from trainer.config.root import Config
-from trainer.config.section import explain
 from trainer.core.errors import InputError, nearest
+from trainer.core.section import explain
 from trainer.core.storage import named, read_text
 from trainer.plan.search.skew import ids_behind
 

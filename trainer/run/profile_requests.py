@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trainer.config.report import ProfileConfig
-from trainer.config.section import validate
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.section import validate
 
 FILE = "profile.request"
 POLL_SECONDS = 5.0  # one small request to storage each, beside training

@@ -24,6 +24,14 @@ class Section(pydantic.BaseModel):
     )
 
 
+class MayChange:
+    """Marks a key that may change when a run is resumed: `key: Annotated[int, MayChange] = 1`.
+
+    A key without the mark decides the losses, or is taken to: forgetting a mark refuses a resume, and never lets one
+    continue with other losses in silence.
+    """
+
+
 def flat(tree: Tree, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     """Returns the values in a tree by their paths."""
     values: dict[tuple[str, ...], Any] = {}

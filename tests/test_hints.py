@@ -27,7 +27,7 @@ PRINTED_BY = {
         "plan config.toml --out PLACE/plan.json",
         "plan config.toml --find aws_p5.48xlarge gcp_a3-highgpu-8g --train.steps 5",
     ],
-    "apps/predict/claim.py": [
+    "apps/predict/resume.py": [
         "predict RUN/config.toml --out RUN --source rows --to PLACE/predictions",
         "embed RUN/config.toml --out RUN --table s1 --to PLACE/vectors",
     ],

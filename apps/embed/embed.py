@@ -6,8 +6,7 @@ python -m trainer embed runs/two_tower/config.toml --out runs/two_tower --output
 from collections.abc import Sequence
 
 from apps.embed.table import embed_table
-from apps.predict.arguments import Arguments
-from apps.predict.job import predict_files
+from apps.predict.predict import PredictArguments, predict_files
 from trainer.checkpoint.choice import NEWEST
 from trainer.config.root import Config
 from trainer.core.distributed import broadcast_from_rank0, process_group
@@ -59,7 +58,7 @@ def embed(
         if table:
             embed_table(config, out, to, table, checkpoint, rows_per_part, context)
             return
-        arguments = Arguments(
+        arguments = PredictArguments(
             out=out,
             source=source or tuple(config.data.catalogue.items),
             source_key="--source" if source else "data.catalogue.items",

@@ -1,5 +1,7 @@
 """The rows of a table by the ids that they belong to."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 import torch
@@ -7,20 +9,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from apps.embed.ids import TableIds, ids_of_table
-from apps.predict.claim import WORDS, Job, choose_checkpoint, claimed
-from apps.predict.part_files import PartFiles
-from apps.predict.record import Record, of_checkpoint
-from apps.predict.steps import to_arrow
+from apps.predict.inference import to_arrow
+from apps.predict.parts import PartFiles
+from apps.predict.resume import ON_STOP, PartsJob, Record, choose_checkpoint, claimed, record_of_checkpoint
 from trainer.checkpoint.store import Checkpoint
+from trainer.config.data import DataConfig
+from trainer.config.features import SparseFeature, takes
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError, nearest
 from trainer.core.local_shards import placed_shards
 from trainer.core.run_directory import RunDirectory
-from trainer.models.embeddings import table_of_weight
+from trainer.data.managed import own_rows
+from trainer.data.vocabulary import listed_ids, open_vocabulary
+from trainer.models.embeddings import name_in_model, table_of_weight
 from trainer.run.preemption import Stopped, stop_on_signals
 from trainer.training.evaluate import restore_evaluated
+from trainer.training.managed_ids import ManagedIds
 
 
 def embed_table(
@@ -31,7 +36,7 @@ def embed_table(
     Raises:
         InputError: There is no such table or checkpoint, or the directory holds parts of another job.
     """
-    with stop_on_signals(context, WORDS) as stop_requests:
+    with stop_on_signals(context, ON_STOP) as stop_requests:
         directory, chosen = broadcast_from_rank0(
             context, lambda: _find(config, out, to, table, checkpoint, rows_per_part)
         )
@@ -53,6 +58,49 @@ def embed_table(
                 broadcast_from_rank0(context, lambda n=number, v=vectors: _write(claim.parts, n, ids, v))
 
 
+@dataclass(frozen=True)
+class TableIds:
+    """The ids that have a row of their own in a table, `N`.
+
+    Attributes:
+        name: `id`, or `row` where rows are no ids of the data: those that are hashed, shifted or made of numbers.
+        ids: The ids, `[N]` integers or strings.
+        rows: The row of each, `[N]` int64.
+    """
+
+    name: str
+    ids: pa.Array
+    rows: np.ndarray
+
+
+def ids_of_table(config: DataConfig, table: str, managed: ManagedIds) -> TableIds:
+    """Returns the ids of a table, in the order of their rows.
+
+    Args:
+        config: The data.
+        table: The table.
+        managed: The rows of managed ids.
+
+    Raises:
+        InputError: Its vocabulary cannot be read.
+    """
+    names = config.features_of_tables()[table]
+    feature = config.sparse[names[0]]
+    if feature.ids == "vocabulary":
+        ids = listed_ids(names[0], feature)
+        return TableIds("id", ids, open_vocabulary(names[0], feature).unseen_rows + np.arange(len(ids)))
+    if feature.ids == "managed":
+        known = managed.tensors()[f"managed.{name_in_model(table)}.ids"].numpy()
+        rows = own_rows(known)
+        return TableIds("id", pa.array(known[rows]), rows)
+    rows = np.arange(feature.rows)
+    return TableIds("id" if all(_are_rows(config.sparse[name]) for name in names) else "row", pa.array(rows), rows)
+
+
+def _are_rows(feature: SparseFeature) -> bool:
+    return feature.ids != "hash" and takes(feature) == "ids" and not feature.offset
+
+
 def _find(
     config: Config, out: str, to: str, table: str, checkpoint: str, rows_per_part: int
 ) -> tuple[RunDirectory, Checkpoint]:
@@ -65,11 +113,11 @@ def _find(
     return directory, choose_checkpoint(directory, out, checkpoint)
 
 
-def _job(directory: RunDirectory, checkpoint: Checkpoint, about: Record, rows: int) -> Job:
+def _job(directory: RunDirectory, checkpoint: Checkpoint, about: Record, rows: int) -> PartsJob:
     if not rows:
         raise InputError(f"--table is '{about['table']}', in which no id has a row yet; train first")
-    record = {"checkpoint": of_checkpoint(checkpoint), **about}
-    return Job(directory=directory, checkpoint=checkpoint, record=record, rows=rows)
+    record = {"checkpoint": record_of_checkpoint(checkpoint), **about}
+    return PartsJob(directory=directory, checkpoint=checkpoint, record=record, rows=rows)
 
 
 def _dimension(config: Config, table: str) -> int:

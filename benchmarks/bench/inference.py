@@ -2,8 +2,8 @@
 
 import time
 
-from apps.predict.part_files import PartFiles
-from apps.predict.steps import Predictor, predict_parts
+from apps.predict.inference import Predictor, predict_parts
+from apps.predict.parts import PartFiles
 from benchmarks.bench.comparison import Comparison, alternate
 from trainer.config.root import Config
 from trainer.core.run_directory import RunDirectory

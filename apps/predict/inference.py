@@ -1,5 +1,6 @@
-"""Computes parts: every rank its own, all of them in equally many steps."""
+"""Batch inference: every rank computes and writes its own parts, all ranks in the same number of steps."""
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
@@ -7,10 +8,11 @@ from itertools import islice
 import pyarrow as pa
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from apps.predict.part_files import PartFile, PartFiles
-from apps.predict.progress import Progress
+from apps.predict.parts import PartFile, PartFiles
 from trainer.config.data import DataConfig
+from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch
@@ -23,11 +25,12 @@ from trainer.models.outputs import ModelOutput, compute_outputs
 from trainer.run.preemption import Stopped
 from trainer.training.sharded_model import ShardedModel
 
+INTERVAL_SECONDS = 10.0
 Columns = dict[str, Tensor]
 
 
 class Predictor:
-    """A model that gives outputs for batches.
+    """A model that computes outputs for batches.
 
     Args:
         model: The model, inside of `averaged()`.
@@ -63,7 +66,7 @@ def predict_parts(
     context: DistributedContext,
     give_up: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Makes parts, row group by row group; the columns to keep are read, and all are written, in the background.
+    """Makes parts, row group by row group. A thread reads the columns to keep and writes the parts meanwhile.
 
     Args:
         predictor: The model.
@@ -80,11 +83,11 @@ def predict_parts(
         Rows and rate.
 
     Raises:
-        Stopped: It was given up; parts that were whole are written.
+        Stopped: `give_up` returned True; the parts that were whole are written.
     """
     lanes = lanes_of([parts.parts[number] for number in numbers], context.world_size, batch_size)
     loader = Loader(files, data, lanes, context.rank, context.world_size, seed=0, shuffle=False)
-    progress = Progress(lanes.rows, context)
+    progress = PredictProgress(lanes.rows, context)
     batches = _until(give_up, loader.batches(0, lanes.steps))
     columns = _counted(predictor.compute(batches), lanes, progress)
     with ThreadPoolExecutor(1, "write") as pool:
@@ -105,6 +108,33 @@ def predict_parts(
     return progress.summary()
 
 
+class PredictProgress:
+    """Prints the progress of the job on rank 0, as all ranks take the same number of steps.
+
+    Args:
+        rows: Rows to predict, on all ranks.
+        context: This process among the ranks.
+    """
+
+    def __init__(self, rows: int, context: DistributedContext) -> None:
+        self._rows, self._done, self._context = rows, 0, context
+        self._started = self._printed = time.monotonic()
+
+    def add(self, rows: int) -> None:
+        """Counts rows that were predicted, on all ranks."""
+        self._done += rows
+        now = time.monotonic()
+        if self._context.is_rank0 and now - self._printed >= INTERVAL_SECONDS:
+            self._printed = now
+            left = (now - self._started) / self._done * (self._rows - self._done)
+            print(f"{self.summary()}  ETA {tqdm.format_interval(round(left))}", flush=True)
+
+    def summary(self) -> str:
+        """Returns the predicted rows, their share of all rows, and the rate so far."""
+        rate = self._done / max(1e-9, time.monotonic() - self._started)
+        return f"{self._done:,} of {plural(self._rows, 'row')} ({self._done / self._rows:.0%})  {rate:,.0f} rows/s"
+
+
 def _until(give_up: Callable[[], bool], batches: Iterator[Batch]) -> Iterator[Batch]:
     for batch in batches:
         if give_up():
@@ -112,7 +142,7 @@ def _until(give_up: Callable[[], bool], batches: Iterator[Batch]) -> Iterator[Ba
         yield batch
 
 
-def _counted(columns: Iterator[Columns], lanes: PartLanes, progress: Progress) -> Iterator[Columns]:
+def _counted(columns: Iterator[Columns], lanes: PartLanes, progress: PredictProgress) -> Iterator[Columns]:
     for step, found in enumerate(columns):
         progress.add(lanes.samples_in_step(step))
         yield found
@@ -124,7 +154,7 @@ def _add(part: PartFile, rows: int, kept: Future[dict[str, pa.ChunkedArray]], fo
 
 
 def to_arrow(name: str, values: Tensor) -> pa.Array:
-    """Returns numbers `[B]`, or vectors `[B, D]` as lists of a fixed size."""
+    """Returns values as a column: numbers for `[B]`, lists of a fixed size for `[B, D]`."""
     if values.dim() > 2:
         raise InputError(f"the model gives {[*values.shape]} for '{name}'; a column takes [B] or [B, D]")
     flat = pa.array(values.reshape(-1).numpy())

@@ -1,4 +1,4 @@
-"""The files of a job's parts: written whole or not at all, and listed by a manifest at the end."""
+"""The files of a job's parts: each is written whole or not at all, and a manifest lists them at the end."""
 
 import io
 import posixpath
@@ -21,10 +21,10 @@ from trainer.data.parts import Part, cut_into_parts
 MANIFEST = "manifest.json"
 NAME = re.compile(r"part-\d{5,}-of-\d{5,}\.parquet")
 PARTIAL = ".partial"
-ROW_GROUP_ROWS = 65_536  # as many as a shuffle window has, so that such a file can itself be trained on
+ROW_GROUP_ROWS = 65_536  # the rows of a shuffle window, so that a run can train on these files
 
-# The default is 1 MiB, more than 65,536 numbers have: ids and outputs, of which few repeat, would all be written with a
-# dictionary, which took 1.6 times as long and a sixth more space.
+# The default is 1 MiB, more than 65,536 numbers take. Ids and outputs, which hardly repeat, would all be written with a
+# dictionary: 1.6 times as long, and a sixth more space.
 DICTIONARY_BYTES = 32_768
 
 
@@ -35,7 +35,7 @@ class PartFiles:
         directory: The directory.
         rows: Rows of all parts.
         size: Rows of a part.
-        names: Names of the columns in the files; empty for those of the tables to write.
+        names: Names of the columns in the files; empty to keep the names of the tables.
 
     Attributes:
         parts: The parts.
@@ -53,7 +53,7 @@ class PartFiles:
         return f"part-{number:05d}-of-{len(self.parts):05d}.parquet"
 
     def missing(self) -> list[int]:
-        """Returns the numbers of the parts that have no file yet, or one that is not whole."""
+        """Returns the numbers of the parts that have no file yet, or a truncated one."""
         there = set(part_names(self._directory))
         candidates = [number for number in range(len(self.parts)) if self.name(number) in there]
         with ThreadPoolExecutor(FOOTER_THREADS) as pool:
@@ -61,7 +61,7 @@ class PartFiles:
         return [number for number in range(len(self.parts)) if not whole.get(number)]
 
     def _is_whole(self, number: int) -> bool:
-        # On storage that moves files by copying them, a job that is killed can leave a part of one.
+        # On storage that moves files by copying them, a killed job can leave a truncated file.
         start, stop = self.parts[number]
         try:
             with self._directory.fs.open(self._directory.path(self.name(number)), "rb") as file:
@@ -70,7 +70,7 @@ class PartFiles:
             return False
 
     def row_groups(self, number: int, batch_size: int) -> list[Part]:
-        """Returns where the row groups of a part begin and end, of as many whole batches as fit."""
+        """Returns where the row groups of a part begin and end: each has as many whole batches as fit."""
         start, stop = self.parts[number]
         size = max(1, ROW_GROUP_ROWS // batch_size) * batch_size
         return [(first, min(first + size, stop)) for first in range(start, stop, size)]
@@ -85,10 +85,10 @@ class PartFiles:
             self._directory.fs.write(self._directory.path(name), content, durable=True)
 
     def commit(self, facts: dict[str, Any]) -> None:
-        """Writes the manifest, once all parts are there, and removes what interrupted jobs have left.
+        """Writes the manifest, once all parts are there, and removes what interrupted jobs left.
 
         Args:
-            facts: What it tells besides the parts.
+            facts: Entries of the manifest besides the parts.
         """
         files = [{"file": self.name(number), "rows": stop - start} for number, (start, stop) in enumerate(self.parts)]
         for name in _names(self._directory):
@@ -100,24 +100,24 @@ class PartFiles:
 
 
 class PartFile:
-    """The file of a part, filled in memory and written once it is full: there is none, or a whole one.
+    """The file of a part: filled in memory, and written once it is full.
 
     Args:
         rows: Rows of the part.
-        names: Names of the columns; empty for those of the tables to add.
-        save: Writes its bytes.
+        names: Names of the columns; empty to keep the names of the tables.
+        save: Writes the bytes of the file.
     """
 
     def __init__(self, rows: int, names: Sequence[str], save: Callable[[bytes], None]) -> None:
         self._left, self._names, self._save = rows, names, save
-        self._sink = io.BytesIO()  # which hands its bytes over without a copy
+        self._sink = io.BytesIO()  # hands its bytes over without a copy
         self._writer: pq.ParquetWriter | None = None
 
     def add(self, table: pa.Table) -> None:
         """Adds the next rows.
 
         Raises:
-            InputError: The part is full, and cannot be written.
+            InputError: The part is full, but cannot be written.
         """
         table = table.rename_columns([*self._names]) if self._names else table
         self._writer = self._writer or pq.ParquetWriter(
@@ -131,7 +131,7 @@ class PartFile:
 
 
 def part_names(directory: RunDirectory) -> list[str]:
-    """Returns the names of the files of parts in a directory."""
+    """Returns the names of the parts in a directory."""
     return sorted(name for name in _names(directory) if NAME.fullmatch(name))
 
 

@@ -1,23 +1,16 @@
 """Tools for runs: TensorBoard, plans, schedules, checkpoints, vectors, exports, serving, and benchmarks."""
 
-import torchx
 from torchx.specs import AppDef
 
-from components import launch
+from components.program import program
 
 
+@program("tensorboard", separator=["--"], cpu=1, memMB=2048)
 def tensorboard(
     *args: str,
     logdir: str = "runs",
     port: int = 6006,
     host: str = "localhost",
-    h: str | None = None,
-    cpu: int = 1,
-    memMB: int = 2048,
-    image: str = torchx.IMAGE,
-    env: dict[str, str] | None = None,
-    mounts: list[str] | None = None,
-    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Serves TensorBoard for one run directory or for a directory of them.
 
@@ -28,23 +21,11 @@ def tensorboard(
         logdir: Directory whose event files are shown, at any depth, as the job sees it; a path or an fsspec URL.
         port: Port to serve at.
         host: Address to serve at; 0.0.0.0 lets other hosts connect.
-        h: Named resource of the node; replaces cpu and memMB.
-        cpu: CPU cores of the node.
-        memMB: Memory of the node in MB.
-        image: Container image, where the scheduler uses one.
-        env: Environment variables of the job: A=1,B=2.
-        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
-        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return launch.python(
-        *("trainer", "tensorboard", "--logdir", logdir, "--port", str(port), "--host", host),
-        *(("--", *args) if args else ()),
-        name="tensorboard",
-        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
-        port_map={"http": port},
-    )
+    ...
 
 
+@program("plan", flags={"nproc": "--world-size"}, implied=["nproc"], cpu=1, memMB=2048)
 def plan(
     *args: str,
     config: str,
@@ -57,13 +38,6 @@ def plan(
     png: str | None = None,
     out: str | None = None,
     overwrite: bool = False,
-    h: str | None = None,
-    cpu: int = 1,
-    memMB: int = 2048,
-    image: str = torchx.IMAGE,
-    env: dict[str, str] | None = None,
-    mounts: list[str] | None = None,
-    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Plans for a cluster that need not be there: does it fit, how long is a step, what is where and why.
 
@@ -85,38 +59,16 @@ def plan(
         h: Named resource of the node that plans; replaces cpu and memMB.
         cpu: CPU cores of the node that plans.
         memMB: Memory of the node that plans in MB.
-        image: Container image, where the scheduler uses one.
-        env: Environment variables of the job: A=1,B=2.
-        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
-        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return launch.python(
-        *("trainer", "plan", config),
-        *(("--on", *on) if on else ("--find", *find) if find else ("--world-size", str(nproc))),
-        *(("--prices", prices) if prices else ()),
-        *(("--vary", *vary) if vary else ()),
-        *(("--page", page) if page else ()),
-        *(("--png", png) if png else ()),
-        *(("--out", out) if out else ()),
-        *(("--overwrite", "True") if overwrite else ()),
-        *args,
-        name="plan",
-        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
-    )
+    ...
 
 
+@program("schedule", flags={"draw": "--out"}, cpu=1, memMB=2048)
 def schedule(
     *args: str,
     config: str,
     draw: str | None = None,
     overwrite: bool = False,
-    h: str | None = None,
-    cpu: int = 1,
-    memMB: int = 2048,
-    image: str = torchx.IMAGE,
-    env: dict[str, str] | None = None,
-    mounts: list[str] | None = None,
-    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Shows the learning rates of a configuration over a run: a table, charts, and a drawing.
 
@@ -127,24 +79,11 @@ def schedule(
         config: Configuration file (TOML), as the job sees it.
         draw: File to draw the rates to, .svg or .png, a path or an fsspec URL.
         overwrite: Replace a file that exists.
-        h: Named resource of the node; replaces cpu and memMB.
-        cpu: CPU cores of the node.
-        memMB: Memory of the node in MB.
-        image: Container image, where the scheduler uses one.
-        env: Environment variables of the job: A=1,B=2.
-        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
-        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return launch.python(
-        *("trainer", "schedule", config),
-        *(("--out", draw) if draw else ()),
-        *(("--overwrite", "True") if overwrite else ()),
-        *args,
-        name="schedule",
-        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
-    )
+    ...
 
 
+@program("checkpoints", cpu=1, memMB=2048)
 def checkpoints(
     *args: str,
     out: str,
@@ -152,13 +91,6 @@ def checkpoints(
     convert: str | None = None,
     step: int | None = None,
     overwrite: bool = False,
-    h: str | None = None,
-    cpu: int = 1,
-    memMB: int = 2048,
-    image: str = torchx.IMAGE,
-    env: dict[str, str] | None = None,
-    mounts: list[str] | None = None,
-    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Lists the checkpoints of a run, verifies them, or converts one to a single file of plain tensors.
 
@@ -171,26 +103,12 @@ def checkpoints(
         convert: File to write a checkpoint to, a path or an fsspec URL, for torch.load or, by its suffix, safetensors.
         step: Step of the only checkpoint to deal with; converted is the newest good one without it.
         overwrite: Replace a file to convert to that exists.
-        h: Named resource of the node; replaces cpu and memMB.
-        cpu: CPU cores of the node.
         memMB: Memory of the node in MB; to convert a checkpoint takes as much as it is large.
-        image: Container image, where the scheduler uses one.
-        env: Environment variables of the job: A=1,B=2.
-        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
-        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return launch.python(
-        *("trainer", "checkpoints", "--out", out),
-        *(("--verify", "True") if verify else ()),
-        *(("--convert", convert) if convert else ()),
-        *(("--step", str(step)) if step is not None else ()),
-        *(("--overwrite", "True") if overwrite else ()),
-        *args,
-        name="checkpoints",
-        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
-    )
+    ...
 
 
+@program("embed")
 def embed(
     *trainer_args: str,
     config: str,
@@ -203,16 +121,6 @@ def embed(
     checkpoint: str = "newest",
     rows_per_part: int = 262_144,
     j: str = "1x1",
-    h: str | None = None,
-    cpu: int = 2,
-    gpu: int = 0,
-    memMB: int = 4096,
-    image: str = torchx.IMAGE,
-    env: dict[str, str] | None = None,
-    mounts: list[str] | None = None,
-    metadata: dict[str, str] | None = None,
-    max_retries: int = 0,
-    name: str = "embed",
 ) -> AppDef:
     """Writes the vectors of a whole catalogue, or of all ids of a table, for a vector index.
 
@@ -231,32 +139,11 @@ def embed(
         checkpoint: Checkpoint to take: newest, best (by the run's checkpoint.keep.best) or the number of a step.
         rows_per_part: Vectors of each file that is written.
         j: NODESxPROCS: nodes, and processes (ranks) on each.
-        h: Named resource of each node; replaces cpu, gpu and memMB.
-        cpu: CPU cores of each node.
-        gpu: GPUs of each node.
-        memMB: Memory of each node in MB.
-        image: Container image, where the scheduler uses one.
-        env: Environment variables of the job: A=1,B=2.
-        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
-        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
-        max_retries: Number of times that the scheduler restarts a failed job.
-        name: Name of the job; its app id begins with it.
     """
-    return launch.torchrun(
-        *("embed", config, "--out", out, "--to", to, "--checkpoint", checkpoint),
-        *(("--output", output) if output else ()),
-        *(("--table", table) if table else ()),
-        *(("--source", *source) if source else ()),
-        *(("--id-column", id_column) if id_column else ()),
-        *("--rows-per-part", str(rows_per_part)),
-        *trainer_args,
-        name=name,
-        j=j,
-        node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
-        max_retries=max_retries,
-    )
+    ...
 
 
+@program("export", cpu=1)
 def export(
     *args: str,
     config: str,
@@ -264,13 +151,6 @@ def export(
     to: str,
     checkpoint: str = "newest",
     split: str = "validation",
-    h: str | None = None,
-    cpu: int = 1,
-    memMB: int = 4096,
-    image: str = torchx.IMAGE,
-    env: dict[str, str] | None = None,
-    mounts: list[str] | None = None,
-    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Exports a checkpoint of a run as a directory that serves with torch alone, and takes raw columns.
 
@@ -283,34 +163,17 @@ def export(
         to: Directory to write to, a path or an fsspec URL.
         checkpoint: Checkpoint to export: newest, best (by the run's checkpoint.keep.best) or the number of a step.
         split: Split of the data set to take rows from that the exported model is checked with.
-        h: Named resource of the node; replaces cpu and memMB.
-        cpu: CPU cores of the node.
         memMB: Memory of the node in MB; one GB is needed, and three times that of the tables, four with --compile.
-        image: Container image, where the scheduler uses one.
-        env: Environment variables of the job: A=1,B=2.
-        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
-        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return launch.python(
-        *("trainer", "export", config, "--out", out, "--to", to, "--checkpoint", checkpoint, "--split", split),
-        *args,
-        name="export",
-        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
-    )
+    ...
 
 
+@program("serve", cpu=1)
 def serve(
     *args: str,
     directory: str,
     port: int = 8000,
     host: str = "localhost",
-    h: str | None = None,
-    cpu: int = 1,
-    memMB: int = 4096,
-    image: str = torchx.IMAGE,
-    env: dict[str, str] | None = None,
-    mounts: list[str] | None = None,
-    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Serves an exported model over HTTP, to look at it: JSON in and out.
 
@@ -321,23 +184,11 @@ def serve(
         directory: Directory that tools.export wrote to, a path or an fsspec URL.
         port: Port to serve at.
         host: Address to serve at; 0.0.0.0 lets other hosts connect.
-        h: Named resource of the node; replaces cpu and memMB.
-        cpu: CPU cores of the node.
-        memMB: Memory of the node in MB.
-        image: Container image, where the scheduler uses one.
-        env: Environment variables of the job: A=1,B=2.
-        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
-        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return launch.python(
-        *("trainer", "serve", "--directory", directory, "--host", host, "--port", str(port)),
-        *args,
-        name="serve",
-        node=launch.node(h, cpu, 0, memMB, image, env, mounts, metadata),
-        port_map={"http": port},
-    )
+    ...
 
 
+@program("verify-resume", name="verify", gpu=0)
 def verify_resume(
     *args: str,
     config: str,
@@ -345,14 +196,6 @@ def verify_resume(
     ranks: int = 2,
     other_ranks: int = 1,
     keep: str | None = None,
-    h: str | None = None,
-    cpu: int = 2,
-    gpu: int = 0,
-    memMB: int = 4096,
-    image: str = torchx.IMAGE,
-    env: dict[str, str] | None = None,
-    mounts: list[str] | None = None,
-    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Verifies that a configuration's runs resume exactly: trains, kills, resumes, and compares with a baseline run.
 
@@ -365,40 +208,16 @@ def verify_resume(
         ranks: Processes (ranks) of the baseline and of the interrupted run, all on one node.
         other_ranks: Ranks with which the interrupted run resumes in the second comparison.
         keep: New directory for the runs and their logs, which stay there; a temporary one without it.
-        h: Named resource of the node; replaces cpu, gpu and memMB.
-        cpu: CPU cores of the node.
-        gpu: GPUs of the node.
-        memMB: Memory of the node in MB.
-        image: Container image, where the scheduler uses one.
-        env: Environment variables of the job: A=1,B=2.
-        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
-        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return launch.python(
-        *("trainer", "verify-resume", config, "--steps", str(steps)),
-        *("--ranks", str(ranks), "--other-ranks", str(other_ranks)),
-        *(("--keep", keep) if keep else ()),
-        *args,
-        name="verify",
-        node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
-    )
+    ...
 
 
+@program("calibrate")
 def calibrate(
     *trainer_args: str,
     out: str = "host.toml",
     j: str = "1x1",
     overwrite: bool = False,
-    h: str | None = None,
-    cpu: int = 2,
-    gpu: int = 0,
-    memMB: int = 4096,
-    image: str = torchx.IMAGE,
-    env: dict[str, str] | None = None,
-    mounts: list[str] | None = None,
-    metadata: dict[str, str] | None = None,
-    max_retries: int = 0,
-    name: str = "calibrate",
 ) -> AppDef:
     """Measures a kind of host, once, into a file that plans count with from then on.
 
@@ -409,39 +228,14 @@ def calibrate(
         out: File to write, a path or an fsspec URL.
         j: NODESxPROCS: nodes, and processes (ranks) on each; exchanges are measured on two ranks and more.
         overwrite: Replace a file that exists.
-        h: Named resource of each node; replaces cpu, gpu and memMB.
-        cpu: CPU cores of each node.
-        gpu: GPUs of each node.
-        memMB: Memory of each node in MB.
-        image: Container image, where the scheduler uses one.
-        env: Environment variables of the job: A=1,B=2.
-        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
-        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
-        max_retries: Number of times that the scheduler restarts a failed job.
-        name: Name of the job; its app id begins with it.
     """
-    return launch.torchrun(
-        *("calibrate", "--out", out),
-        *(("--overwrite", "True") if overwrite else ()),
-        *trainer_args,
-        name=name,
-        j=j,
-        node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
-        max_retries=max_retries,
-    )
+    ...
 
 
+@program("bench", gpu=0)
 def bench(
     *args: str,
     out: str = "runs/${app_id}",
-    h: str | None = None,
-    cpu: int = 2,
-    gpu: int = 0,
-    memMB: int = 4096,
-    image: str = torchx.IMAGE,
-    env: dict[str, str] | None = None,
-    mounts: list[str] | None = None,
-    metadata: dict[str, str] | None = None,
 ) -> AppDef:
     """Measures reading and training; with `checkpoint`, saves and restores; `features`, `models`, `predict`: these.
 
@@ -450,18 +244,5 @@ def bench(
     Args:
         args: `csv`, `check`, `checkpoint`, `features`, `models` or `predict`, and flags of `python -m trainer bench`.
         out: Directory to write the results to.
-        h: Named resource of the node; replaces cpu, gpu and memMB.
-        cpu: CPU cores of the node.
-        gpu: GPUs of the node.
-        memMB: Memory of the node in MB.
-        image: Container image, where the scheduler uses one.
-        env: Environment variables of the job: A=1,B=2.
-        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
-        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
     """
-    return launch.python(
-        *("trainer", "bench", "--out", out),
-        *args,
-        name="bench",
-        node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
-    )
+    ...

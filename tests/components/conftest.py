@@ -1,7 +1,10 @@
+import contextlib
+import io
 import os
 
 import pytest
 from command import run_torchx
+from torchx.cli.main import main
 
 
 @pytest.fixture
@@ -10,6 +13,20 @@ def torchx(tmp_path):
 
     def run(*args, **env):
         return run_torchx(*args, cwd=tmp_path, **{"HOME": str(tmp_path), "COLUMNS": "200"} | env)
+
+    return run
+
+
+@pytest.fixture
+def quick(tmp_path, monkeypatch):
+    """The same in this process, where everything is loaded already; returns what it printed."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            main([*words])
+        return printed.getvalue()
 
     return run
 

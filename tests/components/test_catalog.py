@@ -4,26 +4,17 @@ import inspect
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
-from catalog import COMPONENTS
+from catalog import COMPONENTS, FUNCTIONS, SHAPES
 from docstring_parser import parse
+from torchx.specs.builders import materialize_appdef
 from torchx.specs.file_linter import validate
-
-from components import data, dlrm, tools
+from torchx.specs.finder import get_components
 
 GOLDEN = Path(__file__).parent / "golden"
-
-
-def functions():
-    for module in (dlrm, data, tools):
-        for name, function in inspect.getmembers(module, inspect.isfunction):
-            if function.__module__ == module.__name__:
-                yield f"{module.__name__.partition('.')[2]}.{name}", function
-
-
-FUNCTIONS = dict(functions())
 
 
 def compact(value):
@@ -49,9 +40,11 @@ def test_every_component_has_a_case_here():
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_linter_accepts(name):
+def test_torchx_finds_the_component_and_its_linter_accepts_it(name):
     function = FUNCTIONS[name]
-    assert validate(inspect.getfile(function), function.__name__, None) == []
+    found = get_components()[name]
+    assert (found.fn, found.validation_errors) == (function, [])
+    assert validate(inspect.getsourcefile(inspect.unwrap(function)), function.__name__, None) == []
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
@@ -62,24 +55,31 @@ def test_docstring_documents_every_argument_and_no_other(name):
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_help_shows_every_argument_with_its_description(torchx, name):
-    text = " ".join(torchx("run", name, "--help").stdout.split())
+def test_help_shows_every_argument_with_its_description(name, capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        materialize_appdef(FUNCTIONS[name], ["--help"])
+    text = " ".join(capsys.readouterr().out.split())
     for param in parse(FUNCTIONS[name].__doc__).params:
         assert " ".join(param.description.split()) in text
         assert param.arg_name.endswith("args") or f"--{param.arg_name} " in text
 
 
+def test_help_of_the_command_is_that_of_the_component(torchx):
+    shown = torchx("run", "tools.plan", "--help").stdout
+    assert shown.startswith("usage: torchx run <run args...> plan ")
+    assert "-h str, --h str  Named resource of the node that plans; replaces cpu and memMB. (default: None)" in shown
+
+
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_example_in_the_docstring_runs(torchx, name):
-    command = re.search(r"Example: torchx (.*)", FUNCTIONS[name].__doc__).group(1)
-    run, *args = command.replace('"', "").split()
-    done = torchx(run, "--dryrun", *args)
-    assert done.returncode == 0, done.stderr
-    assert name in command
+def test_example_in_the_docstring_runs(quick, name):
+    torchx, *words = shlex.split(re.search(r"Example: (.*)", FUNCTIONS[name].__doc__)[1])
+    assert (torchx, words[0]) == ("torchx", "run")
+    assert name in words
+    assert "=== APPLICATION ===" in quick("run", "--dryrun", *words[1:])
 
 
 @pytest.mark.parametrize("scheduler", ["local_cwd", "slurm"])
-@pytest.mark.parametrize("name", COMPONENTS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_dryrun_matches_the_golden_app(torchx, tmp_path, name, scheduler):
     args = ("--dryrun", "--json", name, "--image", "trainer:1", *COMPONENTS[name])
     done = torchx("run", "-s", scheduler, "--workspace", "", *args)

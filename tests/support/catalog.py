@@ -1,5 +1,20 @@
-"""Arguments for every component of the catalog, with which tests submit it."""
+"""The components of the catalog, and arguments for each, with which tests submit it."""
 
+import inspect
+import shlex
+
+from torchx.specs import AppDef, macros
+
+from components import data, dlrm, tools
+
+FUNCTIONS = {
+    f"{module.__name__.partition('.')[2]}.{name}": function
+    for module in (dlrm, data, tools)
+    for name, function in inspect.getmembers(module, inspect.isfunction)
+    if function.__module__ == module.__name__
+}
+# One component for each shape of a job, which golden files show: a server, ranks on one node, ranks on several nodes.
+SHAPES = ("tools.serve", "dlrm.single_node", "dlrm.multi_node")
 TRAINER_ARGS = ["--", "--train.steps", "100", "--note", "it's $HOME"]
 COMPONENTS = {
     "dlrm.single_node": ["--config", "c.toml", "--nproc", "2", *TRAINER_ARGS],
@@ -44,3 +59,10 @@ COMPONENTS = {
     "tools.calibrate": ["--out", "s3://b/host.toml", "-j", "1x2", "--", "--repeats", "5"],
     "tools.bench": ["--out", "runs/bench"],
 }
+
+
+def trainer_words(app: AppDef) -> list[str]:
+    """Returns what follows `python -m trainer` in an app, as replica 0 of the job `job-1` gets it."""
+    role = macros.Values(img_root="", app_id="job-1", replica_id="0", rank0_env="RANK0_HOST").apply(app.roles[0])
+    words = shlex.split(role.args[1]) if role.entrypoint == "bash" else role.args
+    return words[words.index("trainer") + 1 :]

@@ -1,4 +1,4 @@
-"""The objects that jobs become on Kubernetes, for every component, readable in golden files."""
+"""The objects that jobs become on Kubernetes: valid for every component, readable in a golden file for each shape."""
 
 import copy
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import schemas
-from catalog import COMPONENTS
+from catalog import COMPONENTS, SHAPES
 from kubernetes.client import ApiClient
 from torchx.runner import get_runner
 
@@ -56,10 +56,11 @@ def manifests():
     return {case: manifest(*case) for case in CASES}
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_objects_are_as_in_the_golden_files(manifests, case):
-    text = readable(manifests[case])
-    golden = GOLDENS / case[0] / "golden" / f"{case[1]}.yaml"
+@pytest.mark.parametrize("scheduler", OPTIONS)
+@pytest.mark.parametrize("component", SHAPES)
+def test_objects_are_as_in_the_golden_files(manifests, scheduler, component):
+    text = readable(manifests[scheduler, component])
+    golden = GOLDENS / scheduler / "golden" / f"{component}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.parent.mkdir(parents=True, exist_ok=True)
         golden.write_text(text)

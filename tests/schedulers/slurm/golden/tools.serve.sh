@@ -27,6 +27,6 @@ setup() {
 }
 
 replica() {
-    exec python -m trainer serve --directory s3://b/exports --host 0.0.0.0 --port 9000 --wait-ms 5
+    exec python -m trainer serve --directory s3://b/exports --port 9000 --host 0.0.0.0 --wait-ms 5
 }
 

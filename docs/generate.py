@@ -33,7 +33,8 @@ READING_ORDER = (
     "training/sharded_model",
     "models/losses",
     "optim/optimizers",
-    "data/order",
+    "data/lanes",
+    "data/shuffling",
     "data/loader",
     "checkpoint/saver",
 )

@@ -19,8 +19,8 @@ from trainer.data.batch import Batch
 from trainer.data.dataset import FileSet
 from trainer.data.features import with_all_features
 from trainer.data.kept import KeptColumns
+from trainer.data.lanes import PartLanes, lanes_of
 from trainer.data.loader import Loader
-from trainer.data.parts import PartLanes, lanes_of
 from trainer.models.outputs import ModelOutput, compute_outputs
 from trainer.run.preemption import Stopped
 from trainer.training.sharded_model import ShardedModel

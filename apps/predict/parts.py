@@ -16,7 +16,7 @@ from trainer.core.console import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
 from trainer.data.dataset import FOOTER_THREADS
-from trainer.data.parts import Part, cut_into_parts
+from trainer.data.lanes import RowRange, cut_into_parts
 
 MANIFEST = "manifest.json"
 NAME = re.compile(r"part-\d{5,}-of-\d{5,}\.parquet")
@@ -43,7 +43,7 @@ class PartFiles:
 
     def __init__(self, directory: RunDirectory, rows: int, size: int, names: Sequence[str] = ()) -> None:
         self._directory, self._names = directory, names
-        self.parts: list[Part] = cut_into_parts(rows, size)
+        self.parts: list[RowRange] = cut_into_parts(rows, size)
 
     def __str__(self) -> str:
         return plural(len(self.parts), "part")
@@ -69,7 +69,7 @@ class PartFiles:
         except pa.ArrowException:
             return False
 
-    def row_groups(self, number: int, batch_size: int) -> list[Part]:
+    def row_groups(self, number: int, batch_size: int) -> list[RowRange]:
         """Returns where the row groups of a part begin and end: each has as many whole batches as fit."""
         start, stop = self.parts[number]
         size = max(1, ROW_GROUP_ROWS // batch_size) * batch_size

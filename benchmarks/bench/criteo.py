@@ -9,7 +9,7 @@ from benchmarks.bench.comparison import Comparison, alternate
 from benchmarks.bench.readers import LANES, load, one_core, rate, read_columns
 from trainer.config.features import SparseFeature
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.lanes import Lanes
 from trainer.training.session import Session
 
 MOST_ROWS = 1_000_000  # enough for windows of full length in every lane

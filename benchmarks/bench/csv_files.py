@@ -15,7 +15,7 @@ from benchmarks.bench.readers import LANES, load, one_core, rate
 from trainer.config.csv import CsvConfig
 from trainer.config.data import DataConfig
 from trainer.data.dataset import FileSet, find_files
-from trainer.data.order import Lanes
+from trainer.data.lanes import Lanes
 from trainer.data.readers.csv import column_types
 from trainer.training.session import Session
 

@@ -16,8 +16,8 @@ import torch
 from benchmarks.bench.comparison import Comparison, alternate
 from trainer.config.data import DataConfig
 from trainer.data.dataset import FileSet
+from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
-from trainer.data.order import Lanes
 from trainer.training.session import Session
 
 LANES = 8

@@ -13,8 +13,8 @@ from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
+from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
-from trainer.data.order import Lanes
 
 TABLE = pa.table(
     {

@@ -11,9 +11,9 @@ from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.catalogue import read_catalogue
 from trainer.data.dataset import DataFile, find_files
+from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives
-from trainer.data.order import Lanes
 
 FEATURES = ["item", "tags", "price"]
 ITEMS = {

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from jobs import config, write_rows
 
 from trainer.config.data import DataConfig
+from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch
-from trainer.data.dataset import find_files
-from trainer.data.loader import Loader
-from trainer.data.order import Lanes
+from trainer.data.dataset import RowGroup, find_files
+from trainer.data.lanes import Lanes
+from trainer.data.loader import Loader, SharedRows, locate, shared
+from trainer.data.rows import Rows
+from trainer.data.shuffling import RowSlice
 
 ROW_GROUPS = {"a": [0, 37, 5, 0, 200], "b": [], "c": [1], "d": [0], "e": [300, 1, 64], "f": [96]}
 ROWS = 704
@@ -347,3 +352,49 @@ def test_memory_file_system():
     with fsspec.open("memory://set/one.parquet", "wb") as file:
         pq.write_table(table(0, 100), file)
     assert sorted(itertools.chain(*global_row_ids("memory://set", 2))) == list(range(100))
+
+
+def test_only_row_groups_that_come_again_are_shared():
+    first, second, third = (RowGroup(0, index, 9) for index in range(3))
+    parts = [RowSlice(first, 6, 9), RowSlice(second, 0, 9), RowSlice(third, 0, 4), RowSlice(first, 2, 6)]
+    found = shared([*parts, RowSlice(third, 4, 5)])
+    assert {group: (one.whole.start, one.whole.stop, one.uses) for group, one in found.items()} == {
+        first: (2, 9, 2),
+        third: (0, 5, 2),
+    }
+
+
+def test_shared_rows_are_decoded_once_and_given_up_after_their_last_use():
+    group, made = RowGroup(0, 0, 9), []
+
+    def decoded(part):
+        made.append(part)
+        numbers = np.arange(part.start, part.stop, dtype=np.float32)[None]
+        return Rows(numbers, np.empty((0, len(part)), np.int32), {}, *np.empty((2, 0, len(part)), np.int64))
+
+    kept = SharedRows(RowSlice(group, 2, 9), uses=2)
+    assert kept.take(RowSlice(group, 5, 9), decoded).numbers.tolist() == [[5, 6, 7, 8]]
+    assert kept.take(RowSlice(group, 2, 5), decoded).numbers.tolist() == [[2, 3, 4]]
+    assert made == [RowSlice(group, 2, 9)]
+    kept.uses = 1
+    kept.take(RowSlice(group, 2, 5), decoded)
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_sample_is_where_it_is_said_to_be(tmp_path, shuffle):
+    seed = 3
+    write_rows(tmp_path, [130, 0, 90], row_group_size=37)
+    tree = config(tmp_path, data__shuffle=shuffle)
+    tree["data"]["dense"] = {"row_id": {}}
+    data = Config.model_validate(tree).data
+    files = find_files("data.train", data.train, data)
+    lanes = Lanes(files.rows, 8, 64)
+    loader = Loader(files, data, lanes, 0, 1, seed, shuffle)
+    for step, batch in enumerate(loader.batches(0, 2 * lanes.steps), 1):
+        for position, (row, weight) in enumerate(zip(batch.dense[:, 0], batch.weights, strict=True)):
+            found = locate(files, data, lanes, seed, step, position)
+            assert (found == "padding") == (weight == 0)
+            if weight:
+                name, group, place = re.fullmatch(r"(.+), row group (\d+), row (\d+)", found).groups()
+                assert pq.ParquetFile(name).read_row_group(int(group))["row_id"][int(place)].as_py() == row

@@ -17,8 +17,8 @@ from trainer.config.data import DataConfig
 from trainer.config.root import Config, to_toml
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
+from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
-from trainer.data.order import Lanes
 from trainer.data.selected_files import find_training_files
 
 COUNTRIES = ["DE", "São Tomé", "a/b=c", None]

@@ -17,9 +17,8 @@ from trainer.config.select import COMPARISONS
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
 from trainer.data.filters import by_statistics, meets_all
-from trainer.data.loader import Loader
-from trainer.data.locate import locate
-from trainer.data.order import Lanes
+from trainer.data.lanes import Lanes
+from trainer.data.loader import Loader, locate
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.selected_files import find_evaluated_files, find_training_files
 

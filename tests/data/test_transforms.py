@@ -18,8 +18,8 @@ from trainer.__main__ import main as trainer
 from trainer.config.root import Config, load_config, to_toml
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
+from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
-from trainer.data.order import Lanes
 
 MASK = 2**64 - 1
 

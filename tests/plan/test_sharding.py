@@ -14,8 +14,8 @@ from torch import nn
 
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
+from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
-from trainer.data.order import Lanes
 
 PLANS = [
     "table_wise",

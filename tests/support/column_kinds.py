@@ -14,8 +14,8 @@ from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch
 from trainer.data.dataset import find_files
+from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
-from trainer.data.order import Lanes
 
 EPOCH = datetime.date(1970, 1, 1)
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}

@@ -11,8 +11,8 @@ from torch import nn
 
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
+from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
-from trainer.data.order import Lanes
 
 STEPS = 10
 PLANS = {1: ["table_wise"], 2: ["row_wise"], 4: ["column_wise"]}

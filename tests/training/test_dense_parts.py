@@ -11,8 +11,8 @@ from torch import nn
 
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
+from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
-from trainer.data.order import Lanes
 
 RANKS = (1, 2, 4)
 STEPS, EPOCH, STOP = 12, 4, 5

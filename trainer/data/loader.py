@@ -5,24 +5,31 @@ hand every batch over by a copy. Nor with torchdata's, whose saved state fits on
 position is the step. Threads suffice, as Arrow, NumPy and file systems let others run while they work.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from trainer.config.data import DataConfig
-from trainer.data.ahead import ahead
 from trainer.data.batch import Batch, to_batch
 from trainer.data.chunk import Chunk
 from trainer.data.dataset import FileSet, RowGroup
 from trainer.data.decode import decode
+from trainer.data.lanes import Lanes, share_of
 from trainer.data.negatives import Negatives
-from trainer.data.order import Lanes, RowSlice, Window, ends_of, epoch_order, share_of, window_order, windows
-from trainer.data.row_groups import RowGroupReader, SharedRows, shared
+from trainer.data.row_groups import RowGroupReader
 from trainer.data.rows import Rows
+from trainer.data.shuffling import RowSlice, ShuffleWindow, ends_of, epoch_order, row_slices, window_order, windows
 from trainer.data.vocabulary import fingerprints
+
+T = TypeVar("T")
+END: Any = object()  # the end of an iterator, as a generator cannot pass StopIteration on
 
 
 class Loader:
@@ -75,7 +82,7 @@ class Loader:
         assembler = ThreadPoolExecutor(1, "assemble")
         with ThreadPoolExecutor(self._config.read_threads, "read") as pool:
             try:
-                yield from ahead(self._assemble(start, stop, pool), self._config.prefetch_batches, assembler)
+                yield from _ahead(self._assemble(start, stop, pool), self._config.prefetch_batches, assembler)
             finally:
                 assembler.shutdown(cancel_futures=True)
 
@@ -94,22 +101,23 @@ class Loader:
         """Yields this rank's rows of the steps in `[first, last)` of an epoch, lane by lane."""
         offset = first * self._lanes.samples_per_step
         plan = self._plan(epoch, offset)
-        kept = shared(part for lane in plan.values() for window in lane for part in window.row_slices)
-        streams = [self._steps(ahead(self._read_lane(epoch, lane, plan[lane], offset, kept), 1, pool)) for lane in plan]
+        kept = shared(row_slice for lane in plan.values() for window in lane for row_slice in window.row_slices)
+        read = [_ahead(self._read_lane(epoch, lane, plan[lane], offset, kept), 1, pool) for lane in plan]
+        streams = [self._steps(rows) for rows in read]
         if self._negatives:
             follow = self._negatives.follow
             streams = [follow(rows, epoch, lane, first) for lane, rows in zip(plan, streams, strict=True)]
         for _ in range(first, last):
-            yield [self._part(next(stream)) for stream in streams]
+            yield [self._slice(next(stream)) for stream in streams]
 
-    def _part(self, rows: Rows) -> Rows:
-        """Returns this rank's part of a lane's rows in a step."""
-        # Ranks of a lane read the same and keep their part: files cannot be cut finer than row groups, and which
+    def _slice(self, rows: Rows) -> Rows:
+        """Returns this rank's slice of the rows of a lane in a step."""
+        # Ranks of a lane read the same rows and keep their slice: files cannot be cut finer than row groups, and which
         # samples make up a step must not depend on the number of ranks.
-        part, size = self._share.part, len(rows) // self._share.parts
-        return rows if size == len(rows) else rows.slice(part * size, (part + 1) * size)
+        number, size = self._share.slice, len(rows) // self._share.slices
+        return rows if size == len(rows) else rows.slice(number * size, (number + 1) * size)
 
-    def _plan(self, epoch: int, offset: int) -> dict[int, list[Window]]:
+    def _plan(self, epoch: int, offset: int) -> dict[int, list[ShuffleWindow]]:
         """Returns, for each of this rank's lanes, the windows that hold its samples from `offset` on."""
         order = epoch_order(self._files.row_groups, self._seed, epoch, self._shuffle)
         ends, size = ends_of(order), self._config.shuffle_window_rows
@@ -117,7 +125,7 @@ class Loader:
         return {lane: [one for one in windows(rows, size) if one.stop > offset] for lane, rows in lanes.items()}
 
     def _read_lane(
-        self, epoch: int, lane: int, plan: list[Window], offset: int, kept: dict[RowGroup, SharedRows]
+        self, epoch: int, lane: int, plan: list[ShuffleWindow], offset: int, kept: dict[RowGroup, "SharedRows"]
     ) -> Iterator[Rows]:
         """Yields a lane's windows, shuffled, from the sample at `offset` on."""
         for window in plan:
@@ -126,36 +134,117 @@ class Loader:
             yield rows.slice(max(0, offset - window.start), len(window))
 
     def _read_window(
-        self, epoch: int, window: Window, order: np.ndarray | None, kept: dict[RowGroup, SharedRows]
+        self, epoch: int, window: ShuffleWindow, order: np.ndarray | None, kept: dict[RowGroup, "SharedRows"]
     ) -> Rows:
         if len(window.row_slices) == 1 and window.row_slices[0].group not in kept:
             return self._decode(epoch, window.row_slices[0], order)
         decoded = partial(self._decode, epoch)
-        parts = [
-            kept[part.group].take(part, decoded) if part.group in kept else decoded(part) for part in window.row_slices
-        ]
-        rows = Rows.join(parts)
+        rows = Rows.join(
+            [kept[one.group].take(one, decoded) if one.group in kept else decoded(one) for one in window.row_slices]
+        )
         return rows if order is None else rows.take(order)
 
-    def _decode(self, epoch: int, part: RowSlice, order: np.ndarray | None = None) -> Rows:
+    def _decode(self, epoch: int, row_slice: RowSlice, order: np.ndarray | None = None) -> Rows:
         """Decodes rows of a row group: each column while it is in the cache."""
-        with self._reader.open(part.group, epoch) as column:
-            chunk = Chunk(column, range(part.start, part.stop), partial(self._reader.where, part.group))
-            return decode(chunk, self._config, self._lists, order)
+        with self._reader.open(row_slice.group, epoch) as column:
+            rows = range(row_slice.start, row_slice.stop)
+            return decode(
+                Chunk(column, rows, partial(self._reader.where, row_slice.group)), self._config, self._lists, order
+            )
 
     def _steps(self, windows: Iterator[Rows]) -> Iterator[Rows]:
-        """Cuts windows into steps of equal length, the last padded, and then yields padding for ever."""
-        parts: list[Rows] = []
+        """Cuts windows into steps of equal length, pads the last step, and then yields padding for ever."""
+        pieces: list[Rows] = []
         need = self._lanes.samples_per_step
         for window in windows:
             at = 0
             while len(window) - at >= need:
-                yield Rows.join([*parts, window.slice(at, at + need)])
-                at, parts, need = at + need, [], self._lanes.samples_per_step
+                yield Rows.join([*pieces, window.slice(at, at + need)])
+                at, pieces, need = at + need, [], self._lanes.samples_per_step
             if at < len(window):
-                parts.append(window.slice(at, len(window)))
+                pieces.append(window.slice(at, len(window)))
                 need -= len(window) - at
         # Lanes differ by one sample, and a rank whose lanes are done must not leave the others waiting in a collective.
         while True:
-            yield Rows.join([*parts, Rows.padding(need, self._config, self._lists)])
-            parts, need = [], self._lanes.samples_per_step
+            yield Rows.join([*pieces, Rows.padding(need, self._config, self._lists)])
+            pieces, need = [], self._lanes.samples_per_step
+
+
+def _ahead(items: Iterator[T], depth: int, pool: ThreadPoolExecutor) -> Iterator[T]:
+    """Returns the items; the pool makes `depth` items ahead, from now on. With a depth above 1 it has one thread."""
+    take = partial(pool.submit, next, items, END)
+    waiting = deque(take() for _ in range(depth))
+
+    # Not in this function's own body, which would begin when its first item is asked for: all lanes start at once.
+    def wait() -> Iterator[T]:
+        while (item := waiting.popleft().result()) is not END:
+            waiting.append(take())
+            yield item
+
+    return wait()
+
+
+@dataclass
+class SharedRows:
+    """Rows of a row group that several windows have slices of: decoded once, and kept until the last slice is taken.
+
+    Attributes:
+        whole: From the beginning of the first slice to the end of the last one.
+        uses: Windows that still need a slice.
+    """
+
+    whole: RowSlice
+    uses: int
+    _rows: Rows | None = None
+    _lock: Lock = field(default_factory=Lock)  # lanes are read by threads, and two may need the same row group
+
+    def take(self, row_slice: RowSlice, decoded: Callable[[RowSlice], Rows]) -> Rows:
+        """Returns a slice; for the first slice, `decoded` makes the whole."""
+        with self._lock:
+            rows = decoded(self.whole) if self._rows is None else self._rows
+            self.uses -= 1
+            self._rows = rows if self.uses else None
+        return rows.slice(row_slice.start - self.whole.start, row_slice.stop - self.whole.start)
+
+
+def shared(slices: Iterable[RowSlice]) -> dict[RowGroup, SharedRows]:
+    """Returns the rows to share of each row group that occurs more than once."""
+    # Counting uses replaced two caches by size, which could not know that a row group's last use was over.
+    by_group: dict[RowGroup, list[RowSlice]] = {}
+    for one in slices:
+        by_group.setdefault(one.group, []).append(one)
+    return {group: SharedRows(_hull(group, found), len(found)) for group, found in by_group.items() if len(found) > 1}
+
+
+def _hull(group: RowGroup, slices: Sequence[RowSlice]) -> RowSlice:
+    return RowSlice(group, min(one.start for one in slices), max(one.stop for one in slices))
+
+
+def locate(files: FileSet, config: DataConfig, lanes: Lanes, seed: int, step: int, position: int) -> str:
+    """Returns what messages call a sample of a step: its file, row group and row.
+
+    Args:
+        files: The data set.
+        config: How it is shuffled.
+        lanes: The samples of every step.
+        seed: Seed of the shuffling.
+        step: The step; the first is 1.
+        position: The sample's place in the global batch, rank after rank.
+    """
+    epoch, epoch_step = divmod(step - 1, lanes.steps)
+    lane, sample = divmod(position, lanes.samples_per_step)
+    at = epoch_step * lanes.samples_per_step + sample
+    order = epoch_order(files.row_groups, seed, epoch, config.shuffle)
+    for window in windows(row_slices(order, ends_of(order), *lanes.bounds(lane)), config.shuffle_window_rows):
+        if at < window.stop:
+            shuffled = window_order(len(window), seed, epoch, lane, window.number) if config.shuffle else None
+            row = at - window.start
+            row = row if shuffled is None else int(shuffled[row])
+            break
+    else:
+        return "padding"
+    for row_slice in window.row_slices:
+        if row < len(row_slice):
+            break
+        row -= len(row_slice)
+    return RowGroupReader(files, config, []).where_row(row_slice.group, row_slice.start + row, epoch)

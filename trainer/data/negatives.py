@@ -7,8 +7,8 @@ import numpy as np
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.catalogue import Catalogue
-from trainer.data.philox import philox
 from trainer.data.rows import NO_ITEM, Rows
+from trainer.data.shuffling import philox
 
 STREAM = 1  # of the random numbers; 0 is that of the order of the samples
 

@@ -1,19 +1,16 @@
-"""Opens the row groups of a data set, and shares those that several windows need."""
+"""Opens the row groups of a data set."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from threading import Lock
+from dataclasses import replace
 
 import pyarrow as pa
 
 from trainer.config.data import DataConfig
 from trainer.data.dataset import FileSet, RowGroup, readable
-from trainer.data.order import RowSlice
 from trainer.data.partitions import with_path_columns
 from trainer.data.readers.base import Column, IndexedReader, PlacedReader, Statistics
 from trainer.data.readers.registry import make_reader
-from trainer.data.rows import Rows
 from trainer.data.selection import Draw, SelectedColumns, row_in_file, select, selecting_columns
 
 
@@ -95,39 +92,3 @@ class RowGroupReader:
             with self.open(group, epoch) as column:
                 row = row_in_file(column, row)
         return self.where(group, row)
-
-
-@dataclass
-class SharedRows:
-    """Rows of a row group that several windows have parts of: decoded once, and kept until the last one has its part.
-
-    Attributes:
-        whole: From the beginning of the first part to the end of the last one.
-        uses: Windows that still need a part.
-    """
-
-    whole: RowSlice
-    uses: int
-    _rows: Rows | None = None
-    _lock: Lock = field(default_factory=Lock)  # lanes are read by threads, and two may need the same row group
-
-    def take(self, part: RowSlice, decoded: Callable[[RowSlice], Rows]) -> Rows:
-        """Returns a part, after `decoded` has made the whole for the first one."""
-        with self._lock:
-            rows = decoded(self.whole) if self._rows is None else self._rows
-            self.uses -= 1
-            self._rows = rows if self.uses else None
-        return rows.slice(part.start - self.whole.start, part.stop - self.whole.start)
-
-
-def shared(parts: Iterable[RowSlice]) -> dict[RowGroup, SharedRows]:
-    """Returns what is shared of the row groups that occur more than once."""
-    # Counting uses replaced two caches by size, which could not know that a row group's last use was over.
-    by_group: dict[RowGroup, list[RowSlice]] = {}
-    for part in parts:
-        by_group.setdefault(part.group, []).append(part)
-    return {group: SharedRows(_hull(group, found), len(found)) for group, found in by_group.items() if len(found) > 1}
-
-
-def _hull(group: RowGroup, parts: Sequence[RowSlice]) -> RowSlice:
-    return RowSlice(group, min(part.start for part in parts), max(part.stop for part in parts))

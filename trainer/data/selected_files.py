@@ -15,10 +15,10 @@ from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, RowChoice, RowGroup, find_files, list_files
 from trainer.data.filters import by_statistics, check_clauses, meets_all
-from trainer.data.philox import philox
 from trainer.data.readers.registry import make_reader
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.selection import is_negative
+from trainer.data.shuffling import philox
 
 COUNT_THREADS = 16  # counting waits for storage
 PROGRESS_SECONDS = 10

@@ -18,7 +18,7 @@ from trainer.config.catalogue import LaneRows
 from trainer.config.tasks import TaskConfig
 from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.data.order import Lanes
+from trainer.data.lanes import Lanes
 from trainer.data.rows import NO_ITEM
 
 

@@ -17,7 +17,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch
-from trainer.data.order import MIN_LANES
+from trainer.data.lanes import MIN_LANES
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import table_of_weight
 from trainer.models.tasks import ModelWithLoss

@@ -17,8 +17,8 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.catalogue import Catalogue, read_catalogue
 from trainer.data.dataset import DataFile, FileSet
+from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
-from trainer.data.order import Lanes
 from trainer.data.readers.registry import make_reader
 from trainer.data.selected_files import find_evaluated_files
 from trainer.data.vocabulary import check_fingerprints

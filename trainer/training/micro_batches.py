@@ -13,7 +13,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch
-from trainer.data.order import Lanes, divides
+from trainer.data.lanes import Lanes, divides
 from trainer.run.recording import part
 from trainer.training.cut import Cut
 from trainer.training.nonfinite import LossScale

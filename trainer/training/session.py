@@ -18,9 +18,8 @@ from trainer.core.secrets import without_secrets
 from trainer.data.batch import Batch
 from trainer.data.catalogue import Catalogue
 from trainer.data.dataset import FileSet
-from trainer.data.loader import Loader
-from trainer.data.locate import locate
-from trainer.data.order import Lanes
+from trainer.data.lanes import Lanes
+from trainer.data.loader import Loader, locate
 from trainer.data.vocabulary import fingerprints
 from trainer.run.histograms import Histograms
 from trainer.run.preemption import Request, Stopped, StopRequests

@@ -17,9 +17,9 @@ from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet
+from trainer.data.lanes import Lanes, check_lanes, default_lanes
 from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives
-from trainer.data.order import Lanes, check_lanes, default_lanes
 from trainer.data.selected_files import find_training_files
 from trainer.metrics.checks import check_metrics, check_watched_metrics
 from trainer.models.losses_over_samples import check_units

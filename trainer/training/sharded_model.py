@@ -13,7 +13,7 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.core.local_shards import local_shards_of
 from trainer.data.batch import Batch
-from trainer.data.order import Lanes
+from trainer.data.lanes import Lanes
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import table_of_weight, table_shapes
 from trainer.models.precision import DTYPES, allow_tf32

@@ -1,17 +1,72 @@
-"""Parts as lanes: every row once, in order, in as many steps on every rank; features alone, and beside empty ones."""
+"""Lanes: every row of an epoch falls into exactly one step; parts as lanes, in as many steps on every rank."""
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from jobs import config, write_rows
 
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
 from trainer.data.features import features_only, with_all_features
+from trainer.data.lanes import Lanes, check_lanes, cut_into_parts, default_lanes, lanes_of, share_of
 from trainer.data.loader import Loader
-from trainer.data.parts import cut_into_parts, lanes_of
 
 SIZE, BATCH = 32, 8
+
+
+@st.composite
+def some_lanes(draw):
+    lanes = draw(st.integers(1, 24))
+    return Lanes(draw(st.integers(1, 5000)), lanes, lanes * draw(st.integers(1, 40)), draw(st.booleans()))
+
+
+@given(some_lanes())
+def test_lanes_partition_the_rows(lanes):
+    bounds = [lanes.bounds(lane) for lane in range(lanes.lanes)]
+    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
+    assert bounds[-1][1] == lanes.rows
+    lengths = lanes.lengths.tolist()
+    assert max(lengths) - min(lengths) <= 1
+
+
+@given(some_lanes())
+def test_steps_hold_every_row(lanes):
+    in_steps = [lanes.samples_in_step(step) for step in range(lanes.steps)]
+    if lanes.keep_last:
+        assert sum(in_steps) == lanes.rows
+        assert in_steps[-1] > 0
+    else:
+        assert set(in_steps) <= {lanes.global_batch_size}
+        assert 0 <= lanes.rows - sum(in_steps) < lanes.global_batch_size + lanes.lanes
+    assert in_steps == sorted(in_steps, reverse=True)
+
+
+@given(st.sampled_from([(8, world) for world in (1, 2, 4, 8, 16, 24)] + [(12, 3), (12, 6), (12, 36), (1, 5)]))
+def test_ranks_share_lanes_evenly(case):
+    lanes, world_size = case
+    shares = [share_of(rank, world_size, lanes) for rank in range(world_size)]
+    served = [(lane, share.slice) for share in shares for lane in share.lanes]
+    assert served == [(lane, piece) for lane in range(lanes) for piece in range(shares[0].slices)]
+    assert len({(len(share.lanes), share.slices) for share in shares}) == 1
+
+
+@given(st.integers(1, 100))
+def test_default_lanes(world_size):
+    lanes = default_lanes(world_size)
+    assert lanes % world_size == 0
+    assert 8 <= lanes < max(8, world_size) + world_size
+
+
+def test_numbers_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match=r"3 ranks cannot share data\.lanes = 8.*1, 2, 4, 8.*multiple"):
+        check_lanes(8, 3, 8192)
+    with pytest.raises(ValueError, match=r"data\.global_batch_size is 100, which 8 lanes do not divide.*such as 96"):
+        check_lanes(8, 2, 100)
+    with pytest.raises(ValueError, match="which 16 ranks do not divide; use a multiple of 16, such as 16"):
+        check_lanes(8, 16, 8)
+    check_lanes(8, 16, 8192)
 
 
 @pytest.fixture(scope="module")

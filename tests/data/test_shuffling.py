@@ -1,53 +1,13 @@
-"""The arithmetic of lanes: every row of an epoch falls into exactly one place."""
+"""The order of an epoch: windows hold each row of a lane once, and an order never changes."""
 
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.dataset import RowGroup
-from trainer.data.order import (
-    Lanes,
-    RowSlice,
-    check_lanes,
-    default_lanes,
-    ends_of,
-    epoch_order,
-    row_slices,
-    share_of,
-    window_order,
-    windows,
-)
-
-
-@st.composite
-def some_lanes(draw):
-    lanes = draw(st.integers(1, 24))
-    return Lanes(draw(st.integers(1, 5000)), lanes, lanes * draw(st.integers(1, 40)), draw(st.booleans()))
-
-
-@given(some_lanes())
-def test_lanes_partition_the_rows(lanes):
-    bounds = [lanes.bounds(lane) for lane in range(lanes.lanes)]
-    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
-    assert bounds[-1][1] == lanes.rows
-    lengths = lanes.lengths.tolist()
-    assert max(lengths) - min(lengths) <= 1
-
-
-@given(some_lanes())
-def test_steps_hold_every_row(lanes):
-    in_steps = [lanes.samples_in_step(step) for step in range(lanes.steps)]
-    if lanes.keep_last:
-        assert sum(in_steps) == lanes.rows
-        assert in_steps[-1] > 0
-    else:
-        assert set(in_steps) <= {lanes.global_batch_size}
-        assert 0 <= lanes.rows - sum(in_steps) < lanes.global_batch_size + lanes.lanes
-    assert in_steps == sorted(in_steps, reverse=True)
-
+from trainer.data.shuffling import RowSlice, ends_of, epoch_order, row_slices, window_order, windows
 
 row_groups = st.lists(st.integers(1, 50), min_size=1, max_size=12).map(
     lambda sizes: [RowGroup(0, index, rows) for index, rows in enumerate(sizes)]
@@ -84,32 +44,6 @@ def test_spans_are_the_rows_asked_for(order, data):
     stop = data.draw(st.integers(start, rows))
     sequence = [(group, row) for group in order for row in range(group.rows)]
     assert rows_of(row_slices(order, ends_of(order), start, stop)) == sequence[start:stop]
-
-
-@given(st.sampled_from([(8, world) for world in (1, 2, 4, 8, 16, 24)] + [(12, 3), (12, 6), (12, 36), (1, 5)]))
-def test_ranks_share_lanes_evenly(case):
-    lanes, world_size = case
-    shares = [share_of(rank, world_size, lanes) for rank in range(world_size)]
-    served = [(lane, share.part) for share in shares for lane in share.lanes]
-    assert served == [(lane, part) for lane in range(lanes) for part in range(shares[0].parts)]
-    assert len({(len(share.lanes), share.parts) for share in shares}) == 1
-
-
-@given(st.integers(1, 100))
-def test_default_lanes(world_size):
-    lanes = default_lanes(world_size)
-    assert lanes % world_size == 0
-    assert 8 <= lanes < max(8, world_size) + world_size
-
-
-def test_numbers_that_do_not_divide_are_refused():
-    with pytest.raises(ValueError, match=r"3 ranks cannot share data\.lanes = 8.*1, 2, 4, 8.*multiple"):
-        check_lanes(8, 3, 8192)
-    with pytest.raises(ValueError, match=r"data\.global_batch_size is 100, which 8 lanes do not divide.*such as 96"):
-        check_lanes(8, 2, 100)
-    with pytest.raises(ValueError, match="which 16 ranks do not divide; use a multiple of 16, such as 16"):
-        check_lanes(8, 16, 8)
-    check_lanes(8, 16, 8192)
 
 
 def test_an_epoch_has_its_own_order():

@@ -1,0 +1,168 @@
+"""Lanes: how the samples of an epoch are divided into steps, for any number of ranks.
+
+An epoch is one sequence of rows (`shuffling.py`). The sequence is cut into `L` lanes whose lengths differ by at most
+one row. Step `k` takes the next `B / L` rows of every lane, where `B` is the global batch size. So the position of a
+run is one number, the step, and a global batch holds the same samples on any number of ranks.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from trainer.core.errors import InputError
+from trainer.data.dataset import RowGroup
+from trainer.data.shuffling import RowSlice, row_slices
+
+MIN_LANES = 8  # so that a run that began on few ranks can be resumed on 1, 2, 4, 8 and every multiple of 8
+RowRange = tuple[int, int]
+"""Where consecutive rows of a data set begin and end."""
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """How the samples of an epoch are divided into lanes and steps.
+
+    Attributes:
+        rows: Samples of the data set.
+        lanes: Number of lanes, `L`.
+        global_batch_size: Samples per step over all ranks, `B`; a multiple of `L`.
+        keep_last: Whether the last, short step counts.
+    """
+
+    rows: int
+    lanes: int
+    global_batch_size: int
+    keep_last: bool = True
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of one lane in one step, `B / L`."""
+        return self.global_batch_size // self.lanes
+
+    @property
+    def steps(self) -> int:
+        """Steps of one epoch, the same on every rank."""
+        longest, shortest = -(-self.rows // self.lanes), self.rows // self.lanes
+        return -(-longest // self.samples_per_step) if self.keep_last else shortest // self.samples_per_step
+
+    def bounds(self, lane: int) -> RowRange:
+        """Returns where a lane begins and ends in the epoch's sequence."""
+        length, longer = divmod(self.rows, self.lanes)
+        start = lane * length + min(lane, longer)
+        return start, start + length + (lane < longer)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """The samples of each lane, `[L]`."""
+        return np.array([stop - start for start, stop in map(self.bounds, range(self.lanes))])
+
+    def row_slices(self, order: list[RowGroup], ends: np.ndarray, lane: int) -> list[RowSlice]:
+        """Returns the rows of a lane; `ends` is `ends_of(order)`."""
+        return row_slices(order, ends, *self.bounds(lane))
+
+    def samples_in_step(self, step: int) -> int:
+        """Returns the samples of a step of the epoch, over all ranks and without padding."""
+        left = self.lengths - step * self.samples_per_step
+        return int(left.clip(0, self.samples_per_step).sum())
+
+
+def default_lanes(world_size: int) -> int:
+    """Returns the smallest multiple of the number of ranks that is at least 8."""
+    return world_size * -(-MIN_LANES // world_size)
+
+
+def check_lanes(lanes: int, world_size: int, global_batch_size: int) -> None:
+    """Refuses numbers of lanes, ranks and samples that do not divide each other.
+
+    Raises:
+        InputError: The number of ranks is neither a divisor nor a multiple of the lanes, or the batch cannot be cut
+            into equal slices.
+    """
+    if lanes % world_size and world_size % lanes:
+        allowed = [n for n in range(1, lanes + 1) if lanes % n == 0]
+        raise InputError(
+            f"{world_size} ranks cannot share data.lanes = {lanes}; use a number of ranks that divides it "
+            f"({', '.join(map(str, allowed))}) or is a multiple of it"
+        )
+    slices = max(lanes, world_size)
+    if global_batch_size % slices:
+        raise InputError(
+            f"data.global_batch_size is {global_batch_size}, which {slices} {'lanes' if slices == lanes else 'ranks'} "
+            f"do not divide; use a multiple of {slices}, such as {max(1, round(global_batch_size / slices)) * slices}"
+        )
+
+
+def divides(lanes: int, slices: int, global_batch_size: int) -> bool:
+    """Returns whether a global batch can be cut into `slices` equal slices of whole lanes, or of one lane each."""
+    return (lanes % slices == 0 or slices % lanes == 0) and global_batch_size % max(lanes, slices) == 0
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank reads of each step: whole lanes, or a slice of one lane.
+
+    Attributes:
+        lanes: The lanes.
+        slice: The number of the slice, in `[0, slices)`.
+        slices: Equal slices that the samples of a lane are cut into in each step.
+    """
+
+    lanes: range
+    slice: int
+    slices: int
+
+
+def share_of(rank: int, world_size: int, lanes: int) -> Share:
+    """Returns the share of a rank."""
+    if world_size <= lanes:
+        each = lanes // world_size
+        return Share(range(rank * each, (rank + 1) * each), 0, 1)
+    slices = world_size // lanes
+    return Share(range(rank // slices, rank // slices + 1), rank % slices, slices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartLanes(Lanes):
+    """One lane for each rank that holds its parts of a data set, one after the other; no step has rows of two parts.
+
+    Attributes:
+        parts: The parts of each lane. All but the last part of a lane are whole steps.
+    """
+
+    parts: tuple[tuple[RowRange, ...], ...]
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """The samples of each lane, `[L]`."""
+        return np.array([sum(stop - start for start, stop in parts) for parts in self.parts])
+
+    @property
+    def steps(self) -> int:
+        """Steps until the longest lane ends."""
+        return -(-int(self.lengths.max()) // self.samples_per_step)
+
+    def row_slices(self, order: list[RowGroup], ends: np.ndarray, lane: int) -> list[RowSlice]:
+        """Returns the rows of a lane; `ends` is `ends_of(order)`."""
+        return [one for part in self.parts[lane] for one in row_slices(order, ends, *part)]
+
+
+def cut_into_parts(rows: int, size: int) -> list[RowRange]:
+    """Returns parts of `size` rows of a data set; the last part may be shorter."""
+    return [(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def lanes_of(parts: list[RowRange], world_size: int, batch_size: int) -> PartLanes:
+    """Returns lanes in which the ranks take the parts in turn.
+
+    Args:
+        parts: The parts. All but the last have a multiple of `batch_size` rows.
+        world_size: Number of ranks.
+        batch_size: Rows of a rank in a step.
+    """
+    return PartLanes(
+        rows=sum(stop - start for start, stop in parts),
+        lanes=world_size,
+        global_batch_size=batch_size * world_size,
+        parts=tuple(tuple(parts[rank::world_size]) for rank in range(world_size)),
+    )

@@ -69,7 +69,7 @@ def table(headers: list[str], rows: list[list[str]]) -> str:
 
 def configuration() -> str:
     """Every key of the configuration, a table for each section."""
-    from trainer.config.described import described
+    from trainer.config.help import described
     from trainer.config.root import Config
 
     return "\n\n".join(

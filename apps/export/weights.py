@@ -10,7 +10,7 @@ from trainer.checkpoint.rowwise_state import ColumnShards
 from trainer.checkpoint.saved_rows import SavedRows
 from trainer.checkpoint.state_dict import is_table
 from trainer.checkpoint.store import Checkpoint
-from trainer.config.averages import AverageConfig
+from trainer.config.optim import AverageConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.builder import build_model

@@ -10,7 +10,7 @@ from command import run_trainer, write_config
 from jobs import config, launch, launch_rounds, saved_tensors, write_rows
 from trainer_process import committed
 
-from trainer.config.stop_early import StopEarlyConfig
+from trainer.config.train import StopEarlyConfig
 from trainer.training.stop_early import reason_to_stop
 
 END = 12  # overfits from the first evaluation on, so that two evaluations later nothing is better

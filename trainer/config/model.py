@@ -1,11 +1,15 @@
-"""Configuration of the model and its loss."""
+"""Configuration of the model, and whether it goes with the data and the tasks."""
 
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal, Self
 
 import pydantic
 
-from trainer.config.experts import ExpertsConfig
-from trainer.core.errors import InputError
+from trainer.config.data import DataConfig
+from trainer.config.tasks import TaskConfig
+from trainer.config.train import TrainConfig
+from trainer.core.errors import InputError, nearest
 from trainer.core.section import Section, flat
 
 # The names of MODELS in trainer/models, which cannot be imported without torch, each with those keys that not all of
@@ -23,7 +27,22 @@ USED_BY = {
     "dbmtl": ("over_layers", "tower_layers", "relation_layers", "dependencies"),
     "two_tower": ("item_features", "tower_layers", "vector_dim", "normalize"),
 }
+ESMM = ("ctr", "ctcvr", "cvr")  # the last one is part of the second, and need not be asked for
+OUTPUTS = {name: ("logit", "value") for name in USED_BY} | {"esmm": ("log_probability",), "two_tower": ("vectors",)}
 CHOSEN = {key for keys in USED_BY.values() for key in keys} | {"arguments"}
+
+
+class ExpertsConfig(Section):
+    """The experts of mmoe and ple, networks whose outputs the gate of each task mixes."""
+
+    shared: pydantic.PositiveInt = 4
+    """Experts that all tasks share; of ple, on each level."""
+    per_task: pydantic.PositiveInt = 2
+    """Experts of ple that each task has for itself, on each level."""
+    levels: pydantic.PositiveInt = 2
+    """Levels of ple, each of which mixes the outputs of the one before."""
+    layers: list[pydantic.PositiveInt] = pydantic.Field(default=[256, 128], min_length=1)
+    """Layers of each expert."""
 
 
 class ModelConfig(Section):
@@ -91,3 +110,173 @@ class ModelConfig(Section):
                     f"or use {users}"
                 )
         return self
+
+
+def check_model(
+    model: ModelConfig, data: DataConfig, tasks: dict[str, TaskConfig], train: TrainConfig, losses: int
+) -> None:
+    """Refuses a model that does not go with the data, the tasks or the way it is trained.
+
+    Args:
+        model: The model.
+        data: The data.
+        tasks: The tasks by name, with label and prediction set.
+        train: How the model is trained.
+        losses: Number of losses: one for each task, or a single one over all labels.
+
+    Raises:
+        InputError: The message names the key, the value and what to do.
+    """
+    _check_weighting(model, train, losses)
+    _check_sequences(model, data)
+    _check_predictions(model, tasks)
+    _check_item_features(model, data)
+    _check_catalogue(model, data, tasks)
+
+
+def _check_weighting(model: ModelConfig, train: TrainConfig, losses: int) -> None:
+    key = f"model.task_weighting is '{model.task_weighting}'"
+    if model.task_weighting != "fixed" and losses < 2:
+        raise InputError(f"{key}, but there is only one loss to weigh; name several [tasks], or use 'fixed'")
+    if model.task_weighting != "pareto":
+        return
+    if train.micro_batches > 1:
+        raise InputError(
+            f"{key}, which needs the gradients of a whole batch, but train.micro_batches is {train.micro_batches}; "
+            "use 1 or another weighting"
+        )
+    if train.scales_loss:
+        raise InputError(f"{key}, which sees gradients without the loss scale; use train.precision 'bf16' or 'fp32'")
+
+
+def _check_sequences(model: ModelConfig, data: DataConfig) -> None:
+    """Refuses sequences that the model does not read, and roles of the model that name no sequence."""
+    _check_dimensions(model, data)
+    if model.name not in USED_BY:
+        return
+    roles = {key: getattr(model, key) for key in ("target", "history") if key in USED_BY[model.name]}
+    if "target" in roles:
+        _check_roles(roles, model, data)
+    for name in data.sequences:
+        if name not in roles.values():
+            readers = ", ".join(reader for reader, keys in USED_BY.items() if "target" in keys)
+            what = "as model.target or model.history" if roles else f"with model.name {readers}"
+            raise InputError(
+                f"data.sparse.{name}.pooling is 'none', but model.name '{model.name}' does not read '{name}'; use it "
+                f"{what}, set pooling to 'sum' or 'mean', or leave the feature out"
+            )
+
+
+def _check_dimensions(model: ModelConfig, data: DataConfig) -> None:
+    # TorchRec's collection of sequences has one dimension.
+    dimensions = {name: data.sparse[name].dimension or model.embedding_dim for name in data.sequences}
+    for name, dimension in dimensions.items():
+        first = next(iter(dimensions))
+        if dimension != dimensions[first]:
+            raise InputError(
+                f"data.sparse.{name} has the dimension {dimension}, but data.sparse.{first} has {dimensions[first]}; "
+                "features of pooling 'none' must all have the same"
+            )
+
+
+def _check_roles(roles: dict[str, str | None], model: ModelConfig, data: DataConfig) -> None:
+    target = roles["target"]
+    if target is None:
+        raise InputError(
+            f"model.target is unset, which model.name '{model.name}' needs; name the sparse feature with the item that "
+            "the labels are about"
+        )
+    for key, name in roles.items():
+        if name is None:
+            continue
+        if name not in data.sparse:
+            raise InputError(f"model.{key} is '{name}', which is no sparse feature{nearest(name, data.sparse)}")
+        if name not in data.sequences:
+            raise InputError(
+                f"model.{key} is '{name}', but data.sparse.{name}.pooling is '{data.sparse[name].pooling}'; set it to "
+                "'none', and max_ids"
+            )
+    if roles["history"] == target:
+        raise InputError(f"model.history is '{target}', and model.target is, too; name two features")
+    if data.sequences[target] != 1:
+        raise InputError(
+            f"data.sparse.{target}.max_ids is {data.sequences[target]}, but model.target is '{target}', which is one "
+            "item; set it to 1"
+        )
+    dimension = data.sparse[target].dimension or model.embedding_dim
+    if dimension % model.attention_heads:
+        raise InputError(
+            f"model.attention_heads is {model.attention_heads}, which does not divide the dimension {dimension} of "
+            f"data.sparse.{target}; use a divisor of it"
+        )
+
+
+def _check_predictions(model: ModelConfig, tasks: dict[str, TaskConfig]) -> None:
+    """Refuses tasks that a built-in model does not predict, and dependencies on predictions that do not exist."""
+    predictions = [str(task.prediction) for task in tasks.values()]
+    if model.name == "esmm":
+        _check_esmm(predictions)
+    for name, task in tasks.items():
+        if task.output not in OUTPUTS.get(model.name, (task.output,)):
+            allowed = "' or a '".join(OUTPUTS[model.name])
+            raise InputError(
+                f"tasks.{name}.output is '{task.output}', but model.name '{model.name}' predicts a '{allowed}'"
+            )
+    _check_dependencies(model.dependencies, predictions)
+
+
+def _check_esmm(predictions: list[str]) -> None:
+    for name in predictions:
+        if name not in ESMM:
+            raise InputError(
+                f"model.name is 'esmm', which predicts {', '.join(ESMM)}, but not '{name}'; give [tasks] these names, "
+                "or set their prediction"
+            )
+    for name in ESMM[:2]:
+        if name not in predictions:
+            raise InputError(f"model.name is 'esmm', but no task is for its prediction '{name}'; add [tasks.{name}]")
+
+
+def _check_dependencies(dependencies: dict[str, list[str]], predictions: list[str]) -> None:
+    for name, others in dependencies.items():
+        for one in (name, *others):
+            if one not in predictions:
+                raise InputError(
+                    f"model.dependencies.{name} names '{one}', which no task is for{nearest(one, predictions)}"
+                )
+    try:
+        TopologicalSorter(dependencies).prepare()
+    except CycleError as error:
+        circle = " <- ".join(error.args[1])
+        raise InputError(f"model.dependencies lead in a circle: {circle}; leave one of them out") from error
+
+
+def _check_item_features(model: ModelConfig, data: DataConfig) -> None:
+    known = [*data.dense, *data.sparse]
+    for name, times in Counter(model.item_features).items():
+        if name not in known:
+            raise InputError(
+                f"model.item_features names '{name}', which neither data.dense nor data.sparse has"
+                f"{nearest(name, known)}"
+            )
+        if times > 1:
+            raise InputError(f"model.item_features names '{name}' {times} times; name each feature once")
+    if model.name == "two_tower" and not 0 < len(model.item_features) < len(known):
+        lacks = "the query" if model.item_features else "the item"
+        raise InputError(
+            f"model.item_features is {model.item_features}, which leaves no feature for {lacks}; name those of the "
+            "item, and no others"
+        )
+
+
+def _check_catalogue(model: ModelConfig, data: DataConfig, tasks: dict[str, TaskConfig]) -> None:
+    catalogue = data.catalogue
+    if catalogue.items and not model.item_features:
+        raise InputError("data.catalogue.items is set, but model.item_features is empty; name the features of an item")
+    sampled = any(task.loss == "sampled_softmax" for task in tasks.values())
+    for key in ("negatives", "hard_negatives"):
+        if (value := getattr(catalogue, key)) and not sampled:
+            raise InputError(
+                f"data.catalogue.{key} is {value!r}, but no task has the loss 'sampled_softmax', which uses them; "
+                "leave it out or set the loss"
+            )

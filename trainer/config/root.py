@@ -9,14 +9,11 @@ import tomli_w
 
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import DataConfig
-from trainer.config.model import ModelConfig
+from trainer.config.model import ModelConfig, check_model
 from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import CommsConfig, PlannerConfig
-from trainer.config.predictions import check_predictions
 from trainer.config.report import ReportConfig
-from trainer.config.retrieval import check_retrieval
-from trainer.config.sequences import check_sequences
-from trainer.config.tasks import TaskConfig, check_task, check_weighting
+from trainer.config.tasks import TaskConfig, check_task
 from trainer.config.train import EvaluateConfig, FinetuneConfig, TrainConfig
 from trainer.core.errors import InputError, StorageError, StorageNotFoundError
 from trainer.core.section import Section, Tree, validate
@@ -49,23 +46,13 @@ class Config(Section):
         return self
 
     @pydantic.model_validator(mode="after")
-    def _tasks(self) -> Self:
+    def _sections_go_together(self) -> Self:
         if self.tasks and self.model.loss != "binary":
             raise InputError(f"model.loss is '{self.model.loss}', but [tasks] set losses of their own; leave it out")
-        for name, task in self.named_tasks().items():
+        tasks = self.named_tasks()
+        for name, task in tasks.items():
             check_task(f"tasks.{name}" if self.tasks else "model", task, self.data)
-        check_weighting(self.model, self.train, 1 if self.has_joint_loss else len(self.named_tasks()))
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _sequences(self) -> Self:
-        check_sequences(self.data, self.model)
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _predictions(self) -> Self:
-        check_predictions(self.model, self.named_tasks())
-        check_retrieval(self.data, self.model, self.named_tasks())
+        check_model(self.model, self.data, tasks, self.train, 1 if self.has_joint_loss else len(tasks))
         return self
 
     @property

@@ -7,8 +7,6 @@ from typing import Annotated, Literal, Self, get_args
 import pydantic
 
 from trainer.config.data import DataConfig
-from trainer.config.model import ModelConfig
-from trainer.config.train import TrainConfig
 from trainer.core.errors import InputError, nearest
 from trainer.core.section import MayChange, Section
 
@@ -155,6 +153,7 @@ def check_task(key: str, task: TaskConfig, data: DataConfig) -> None:
             f"{key}.loss is '{task.loss}', which compares the samples of a group, but no group is set; name a column "
             "of data.groups in the task's group"
         )
+    _check_vectors(key, task, data)
 
 
 def _check_columns(key: str, task: TaskConfig, data: DataConfig) -> None:
@@ -181,26 +180,20 @@ def _check_options(key: str, task: TaskConfig) -> None:
         )
 
 
-def check_weighting(model: ModelConfig, train: TrainConfig, losses: int) -> None:
-    """Refuses a weighting of tasks that has nothing to weigh, or cannot see the gradients of a whole batch.
-
-    Args:
-        model: The model's section.
-        train: The section of training.
-        losses: Number of the losses.
-
-    Raises:
-        InputError: The message names the key.
-    """
-    key = f"model.task_weighting is '{model.task_weighting}'"
-    if model.task_weighting != "fixed" and losses < 2:
-        raise InputError(f"{key}, but there is only one loss to weigh; name several [tasks], or use 'fixed'")
-    if model.task_weighting != "pareto":
+def _check_vectors(key: str, task: TaskConfig, data: DataConfig) -> None:
+    sampled, catalogue = task.loss == "sampled_softmax", data.catalogue
+    if not (sampled or task.log_q):
         return
-    if train.micro_batches > 1:
+    needs = f"{key}.loss is 'sampled_softmax'" if sampled else f"{key}.log_q is true"
+    if not catalogue.items:
+        raise InputError(f"{needs}, which needs a catalogue, but data.catalogue.items is empty; name its files")
+    if task.group != catalogue.id:
         raise InputError(
-            f"{key}, which needs the gradients of a whole batch, but train.micro_batches is {train.micro_batches}; "
-            "use 1 or another weighting"
+            f"{needs}, which needs the item of each sample, but {key}.group is {task.group!r}; set it to "
+            f"data.catalogue.id, '{catalogue.id}'"
         )
-    if train.scales_loss:
-        raise InputError(f"{key}, which sees gradients without the loss scale; use train.precision 'bf16' or 'fp32'")
+    if sampled and not (catalogue.negatives or catalogue.hard_negatives):
+        raise InputError(
+            f"{needs}, but there are no negatives: data.catalogue.negatives is 0 and data.catalogue.hard_negatives "
+            "unset; set one of them"
+        )

@@ -9,7 +9,7 @@ from torch import nn
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import Checkpoint
-from trainer.config.averages import AverageConfig
+from trainer.config.optim import AverageConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done, process_group
 from trainer.core.errors import InputError

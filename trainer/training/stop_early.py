@@ -3,7 +3,7 @@
 import math
 
 from trainer.checkpoint.retention import Evaluations
-from trainer.config.stop_early import StopEarlyConfig
+from trainer.config.train import StopEarlyConfig
 from trainer.metrics.registry import higher_is_better, result_name
 
 

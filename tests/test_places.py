@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "schedulers": {"trainer.core.outcome", "trainer.core.secrets", "trainer.plan.hardware"},
 }
 # The rooms of the trainer. Each may use those after it.
-ROOMS = ["training", "run", "checkpoint", "plan", "metrics", "optim", "models", "data", "config", "core"]
+ROOMS = ["training", "run", "checkpoint", "plan", "metrics", "optim", "models", "data", "config", "rules", "core"]
 FILES = sorted(file for place in MAY_IMPORT for file in (ROOT / place).rglob("*.py"))
 
 

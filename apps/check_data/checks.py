@@ -15,7 +15,7 @@ from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.data.columns import id_columns
 from trainer.data.dataset import DataFile, check_files
-from trainer.data.plain_types import is_list, meaning
+from trainer.rules.plain_types import is_list, meaning
 
 UNEVEN = 20  # times the median
 SMALL_GROUP = 1000

@@ -12,9 +12,10 @@ from apps.check_data.reading import Measured, Tally
 from trainer.config.data import DataConfig, DenseFeature, SparseFeature
 from trainer.core.console import plural
 from trainer.core.errors import InputError
+from trainer.core.splitmix import mix
 from trainer.data.decode import Chunk, decode
-from trainer.data.hashing import as_integers, mix
-from trainer.data.transforms import salted
+from trainer.rules.hash import salted
+from trainer.rules.strings import as_integers
 
 MOSTLY_NULL = 0.9
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)

@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 
 from apps.check_data.splits import COMPUTED, Kind, Split, computed
 from trainer.config.data import DataConfig
+from trainer.core.splitmix import mix
 from trainer.data.dataset import RowGroup
-from trainer.data.hashing import mix
-from trainer.data.plain_types import plain_array
 from trainer.data.readers.base import Column
 from trainer.data.row_groups import RowGroupReader
+from trainer.rules.plain_types import plain_array
 
 KEPT = 100_000  # hashes, about: more rows are sampled, the same ones wherever they occur
 KEYS = 2

@@ -12,9 +12,9 @@ import pyarrow as pa
 from trainer.config.data import DataConfig
 from trainer.config.select import SelectConfig
 from trainer.data.dataset import FileSet, RowGroup, inspect_files, list_files
-from trainer.data.plain_types import is_list, is_moment, plain_type
 from trainer.data.readers.registry import make_reader
 from trainer.data.selected_files import find_evaluated_files, find_training_files
+from trainer.rules.plain_types import is_list, is_moment, plain_type
 
 SPLITS = ("train", "validation", "test")
 GROUPS = 64  # row groups that a sample is spread over, at least

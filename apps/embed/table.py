@@ -20,9 +20,9 @@ from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError, nearest
 from trainer.core.local_shards import placed_shards
 from trainer.core.run_directory import RunDirectory
-from trainer.data.managed import own_rows
-from trainer.data.vocabulary import listed_ids, open_vocabulary
 from trainer.models.embeddings import name_in_model, table_of_weight
+from trainer.rules.managed import own_rows
+from trainer.rules.vocabulary import listed_ids, open_vocabulary
 from trainer.run.preemption import Stopped, stop_on_signals
 from trainer.training.evaluate import restore_evaluated
 from trainer.training.managed_ids import ManagedIds
@@ -98,7 +98,7 @@ def ids_of_table(config: DataConfig, table: str, managed: ManagedIds) -> TableId
 
 
 def _are_rows(feature: SparseFeature) -> bool:
-    return feature.ids != "hash" and takes(feature) == "ids" and not feature.offset
+    return feature.ids in ("error", "modulo") and takes(feature) == "ids" and not feature.offset
 
 
 def _find(

@@ -45,9 +45,9 @@ from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.dataset import find_files
-from trainer.data.vocabulary import check_fingerprints
 from trainer.models.embeddings import name_in_model
 from trainer.models.outputs import model_outputs
+from trainer.rules.vocabulary import check_fingerprints
 
 PARITY_ROWS = 64
 TOLERANCE = 1e-6  # of a probability in float32, whose sums a compiler or another processor takes in another order
@@ -104,7 +104,7 @@ def export(
         print(f"step {chosen.step:,} is in {without_secrets(to)} already, and is whole")
         return
     _check_features(config, chosen)
-    check_fingerprints(config.data, chosen.train_state.get("vocabularies", {}), chosen.url)
+    check_fingerprints(config.data.sparse, chosen.train_state.get("vocabularies", {}), chosen.url)
     with tempfile.TemporaryDirectory() as folder:
         worst = _write(config, chosen, choices, fingerprint, Path(folder))
         size = sum(Path(folder, file).stat().st_size for file in files_of(Path(folder)))

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from trainer.config.data import DataConfig
 from trainer.config.features import TIMES, DenseFeature, SparseFeature
 from trainer.core.splitmix import splitmix64
-from trainer.data.managed import FREE, SHARED, own_rows
 from trainer.data.transforms import DAY, HOUR, day_start
-from trainer.data.vocabulary import open_vocabulary
+from trainer.rules.base import IdRule as Rule
+from trainer.rules.managed import Managed
+from trainer.rules.own import OwnRule
+from trainer.rules.registry import id_rule
 
-INT64_MAX = 2**63 - 1
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"log1p": torch.log1p, "log3": lambda x: torch.log(x + 3)}
 
 IdRule = Callable[[Tensor], Tensor]
@@ -76,55 +77,48 @@ class Buckets(nn.Module):
         return (numbers[:, None] >= self.edges).sum(1)
 
 
-def id_rule(feature: SparseFeature, unsigned: bool, listed: "ListedIds | None") -> IdRule:
-    """Returns the rule of a feature.
+def torch_rule(name: str, feature: SparseFeature, unsigned: bool, listed: "ListedIds | None") -> IdRule:
+    """Returns the rule for the ids of a feature.
 
     Args:
-        feature: The feature.
+        name: The feature.
+        feature: Its keys.
         unsigned: Whether its ids are numbers of 64 bits without a sign, in the bits of an int64.
-        listed: The ids that have rows of their own, for those rules that list them.
+        listed: The rule of those that list ids; unset for a program that is given their embeddings.
     """
-    rule = listed or _rule_of_rows(feature, unsigned)
-    return (lambda ids: rule(ids + feature.offset)) if feature.offset else rule
+    rule = id_rule(name, feature)
+    if rule.lists_ids:
+        return listed or (lambda ids: ids)
+    offset = offset_in_torch(name, feature)
+    return lambda ids: rule.torch_rows_of(ids + offset if offset else ids, {}, unsigned)
 
 
-def _rule_of_rows(feature: SparseFeature, unsigned: bool) -> IdRule:
-    rows = feature.rows
-    if feature.ids == "hash":
-        salt = splitmix64(torch.tensor(feature.salt)).item() if feature.salt else 0
-        return lambda ids: _unsigned_modulo(splitmix64(ids ^ salt if salt else ids), rows)
-    if feature.ids == "modulo":
-        return lambda ids: _unsigned_modulo(ids, rows) if unsigned else torch.remainder(ids, rows)
-    return lambda ids: ids
+def offset_in_torch(name: str, feature: SparseFeature) -> int:
+    """Returns what is added to ids in the program: nothing if the loader does it, before a rule that it runs."""
+    rule = id_rule(name, feature)
+    return 0 if isinstance(rule, OwnRule) and rule.is_carried else feature.offset
 
 
 class ListedIds(nn.Module):
-    """The rows of ids that are listed: those of a vocabulary, or managed ones.
+    """A rule that lists ids, with its arrays as weights.
 
     Args:
-        keys: The ids, `[K]` int64, sorted.
-        rows: The row of each, `[K]` int64.
-        unseen_rows: Rows that other ids are hashed over; unset for managed ids, where they share one row.
+        rule: The rule.
     """
 
-    def __init__(self, keys: Tensor, rows: Tensor, unseen_rows: int | None) -> None:
+    def __init__(self, rule: Rule) -> None:
         super().__init__()
-        self.keys, self.rows = nn.Buffer(keys), nn.Buffer(rows)
-        self._unseen_rows = unseen_rows
+        self._rule = rule
+        for name, array in rule.arrays().items():
+            self.register_buffer(name, torch.from_numpy(array))
 
     def forward(self, ids: Tensor) -> Tensor:
         """Returns the rows of ids, `[N]` to `[N]`."""
-        if self._unseen_rows is None:
-            ids = ids & INT64_MAX  # as the loader cuts managed ids
-            unseen = torch.full_like(ids, SHARED)
-        else:
-            unseen = _unsigned_modulo(splitmix64(ids), self._unseen_rows)
-        places = torch.searchsorted(self.keys, ids).clamp(max=self.keys.shape[0] - 1)
-        return torch.where(self.keys[places] == ids, self.rows[places], unseen)
+        return self._rule.torch_rows_of(ids, dict(self.named_buffers()), False)
 
 
 def ids_with_rows(data: DataConfig, managed: dict[str, Tensor]) -> dict[str, ListedIds]:
-    """Returns the ids that have rows of their own, of each table that lists some.
+    """Returns the rules that list ids, by table.
 
     Args:
         data: The data.
@@ -132,25 +126,9 @@ def ids_with_rows(data: DataConfig, managed: dict[str, Tensor]) -> dict[str, Lis
     """
     found = {}
     for table, (name, *_) in data.features_of_tables().items():
-        if data.sparse[name].ids == "vocabulary":
-            known = open_vocabulary(name, data.sparse[name])
-            found[table] = ListedIds(
-                torch.from_numpy(known.keys), torch.from_numpy(known.rows).long(), known.unseen_rows
-            )
-        elif table in managed:
-            found[table] = _managed_ids(managed[table])
+        rule = id_rule(name, data.sparse[name])
+        if isinstance(rule, Managed):
+            rule.ids_of_rows = managed[table].numpy()
+        if rule.lists_ids:
+            found[table] = ListedIds(rule)
     return found
-
-
-def _managed_ids(ids: Tensor) -> ListedIds:
-    """Returns the ids of a table's rows, of which the first is that of ids without a row."""
-    rows = torch.from_numpy(own_rows(ids.numpy()))
-    keys, order = ids[rows].sort()
-    if not len(keys):  # an id that no client can send: they are at least 0
-        keys, rows, order = torch.tensor([FREE]), torch.tensor([SHARED]), torch.tensor([0])
-    return ListedIds(keys, rows[order], None)
-
-
-def _unsigned_modulo(bits: Tensor, rows: int) -> Tensor:
-    """Returns numbers of 64 bits without a sign modulo less than 2^31, which torch has signed only."""
-    return (((bits >> 1) & INT64_MAX) % rows * 2 + (bits & 1)) % rows

@@ -6,7 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from apps.export.features import IdLists, Ids, SingleIds
-from apps.export.rules import Buckets, IdRule, ListedIds, crossed, dense_values, id_rule, part_of_time
+from apps.export.rules import (
+    Buckets,
+    IdRule,
+    ListedIds,
+    crossed,
+    dense_values,
+    offset_in_torch,
+    part_of_time,
+    torch_rule,
+)
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
 from trainer.models.embeddings import name_in_model
@@ -52,7 +61,7 @@ class Rules(nn.Module):
         self.buckets = nn.ModuleDict({name_in_model(name): Buckets(one) for name, one in edges.items()})
         self._data, self._lists = data, lists
         self._rules: dict[str, IdRule] = {
-            name: id_rule(feature, name in unsigned, listed.get(data.table_of(name)))
+            name: torch_rule(name, feature, name in unsigned, listed.get(data.table_of(name)))
             for name, feature in data.sparse.items()
         }
 
@@ -82,7 +91,7 @@ class Rules(nn.Module):
             values, lengths = names_of_list(name)
             return IdLists(rule(columns[values]), columns[lengths], feature.max_ids, feature.keep == "first", weights)
         ids, present = self._single(name, feature, columns)
-        return SingleIds(rule(torch.where(present, ids, -feature.offset)), present, weights)
+        return SingleIds(rule(torch.where(present, ids, -offset_in_torch(name, feature))), present, weights)
 
     def _single(self, name: str, feature: SparseFeature, columns: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns ids before their rule, `[B]` int64, and which samples have one."""

@@ -10,9 +10,10 @@ from trainer.config.data import DataConfig
 from trainer.config.features import DenseFeature, SparseFeature, columns_of, takes
 from trainer.core.errors import InputError
 from trainer.data.dataset import FileSet
-from trainer.data.plain_types import id_type, is_list, is_moment, is_string, plain_type
 from trainer.data.transforms import SECONDS
 from trainer.models.outputs import ModelOutput
+from trainer.rules.plain_types import id_type, is_list, is_moment, is_string, plain_type
+from trainer.rules.registry import id_rule
 
 VERSION = 2  # 1 had no inputs that say which ids are there: -2^63, an id like any other, was a missing one
 HASH_OF_STRINGS = "BLAKE2b of the UTF-8 bytes, 8 bytes, little-endian, signed"
@@ -110,8 +111,7 @@ def _of_sparse(name: str, feature: SparseFeature, types: dict[str, pa.DataType],
     if takes(feature) == "numbers":
         return [{"name": columns[0], "input": name, "kind": "number", "type": "float32", **made}]
     rules = {"rule": feature.ids, "rows": feature.rows, **feature.model_dump(include={"offset", "salt"})}
-    if feature.ids == "error":
-        rules["range"] = [-feature.offset, feature.rows - feature.offset]
+    rules |= id_rule(name, feature).described()
     cut = feature.model_dump(include={"max_ids", "keep"}) if feature.max_ids and is_list else {}
     kind, inputs = "list" if is_list else "id", names_of_cross(name, feature) or [name]
     ids = [

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from trainer.data.hashing import mix, modulo
-from trainer.data.plain_types import is_string
+from trainer.core.splitmix import mix
+from trainer.rules.modulo import modulo
+from trainer.rules.plain_types import is_string
 
 PARTITIONS = 64
 

@@ -27,9 +27,9 @@ from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, refuse_existing
 from trainer.data.dataset import DataFile, find_files
 from trainer.data.features import features_only
-from trainer.data.plain_types import is_list, is_string, to_ids, to_plain
 from trainer.data.row_groups import RowGroupReader
-from trainer.data.vocabulary import METADATA
+from trainer.rules.plain_types import is_list, is_string, to_ids, to_plain
+from trainer.rules.vocabulary import METADATA
 
 MIB = 2**20
 # Of a limit of counts: they are there twice while they are joined, and Arrow groups in a hash table.

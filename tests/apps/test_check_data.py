@@ -16,7 +16,8 @@ from apps.datasets.movielens import movielens
 from apps.datasets.synthetic import synthetic
 from trainer.__main__ import main as trainer
 from trainer.config.root import READY_MADE
-from trainer.data.hashing import hash_text, mix
+from trainer.core.splitmix import mix
+from trainer.rules.strings import hash_text
 
 
 def check(folder, tree, *words):

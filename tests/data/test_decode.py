@@ -10,8 +10,8 @@ import pytest
 from trainer.config.data import DataConfig
 from trainer.data.chunk import Chunk
 from trainer.data.decode import decode
-from trainer.data.plain_types import is_list
 from trainer.data.rows import NO_ID, Rows
+from trainer.rules.plain_types import is_list
 
 MASK = 2**64 - 1
 INT_TYPES = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]

@@ -12,9 +12,9 @@ from jobs import config, launch, losses
 from apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
 from trainer.config.data import DataConfig
+from trainer.core.splitmix import mix
 from trainer.data.chunk import Chunk
 from trainer.data.decode import decode
-from trainer.data.hashing import mix
 from trainer.data.rows import NO_ID
 
 

@@ -185,10 +185,11 @@ def _grew(config: FinetuneConfig, data: DataConfig, label: str, here: Weights, s
         raise InputError(
             f"{start} table '{source}' has {plural(before[0], 'row')}, more than the {now[0]} here; add rows, {end}"
         )
-    if any(feature.ids == "hash" for name, feature in data.sparse.items() if data.table_of(name) == label):
+    ids = (feature.ids for name, feature in data.sparse.items() if data.table_of(name) == label)
+    if scattering := [rule for rule in ids if rule == "hash" or ":" in rule]:
         raise InputError(
-            f"{start} table '{source}' has {plural(before[0], 'row')}, and {now[0]} here, among which ids = 'hash' "
-            f"puts every id in another row; keep the rows, {end}"
+            f"{start} table '{source}' has {plural(before[0], 'row')}, and {now[0]} here, among which ids = "
+            f"'{scattering[0]}' puts every id in another row; keep the rows, {end}"
         )
     return True
 

@@ -1,4 +1,4 @@
 """Configuration sections as plain data, importable without torch.
 
-Uses core.
+Uses rules and core.
 """

@@ -11,6 +11,7 @@ from trainer.config.may_change import fixed_values
 from trainer.config.select import SelectConfig
 from trainer.core.errors import InputError
 from trainer.core.section import MayChange, Section
+from trainer.rules.registry import lists_ids
 
 
 class DataConfig(Section):
@@ -76,7 +77,7 @@ class DataConfig(Section):
     def _check_shared_table(self, name: str, feature: SparseFeature) -> None:
         first = next(n for n in self.sparse if self.table_of(n) == self.table_of(name))
         # A row is of one id then.
-        of_one = not {"vocabulary", "managed"}.isdisjoint((feature.ids, self.sparse[first].ids))
+        of_one = lists_ids(feature) or lists_ids(self.sparse[first])
         for key in ("rows", "dimension", "pooling", *(("ids", "vocabulary", "evict") if of_one else ())):
             here, there = getattr(feature, key), getattr(self.sparse[first], key)
             if here != there:

@@ -8,6 +8,10 @@ import pydantic
 
 from trainer.core.errors import InputError
 from trainer.core.section import MayChange, Section
+from trainer.rules.hash import HashKeys
+from trainer.rules.managed import ManagedKeys
+from trainer.rules.registry import check_id_rule, lists_ids
+from trainer.rules.vocabulary import VocabularyKeys
 
 TIME_VALUES = {"hour": 24, "weekday": 7}
 """How many values each part of a time has."""
@@ -41,17 +45,9 @@ class DenseFeature(Section):
         return value.isoformat() if isinstance(value, date) else value  # TOML has dates of its own
 
 
-class SparseFeature(Section):
+class SparseFeature(ManagedKeys, VocabularyKeys, HashKeys):  # whose keys stand in documentation from the last on
     """Ids of each sample, made of a column: a single id, or a list of them. A null is an empty bag."""
 
-    rows: int = pydantic.Field(gt=0, lt=2**31)
-    """Rows of the embedding table."""
-    table: str | None = None
-    """Name of the table; features that name the same one share it. Unset: the feature's own name."""
-    dimension: pydantic.PositiveInt | None = None
-    """Columns of the embedding table. Unset: model.embedding_dim."""
-    column: str | None = None
-    """Column of the files. Unset: the feature's own name. One column can make several features."""
     columns: list[str] = []
     """Instead: two or three columns of single ids, whose combinations are the ids. Needs ids = "hash"."""
     weights: str | None = None
@@ -63,22 +59,10 @@ class SparseFeature(Section):
     """Makes ids of times: the hour of the day, or the weekday (0 is Monday), both in UTC."""
     offset: int = pydantic.Field(0, gt=-(2**31), lt=2**31)
     """Added to each id, such as -1 to ids that begin at 1."""
-    salt: int = pydantic.Field(0, ge=0, lt=2**63)
-    """For ids = "hash": each salt is another hash, which other ids collide in."""
-    pooling: Literal["sum", "mean", "none"] = "sum"
-    """How the embeddings of a sample's ids become one; none leaves them a sequence, for models that read sequences."""
     max_ids: pydantic.PositiveInt | None = None
     """Ids of a list at most. A sequence, of pooling none, needs it. Unset: all are kept."""
     keep: Literal["last", "first"] = "last"
     """Which max_ids of a longer list are kept: the last ones, the newest as a rule, or the first."""
-    ids: Literal["error", "modulo", "hash", "vocabulary", "managed"] = "error"
-    """What becomes of an id: error refuses one outside [0, rows), modulo wraps it, hash mixes it, vocabulary looks it
-    up in a list of ids, managed gives it a row when it is first seen. The last three take strings, too."""
-    vocabulary: Annotated[str | None, MayChange] = None
-    """For ids = "vocabulary": a file that data.vocabulary made, on any fsspec URL. A resume needs the same contents."""
-    evict: Annotated[Literal["least_used", "least_recent"] | None, MayChange] = None
-    """For ids = "managed": the id whose row a new one gets when all are in use. Unset: that of the run so far,
-    least_used for a new run."""
     hotness: Annotated[pydantic.PositiveFloat, MayChange] = 1.0
     """Ids per sample to expect on average; only the planner uses it."""
     zipf: Annotated[pydantic.NonNegativeFloat, MayChange] = 0.0
@@ -136,22 +120,14 @@ def _is_day(text: str) -> bool:
 def check_sparse(name: str, feature: SparseFeature) -> None:
     """Refuses keys of a sparse feature that do not go together; the same errors."""
     key = f"data.sparse.{name}"
+    check_id_rule(key, feature)
     _check_length(key, feature)
     _check_columns(key, feature)
     _check_made(key, feature)
     _check_weights(key, feature)
-    if feature.salt and feature.ids != "hash":
-        raise InputError(
-            f"{key}.salt is {feature.salt}, but {key}.ids is '{feature.ids}', which has no use for it; set ids to "
-            "'hash' or leave salt out"
-        )
-    if (feature.ids == "vocabulary") != (feature.vocabulary is not None):
-        raise InputError(
-            f"{key}.ids is '{feature.ids}' and {key}.vocabulary is "
-            f"{'unset' if feature.vocabulary is None else 'set'}; set ids to 'vocabulary' and vocabulary to a "
-            "file of data.vocabulary, or neither"
-        )
-    _check_managed(key, feature)
+    feature.check_salt(key)
+    feature.check_vocabulary(key)
+    feature.check_managed(key)
 
 
 def _check_length(key: str, feature: SparseFeature) -> None:
@@ -191,7 +167,7 @@ def _check_made(key: str, feature: SparseFeature) -> None:
     }
     if len(ways := [way for way, value in made.items() if value]) > 1:
         raise InputError(f"{key}.{ways[0]} and {key}.{ways[1]} are both set, of which an id has one; leave one out")
-    if feature.offset and feature.ids in ("vocabulary", "managed"):
+    if feature.offset and lists_ids(feature):
         raise InputError(
             f"{key}.offset is {feature.offset}, but {key}.ids is '{feature.ids}', which takes ids as they are; leave "
             "it out"
@@ -220,15 +196,4 @@ def _check_weights(key: str, feature: SparseFeature) -> None:
     if way := next((way for way, is_set in made.items() if is_set), None):
         raise InputError(
             f"{key}.weights is '{feature.weights}', but {key}.{way} makes ids, which have no weights; leave one out"
-        )
-
-
-def _check_managed(key: str, feature: SparseFeature) -> None:
-    if feature.ids == "managed" and feature.rows < 2:
-        raise InputError(f"{key}.rows is {feature.rows}; managed ids need one for unseen ids and one more")
-    # Earlier runs wrote least_recent, then the default, to their config.toml whatever the ids.
-    if feature.ids != "managed" and feature.evict == "least_used":
-        raise InputError(
-            f"{key}.evict is '{feature.evict}', but {key}.ids is '{feature.ids}', which "
-            "evicts nothing; leave it out or set ids to 'managed'"
         )

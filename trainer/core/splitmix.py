@@ -1,16 +1,29 @@
-"""splitmix64, a hash of 64 bits."""
+"""splitmix64, a hash of 64 bits (Steele, Lea, Flood: OOPSLA 2014): in NumPy, and in torch, which has signed numbers."""
 
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def splitmix64(x: Tensor) -> Tensor:
-    """Returns int64 numbers spread over all 64 bits (Steele, Lea, Flood: OOPSLA 2014); equal ones stay equal."""
+def mix(ids: np.ndarray) -> np.ndarray:
+    """Returns integers, `[N]`, spread over all 64 bits, `[N]` uint64; equal ones stay equal."""
+    x = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def splitmix64(x: "Tensor") -> "Tensor":
+    """Returns the same for int64 numbers, with the bits of `mix`."""
     x = x - 7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number, as are the factors below
     x = (x ^ _shift(x, 30)) * -4658895280553007687
     x = (x ^ _shift(x, 27)) * -7723592293110705685
     return x ^ _shift(x, 31)
 
 
-def _shift(x: Tensor, bits: int) -> Tensor:
+def _shift(x: "Tensor", bits: int) -> "Tensor":
     """Shifts right and fills with zeros; torch's shift repeats the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

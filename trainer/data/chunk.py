@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.core.errors import InputError
-from trainer.data.plain_types import plain_array, to_ids, to_numbers
 from trainer.data.readers.base import Column
 from trainer.data.selection import row_in_file
+from trainer.rules.plain_types import plain_array, to_ids, to_numbers
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, columns_of, takes
 from trainer.core.errors import InputError
 from trainer.data.feature_columns import check_features
-from trainer.data.plain_types import (
+from trainer.rules.plain_types import (
     INTEGERS,
     has_ids,
     id_type,
@@ -19,9 +19,8 @@ from trainer.data.plain_types import (
     meaning,
     plain_type,
 )
-from trainer.data.vocabulary import open_vocabulary
-
-TEXT = ("hash", "vocabulary", "managed")  # the rules for ids that take strings, too
+from trainer.rules.registry import id_rule
+from trainer.rules.vocabulary import open_vocabulary
 
 
 def _columns_of_ids(config: DataConfig) -> dict[str, list[str]]:
@@ -139,7 +138,7 @@ def texts_of(config: DataConfig, schemas: Collection[pa.Schema]) -> tuple[str, .
 
 
 def _check_ids(file: str, name: str, column: str, dtype: pa.DataType, feature: SparseFeature) -> None:
-    text, strings = feature.ids in TEXT, is_string(id_type(dtype))
+    text, strings = id_rule(name, feature).takes_strings, is_string(id_type(dtype))
     if not has_ids(dtype) or (strings and not text):
         allowed = (
             "an integer, a string, or a list of either"

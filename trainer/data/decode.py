@@ -12,14 +12,15 @@ from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
 from trainer.data.buffers import empty_block
 from trainer.data.chunk import Chunk
-from trainer.data.hashing import as_integers, mix, modulo
 from trainer.data.id_weights import weighted_lists, with_weights
-from trainer.data.nulls import is_missing
-from trainer.data.plain_types import as_lists, to_float32
 from trainer.data.rows import NO_ITEM, Rows, id_dtype, take
 from trainer.data.selection import weight_factors
-from trainer.data.transforms import dense_values, kept, salted, shifted, single_ids
-from trainer.data.vocabulary import open_vocabulary
+from trainer.data.transforms import dense_values, kept, shifted, single_ids
+from trainer.rules.base import RefusedId
+from trainer.rules.nulls import is_missing
+from trainer.rules.plain_types import as_lists, to_float32
+from trainer.rules.registry import id_rule
+from trainer.rules.strings import as_integers
 
 Decoder = Callable[[Chunk], np.ndarray]
 """Makes a column of a chunk: a value for each row, or one for all."""
@@ -175,29 +176,13 @@ def _into_table(
     # Checked here because the tables do not: TorchRec trains on row 0 instead of an id out of range, with one line on
     # stderr, or ends with an IndexError that names no column.
     ids = as_integers(array)
-    if feature.ids == "vocabulary":
-        return open_vocabulary(name, feature).rows_of(ids.astype(np.int64))
-    if feature.ids == "managed":
-        return ids.astype(np.int64) & np.iinfo(np.int64).max  # rows come later; below 0 is no id
-    if feature.ids == "hash":
-        return modulo(mix(salted(ids, feature.salt)), np.uint64(feature.rows))
-    greatest = ids.view(f"u{ids.itemsize}").max(initial=0)  # one pass: unsigned, a negative id is a huge one
-    negative = greatest > np.iinfo(ids.dtype).max
-    if negative or greatest >= feature.rows:
-        if feature.ids == "error":
-            place = int(((ids < 0) | (ids >= feature.rows)).argmax())
-            row = place if offsets is None else int(np.searchsorted(offsets, place, side="right")) - 1
-            chunk.refuse(
-                f"column '{feature.column or name}': id {ids[place]}{_of(feature.offset)} is outside "
-                f"[0, {feature.rows}); raise data.sparse.{name}.rows or set data.sparse.{name}.ids to 'modulo' or "
-                "'hash'",
-                row,
-            )
-        if not negative and greatest < 2**32:  # as Criteo's are; half as wide, three times as fast
-            return modulo(ids.astype(np.uint32, copy=False), np.uint32(feature.rows)).view(np.int32)
-        wide = ids if ids.dtype == np.uint64 else ids.astype(np.int64)
-        return modulo(wide, wide.dtype.type(feature.rows))
-    return ids
+    try:
+        return id_rule(name, feature).rows_of(ids)
+    except RefusedId as refused:
+        place = refused.place
+        row = place if offsets is None else int(np.searchsorted(offsets, place, side="right")) - 1
+        column = feature.column or name
+        chunk.refuse(f"column '{column}': id {ids[place]}{_of(feature.offset)} {refused.reason}", row)
 
 
 def _of(offset: int) -> str:

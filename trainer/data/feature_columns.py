@@ -5,7 +5,7 @@ import pyarrow as pa
 from trainer.config.data import DataConfig
 from trainer.config.features import DenseFeature, SparseFeature, columns_of, takes
 from trainer.core.errors import InputError
-from trainer.data.plain_types import id_type, is_list, is_string, plain_type
+from trainer.rules.plain_types import id_type, is_list, is_string, plain_type
 
 
 def check_features(file: str, schema: pa.Schema, config: DataConfig) -> list[str]:

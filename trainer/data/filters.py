@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 
 from trainer.config.select import Clause, Value
 from trainer.core.errors import InputError, nearest
-from trainer.data.plain_types import is_moment, plain_column, plain_type
 from trainer.data.readers.base import Column, Statistics
+from trainer.rules.plain_types import is_moment, plain_column, plain_type
 
 COMPARE = {
     "==": (operator.eq, "equal"),

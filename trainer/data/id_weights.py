@@ -12,7 +12,7 @@ from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
 from trainer.core.console import plural
 from trainer.data.chunk import Chunk
-from trainer.data.plain_types import as_lists, is_list, to_numbers
+from trainer.rules.plain_types import as_lists, is_list, to_numbers
 
 
 def weighted_type(ids: pa.DataType) -> pa.StructType:

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError, nearest
 from trainer.data.dataset import FileSet, RowGroup
-from trainer.data.plain_types import id_type
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.shuffling import RowSlice, ends_of, row_slices
+from trainer.rules.plain_types import id_type
 
 ALL = "*"
 

@@ -26,7 +26,7 @@ from trainer.data.negatives import Negatives
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.rows import Rows
 from trainer.data.shuffling import RowSlice, ShuffleWindow, ends_of, epoch_order, row_slices, window_order, windows
-from trainer.data.vocabulary import fingerprints
+from trainer.rules.vocabulary import fingerprints
 
 T = TypeVar("T")
 END: Any = object()  # the end of an iterator, as a generator cannot pass StopIteration on
@@ -65,7 +65,7 @@ class Loader:
         self._seed, self._shuffle, self._negatives = seed, shuffle, negatives
         self._lists = files.files[0].lists
         self._reader = RowGroupReader(files, config)
-        fingerprints(config)  # reads the vocabularies now, in one thread
+        fingerprints(config.sparse)  # reads the vocabularies now, in one thread
 
     @property
     def steps_per_epoch(self) -> int:

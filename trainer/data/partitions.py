@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.core.errors import InputError
-from trainer.data.plain_types import to_plain
 from trainer.data.readers.base import Column, Statistics
+from trainer.rules.plain_types import to_plain
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 INTEGER = re.compile(r"[+-]?\d{1,18}")  # of so many digits each fits into 64 bits

@@ -10,9 +10,9 @@ from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.dataset import RowChoice, RowGroup
 from trainer.data.filters import meets_all
-from trainer.data.plain_types import plain_array, plain_column, to_numbers
 from trainer.data.readers.base import Column
 from trainer.data.shuffling import philox
+from trainer.rules.plain_types import plain_array, plain_column, to_numbers
 
 STREAM = 2  # of the random numbers, two for each copy; 0 is that of the order of the samples, 1 that of the catalogue
 

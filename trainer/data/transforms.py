@@ -8,10 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.config.features import TIMES, DenseFeature, SparseFeature
+from trainer.core.splitmix import mix
 from trainer.data.chunk import Chunk
-from trainer.data.hashing import as_integers, mix
-from trainer.data.nulls import is_missing, zero_filled
-from trainer.data.plain_types import SECOND, to_float32
+from trainer.rules.nulls import is_missing, zero_filled
+from trainer.rules.plain_types import SECOND, to_float32
+from trainer.rules.strings import as_integers
 
 FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"log1p": np.log1p, "log3": lambda x: np.log(x + 3)}
 HOUR, DAY = 3600, 86400  # in seconds
@@ -80,11 +81,6 @@ def shifted(ids: pa.Array, offset: int) -> pa.Array:
         return ids
     wide = _filled(ids, pa.uint64() if pa.types.is_uint64(ids.type) else pa.int64())
     return pa.array(wide + np.int64(offset).astype(wide.dtype), mask=is_missing(ids))
-
-
-def salted(ids: np.ndarray, salt: int) -> np.ndarray:
-    """Returns ids to hash, `[N]`, which other salts make others of."""
-    return ids.astype(np.uint64) ^ mix(np.array([salt])) if salt else ids
 
 
 def kept(offsets: np.ndarray, array: pa.Array, feature: SparseFeature) -> tuple[np.ndarray, pa.Array]:

@@ -21,10 +21,10 @@ from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
 from trainer.data.readers.registry import make_reader
 from trainer.data.selected_files import find_evaluated_files
-from trainer.data.vocabulary import check_fingerprints
 from trainer.metrics.checks import check_metrics
 from trainer.metrics.evaluation import Metrics, predictions_of_items
 from trainer.metrics.retrieval import ItemVectors
+from trainer.rules.vocabulary import check_fingerprints
 from trainer.run.reporter import format_metrics
 from trainer.training.item_vectors import item_vectors
 from trainer.training.managed_ids import ManagedIds
@@ -172,7 +172,7 @@ def restore_evaluated(config: Config, checkpoint: Checkpoint, context: Distribut
     Raises:
         InputError: The checkpoint is another model's, or the model cannot be built.
     """
-    check_fingerprints(config.data, checkpoint.train_state.get("vocabularies", {}), checkpoint.url)
+    check_fingerprints(config.data.sparse, checkpoint.train_state.get("vocabularies", {}), checkpoint.url)
     model = build_sharded_model(config if config.optimizer.ema.evaluate else _without_averages(config), context)
     restore(checkpoint, model.evaluated(), context, partial=True)
     return model

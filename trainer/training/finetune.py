@@ -17,7 +17,7 @@ from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
-from trainer.data.vocabulary import fingerprints
+from trainer.rules.vocabulary import fingerprints
 from trainer.training.sharded_model import ShardedModel
 
 KEY, TAKE = "finetune.checkpoint", "finetune.take"
@@ -112,7 +112,7 @@ def _check_vocabularies(config: FinetuneConfig, data: DataConfig, found: WeightM
     """Refuses a table whose ids had other rows in the checkpoint; it may have had another name there."""
     filled = {table_of(name) for name in found.sources if is_table(name)}
     known = source.train_state.get("vocabularies", {}).values()
-    for name, fingerprint in fingerprints(data).items():
+    for name, fingerprint in fingerprints(data.sparse).items():
         table = data.table_of(name)
         if table in filled and fingerprint not in known:
             raise InputError(

@@ -17,9 +17,9 @@ from trainer.core.distributed import DistributedContext, background_group, gathe
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch
 from trainer.data.jagged import with_values
-from trainer.data.managed import EVICTED, LAST_USED, OVERFLOWED, USED, Change, RowMap
 from trainer.models.embeddings import name_in_model, table_of_name
 from trainer.optim.table_averages import CACHING
+from trainer.rules.managed import EVICTED, LAST_USED, OVERFLOWED, USED, Change, RowMap
 
 Reset = Callable[[str, Tensor, int], None]
 DEFAULT, EARLIER_DEFAULT = "least_used", "least_recent"  # of `evict`; checkpoints with the earlier one do not record it

@@ -12,7 +12,7 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
 from trainer.data.dataset import FileSet
-from trainer.data.vocabulary import check_fingerprints
+from trainer.rules.vocabulary import check_fingerprints
 
 Resume = Literal["auto", "never", "must"]
 
@@ -98,7 +98,7 @@ def check_start(start: Checkpoint, lanes: int, config: Config, files: FileSet) -
             f"the training data changed since the checkpoint at {start.url}: {files.change_since(saved['data'])}; "
             "--data.accept-changed True resumes from the same step"
         )
-    check_fingerprints(config.data, saved.get("vocabularies", {}), start.url)
+    check_fingerprints(config.data.sparse, saved.get("vocabularies", {}), start.url)
 
 
 def check_catalogue(start: Checkpoint, fingerprint: str, config: Config) -> None:

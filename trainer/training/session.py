@@ -20,7 +20,7 @@ from trainer.data.catalogue import Catalogue
 from trainer.data.dataset import FileSet
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader, locate
-from trainer.data.vocabulary import fingerprints
+from trainer.rules.vocabulary import fingerprints
 from trainer.run.histograms import Histograms
 from trainer.run.preemption import Request, Stopped, StopRequests
 from trainer.run.profiler import Profiler
@@ -218,7 +218,7 @@ class Session:
             "running": self.reporter.state(),
             "step_state": asdict(self.step_state),
             "data": self.order.files.description(),
-            "vocabularies": fingerprints(self.config.data),
+            "vocabularies": fingerprints(self.config.data.sparse),
             "catalogue": self.order.catalogue.fingerprint if self.order.catalogue else None,
             "evict": self.model.managed.rules(),
         }

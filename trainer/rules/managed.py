@@ -1,8 +1,18 @@
-"""Rows of a table for ids as they come: an id gets a row when it is first seen, and may lose it to another one."""
+"""`ids = "managed"`: an id gets a row when it is first seen, and may lose it to another one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
+
+from trainer.core.errors import InputError
+from trainer.core.section import MayChange
+from trainer.rules.base import IdRule, SparseKeys
+from trainer.rules.vocabulary import look_up
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FREE = -1  # in place of an id; ids are at least 0
 SHARED = 0  # the row of all ids that have none of their own
@@ -11,6 +21,54 @@ USED, EVICTED, OVERFLOWED = range(3)  # in totals: rows with an id; ids that los
 # Ids per row of the table that halve the count of an id that is not among them, so that what was frequent once leaves.
 # On streams of ids by Zipf's law, half of which or none were replaced by new ones, 8 to 30 kept the most ids in use.
 HALF_LIFE = 16
+
+
+class ManagedKeys(SparseKeys):
+    """The keys of this rule."""
+
+    evict: Annotated[Literal["least_used", "least_recent"] | None, MayChange] = None
+    """For ids = "managed": the id whose row a new one gets when all are in use. Unset: that of the run so far,
+    least_used for a new run."""
+
+    def check_managed(self, key: str) -> None:
+        """Refuses a table with too few rows, and keys that other rules do not read."""
+        if self.ids == "managed" and self.rows < 2:
+            raise InputError(f"{key}.rows is {self.rows}; managed ids need one for unseen ids and one more")
+        # Earlier runs wrote least_recent, then the default, to their config.toml whatever the ids.
+        if self.ids != "managed" and self.evict == "least_used":
+            raise InputError(
+                f"{key}.evict is '{self.evict}', but {key}.ids is '{self.ids}', which "
+                "evicts nothing; leave it out or set ids to 'managed'"
+            )
+
+
+class Managed(IdRule):
+    """Cuts ids to 63 bits, as those below 0 are no ids; they get their rows from a `RowMap`, once per global batch.
+
+    Attributes:
+        ids_of_rows: The id of each row in a checkpoint, `[R]`, which an export needs.
+    """
+
+    takes_strings = True
+    lists_ids = True
+    ids_of_rows: np.ndarray
+
+    def rows_of(self, ids: np.ndarray) -> np.ndarray:
+        """Returns ids, which rows come later for."""
+        return ids.astype(np.int64) & np.iinfo(np.int64).max
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the ids with a row of their own, sorted, and their rows."""
+        rows = own_rows(self.ids_of_rows)
+        if not len(rows):  # an id that no client can send: they are at least 0
+            return {"keys": np.array([FREE]), "rows": np.array([SHARED])}
+        order = self.ids_of_rows[rows].argsort(kind="stable")
+        return {"keys": self.ids_of_rows[rows][order], "rows": rows[order]}
+
+    def torch_rows_of(self, ids: "Tensor", arrays: Mapping[str, "Tensor"], unsigned: bool) -> "Tensor":
+        """Returns the rows of ids; those without one share a row."""
+        ids = ids & (2**63 - 1)
+        return look_up(ids, arrays, ids.new_full(ids.shape, SHARED))
 
 
 def own_rows(ids: np.ndarray) -> np.ndarray:

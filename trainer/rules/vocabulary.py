@@ -1,23 +1,75 @@
-"""Vocabularies: lists of the ids of a column, each of which has a row of its own in the table."""
+"""`ids = "vocabulary"`: each id in a list of the ids of a column has a row of its own in the table."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.config.data import DataConfig
-from trainer.config.features import SparseFeature
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
+from trainer.core.section import MayChange
+from trainer.core.splitmix import mix, splitmix64
 from trainer.core.storage import named, open_storage
-from trainer.data.hashing import hash_text, mix, modulo
+from trainer.rules.base import IdRule, SparseKeys
+from trainer.rules.modulo import modulo, unsigned_modulo
+from trainer.rules.strings import hash_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 METADATA = b"vocabulary"
+
+
+class VocabularyKeys(SparseKeys):
+    """The keys of this rule."""
+
+    vocabulary: Annotated[str | None, MayChange] = None
+    """For ids = "vocabulary": a file that data.vocabulary made, on any fsspec URL. A resume needs the same contents."""
+
+    def check_vocabulary(self, key: str) -> None:
+        """Refuses the rule without its file, and the file without its rule."""
+        if (self.ids == "vocabulary") != (self.vocabulary is not None):
+            raise InputError(
+                f"{key}.ids is '{self.ids}' and {key}.vocabulary is "
+                f"{'unset' if self.vocabulary is None else 'set'}; set ids to 'vocabulary' and vocabulary to a "
+                "file of data.vocabulary, or neither"
+            )
+
+
+class Listed(IdRule):
+    """Gives an id the row that the vocabulary says, and hashes those that it does not have over other rows."""
+
+    takes_strings = True
+    lists_ids = True
+
+    def rows_of(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the rows of ids."""
+        return open_vocabulary(self.name, self.feature).rows_of(ids.astype(np.int64))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the ids, sorted, and their rows."""
+        known = open_vocabulary(self.name, self.feature)
+        return {"keys": known.keys, "rows": known.rows.astype(np.int64)}
+
+    def torch_rows_of(self, ids: "Tensor", arrays: Mapping[str, "Tensor"], unsigned: bool) -> "Tensor":
+        """Returns the rows of ids."""
+        unseen_rows = open_vocabulary(self.name, self.feature).unseen_rows
+        return look_up(ids, arrays, unsigned_modulo(splitmix64(ids), unseen_rows))
+
+
+def look_up(ids: "Tensor", arrays: Mapping[str, "Tensor"], unseen: "Tensor") -> "Tensor":
+    """Returns the rows of ids that are among `keys`, which are sorted, and those in `unseen` for others, `[N]`."""
+    import torch
+
+    keys = arrays["keys"]
+    places = torch.searchsorted(keys, ids).clamp(max=keys.shape[0] - 1)
+    return arrays["rows"][places].where(keys[places] == ids, unseen)
 
 
 @dataclass(frozen=True)
@@ -51,7 +103,7 @@ class Vocabulary:
         return np.where(self.keys[places] == keys, self.rows[places], unseen)
 
 
-def open_vocabulary(name: str, feature: SparseFeature) -> Vocabulary:
+def open_vocabulary(name: str, feature: VocabularyKeys) -> Vocabulary:
     """Returns the vocabulary of a sparse feature, which a process reads once.
 
     Raises:
@@ -68,7 +120,7 @@ def open_vocabulary(name: str, feature: SparseFeature) -> Vocabulary:
     return found
 
 
-def listed_ids(name: str, feature: SparseFeature) -> pa.Array:
+def listed_ids(name: str, feature: VocabularyKeys) -> pa.Array:
     """Returns the ids of a sparse feature's vocabulary, in the order of their rows after those for unseen ones.
 
     Raises:
@@ -79,27 +131,27 @@ def listed_ids(name: str, feature: SparseFeature) -> pa.Array:
         return _read_table(str(feature.vocabulary))["id"].combine_chunks()
 
 
-def fingerprints(config: DataConfig) -> dict[str, str]:
+def fingerprints(features: Mapping[str, VocabularyKeys]) -> dict[str, str]:
     """Returns the fingerprint of the vocabulary of each sparse feature that has one."""
-    listed = {name: feature for name, feature in config.sparse.items() if feature.ids == "vocabulary"}
+    listed = {name: feature for name, feature in features.items() if feature.ids == "vocabulary"}
     return {name: open_vocabulary(name, feature).fingerprint for name, feature in listed.items()}
 
 
-def check_fingerprints(config: DataConfig, saved: Mapping[str, str], checkpoint: str) -> None:
+def check_fingerprints(features: Mapping[str, VocabularyKeys], saved: Mapping[str, str], checkpoint: str) -> None:
     """Refuses vocabularies that give ids other rows than those of a checkpoint.
 
     Args:
-        config: The data.
+        features: The sparse features.
         saved: Their `fingerprints` when the checkpoint was made.
         checkpoint: URL of the checkpoint, for the message.
 
     Raises:
         InputError: One differs.
     """
-    for name, fingerprint in fingerprints(config).items():
+    for name, fingerprint in fingerprints(features).items():
         if fingerprint != saved.get(name):
             raise InputError(
-                f"data.sparse.{name}.vocabulary is '{without_secrets(config.sparse[name].vocabulary)}', whose ids have "
+                f"data.sparse.{name}.vocabulary is '{without_secrets(features[name].vocabulary)}', whose ids have "
                 f"other rows than in the checkpoint at {checkpoint}; name the vocabulary that the run began with"
             )
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.managed import COUNTS, EVICTED, HALF_LIFE, IDS, LAST_USED, OVERFLOWED, SHARED, USED, RowMap
+from trainer.rules.managed import COUNTS, EVICTED, HALF_LIFE, IDS, LAST_USED, OVERFLOWED, SHARED, USED, RowMap
 
 BATCHES = st.lists(st.lists(st.integers(0, 12), max_size=14), max_size=12)
 APART = st.sampled_from([1, 5, HALF_LIFE, 900])  # steps from a batch to the next

@@ -1,0 +1,95 @@
+"""What a rule for ids is."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pydantic
+
+from trainer.core.section import Section
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Option = bool | int | float | str
+"""A value of a rule's option."""
+
+
+class SparseKeys(Section):
+    """The keys of every sparse feature."""
+
+    rows: int = pydantic.Field(gt=0, lt=2**31)
+    """Rows of the embedding table."""
+    table: str | None = None
+    """Name of the table; features that name the same one share it. Unset: the feature's own name."""
+    dimension: pydantic.PositiveInt | None = None
+    """Columns of the embedding table. Unset: model.embedding_dim."""
+    column: str | None = None
+    """Column of the files. Unset: the feature's own name. One column can make several features."""
+    pooling: Literal["sum", "mean", "none"] = "sum"
+    """How the embeddings of a sample's ids become one; none leaves them a sequence, for models that read sequences."""
+    ids: str = "error"
+    """What becomes of an id: error refuses one outside [0, rows), modulo wraps it, hash mixes it, vocabulary looks it
+    up in a list of ids, managed gives it a row when it is first seen, and package.module:Rule is a rule of your own.
+    Strings are for hash, vocabulary, managed, and your own if it takes them."""
+    options: dict[str, Option | list[Option]] = {}
+    """Options of a rule of your own."""
+
+
+class RefusedId(Exception):
+    """An id that a rule refuses.
+
+    Args:
+        place: Its place among the ids.
+        reason: Goes on after the id, such as `is outside [0, 10)`.
+    """
+
+    def __init__(self, place: int, reason: str) -> None:
+        super().__init__(reason)
+        self.place, self.reason = place, reason
+
+
+class IdRule:
+    """Makes rows of a table of ids.
+
+    Args:
+        name: The feature.
+        feature: Its keys.
+
+    Attributes:
+        takes_strings: Whether ids may be strings, which come as 64 bits of their hash.
+        lists_ids: Whether a row is that of one id, so that all features of a table have the same rule.
+    """
+
+    takes_strings: bool = False
+    lists_ids: bool = False
+
+    def __init__(self, name: str, feature: Any) -> None:
+        self.name, self.feature, self.rows = name, feature, feature.rows
+
+    def rows_of(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the rows of ids, `[N]` integers of any type to `[N]` integers in `[0, rows)`.
+
+        Raises:
+            RefusedId: An id has no row.
+        """
+        raise NotImplementedError
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the arrays that `torch_rows_of` needs, by name; they become weights of an exported model."""
+        return {}
+
+    def torch_rows_of(self, ids: "Tensor", arrays: Mapping[str, "Tensor"], unsigned: bool) -> "Tensor":
+        """Returns the same rows in operations of torch, as a part of an exported model, `[N]` int64.
+
+        Args:
+            ids: `[N]` int64. Those that the loader of an export refuses do not come.
+            arrays: The `arrays`.
+            unsigned: Whether ids are uint64 in training; their bits are here.
+        """
+        raise NotImplementedError
+
+    def described(self) -> dict[str, Any]:
+        """Returns what the signature of an export says of a column of these ids besides the rule's name."""
+        return {}

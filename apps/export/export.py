@@ -1,9 +1,11 @@
 """`python -m trainer export`: from a checkpoint to a directory that serves."""
 
+import hashlib
 import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -12,17 +14,12 @@ import pydantic
 from torch import nn
 
 from apps.export import load
-from apps.export.choices import Choices
-from apps.export.compiled import compile_program
 from apps.export.directory import files_of, is_there, publish, write_manifest
-from apps.export.forms import Format, Quantization
-from apps.export.looked_up import write_in_shards
-from apps.export.onnx_program import save_onnx
-from apps.export.program import check_parity, export_program, save_program
-from apps.export.quality import measure, render
-from apps.export.quantized import quantize_tables
+from apps.export.onnx import check_onnx, save_onnx
+from apps.export.program import check_compiler, check_parity, compile_program, export_program, save_program
+from apps.export.quantized import measure, quantize_tables, render
 from apps.export.reference import (
-    Rows,
+    SplitRows,
     first_rows,
     managed_ids,
     parity,
@@ -32,25 +29,26 @@ from apps.export.reference import (
 )
 from apps.export.rules import ids_with_rows
 from apps.export.served import Rules, ServedModel
-from apps.export.shards import Shards
+from apps.export.shards import TableShards, write_in_shards
 from apps.export.signature import column_types, lists_in, signature, type_of_ids
 from apps.export.tables import replace_tables
 from apps.export.weights import SavedWeights, load_model, read_managed
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.checkpoint.manifest import FileEntry
-from trainer.checkpoint.store import Checkpoint
+from trainer.checkpoint.store import MANIFEST, Checkpoint
 from trainer.config.features import columns_of
 from trainer.config.root import Config, load_config
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
+from trainer.core.storage import read_text
 from trainer.data.dataset import find_files
 from trainer.models.embeddings import name_in_model
 from trainer.models.outputs import model_outputs
 from trainer.rules.vocabulary import check_fingerprints
 
 PARITY_ROWS = 64
-TOLERANCE = 1e-6  # of a probability in float32, whose sums a compiler or another processor takes in another order
+TOLERANCE = 1e-6  # of a probability in float32; compilers and processors add up in different orders
 
 
 def export(
@@ -60,17 +58,18 @@ def export(
     checkpoint: str = NEWEST,
     split: Literal["train", "validation", "test"] = "validation",
     averages: bool | None = None,
-    quantize: Quantization = "none",
+    quantize: Literal["none", "int8", "int4"] = "none",
     compile: bool = False,
-    format: Format = "torch",
+    format: Literal["torch", "onnx"] = "torch",
     shard_bytes: pydantic.PositiveInt | None = None,
 ) -> None:
     """Exports a checkpoint of a run as a directory that serves. CONFIG is a TOML file, such as RUN_DIR/config.toml.
 
-    The directory TO/step-N holds model.pt2 (torch.export, the data rules in it: it takes raw columns), signature.json,
-    parity.json (rows of the split with the trainer's answers, which the exported model has given, too), load.py (a
-    loader that needs torch alone, or for ONNX NumPy and onnxruntime) and, last, manifest.json; then TO/current.json
-    names it. Takes three times the memory of the tables, four times with --compile; with --shard-bytes 0.7 GB.
+    The directory TO/step-N holds model.pt2 (torch.export; it takes raw columns, as the data rules are in it),
+    signature.json, parity.json (rows of the split with the trainer's answers, which the exported model gave as well),
+    load.py (a loader that needs torch alone, or for ONNX NumPy and onnxruntime) and, written last, manifest.json. Then
+    TO/current.json names the directory. Takes three times the memory of the tables, four times with --compile; 0.7 GB
+    with --shard-bytes.
 
     Args:
         config: The configuration, whose features must be those of the run.
@@ -83,12 +82,12 @@ def export(
             metrics of the split before and after are printed, and written to signature.json.
         compile: Add the model as machine code for CPUs (compiled.pt2), which needs g++.
         format: torch, or onnx for model.onnx and model.onnx.data instead of model.pt2, which onnxruntime runs.
-        shard_bytes: Write tables, which may be larger than a host's memory, apart from the program, to files of at most
-            so many bytes. The loader maps them into memory. Unset: tables are in the program.
+        shard_bytes: Write the tables, which may be larger than a host's memory, beside the program, to files of at most
+            this many bytes. The loader maps the files into memory. Unset: the tables are in the program.
 
     Raises:
-        InputError: There is no such checkpoint, it is another model's, the data or the model cannot be used, or the
-            directory cannot be written.
+        InputError: There is no such checkpoint, the checkpoint is another model's, the data or the model cannot be
+            used, or the directory cannot be written.
     """
     if not getattr(config.data, split):
         there = next((name for name in ("validation", "test", "train") if getattr(config.data, name)), None)
@@ -114,8 +113,42 @@ def export(
     print(f"rows of data.{split} have the {asked}'s answers, to within {worst:.1g}")
 
 
+@dataclass(frozen=True)
+class Choices:
+    """The flags that decide what is written, by their names."""
+
+    split: str
+    averages: bool
+    quantize: str
+    compile: bool
+    format: str
+    shard_bytes: int | None
+
+    def check(self) -> None:
+        """Refuses choices that exclude one another, or need a package that is not installed.
+
+        Raises:
+            InputError: The message names the flags.
+        """
+        if self.compile and self.format == "onnx":
+            raise InputError("--compile is True, which compiles model.pt2, but --format is onnx; leave one of them out")
+        if self.shard_bytes and (self.compile or self.quantize != "none" or self.format == "onnx"):
+            flags = {"--compile": self.compile, "--quantize": self.quantize, "--format": self.format}
+            flag = next(flag for flag, value in flags.items() if value not in (False, "none", "torch"))
+            raise InputError(f"--shard-bytes is {self.shard_bytes}, and {flag} is {flags[flag]}; leave one of them out")
+        if self.format == "onnx":
+            check_onnx()
+        if self.compile:
+            check_compiler()
+
+    def fingerprint(self, config: Config, checkpoint: Checkpoint) -> str:
+        """Returns a text that changes with the checkpoint, the configuration and the choices."""
+        made_of = [read_text(f"{checkpoint.url}/{MANIFEST}"), config.model_dump(mode="json"), asdict(self)]
+        return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def _check_features(config: Config, chosen: Checkpoint) -> None:
-    """Refuses features with other rules than those that the model was trained with."""
+    """Refuses features whose rules deviate from those that the model was trained with."""
     trained = load_config(f"{chosen.url}/config.toml").data.rules()
     for kind, ours in config.data.rules().items():
         theirs = trained[kind]
@@ -132,7 +165,7 @@ def _check_features(config: Config, chosen: Checkpoint) -> None:
 
 
 def _write(config: Config, chosen: Checkpoint, choices: Choices, fingerprint: str, folder: Path) -> float:
-    """Writes all files; returns the greatest difference from the answers of the model before it was exported."""
+    """Writes all files, and returns the greatest difference from the answers of the model before its export."""
     data, split = config.data, choices.split
     files = find_files(f"data.{split}", getattr(data, split), data)
     types, lists = column_types(files, data), lists_in(files, data)
@@ -147,7 +180,7 @@ def _write(config: Config, chosen: Checkpoint, choices: Choices, fingerprint: st
     rules = partial(Rules, data, lists, unsigned)
     known: dict[str, FileEntry] = {}
     if choices.shard_bytes:
-        shards, samples = Shards(weights, data, choices.shard_bytes), first_rows(rows, PARITY_ROWS)
+        shards, samples = TableShards(weights, data, choices.shard_bytes), first_rows(rows, PARITY_ROWS)
         written, known = write_in_shards(config, shards, samples, rules, listed, described, folder)
     else:
         written = _write_whole(config, weights, choices, rows, rules(listed), described, folder)
@@ -164,12 +197,12 @@ def _write_whole(
     config: Config,
     weights: SavedWeights,
     choices: Choices,
-    rows: Callable[[], Iterator[Rows]],
+    rows: Callable[[], Iterator[SplitRows]],
     rules: Rules,
     described: dict[str, Any],
     folder: Path,
 ) -> dict[str, Any]:
-    """Writes the program with the tables in it, and what else of the signature comes to light; returns the parity."""
+    """Writes the program with the tables in it, completes the signature, and returns the parity rows and answers."""
     model, outputs, split, quantize = (
         load_model(config, weights),
         model_outputs(config),
@@ -192,7 +225,7 @@ def _write_whole(
 
 
 def _quantize(
-    model: nn.Module, config: Config, rows: Callable[[], Iterator[Rows]], split: str, quantize: Quantization
+    model: nn.Module, config: Config, rows: Callable[[], Iterator[SplitRows]], split: str, quantize: str
 ) -> dict[str, Any]:
     """Quantizes the tables, and returns the metrics of the split before and after."""
     before = measure(model, config, rows())

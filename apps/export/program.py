@@ -1,19 +1,32 @@
-"""Exports a module with torch.export, and checks what the exported model answers."""
+"""Programs of torch.export: traces a module, compiles the program with AOTInductor, checks what it answers."""
 
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.export import Dim, ExportedProgram
 
 from apps.export.load import load
 from trainer.core.errors import InputError
 
-# What nodes tell of where they come from: paths and source code of the machine that exports.
+# Metadata of nodes with paths and source code of the machine that exports.
 ORIGINS = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")
-LENGTHS = [2, 0, 3]  # of the lists of the samples that a module is traced with
+LENGTHS = [2, 0, 3]  # of the lists in the samples that a module is traced with
+# For every x86-64 processor since 2013; the default is the processor that compiles.
+PORTABLE = {"cpp.march": "x86-64-v3", "cpp.simdlen": 256}
+# Otherwise the check that AOTI_RUNTIME_CHECK_INPUTS=1 turns on refuses a single sample.
+ANY_SIZE = {"aot_inductor.check_lowerbound": False}
 
 
 def export_program(
@@ -23,9 +36,9 @@ def export_program(
 
     Args:
         served: The module.
-        signature: Names its inputs, in order.
-        name: The model's, for the message.
-        embeddings: Inputs of a second argument, which is looked up for the first: sizes as there, then the columns.
+        signature: Names the inputs, in order.
+        name: The name of the model, for the message.
+        embeddings: Inputs of a second argument, the embeddings of the ids in the first: the size, then the columns.
 
     Raises:
         InputError: The model is the user's own, and cannot be traced.
@@ -56,47 +69,36 @@ def export_program(
     return program
 
 
-def _number_weights(program: ExportedProgram) -> None:
-    """Names the weights by numbers: torch writes their names into code, and columns give tables theirs, as `class`."""
-    numbers = {name: f"weight_{place}" for place, name in enumerate([*program.state_dict, *program.constants])}
-    for weights in (program.state_dict, program.constants):
-        for name in [*weights]:
-            weights[numbers[name]] = weights.pop(name)
-    for spec in (*program.graph_signature.input_specs, *program.graph_signature.output_specs):
-        spec.target = numbers.get(spec.target or "", spec.target)
+def check_compiler() -> None:
+    """Refuses to compile without a compiler.
+
+    Raises:
+        InputError: There is no compiler.
+    """
+    if not (shutil.which("g++") and shutil.which("strip")):
+        raise InputError("--compile is True, which needs g++; install it (Debian: g++), or leave --compile out")
 
 
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def save_program(program: ExportedProgram, file: Path) -> None:
-    """Writes a program with its weights, and without its example inputs, which would be pickled."""
-    program._example_inputs = None
-    torch.export.save(program, file)
-
-
-def _sizes(entries: list[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(entry["shape"][0] for entry in entries))
-
-
-def _example(entries: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Returns three samples; sizes of 0 and 1 would become constants of the program."""
-    found = {}
-    for entry in entries:
-        size = len(LENGTHS) if entry["shape"] == ["B"] else sum(LENGTHS)
-        # A tensor of its own for each input: inputs that were one would be one in the program.
-        values = LENGTHS if "lengths_of" in entry else [0] * size
-        found[entry["name"]] = torch.tensor(values, dtype=getattr(torch, entry["dtype"]))
-    return found
+def compile_program(program: ExportedProgram, file: Path) -> None:
+    """Compiles a program for CPUs, with its weights, to a file; takes half a minute."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = f"{folder}/package.pt2"
+        options = dict(PORTABLE | ANY_SIZE)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch warns of a copy that it makes itself
+            torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=options)
+        with zipfile.ZipFile(package) as archive:
+            archive.extractall(f"{folder}/files")
+        os.remove(package)
+        _anonymize(Path(folder, "files"))
+        _zip(Path(folder, "files"), file)
 
 
 def check_parity(directory: Path, parity: dict[str, Any], name: str, compiled: bool = False) -> float:
     """Returns the greatest difference between the answers of an exported model and those of the trainer.
 
     Raises:
-        InputError: It is greater than allowed, or the model is the user's own, and its exported form does not run.
+        InputError: The difference is greater than allowed, or the exported form of a user's own model does not run.
     """
     try:
         found = load(directory, compiled)(parity["columns"])
@@ -114,3 +116,69 @@ def check_parity(directory: Path, parity: dict[str, Any], name: str, compiled: b
             f"{parity['tolerance']:g} is allowed; it must not depend on other samples, or branch on values"
         )
     return worst
+
+
+def save_program(program: ExportedProgram, file: Path) -> None:
+    """Writes a program with its weights, but without its example inputs, which torch would pickle."""
+    program._example_inputs = None
+    torch.export.save(program, file)
+
+
+def _number_weights(program: ExportedProgram) -> None:
+    """Numbers the weights: torch writes their names into code, and a column may be called `class`."""
+    numbers = {name: f"weight_{place}" for place, name in enumerate([*program.state_dict, *program.constants])}
+    for weights in (program.state_dict, program.constants):
+        for name in [*weights]:
+            weights[numbers[name]] = weights.pop(name)
+    for spec in (*program.graph_signature.input_specs, *program.graph_signature.output_specs):
+        spec.target = numbers.get(spec.target or "", spec.target)
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _sizes(entries: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(entry["shape"][0] for entry in entries))
+
+
+def _example(entries: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Returns three samples; sizes of 0 and 1 would become constants of the program."""
+    found = {}
+    for entry in entries:
+        size = len(LENGTHS) if entry["shape"] == ["B"] else sum(LENGTHS)
+        # A tensor for each input: inputs that share a tensor would be one input of the program.
+        values = LENGTHS if "lengths_of" in entry else [0] * size
+        found[entry["name"]] = torch.tensor(values, dtype=getattr(torch, entry["dtype"]))
+    return found
+
+
+def _anonymize(folder: Path) -> None:
+    """Removes the paths of this machine: strips libraries, and empties sources, whose names the loader wants."""
+    for file in folder.rglob("*.cpp"):
+        file.write_text("")
+    for file in folder.rglob("*.so"):
+        subprocess.run(["strip", "--strip-debug", str(file)], check=True)
+        with file.open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as content:
+            for path in _paths():
+                _overwrite(content, path.encode())
+
+
+def _paths() -> list[str]:
+    """Returns the directories that messages in the code name: torch's headers and the compiler's own files."""
+    return [str(Path(torch.__file__).parent), cache_dir(), sys.prefix, sys.base_prefix]
+
+
+def _overwrite(content: mmap.mmap, path: bytes) -> None:
+    place = content.find(path)
+    while place >= 0:
+        content[place : place + len(path)] = b"-" * len(path)
+        place = content.find(path, place + len(path))
+
+
+def _zip(folder: Path, file: Path) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                archive.write(path, path.relative_to(folder))

@@ -1,21 +1,36 @@
-"""Tables in 8 or 4 bits a value."""
+"""Tables with int8 or int4 values, and the metrics of the model before and after."""
+
+from collections.abc import Iterable
 
 import torch
+from tabulate import tabulate
 from torch import Tensor, nn
 
 from apps.export.features import Table
-from apps.export.forms import Quantization
+from apps.export.reference import READ_ROWS, SplitRows, plain_answers
+from trainer.config.root import Config
+from trainer.core.distributed import DistributedContext, process_group
+from trainer.data.batch import Batch
+from trainer.metrics.evaluation import Metrics, predictions_of_items
+from trainer.metrics.retrieval import ItemVectors
+from trainer.models.base import Outputs
+from trainer.models.outputs import ModelOutput, by_name, model_outputs
+from trainer.training.evaluate import open_catalogue
+from trainer.training.item_vectors import item_vectors
 
 BITS = {"int8": 8, "int4": 4}
-BLOCK_ROWS = 65_536  # of a table are quantized at once, so that it takes little memory beside the tables
+BLOCK_ROWS = 65_536  # quantized at once, so that quantizing takes little memory beside the tables
+
+
+Quality = dict[str, float]
 
 
 class QuantizedTable(nn.Module):
-    """A table whose rows have a scale and a bias each: a value is `scale * q + bias`.
+    """A table with a scale and a bias for each row: a value is `scale * q + bias`.
 
     Args:
         weight: The table, `[R, D]`.
-        bits: Bits of `q`: 8, or 4, of which a byte holds two.
+        bits: Bits of `q`: 8, or 4, two of which share a byte.
     """
 
     def __init__(self, weight: Tensor, bits: int) -> None:
@@ -29,17 +44,17 @@ class QuantizedTable(nn.Module):
         """Returns the embeddings of rows, `[...]` int64 to `[..., D]` float32."""
         values = self.values[rows]
         if self._bits == 4:
-            values = values.int()  # as the converter to ONNX shifts bytes into bytes with a sign
+            values = values.int()  # the converter to ONNX would shift bytes into signed bytes
             values = torch.stack([values & 15, values >> 4], dim=-1).flatten(-2)[..., : self._columns]
         return values.float() * self.scales[rows].float()[..., None] + self.biases[rows].float()[..., None]
 
 
 def _quantized(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the values, scales and biases of rows; as in FBGEMM both of these are float16."""
+    """Returns the values, scales and biases of rows; scales and biases are float16, as in FBGEMM."""
     low, high = weight.aminmax(dim=1)
     biases, levels = low.half(), 2**bits - 1
     scales = ((high - biases.float()) / levels).half()
-    # By the scale and the bias as they are stored, so that their rounding is made up for.
+    # By the scale and the bias as they are stored, so that values make up for the rounding of both.
     steps = (weight - biases.float()[:, None]) / scales.float().where(scales != 0, 1.0)[:, None]
     values = steps.round().clamp(0, levels).to(torch.uint8)
     if bits == 4:
@@ -48,8 +63,57 @@ def _quantized(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     return values, scales, biases
 
 
-def quantize_tables(model: nn.Module, quantization: Quantization) -> None:
-    """Quantizes the tables of a model, one after the other, each of which is let go."""
+def quantize_tables(model: nn.Module, quantization: str) -> None:
+    """Quantizes the tables of a model one after the other, and frees each float table."""
     for path, module in [*model.named_modules()]:
         if isinstance(module, Table):
             model.set_submodule(path, QuantizedTable(module.weight.data, BITS[quantization]))
+
+
+@torch.inference_mode()
+def measure(model: nn.Module, config: Config, rows: Iterable[SplitRows]) -> Quality:
+    """Returns the metrics of a model with plain tables, as an evaluation computes them.
+
+    Args:
+        model: The model.
+        config: Names the metrics.
+        rows: The rows of the split.
+    """
+    served = _Served(model, model_outputs(config))
+    with process_group(config.train.collective_timeout_seconds) as context:
+        metrics = Metrics(config, context.device, _item_vectors(served, config, context))
+        for part in rows:
+            metrics.update(served(part.batch)[1])
+        return metrics.compute(context)
+
+
+class _Served(nn.Module):
+    """A model with plain tables behind the interface of a model with its loss."""
+
+    def __init__(self, model: nn.Module, outputs: list[ModelOutput]) -> None:
+        super().__init__()
+        self._model, self._outputs = model, outputs
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Outputs]:
+        """Returns a loss of 0, and the predictions."""
+        loss, predictions = torch.zeros(()), by_name(self._outputs, plain_answers(self._model, batch))
+        return loss, Outputs(loss, predictions, batch.labels, batch.weights, batch.groups)
+
+
+def _item_vectors(model: nn.Module, config: Config, context: DistributedContext) -> dict[str, ItemVectors] | None:
+    """Returns the vectors of the catalogue's items, if metrics rank them."""
+    names = list(dict.fromkeys(predictions_of_items(config)))
+    catalogue = open_catalogue(config, context) if names else None
+    if catalogue is None:
+        return None
+    return item_vectors(model, catalogue, config.data, names, READ_ROWS, context, lambda: False)
+
+
+def render(split: str, before: Quality, after: Quality, quantization: str) -> str:
+    """Returns a table of the metrics before and after, and of their changes."""
+    rows = [
+        [name, f"{value:.6f}", f"{after[name]:.6f}", f"{after[name] - value:+.6f}"]
+        for name, value in before.items()
+        if name != "samples"
+    ]
+    return tabulate(rows, headers=[f"data.{split}", "float32", quantization, "change"], disable_numparse=True)

@@ -36,7 +36,7 @@ def managed_ids(config: Config, state: dict[str, Tensor]) -> ManagedIds:
 
 
 @dataclass(frozen=True)
-class Rows:
+class SplitRows:
     """Consecutive rows of a split.
 
     Attributes:
@@ -48,7 +48,7 @@ class Rows:
     batch: Batch
 
 
-def read_rows(files: FileSet, config: Config, managed: ManagedIds, at_once: int = READ_ROWS) -> Iterator[Rows]:
+def read_rows(files: FileSet, config: Config, managed: ManagedIds, at_once: int = READ_ROWS) -> Iterator[SplitRows]:
     """Yields the rows of a split in order, `at_once` at a time."""
     data, reader = config.data, RowGroupReader(files, config.data)
     for group in files.row_groups:
@@ -57,7 +57,7 @@ def read_rows(files: FileSet, config: Config, managed: ManagedIds, at_once: int 
                 rows = range(start, min(start + at_once, group.rows))
                 chunk = Chunk(column, rows, partial(reader.where, group))
                 batch = managed.looked_up(to_batch([decode(chunk, data, files.files[0].lists)], data, 1.0))
-                yield Rows(_raw_columns(chunk, data), batch)
+                yield SplitRows(_raw_columns(chunk, data), batch)
 
 
 def _raw_columns(chunk: Chunk, data: DataConfig) -> dict[str, list[Any]]:
@@ -80,14 +80,14 @@ def _raw_column(column: str, chunk: Chunk, uses: set[str]) -> list[Any]:
     return (chunk.ids(column) if "ids" in uses else chunk.numbers(column)).to_pylist()
 
 
-def first_rows(rows: Callable[..., Iterator[Rows]], number: int) -> list[Rows]:
+def first_rows(rows: Callable[..., Iterator[SplitRows]], number: int) -> list[SplitRows]:
     """Returns the first rows of a split, at least so many if it has them.
 
     Args:
         rows: Returns `read_rows`.
         number: How many.
     """
-    found: list[Rows] = []
+    found: list[SplitRows] = []
     for part in rows(at_once=number):
         found.append(part)
         if sum(len(one.batch.weights) for one in found) >= number:
@@ -116,7 +116,7 @@ def plain_answers(model: nn.Module, batch: Batch) -> Tensor | Predictions:
 
 @torch.inference_mode()
 def parity(
-    model: nn.Module, answers: Answers, outputs: list[ModelOutput], rows: Iterator[Rows], number: int
+    model: nn.Module, answers: Answers, outputs: list[ModelOutput], rows: Iterator[SplitRows], number: int
 ) -> dict[str, dict[str, list[Any]]]:
     """Returns the raw `columns` of the first rows, and the model's `answers`.
 

@@ -1,7 +1,10 @@
-"""Tables in shards: files of rows, which a server maps into memory, and samples that need a few of the rows."""
+"""An export with tables in shards: files of rows, which the loader maps into memory, beside two programs.
+
+The first program returns the rows of ids, the second takes the embeddings of these rows.
+"""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -11,28 +14,36 @@ from urllib.parse import quote
 import torch
 from torch import Tensor, nn
 
+from apps.export import load
 from apps.export.directory import SHARDS
+from apps.export.features import Table
 from apps.export.load import TABLES
-from apps.export.reference import Rows
-from apps.export.weights import SavedWeights
+from apps.export.program import export_program, save_program
+from apps.export.reference import SplitRows, parity, torchrec_answers
+from apps.export.rules import ListedIds
+from apps.export.served import Rules, names_of_list
+from apps.export.tables import replace_tables
+from apps.export.weights import SavedWeights, load_dense
 from trainer.checkpoint.manifest import FileEntry, add_to, entry_of
 from trainer.config.data import DataConfig
+from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch
 from trainer.data.jagged import with_values
 from trainer.models.embeddings import table_of_weight
+from trainer.models.outputs import ModelOutput, compute_outputs, model_outputs
 
 LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
-class Shards:
+class TableShards:
     """The tables of a checkpoint, cut into files.
 
     Attributes:
-        weights: The weights.
+        weights: The weights of the checkpoint.
         data: Names the tables.
-        file_bytes: Bytes of a file at most.
+        file_bytes: The largest size of a file.
     """
 
     weights: SavedWeights
@@ -51,7 +62,7 @@ class Shards:
         """Writes all files and their index.
 
         Args:
-            folder: The export's.
+            folder: The folder of the export.
             wanted: Numbers of rows in ascending order, by table.
 
         Returns:
@@ -103,14 +114,53 @@ class Shards:
         return self.weights.blocks(path, file["first_row"], file["first_row"] + file["rows"])
 
 
+def write_in_shards(
+    config: Config,
+    shards: TableShards,
+    samples: list[SplitRows],
+    rules: Callable[[Mapping[str, ListedIds]], Rules],
+    listed: Mapping[str, ListedIds],
+    described: dict[str, Any],
+    folder: Path,
+) -> tuple[dict[str, Any], dict[str, FileEntry]]:
+    """Writes tables and programs.
+
+    Args:
+        config: The configuration.
+        shards: The tables.
+        samples: The parity rows.
+        rules: Returns the data rules for listed ids.
+        listed: The listed ids.
+        described: The signature, which gets an entry for the tables.
+        folder: The folder of the export.
+
+    Returns:
+        The `parity` of the samples, and size and checksum of each file of the tables.
+    """
+    data, outputs, name = config.data, model_outputs(config), config.model.name
+    model, needed = load_dense(config, shards.weights), rows_of_samples(samples, data)
+    rows, entries = shards.write(folder, needed)
+    described["shards"] = load.TABLES
+    put_rows(model, rows)
+    number = sum(len(part.batch.weights) for part in samples)
+    written = parity(model, torchrec_answers, outputs, renumbered(samples, needed, data), number)
+    replace_tables(model, data)
+    _remove_tables(model)
+    save_program(export_program(RowNumbers(rules(listed)), described, name), folder / load.ROWS)
+    given = _embeddings(described, shards.columns(), data)
+    looked_up = LookedUpModel(model, rules({}), outputs).eval()
+    save_program(export_program(looked_up, described, name, given), folder / "model.pt2")
+    return written, entries
+
+
 def _as_file(table: str) -> str:
-    """Returns a table's name as one of a file, which has at most 255 bytes."""
+    """Returns the name of a table as part of a file name, which has at most 255 bytes."""
     name = quote(table, safe="")
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}-{sha256(table.encode()).hexdigest()[:16]}"
 
 
 def _picking(blocks: Iterable[tuple[int, Tensor]], wanted: Tensor, found: Tensor) -> Iterator[Tensor]:
-    """Yields blocks of rows, and keeps those that are wanted."""
+    """Yields blocks of rows, and copies the wanted rows into `found`."""
     for start, block in blocks:
         here = (wanted >= start) & (wanted < start + len(block))
         found[here] = block[wanted[here] - start]
@@ -127,7 +177,7 @@ def _write(file: Path, blocks: Iterable[Tensor]) -> FileEntry:
     return entry
 
 
-def rows_of_samples(samples: list[Rows], data: DataConfig) -> dict[str, Tensor]:
+def rows_of_samples(samples: list[SplitRows], data: DataConfig) -> dict[str, Tensor]:
     """Returns the rows that samples need of each table, at least one, in ascending order."""
     found = {}
     for table, names in data.features_of_tables().items():
@@ -136,10 +186,10 @@ def rows_of_samples(samples: list[Rows], data: DataConfig) -> dict[str, Tensor]:
     return found
 
 
-def renumbered(samples: list[Rows], rows: dict[str, Tensor], data: DataConfig) -> Iterator[Rows]:
-    """Yields samples for tables that have these rows only."""
+def renumbered(samples: list[SplitRows], rows: dict[str, Tensor], data: DataConfig) -> Iterator[SplitRows]:
+    """Yields samples with their ids renumbered, for tables that have only these rows."""
     for part in samples:
-        yield Rows(part.columns, _renumbered(part.batch, rows, data))
+        yield SplitRows(part.columns, _renumbered(part.batch, rows, data))
 
 
 def _renumbered(batch: Batch, rows: dict[str, Tensor], data: DataConfig) -> Batch:
@@ -149,8 +199,84 @@ def _renumbered(batch: Batch, rows: dict[str, Tensor], data: DataConfig) -> Batc
 
 
 def put_rows(model: nn.Module, rows: dict[str, Tensor]) -> None:
-    """Gives a model with TorchRec's tables some rows of each as its tables."""
+    """Replaces the tables of a model with TorchRec's tables by a few rows of each."""
     for path, _ in [*model.named_parameters(remove_duplicate=False)]:
         if table := table_of_weight(path):
             module = model.get_submodule(path.rpartition(".")[0])
             module.weight = nn.Parameter(rows[table], requires_grad=False)
+
+
+class _GivenEmbeddings(nn.Module):
+    """Replaces a table whose rows are in files: the embeddings are given instead of the rows."""
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Returns the embeddings."""
+        return embeddings
+
+
+def _remove_tables(model: nn.Module) -> None:
+    """Removes the tables of a model with plain tables, which then takes embeddings instead of rows."""
+    for path, module in [*model.named_modules()]:
+        if isinstance(module, Table):
+            model.set_submodule(path, _GivenEmbeddings())
+
+
+class RowNumbers(nn.Module):
+    """The first program: the rows of ids.
+
+    Args:
+        rules: The data rules.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        super().__init__()
+        self.rules = rules
+
+    def forward(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the row of each id by sparse feature, for raw columns."""
+        return {name: ids.rows for name, ids in self.rules(columns)[1].items()}
+
+
+class LookedUpModel(nn.Module):
+    """The second program: the model, for columns and the embeddings of their ids.
+
+    Args:
+        model: The model, without its tables.
+        rules: The data rules, without the ids that are listed.
+        outputs: The outputs.
+    """
+
+    def __init__(self, model: nn.Module, rules: Rules, outputs: list[ModelOutput]) -> None:
+        super().__init__()
+        self.model, self.rules = model, rules
+        self._outputs = outputs
+
+    def forward(self, columns: dict[str, Tensor], embeddings: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the outputs by name.
+
+        Args:
+            columns: Raw columns.
+            embeddings: An embedding for each row that RowNumbers returns, by sparse feature, `[N, D]` float32.
+        """
+        dense, ids = self.rules(columns)
+        found = {name: replace(one, rows=embeddings[name]) for name, one in ids.items()}
+        return compute_outputs(self._outputs, self.model(dense, found))
+
+
+def _embeddings(signature: dict[str, Any], columns: dict[str, int], data: DataConfig) -> list[dict[str, Any]]:
+    """Returns the inputs of LookedUpModel besides the columns, as a signature describes inputs.
+
+    Args:
+        signature: Describes the columns.
+        columns: Columns of each table.
+        data: Names the tables of features.
+    """
+    sizes = {entry["name"]: entry["shape"] for entry in signature["inputs"]}
+    return [
+        {
+            "name": name,
+            "dtype": "float32",
+            "shape": [*sizes.get(names_of_list(name)[0], ["B"]), columns[data.table_of(name)]],
+        }
+        for name in data.sparse
+    ]

@@ -12,7 +12,7 @@ from apps.export.features import Ids, Sequence, Table
 from trainer.config.data import DataConfig
 
 
-class PooledTables(nn.Module):
+class PlainPooledTables(nn.Module):
     """An EmbeddingBagCollection for ids in plain tensors; the names of its tables stay.
 
     Args:
@@ -37,7 +37,7 @@ class PooledTables(nn.Module):
         return KeyedTensor([*pooled], widths, torch.cat([*pooled.values()], dim=1))
 
 
-class SequenceTables(nn.Module):
+class PlainSequenceTables(nn.Module):
     """An EmbeddingCollection for ids in plain tensors.
 
     Args:
@@ -75,9 +75,9 @@ def replace_tables(model: nn.Module, data: DataConfig) -> None:
     made: dict[nn.Module, nn.Module] = {}
     for path, module in [*model.named_modules(remove_duplicate=False)]:
         if isinstance(module, EmbeddingBagCollection):
-            made.setdefault(module, PooledTables(module, poolings))
+            made.setdefault(module, PlainPooledTables(module, poolings))
         elif isinstance(module, EmbeddingCollection):
-            made.setdefault(module, SequenceTables(module, data.sequences))
+            made.setdefault(module, PlainSequenceTables(module, data.sequences))
         else:
             continue
         model.set_submodule(path, made[module])

@@ -47,7 +47,7 @@ class SavedWeights:
             raise InputError(
                 f"--averages is True, but the checkpoint {self.url} has none; train with optimizer.ema.decay"
             )
-        self._steps = read_tensors(self.url, STEPS.__eq__)[STEPS] if self._averages else None
+        self._steps = read_tensors(self.url, STEPS.__eq__).get(STEPS)  # only averages of tables count them
 
     def dense(self) -> dict[str, Tensor]:
         """Returns all weights but the tables."""

@@ -52,6 +52,7 @@ def runs(matrix, tmp_path_factory):
         "rules": every_rule,
         "own": sequence_config(histories, "custom:SumOfSequences", data__validation=[str(histories)], **here),
         "half": config(plain, data__validation=[str(plain)], model__table_precision="fp16", **here),
+        "dense_averages": config(plain, data__validation=[str(plain)], optimizer__ema={"decay": 0.8}, **here),
     }
     trees["branching"] = config(plain, data__validation=[str(plain)], model={"name": "custom:Branching"}, **here)
     del trees["own"]["model"]["target"], trees["own"]["model"]["history"], trees["own"]["model"]["over_layers"]
@@ -125,7 +126,7 @@ def test_one_sample_and_empty_lists(exports):
         np.testing.assert_allclose(again[output], none[output] * 2, atol=1e-7)
 
 
-@pytest.mark.parametrize("run", ["rules", "half"])
+@pytest.mark.parametrize("run", ["rules", "half", "dense_averages"])
 def test_raw_rows_have_the_evaluation_of_the_trainer(runs, exports, run):
     """The whole split through the loader has the log loss that the command finds, averaged weights or not."""
     found = evaluated(runs, run)

@@ -4,7 +4,7 @@ import json
 import posixpath
 from pathlib import Path
 
-from trainer.checkpoint.manifest import READ_BYTES, FileEntry, add_to, entry_of, find_damage
+from trainer.checkpoint.store import READ_BYTES, FileEntry, add_to, entry_of, find_damage
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named

@@ -34,8 +34,7 @@ from apps.export.signature import column_types, lists_in, signature, type_of_ids
 from apps.export.tables import replace_tables
 from apps.export.weights import SavedWeights, load_model, read_managed
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
-from trainer.checkpoint.manifest import FileEntry
-from trainer.checkpoint.store import MANIFEST, Checkpoint
+from trainer.checkpoint.store import MANIFEST, Checkpoint, FileEntry
 from trainer.config.features import columns_of
 from trainer.config.root import Config, load_config
 from trainer.core.errors import InputError

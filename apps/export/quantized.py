@@ -13,7 +13,7 @@ from trainer.core.distributed import DistributedContext, process_group
 from trainer.data.batch import Batch
 from trainer.metrics.evaluation import Metrics, predictions_of_items
 from trainer.metrics.retrieval import ItemVectors
-from trainer.models.base import Outputs
+from trainer.models.base import BatchOutputs
 from trainer.models.outputs import ModelOutput, by_name, model_outputs
 from trainer.training.evaluate import open_catalogue
 from trainer.training.item_vectors import item_vectors
@@ -94,10 +94,10 @@ class _Served(nn.Module):
         super().__init__()
         self._model, self._outputs = model, outputs
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Outputs]:
+    def forward(self, batch: Batch) -> tuple[Tensor, BatchOutputs]:
         """Returns a loss of 0, and the predictions."""
         loss, predictions = torch.zeros(()), by_name(self._outputs, plain_answers(self._model, batch))
-        return loss, Outputs(loss, predictions, batch.labels, batch.weights, batch.groups)
+        return loss, BatchOutputs(loss, predictions, batch.labels, batch.weights, batch.groups)
 
 
 def _item_vectors(model: nn.Module, config: Config, context: DistributedContext) -> dict[str, ItemVectors] | None:

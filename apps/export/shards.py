@@ -24,7 +24,7 @@ from apps.export.rules import ListedIds
 from apps.export.served import Rules, names_of_list
 from apps.export.tables import replace_tables
 from apps.export.weights import SavedWeights, load_dense
-from trainer.checkpoint.manifest import FileEntry, add_to, entry_of
+from trainer.checkpoint.store import FileEntry, add_to, entry_of
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.checkpoint.consolidate import read_tensors
-from trainer.checkpoint.rowwise_state import ColumnShards
+from trainer.checkpoint.restore import ColumnShards
 from trainer.checkpoint.saved_rows import SavedRows
 from trainer.checkpoint.state_dict import is_table
 from trainer.checkpoint.store import Checkpoint

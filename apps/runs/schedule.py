@@ -13,8 +13,7 @@ from trainer.core.secrets import without_secrets
 from trainer.core.storage import refuse_existing, write_file
 from trainer.data.lanes import Lanes, default_lanes
 from trainer.data.selected_files import find_training_files
-from trainer.optim.rates import LearningRate, learning_rates
-from trainer.optim.schedules import DECAYS, step_at
+from trainer.optim.schedules import DECAYS, LearningRate, learning_rates, step_at
 
 PARTS = 8  # of the run, whose ends are in the table besides the steps at which a schedule turns
 POINTS = 600  # of a drawn curve

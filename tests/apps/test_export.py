@@ -20,7 +20,7 @@ from sequences import sequence_config, write_histories
 
 from apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
-from trainer.checkpoint.manifest import find_damage
+from trainer.checkpoint.store import find_damage
 from trainer.core.storage import open_storage
 
 STEPS = 10

@@ -12,7 +12,7 @@ from PIL import Image
 from apps.pages.chart import COLUMNS, Curve, draw, text_chart
 from trainer.__main__ import main as trainer
 from trainer.config.root import load_config
-from trainer.optim.rates import learning_rates
+from trainer.optim.schedules import learning_rates
 
 EPOCH = 4  # 256 samples in batches of 64
 

@@ -11,8 +11,8 @@ import torch
 from command import run_trainer
 from jobs import config, saved_tensors, write_rows
 
-from trainer.checkpoint.manifest import entry_of
-from trainer.checkpoint.rowwise_state import ColumnShards, write_rowwise_state
+from trainer.checkpoint.restore import ColumnShards, write_rowwise_state
+from trainer.checkpoint.store import entry_of
 
 
 def trainer(folder, out, *flags):

@@ -13,7 +13,7 @@ from reference_metrics import ordered_metrics
 
 from trainer.core.distributed import process_group
 from trainer.core.registry import find_by_name
-from trainer.metrics import histogram
+from trainer.metrics import binary
 from trainer.metrics.base import Samples
 from trainer.metrics.registry import built_in
 
@@ -97,13 +97,13 @@ def test_few_different_predictions_are_counted(different):
 def test_counted_until_there_are_too_many(monkeypatch):
     logits, labels = np.array([-20, -20, -20.1, 0, 1e-5, 0]), np.array([0, 1, 0, 0, 1, 1])
     for most, exact in [(4, True), (3, False)]:
-        monkeypatch.setattr(histogram, "COUNTED", most)
+        monkeypatch.setattr(binary, "COUNTED", most)
         found = computed(["auc"], columns(logits, labels))
         assert (found["auc_error"] == 0) == exact
         assert (found["auc"] == pytest.approx(exact_auc(logits, labels, np.ones(6)), rel=1e-12)) == exact
 
 
-EDGE = 1 / histogram.BINS_OF_ONE
+EDGE = 1 / binary.BINS_OF_ONE
 CLOSE = st.sampled_from(
     [-30.0, -20.0, -16.0, 15.9999, 40.0, 0.0, -1e-17, 1e-17, 1e-5, 2e-5, EDGE / 2, EDGE, -0.8473, -0.847]
 )
@@ -112,7 +112,7 @@ SAMPLE = st.tuples(CLOSE | st.floats(-18, 18), st.sampled_from([0.0, 1.0, 0.5]),
 
 @pytest.mark.slow
 def test_no_error_is_greater_than_its_bound(monkeypatch):
-    monkeypatch.setattr(histogram, "COUNTED", 0)
+    monkeypatch.setattr(binary, "COUNTED", 0)
     metrics = {name: built_in(name) for name in reference_metrics.NAMES}
     functions = {name: (find_by_name("", entry.function, {}), numbers) for name, (entry, numbers) in metrics.items()}
 
@@ -120,7 +120,7 @@ def test_no_error_is_greater_than_its_bound(monkeypatch):
     @given(st.lists(SAMPLE, min_size=1, max_size=12))
     def check(rows):
         logits, labels, weights = torch.tensor(rows, dtype=torch.float64).T
-        accumulated = histogram.LogitHistogram(logits.device)
+        accumulated = binary.LogitHistogram(logits.device)
         accumulated.add(Samples(logits, labels, weights, logits, None))
         ordered = accumulated.total(context)
         for name, value in ordered_metrics(logits, labels, weights).items():
@@ -134,7 +134,7 @@ def test_no_error_is_greater_than_its_bound(monkeypatch):
 
 def test_bounds_are_close(samples, monkeypatch):
     """The samples have few logits per bin, so a bound is about what one sample weighs."""
-    monkeypatch.setattr(histogram, "COUNTED", 0)
+    monkeypatch.setattr(binary, "COUNTED", 0)
     found = computed(reference_metrics.NAMES, columns(*samples))
     for name, value in ordered_metrics(*samples).items():
         assert abs(found[name] - value) <= found[f"{name}_error"] < 2e-3, name

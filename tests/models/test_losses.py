@@ -8,8 +8,7 @@ import torch
 
 from trainer.config.catalogue import LaneRows
 from trainer.config.tasks import LOSS_KINDS
-from trainer.models.log_probability import to_logit
-from trainer.models.losses import LOSSES
+from trainer.models.losses import LOSSES, to_logit
 from trainer.models.losses_over_samples import LOSSES_OVER_SAMPLES, LossOverSamples
 
 LANES, SAMPLES = 3, 16

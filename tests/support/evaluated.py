@@ -11,7 +11,7 @@ from torch import Tensor
 from trainer.config.root import Config
 from trainer.core.distributed import process_group
 from trainer.metrics.evaluation import Metrics
-from trainer.models.base import Outputs
+from trainer.models.base import BatchOutputs
 
 CPU = torch.device("cpu")
 LOSSES = {"value": "squared", "vectors": "in_batch_softmax"}
@@ -25,10 +25,12 @@ def metrics_of(names: list[str], labels: list[str]) -> Metrics:
     return Metrics(Config.model_validate({"data": {"labels": labels}, "evaluate": {"metrics": names}}), CPU)
 
 
-def outputs(predictions: dict[str, Tensor], labels: Tensor, weights: Tensor, groups: Tensor | None = None) -> Outputs:
+def outputs(
+    predictions: dict[str, Tensor], labels: Tensor, weights: Tensor, groups: Tensor | None = None
+) -> BatchOutputs:
     """Returns the outputs of a model; labels are `[B, L]`, groups `[B, G]` or none."""
     none = torch.zeros(len(weights), 0, dtype=torch.int64)
-    return Outputs(torch.zeros(()), predictions, labels, weights, none if groups is None else groups)
+    return BatchOutputs(torch.zeros(()), predictions, labels, weights, none if groups is None else groups)
 
 
 def metrics_of_task(names: list[str] | None, evaluate: dict[str, Any] | None = None, **task: Any) -> Metrics:

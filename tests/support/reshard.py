@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from trainer.checkpoint.io import ChecksumWriter
 from trainer.checkpoint.restore import restore
-from trainer.checkpoint.staging import StagingBuffers
+from trainer.checkpoint.saver import StagingBuffers
 from trainer.checkpoint.store import Checkpoint, Checkpoints
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group

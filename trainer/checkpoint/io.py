@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
 from torch.utils.serialization import config
 
-from trainer.checkpoint.manifest import FileEntry, add_to, entry_of
+from trainer.checkpoint.store import FileEntry, add_to, entry_of
 from trainer.core.storage import open_storage, os_errors
 
 BESIDE_BYTES = 1 << 18  # the checksum of fewer bytes takes less time than passing them to another thread

@@ -5,22 +5,26 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from copy import deepcopy
 from errno import EACCES, EDQUOT, ENOSPC, EPERM, EROFS
 from typing import Any
 
+import torch
 import torch.distributed.checkpoint as dcp
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.remote_device import _remote_device
 
 from trainer.checkpoint.io import ChecksumWriter
-from trainer.checkpoint.manifest import FileEntry
 from trainer.checkpoint.retention import expired
-from trainer.checkpoint.staging import StagingBuffers
 from trainer.checkpoint.state_dict import State
-from trainer.checkpoint.store import STATE, Checkpoints
+from trainer.checkpoint.store import STATE, Checkpoints, FileEntry
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.core.distributed import DistributedContext, background_group, broadcast_from_rank0, gather_to_all
+from trainer.core.local_shards import local_shards_of
 from trainer.core.outcome import SAVED_WORD, write_outcome
 from trainer.core.secrets import without_secrets
 
@@ -210,3 +214,46 @@ class Saver:
             return None
 
         return broadcast_from_rank0(self._context, attempt, self._group)
+
+
+# DCP's async_save stages, too, but it gives the copy away: a save that fails could only be retried with weights that
+# have moved on. And its default stager allocates the memory anew for every save.
+class StagingBuffers:
+    """Copies tensors to CPU memory, the same memory for every save."""
+
+    def __init__(self) -> None:
+        self._staged: State = {}
+
+    @torch.no_grad()
+    def stage(self, tensors: State) -> State:
+        """Returns copies of a rank's tensors; the next call overwrites them.
+
+        Args:
+            tensors: This rank's tensors, whole or sharded.
+        """
+        if self._staged.keys() != tensors.keys():
+            self._staged = {name: _empty_like(value) for name, value in tensors.items()}
+        for name, value in tensors.items():
+            local_shards = [local_shard for local_shard in local_shards_of(value) if local_shard.numel()]
+            for staged, local_shard in zip(local_shards_of(self._staged[name]), local_shards, strict=True):
+                staged.copy_(local_shard)
+        return self._staged
+
+
+def _empty_like(value: Tensor) -> Tensor:
+    if not isinstance(value, ShardedTensor):
+        return torch.empty_like(value, device="cpu")
+    metadata = deepcopy(value.metadata())
+    # A shard without rows begins where the next one does, and shards are identified by their offsets, here and in DCP.
+    metadata.shards_metadata = [shard for shard in metadata.shards_metadata if 0 not in shard.shard_sizes]
+    for shard in metadata.shards_metadata:
+        assert shard.placement is not None
+        shard.placement = _remote_device(f"rank:{shard.placement.rank()}/cpu")
+    offsets = {tuple(shard.shard_offsets): shard for shard in metadata.shards_metadata}
+    shards = [
+        Shard(torch.empty_like(shard.tensor, device="cpu"), offsets[tuple(shard.metadata.shard_offsets)])
+        for shard in value.local_shards()
+        if shard.tensor.numel()
+    ]
+    group = value._process_group
+    return ShardedTensor._init_from_local_shards_and_global_metadata(shards, metadata, process_group=group)

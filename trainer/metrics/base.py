@@ -1,5 +1,6 @@
 """The protocols of metrics: what is accumulated over the samples of an evaluation, and a metric of one's own."""
 
+import math
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -88,3 +89,8 @@ class Metric(Sums):
     def compute(self, state: Any) -> dict[str, float]:
         """Returns the values of the metric, by suffix ("" for the metric itself), from what `total` returns."""
         raise NotImplementedError
+
+
+def ratio(part: float, whole: float) -> dict[str, float]:
+    """Returns the value of a metric that is one sum over another; NaN if there is nothing to divide by."""
+    return {"": part / whole if whole else math.nan}

@@ -14,8 +14,8 @@ from trainer.core.registry import find_by_name
 from trainer.metrics.base import Accumulator, Samples
 from trainer.metrics.registry import BuiltIn, built_in, metrics_of, own_metric, prediction_kind, result_name
 from trainer.metrics.retrieval import ItemVectors
-from trainer.models.base import Outputs
-from trainer.models.log_probability import to_logit
+from trainer.models.base import BatchOutputs
+from trainer.models.losses import to_logit
 from trainer.models.tasks import subspace_factor
 
 FLOAT32 = torch.finfo(torch.float32)
@@ -40,7 +40,7 @@ class Metrics:
         }
         self._samples = torch.zeros(1, dtype=torch.float64, device=device)
 
-    def update(self, outputs: Outputs) -> None:
+    def update(self, outputs: BatchOutputs) -> None:
         """Adds samples; those of weight 0 change nothing."""
         for task in self._tasks.values():
             task.update(outputs)
@@ -80,7 +80,7 @@ class _TaskMetrics:
         function = find_by_name("evaluate.metrics", entry.function, {})
         self._functions[metric] = source, lambda total: function(total, *numbers)
 
-    def update(self, outputs: Outputs) -> None:
+    def update(self, outputs: BatchOutputs) -> None:
         """Adds samples."""
         if self._accumulators:
             samples = _samples(outputs, self._task, self._data)
@@ -109,7 +109,7 @@ def predictions_of_items(config: Config) -> list[str]:
     ]
 
 
-def _samples(outputs: Outputs, task: TaskConfig, data: DataConfig) -> Samples:
+def _samples(outputs: BatchOutputs, task: TaskConfig, data: DataConfig) -> Samples:
     """Returns the samples of a task, weighted as in its loss."""
     labels, item = data.labels, data.catalogue.id
     scores = outputs.predictions[str(task.prediction)]

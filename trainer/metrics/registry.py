@@ -37,30 +37,32 @@ class BuiltIn(NamedTuple):
     over_items: bool = False
 
 
-def _of_histogram(function: str) -> BuiltIn:
-    module = "trainer.metrics.histogram"
-    return BuiltIn(f"{module}:LogitHistogram", f"{module}:{function}", ("probability",), True, binary=True)
+def _of_order(function: str) -> BuiltIn:
+    return _binary(function, "LogitHistogram", True)
 
 
-def _of_probabilities(function: str, higher_is_better: bool | None, accumulator: str = "BinarySums") -> BuiltIn:
+def _of_sums(function: str, higher_is_better: bool | None) -> BuiltIn:
+    return _binary(function, "BinarySums", higher_is_better)
+
+
+def _binary(function: str, accumulator: str, higher_is_better: bool | None) -> BuiltIn:
     module = "trainer.metrics.binary"
-    path = f"{module}:{accumulator}"
-    return BuiltIn(path, f"{module}:{function}", ("probability",), higher_is_better, binary=True)
+    return BuiltIn(f"{module}:{accumulator}", f"{module}:{function}", ("probability",), higher_is_better, binary=True)
 
 
 def _of_values(function: str, higher_is_better: bool) -> BuiltIn:
-    return BuiltIn("trainer.metrics.values:Errors", f"trainer.metrics.values:{function}", ("value",), higher_is_better)
+    module = "trainer.metrics.values_and_classes"
+    return BuiltIn(f"{module}:Errors", f"{module}:{function}", ("value",), higher_is_better)
 
 
 def _of_classes(function: str, higher_is_better: bool) -> BuiltIn:
-    module = "trainer.metrics.classes"
+    module = "trainer.metrics.values_and_classes"
     return BuiltIn(f"{module}:ClassSums", f"{module}:{function}", ("classes",), higher_is_better)
 
 
 def _of_groups(function: str, binary: bool = False) -> BuiltIn:
-    path = f"trainer.metrics.ranking:{function}"
-    kinds: tuple[Kind, ...] = ("probability", "value")
-    return BuiltIn("trainer.metrics.groups:GroupedSamples", path, kinds, True, binary, grouped=True)
+    module, kinds = "trainer.metrics.groups", ("probability", "value")
+    return BuiltIn(f"{module}:GroupedSamples", f"{module}:{function}", kinds, True, binary, grouped=True)
 
 
 def _of_items(function: str) -> BuiltIn:
@@ -69,16 +71,16 @@ def _of_items(function: str) -> BuiltIn:
 
 
 METRICS = {
-    "auc": _of_histogram("auc"),
-    "auprc": _of_histogram("auprc"),
-    "accuracy@threshold": _of_histogram("accuracy"),
-    "precision@threshold": _of_histogram("precision"),
-    "recall@threshold": _of_histogram("recall"),
-    "normalized_entropy": _of_probabilities("normalized_entropy", False),
-    "log_loss": _of_probabilities("log_loss", False),
-    "calibration": _of_probabilities("calibration", None),  # the best is 1
-    "label_rate": _of_probabilities("label_rate", None),
-    "ece": _of_probabilities("ece", False, "ReliabilityBins"),
+    "auc": _of_order("auc"),
+    "auprc": _of_order("auprc"),
+    "accuracy@threshold": _of_order("accuracy"),
+    "precision@threshold": _of_order("precision"),
+    "recall@threshold": _of_order("recall"),
+    "normalized_entropy": _of_sums("normalized_entropy", False),
+    "log_loss": _of_sums("log_loss", False),
+    "calibration": _of_sums("calibration", None),  # the best is 1
+    "label_rate": _of_sums("label_rate", None),
+    "ece": _binary("ece", "ReliabilityBins", False),
     "mae": _of_values("mae", False),
     "mse": _of_values("mse", False),
     "rmse": _of_values("rmse", False),

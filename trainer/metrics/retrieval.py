@@ -1,7 +1,7 @@
 """Metrics of the rank of a query's item among all items of the catalogue.
 
 Every relevant sample, one whose label is above 0, is a query, and its item is the one to be found. Items with equal
-scores count as the mean over all their orders, as in `ranking`.
+scores count as the mean over all their orders, as in groups.py.
 """
 
 from typing import NamedTuple
@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.metrics.base import Samples, Sums
-from trainer.metrics.ratio import ratio
+from trainer.metrics.base import Samples, Sums, ratio
 
 BLOCK = 1 << 22  # scores at a time
 

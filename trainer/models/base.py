@@ -60,7 +60,7 @@ Predictions = dict[str, Tensor]
 """A model's predictions by name, `[B]` or `[B, ...]` float32 each."""
 
 
-class Outputs(NamedTuple):
+class BatchOutputs(NamedTuple):
     """The outputs of a model with its loss for a local batch, detached.
 
     Attributes:

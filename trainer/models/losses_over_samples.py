@@ -23,7 +23,7 @@ from trainer.data.rows import NO_ITEM
 
 
 @dataclass(frozen=True)
-class Samples:
+class ComparedSamples:
     """Samples `[B]`, or units `[U, N]` of samples that are compared with those of the same unit only.
 
     Attributes:
@@ -60,7 +60,7 @@ class Samples:
         return type(self)(*(change(getattr(self, field.name)) for field in fields(self)))
 
 
-def jrc(own: Samples, others: Samples, alpha: float = 0.5) -> Tensor:
+def jrc(own: ComparedSamples, others: ComparedSamples, alpha: float = 0.5) -> Tensor:
     """Returns the joint loss of ranking and calibration (Sheng et al., arXiv:2208.06164).
 
     Logits are `[U, N, 2]`, one for each of the labels 0 and 1. Calibration is their cross-entropy. Ranking is that of
@@ -74,7 +74,7 @@ def jrc(own: Samples, others: Samples, alpha: float = 0.5) -> Tensor:
     return alpha * calibration + (1 - alpha) * ranking
 
 
-def bpr(own: Samples, others: Samples) -> Tensor:
+def bpr(own: ComparedSamples, others: ComparedSamples) -> Tensor:
     """Returns -log sigmoid of the lead over each sample of the group with a lower label, in the mean (arXiv:1205.2618).
 
     Predictions are `[U, N]`. A sample that has no such others has a loss of 0.
@@ -84,7 +84,9 @@ def bpr(own: Samples, others: Samples) -> Tensor:
     return functional.softplus(-lead).where(lower, 0.0).sum(-1) / lower.sum(-1).clamp(min=1)
 
 
-def in_batch_softmax(own: Samples, others: Samples, temperature: float = 1.0, log_q: bool = False) -> Tensor:
+def in_batch_softmax(
+    own: ComparedSamples, others: ComparedSamples, temperature: float = 1.0, log_q: bool = False
+) -> Tensor:
     """Returns the cross-entropy of finding a query's item among the items of all samples, times the label.
 
     Predictions are `[U, N, 2, D]`: the vectors of the query and of the item. Those other items count that are of
@@ -103,7 +105,7 @@ def in_batch_softmax(own: Samples, others: Samples, temperature: float = 1.0, lo
 
 
 def sampled_softmax(
-    own: Samples, others: Samples, rows: LaneRows, temperature: float = 1.0, log_q: bool = False
+    own: ComparedSamples, others: ComparedSamples, rows: LaneRows, temperature: float = 1.0, log_q: bool = False
 ) -> Tensor:
     """Returns the cross-entropy of finding a query's item among negatives from the catalogue, times the label.
 
@@ -143,7 +145,7 @@ def expected(log_q: Tensor, draws: Tensor | int) -> Tensor:
     return log_q + torch.as_tensor(draws, dtype=log_q.dtype, device=log_q.device).log()
 
 
-def _same_group(own: Samples, others: Samples) -> Tensor:
+def _same_group(own: ComparedSamples, others: ComparedSamples) -> Tensor:
     return own.group[..., None] == others.group[:, None]
 
 
@@ -196,7 +198,7 @@ class LossOverSamples:
     ) -> Tensor:
         """Returns the loss of each sample of the local batch, `[B]`, 0 where it is not present."""
         group = self._positions(label) if group is None else group
-        samples = Samples(prediction, label, group, present, log_q)
+        samples = ComparedSamples(prediction, label, group, present, log_q)
         if self._lane_rows is None:
             own = samples.in_units(len(label))
             everyone = samples.of_all_ranks()

@@ -8,7 +8,7 @@ from trainer.models.base import ModelInputs
 from trainer.models.sequences import SequenceModel, sequence_dimension
 
 
-class Block(nn.Module):
+class AttentionBlock(nn.Module):
     """Causal self-attention, then two layers for each item by itself; both are added to what they get, normalized.
 
     Without the paper's dropout, so that a resumed run takes the same steps, bit for bit.
@@ -42,7 +42,9 @@ class LastState(nn.Module):
         length = inputs.sequence_features[config.history] if config.history else 1
         # By age, so that the newest item has the same position in every history.
         self.positions = nn.Embedding(length, dimension, device=inputs.device)
-        blocks = (Block(dimension, config.attention_heads, inputs.device) for _ in range(config.attention_blocks))
+        blocks = (
+            AttentionBlock(dimension, config.attention_heads, inputs.device) for _ in range(config.attention_blocks)
+        )
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(dimension, device=inputs.device)
 

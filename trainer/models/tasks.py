@@ -12,9 +12,8 @@ from trainer.config.tasks import TaskConfig
 from trainer.core.errors import InputError
 from trainer.core.registry import find_by_name
 from trainer.data.batch import Batch
-from trainer.models.base import Outputs, Predictions
-from trainer.models.log_probability import to_logit
-from trainer.models.losses import LOSSES, are_classes
+from trainer.models.base import BatchOutputs, Predictions
+from trainer.models.losses import LOSSES, are_classes, to_logit
 from trainer.models.losses_over_samples import LOSSES_OVER_SAMPLES, LossOverSamples
 from trainer.models.outputs import by_name, model_outputs
 from trainer.models.precision import autocast
@@ -168,7 +167,7 @@ class TaskLosses(nn.Module):
         )
         self.weighting = weighting_of(config, len(tasks), device)
 
-    def forward(self, output: Tensor | Predictions, batch: Batch) -> tuple[Tensor, Outputs]:
+    def forward(self, output: Tensor | Predictions, batch: Batch) -> tuple[Tensor, BatchOutputs]:
         """Computes the loss of the local batch, such that its mean over the ranks is that of the global batch.
 
         The loss of the global batch is the sum of its samples' losses, each times its weight, over the number of
@@ -180,7 +179,7 @@ class TaskLosses(nn.Module):
                 task_loss.check_labels(predictions, batch)
         loss = self.of(predictions, batch) if self.training else torch.zeros_like(batch.scale)
         detached = {name: prediction.detach() for name, prediction in predictions.items()}
-        return loss, Outputs(loss.detach(), detached, batch.labels, batch.weights, batch.groups)
+        return loss, BatchOutputs(loss.detach(), detached, batch.labels, batch.weights, batch.groups)
 
     def of(self, predictions: Predictions, batch: Batch) -> Tensor:
         """Returns the loss of the local batch, whose labels are not looked at."""
@@ -209,7 +208,7 @@ class ModelWithLoss(nn.Module):
         self.model, self.losses = model, losses
         self._device_type, self._dtype = device_type, dtype
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Outputs]:
+    def forward(self, batch: Batch) -> tuple[Tensor, BatchOutputs]:
         """Computes the loss of the local batch and the model's outputs."""
         return self.losses(self.predict(batch), batch)
 

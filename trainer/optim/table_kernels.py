@@ -22,7 +22,7 @@ from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
 from trainer.config.table_optim import SparseOptimizerConfig
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
-from trainer.optim.table_updates import Options, Update, adam, lamb, lars_sgd, rowwise_adagrad, sgd
+from trainer.optim.table_updates import Update, UpdateOptions, adam, lamb, lars_sgd, rowwise_adagrad, sgd
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,9 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
             of_ids, here = of_bags.repeat_interleave(lengths, dim=0), slice(bounds[0], bounds[-1])
             yield indices[here].long(), of_ids if weights is None else of_ids * weights[here, None]
 
-    def _options(self) -> Options:
+    def _options(self) -> UpdateOptions:
         given = self.optimizer_args
-        return Options(
+        return UpdateOptions(
             lr=self.get_learning_rate(),
             step=int(self.iter_cpu.item()) + 1,
             eps=given.eps,

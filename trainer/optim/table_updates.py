@@ -14,7 +14,7 @@ State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Options:
+class UpdateOptions:
     """Options of an update, under the names that FBGEMM gives them.
 
     Attributes:
@@ -34,15 +34,15 @@ class Options:
     l2: bool
 
 
-Update = Callable[[Tensor, Tensor, State, Options], Tensor]
+Update = Callable[[Tensor, Tensor, State, UpdateOptions], Tensor]
 
 
-def sgd(rows: Tensor, gradient: Tensor, state: State, options: Options) -> Tensor:
+def sgd(rows: Tensor, gradient: Tensor, state: State, options: UpdateOptions) -> Tensor:
     """Plain gradient descent."""
     return rows - options.lr * gradient
 
 
-def rowwise_adagrad(rows: Tensor, gradient: Tensor, state: State, options: Options) -> Tensor:
+def rowwise_adagrad(rows: Tensor, gradient: Tensor, state: State, options: UpdateOptions) -> Tensor:
     """Adagrad with one accumulator per row, the mean of the squared gradient, and weight decay."""
     if options.l2:
         gradient = gradient + options.weight_decay * rows
@@ -52,18 +52,18 @@ def rowwise_adagrad(rows: Tensor, gradient: Tensor, state: State, options: Optio
     return rows - options.lr * gradient / (total.sqrt() + options.eps)[:, None]
 
 
-def adam(rows: Tensor, gradient: Tensor, state: State, options: Options) -> Tensor:
+def adam(rows: Tensor, gradient: Tensor, state: State, options: UpdateOptions) -> Tensor:
     """Adam (Kingma and Ba, arXiv:1412.6980) with decoupled weight decay; its second moment may be one per row."""
     return rows - options.lr * _adam_direction(rows, gradient, state, options)
 
 
-def lamb(rows: Tensor, gradient: Tensor, state: State, options: Options) -> Tensor:
+def lamb(rows: Tensor, gradient: Tensor, state: State, options: UpdateOptions) -> Tensor:
     """LAMB (You et al., arXiv:1904.00962), where each row is a layer; its second moment may be one per row."""
     direction = _adam_direction(rows, gradient, state, options)
     return rows - options.lr * _trust(rows.norm(dim=1), direction.norm(dim=1)) * direction
 
 
-def lars_sgd(rows: Tensor, gradient: Tensor, state: State, options: Options) -> Tensor:
+def lars_sgd(rows: Tensor, gradient: Tensor, state: State, options: UpdateOptions) -> Tensor:
     """LARS (You et al., arXiv:1708.03888), where each row is a layer."""
     norm = rows.norm(dim=1)
     trust = _trust(norm, gradient.norm(dim=1) + options.weight_decay * norm)
@@ -71,7 +71,7 @@ def lars_sgd(rows: Tensor, gradient: Tensor, state: State, options: Options) -> 
     return rows - state["momentum_buffer"].mul_(options.momentum).add_(step)
 
 
-def _adam_direction(rows: Tensor, gradient: Tensor, state: State, options: Options) -> Tensor:
+def _adam_direction(rows: Tensor, gradient: Tensor, state: State, options: UpdateOptions) -> Tensor:
     rowwise = state["exp_avg_sq"].dim() == 1
     squares = gradient.square().mean(1) if rowwise else gradient.square()
     first = state["exp_avg"].mul_(options.beta1).add_(gradient, alpha=1 - options.beta1)

@@ -21,8 +21,7 @@ from trainer.data.lanes import MIN_LANES
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import table_of_weight
 from trainer.models.tasks import ModelWithLoss
-from trainer.optim.dense_optimizers import dense_optimizers
-from trainer.optim.dense_weights import freeze
+from trainer.optim.dense_optimizers import dense_optimizers, freeze
 from trainer.plan.dense_work import DenseWork, WorkCounter
 
 CPU = torch.device("cpu")

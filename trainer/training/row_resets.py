@@ -11,7 +11,7 @@ from trainer.checkpoint.state_dict import State, is_table, table_of
 from trainer.config.optim import OptimizerConfig
 from trainer.core.local_shards import placed_shards
 from trainer.models.table_init import initial_rows
-from trainer.optim.sharded_tables import ACCUMULATORS
+from trainer.optim.optimizers import ACCUMULATORS
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from trainer.models.precision import DTYPES, allow_tf32
 from trainer.models.tasks import ModelWithLoss
 from trainer.models.weighting import Pareto
 from trainer.optim.averages import Averages
-from trainer.optim.dense_weights import freeze
+from trainer.optim.dense_optimizers import freeze
 from trainer.optim.optimizers import Optimizers
 from trainer.optim.table_averages import check_kernels
 from trainer.optim.table_optimizers import check_table_optimizers, fuse

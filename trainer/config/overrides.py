@@ -1,7 +1,20 @@
 """Command lines: the arguments of a function, and values that replace those of a configuration file.
 
-They are put onto the tree of the file before it is validated. With tyro, which begins with a valid configuration, a
-flag could not complete a file, errors are boxes of text, and every help lists all keys of the configuration.
+The values are put onto the tree of the file before the tree is validated.
+
+No library of command lines keeps what users are promised: keys of named things (`--data.sparse.NAME.rows 9`), lists as
+words, dashes or underscores, and a mistake in one line that names the nearest flag.
+
+* pydantic-settings 2.14: no keys of named things, no lists as words, one spelling. A wrong flag prints 134 lines
+  without a suggestion; a wrong value (`--train.steps abc`) is reported without its key. Parses in 110 ms.
+* jsonargparse 4.53: lists only as `[8,4]`. `--data.sparse.NAME.KEY` needs all required keys again on the command line,
+  and NAME may hold no dot. `--train.step` is taken for `--train.steps` in silence. A wrong flag prints 151 lines,
+  `--help` 1,036. Parses in 600 ms.
+* tyro: begins with a valid configuration, so a flag cannot complete a file. Errors are boxes of text, and every help
+  lists all keys.
+
+Either would replace the reading of flags and their types, some 80 lines here, and would need code of its own for what
+is missing. This file parses in 36 ms.
 """
 
 import difflib

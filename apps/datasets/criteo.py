@@ -31,7 +31,7 @@ SPLIT_RULES = {
 
 
 @dataclass(frozen=True)
-class Part:
+class SourceSlice:
     """The lines of a source that begin in `[start, end)`, which become one Parquet file."""
 
     source: tsv.Source
@@ -189,7 +189,7 @@ def find_sources(patterns: tuple[str, ...]) -> list[str]:
     return urls
 
 
-def plan_parts(sources: list[tsv.Source], layout: str, evaluation_source: str, part_bytes: int) -> list[Part]:
+def plan_parts(sources: list[tsv.Source], layout: str, evaluation_source: str, part_bytes: int) -> list[SourceSlice]:
     """Cuts the sources into splits, and those into parts, by the lengths alone.
 
     Raises:
@@ -201,7 +201,7 @@ def plan_parts(sources: list[tsv.Source], layout: str, evaluation_source: str, p
     segments = _kaggle_segments(sources) if layout == "kaggle" else _terabyte_segments(sources, evaluation_source)
     for source, split, start, end in segments:
         starts = range(start, end, part_bytes)
-        parts += [Part(source, split, at, min(at + part_bytes, end), number) for number, at in enumerate(starts)]
+        parts += [SourceSlice(source, split, at, min(at + part_bytes, end), number) for number, at in enumerate(starts)]
     if not parts:
         urls = ", ".join(source.url for source in sources)
         raise InputError(
@@ -238,13 +238,15 @@ def _terabyte_segments(sources: list[tsv.Source], evaluation_source: str) -> Ite
             yield source, "train", 0, source.length
 
 
-def _tasks(parts: list[Part]) -> list[list[Part]]:
+def _tasks(parts: list[SourceSlice]) -> list[list[SourceSlice]]:
     """Groups the parts that one thread converts: one, or all of a source that can only be read from its beginning."""
     groups = groupby(parts, key=lambda part: part.source if part.source.compressed else part)
     return [list(group) for _, group in groups]
 
 
-def _convert(data_set: DataSetWriter, progress: Progress, transform: tsv.DenseTransform, parts: list[Part]) -> None:
+def _convert(
+    data_set: DataSetWriter, progress: Progress, transform: tsv.DenseTransform, parts: list[SourceSlice]
+) -> None:
     with closing(tsv.LineReader(parts[0].source)) as reader:
         for part in parts:
             counts = data_set.counts(part.split, part.name)
@@ -256,7 +258,11 @@ def _convert(data_set: DataSetWriter, progress: Progress, transform: tsv.DenseTr
 
 
 def _convert_part(
-    data_set: DataSetWriter, progress: Progress, transform: tsv.DenseTransform, part: Part, reader: tsv.LineReader
+    data_set: DataSetWriter,
+    progress: Progress,
+    transform: tsv.DenseTransform,
+    part: SourceSlice,
+    reader: tsv.LineReader,
 ) -> None:
     about = {"dense_transform": tsv.TRANSFORM_RULES[transform], "id_rule": tsv.ID_RULE, "lines": part.source.url}
     with data_set.part(part.split, part.name, tsv.SCHEMA.with_metadata(about)) as rows:
@@ -270,7 +276,7 @@ def _convert_part(
 
 
 def _write(
-    rows: PartWriter, block: bytes, transform: tsv.DenseTransform, part: Part, at: int, progress: Progress
+    rows: PartWriter, block: bytes, transform: tsv.DenseTransform, part: SourceSlice, at: int, progress: Progress
 ) -> int:
     if at == 0:
         block = block.removeprefix(codecs.BOM_UTF8)

@@ -59,7 +59,7 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePlan:
     """One file: its split, its number there, its rows, and the first one's row_id."""
 
     split: str
@@ -124,21 +124,21 @@ def synthetic(
     settings |= {"hotness": hotness, "zipf": zipf, "table_rows": table_rows, "null_rate": null_rate}
     _check(settings)
     shape = Shape(hotness, zipf, table_rows * (SPARSE_FEATURES // len(table_rows)), null_rate)
-    parts = plan_parts({"train": (rows, files), "validation": (validation_rows, 1), "test": (test_rows, 1)})
+    planned = plan_files({"train": (rows, files), "validation": (validation_rows, 1), "test": (test_rows, 1)})
     truth, data_set = make_truth(seed, signal), DataSetWriter(out, settings)
-    made = in_parallel(lambda part: _make(data_set, part, shape, truth, seed), parts, workers)
-    summary = data_set.commit([(part.split, part.name) for part in parts], dict(best for best in made if best))
+    made = in_parallel(lambda file: _make(data_set, file, shape, truth, seed), planned, workers)
+    summary = data_set.commit([(file.split, file.name) for file in planned], dict(best for best in made if best))
     print_summary(summary, "synthetic data", "synthetic", out, ["best_auc", "best_log_loss"])
     return summary
 
 
-def plan_parts(splits: dict[str, tuple[int, int]]) -> list[Part]:
+def plan_files(splits: dict[str, tuple[int, int]]) -> list[FilePlan]:
     """Spreads the rows of every split over its files, and numbers them through; what would be empty is left out."""
     parts, first = [], 0
     for split, (rows, files) in splits.items():
         for number in range(files):
             count = (number + 1) * rows // files - number * rows // files
-            parts += [Part(split, number, count, first)] * (count > 0)
+            parts += [FilePlan(split, number, count, first)] * (count > 0)
             first += count
     return parts
 
@@ -155,7 +155,7 @@ def make_truth(seed: int, signal: float) -> Truth:
 
 
 def _make(
-    data_set: DataSetWriter, part: Part, shape: Shape, truth: Truth, seed: int
+    data_set: DataSetWriter, part: FilePlan, shape: Shape, truth: Truth, seed: int
 ) -> tuple[str, dict[str, float | None]] | None:
     """Writes one file, and returns its split and the best metrics there; None to train, where rows may be too many."""
     if part.split == "train" and data_set.counts(part.split, part.name) is not None:

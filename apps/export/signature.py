@@ -12,7 +12,7 @@ from trainer.core.errors import InputError
 from trainer.data.dataset import FileSet
 from trainer.data.transforms import SECONDS
 from trainer.models.outputs import ModelOutput
-from trainer.rules.plain_types import id_type, is_list, is_moment, is_string, plain_type
+from trainer.rules.plain_types import has_values, id_type, is_list, is_moment, is_string, plain_type
 from trainer.rules.registry import id_rule
 
 VERSION = 2  # 1 had no inputs that say which ids are there: -2^63, an id like any other, was a missing one
@@ -62,7 +62,7 @@ def column_types(files: FileSet, data: DataConfig) -> dict[str, pa.DataType]:
 
 def _type_of(column: str, files: FileSet) -> pa.DataType:
     types = [plain_type(file.schema.field(column).type) for file in files.files]
-    return next((dtype for dtype in types if not pa.types.is_null(id_type(dtype))), types[0])
+    return next((dtype for dtype in types if has_values(dtype)), types[0])
 
 
 def lists_in(files: FileSet, data: DataConfig) -> list[str]:

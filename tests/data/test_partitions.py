@@ -158,6 +158,14 @@ def test_one_text_among_integers_makes_all_of_them_texts(tmp_path):
     )
 
 
+def test_a_number_with_a_plus_sign_is_a_text(tmp_path):
+    for text in ("+5", "6"):
+        write_file(tmp_path / f"x={text}" / "a.parquet")
+    write_file(tmp_path / "flat" / "a.parquet", x=["+5", "6"])
+    found = batch(settings(str(tmp_path), dense={}, sparse={"x": {"rows": 10**6, "ids": "hash"}})).sparse.values()
+    assert found[:2].tolist() == found[[2, 4]].tolist()
+
+
 def test_only_columns_that_the_configuration_names_are_looked_for(tmp_path):
     write_file(tmp_path / "run=3" / "other" / "a.parquet", x=[1.0, 2.0])
     data = settings(str(tmp_path), dense={"x": {}}, sparse={})

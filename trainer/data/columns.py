@@ -12,6 +12,7 @@ from trainer.data.feature_columns import check_features
 from trainer.rules.plain_types import (
     INTEGERS,
     has_ids,
+    has_values,
     id_type,
     is_list,
     is_number,
@@ -146,7 +147,7 @@ def _check_ids(file: str, name: str, column: str, dtype: pa.DataType, feature: S
             else f"an integer or a list of integers (strings need data.sparse.{name}.ids = 'hash')"
         )
         raise InputError(f"{file}: column '{column}' is of type {dtype}; it must be {allowed}, {INTEGERS}")
-    if pa.types.is_null(id_type(dtype)):
+    if not has_values(dtype):
         return
     if feature.ids == "vocabulary" and open_vocabulary(name, feature).is_text != strings:
         kinds = ("integers", "strings") if strings else ("strings", "integers")

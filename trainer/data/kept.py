@@ -10,7 +10,7 @@ from trainer.core.errors import InputError, nearest
 from trainer.data.dataset import FileSet, RowGroup
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.shuffling import RowSlice, ends_of, row_slices
-from trainer.rules.plain_types import id_type
+from trainer.rules.plain_types import has_values
 
 ALL = "*"
 
@@ -55,7 +55,7 @@ def _check(
 def _type_in_all(key: str, name: str, files: FileSet) -> pa.DataType:
     """Returns the type of a column, of which files without any of its values may know nothing."""
     types = {file.name: file.schema.field(name).type for file in files.files}
-    known = {file: dtype for file, dtype in types.items() if not pa.types.is_null(id_type(dtype))}
+    known = {file: dtype for file, dtype in types.items() if has_values(dtype)}
     (first, there), *others = (known or types).items()
     for file, here in others:
         if here != there:

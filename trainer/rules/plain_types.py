@@ -59,10 +59,15 @@ def is_string(dtype: pa.DataType) -> bool:
     return plain_type(dtype).id in STRINGS
 
 
+def has_values(dtype: pa.DataType) -> bool:
+    """Returns whether a column can hold a value, itself or in its lists: a file writes the null type if it has none."""
+    return not pa.types.is_null(id_type(dtype))
+
+
 def has_ids(dtype: pa.DataType) -> bool:
-    """Returns whether a column holds ids, in lists or not; one without any value does."""
+    """Returns whether a column holds ids, in lists or not. A column without any value does."""
     found = id_type(dtype)
-    return pa.types.is_integer(found) or is_string(found) or pa.types.is_null(found)
+    return pa.types.is_integer(found) or is_string(found) or not has_values(dtype)
 
 
 def is_number(dtype: pa.DataType) -> bool:
@@ -79,10 +84,10 @@ def is_moment(dtype: pa.DataType) -> bool:
 
 def meaning(dtype: pa.DataType, of_ids: bool) -> str | None:
     """Returns what a column's values count, alike in all files of a data set; None if it never has a value."""
+    if not has_values(dtype):
+        return None
     plain = plain_type(dtype)
     plain = plain.value_type if _has_lists(plain) else plain
-    if pa.types.is_null(plain):
-        return None
     if pa.types.is_date(plain):
         return "dates"
     if _is_time(plain):

@@ -11,16 +11,39 @@ from pathlib import Path
 import pytest
 
 BIN = Path(shutil.which("torchx")).parent
+LIGHT = ("torch", "torchrec", "fbgemm_gpu")
+NO_GPU = """
+from types import SimpleNamespace
+
+cuda, version = SimpleNamespace(device_count=lambda: 0), SimpleNamespace(cuda=None)
+"""
 LEVELS = ("ok", "note", "not here", "WRONG")
 
 
-@pytest.fixture
-def doctor(tmp_path):
-    """Runs the doctor with no Slurm on PATH and no cluster in the home directory; returns its exit code and lines."""
+@pytest.fixture(scope="module")
+def light(tmp_path_factory):
+    """A directory with modules in place of the triple, which takes three processor seconds to load."""
+    folder = tmp_path_factory.mktemp("light")
+    for name in LIGHT:
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").touch()
+    (folder / "torch/__init__.py").write_text(NO_GPU)
+    (folder / "torchrec/distributed.py").touch()
+    return str(folder)
 
-    def run(*arguments, **environment):
+
+@pytest.fixture
+def doctor(tmp_path, light):
+    """Runs the doctor with no Slurm on PATH and no cluster in the home directory; returns its exit code and lines.
+
+    Modules in `PYTHONPATH` come before those of the light triple; `real` takes the one that is installed.
+    """
+
+    def run(*arguments, real=False, **environment):
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "SLURM"))}
         path = {"PATH": str(BIN), "HOME": str(tmp_path), "COLUMNS": "200"}
+        modules = [environment.pop("PYTHONPATH", ""), os.environ["PYTHONPATH"], *([] if real else [light])]
+        path["PYTHONPATH"] = os.pathsep.join(filter(None, modules))
         command = [BIN / "torchx", "doctor", *map(str, arguments)]
         done = subprocess.run(command, env=clean | path | environment, capture_output=True, text=True, timeout=600)
         assert "Traceback" not in done.stderr
@@ -57,7 +80,7 @@ def installed(folder, name, number, entry_points=""):
 
 
 def test_a_machine_without_clusters_is_well(doctor, tmp_path):
-    code, found = doctor("--out", tmp_path / "runs/new", "--storage", tmp_path)
+    code, found = doctor("--out", tmp_path / "runs/new", "--storage", tmp_path, real=True)
     assert code == 0
     assert {check for check, (level, *_) in found.items() if level == "ok"} >= {"Python", "TorchX", "plugins", "torch"}
     assert found["Slurm"] == ("not here", "no sinfo on PATH", "")

@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from command import write_config
 from jobs import config, losses
 from torch.distributed.checkpoint.api import CheckpointException
-from trainer_process import Training, committed
+from trainer_process import Gate, Training, committed
 
 from trainer.checkpoint.io import ChecksumWriter
 from trainer.checkpoint.retention import expired
@@ -25,13 +25,14 @@ from trainer.core.outcome import saved_step
 from trainer.run.lock import RENEW_SECONDS, STALE_SECONDS
 
 STEPS = 30
+FOR_EVER = ["--train.steps", "1000000", "--model.name", "custom:unhurried"]
 
 
 @pytest.fixture
 def file(rows, tmp_path):
     return write_config(
         tmp_path / "config.toml",
-        config(rows, model__name="custom:unhurried", train__steps=STEPS, checkpoint__every_steps=2),
+        config(rows, model__name="custom:gated", train__steps=STEPS, checkpoint__every_steps=2),
     )
 
 
@@ -146,7 +147,7 @@ def test_an_uncommitted_checkpoint_is_deleted_by_the_next_job(file, tmp_path):
 
 
 def test_a_second_job_is_refused_until_the_first_is_dead(file, tmp_path, baseline):
-    first = Training(file, tmp_path / "out", "--train.steps", "1000000", ranks=0)
+    first = Training(file, tmp_path / "out", *FOR_EVER, ranks=0)
     first.wait_until(lambda: committed(first.out))
     second = Training(file, first.out, ranks=0)
     output = second.end().splitlines()
@@ -156,7 +157,7 @@ def test_a_second_job_is_refused_until_the_first_is_dead(file, tmp_path, baselin
     os.kill(first.process.pid, signal.SIGKILL)
     first.end()
     last = committed(first.out)[-1]
-    third = Training(file, first.out, "--train.steps", str(last + 10), ranks=0)
+    third = Training(file, first.out, *FOR_EVER, "--train.steps", str(last + 10), ranks=0)
     assert f"resumed after step {last:,} " in third.end()
     assert third.code == 0
     assert losses(first.out)[:STEPS] == baseline[: last + 10]
@@ -184,7 +185,7 @@ def test_the_same_torchx_job_does_not_wait_for_itself(file, tmp_path):
 
 
 def test_a_job_whose_directory_was_taken_over_ends(file, tmp_path):
-    job = Training(file, tmp_path / "out", "--train.steps", "1000000", "--checkpoint.every-steps", "0", ranks=0)
+    job = Training(file, tmp_path / "out", *FOR_EVER, "--checkpoint.every-steps", "0", ranks=0)
     job.after_steps(2)
     holder = json.loads((job.out / "lock.json").read_text()) | {"token": "another", "pid": 7, "host": "elsewhere"}
     (job.out / "lock.json").write_text(json.dumps(holder))
@@ -226,14 +227,14 @@ def test_a_disk_that_is_full_in_the_middle_of_a_tensor_is_said_to_be_full(room, 
 
 
 def test_a_full_disk_loses_checkpoints_but_no_step(file, small_disk, baseline):
-    flags = ["--train.steps", "1000000", "--checkpoint.keep.newest", "2"]
+    flags = [*FOR_EVER, "--checkpoint.keep.newest", "2"]
     job = Training(file, small_disk / "out", *flags, ranks=0)
     job.wait_until(lambda: committed(job.out))
     fill(small_disk)
     before = job.steps()
-    time.sleep(3)
+    job.wait_until(lambda: "NOT SAVED: " in job.output())
     (small_disk / "filler").unlink()
-    job.wait_until(lambda: committed(job.out)[-1] > before + 20)
+    job.wait_until(lambda: committed(job.out)[-1] >= max(before + 20, STEPS))
     output = job.signal(signal.SIGTERM).end()
     assert "NOT SAVED: " in output
     assert "No space left on device" in output
@@ -260,11 +261,13 @@ def test_a_stop_on_a_full_disk_says_which_steps_are_lost(rows, small_disk):
     assert job.code == 75
 
 
-def test_a_failed_last_save_is_an_error_and_can_be_resumed(file, small_disk, baseline):
-    job = Training(file, small_disk / "out", ranks=0)
+def test_a_failed_last_save_is_an_error_and_can_be_resumed(file, small_disk, tmp_path, baseline):
+    gate = Gate(tmp_path / "gate", STEPS // 2)
+    job = Training(file, small_disk / "out", ranks=0, **gate.environment)
     job.wait_until(lambda: committed(job.out))
     job.signal(signal.SIGSTOP)
     fill(small_disk)
+    gate.open()
     output = job.signal(signal.SIGCONT).end()
     last = committed(job.out)[-1]
     lost = f"step {STEPS} is lost" if last == STEPS - 1 else f"steps {last + 1} to {STEPS} are lost"
@@ -282,11 +285,11 @@ def test_a_failed_last_save_is_an_error_and_can_be_resumed(file, small_disk, bas
 
 
 def test_a_read_only_disk_loses_checkpoints_but_no_step(file, small_disk):
-    job = Training(file, small_disk / "out", "--train.steps", "1000000", ranks=0)
+    job = Training(file, small_disk / "out", *FOR_EVER, ranks=0)
     job.wait_until(lambda: committed(job.out))
     # The disk is busy while a file on it is open for writing.
     job.wait_until(lambda: subprocess.run(["mount", "-o", "remount,ro", small_disk]).returncode == 0)
-    time.sleep(2)
+    job.wait_until(lambda: "NOT SAVED: " in job.output())
     subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
     now = committed(job.out)[-1]
     job.wait_until(lambda: committed(job.out)[-1] > now)

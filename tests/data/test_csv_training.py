@@ -7,7 +7,7 @@ import torch
 from command import write_config
 from csv_files import csv_config, write_alike
 from jobs import config, launch_rounds, losses, saved_tensors
-from trainer_process import Training
+from trainer_process import Gate, Training
 
 RANKS = (1, 2, 4)
 BLOCK = {"block_bytes": 3000}
@@ -63,9 +63,10 @@ def test_the_number_of_ranks_changes_no_sample(runs, ranks):
 
 
 def test_a_killed_job_is_resumed_exactly(files, runs, tmp_path):
-    tree = settings(files["gz"], "csv", tmp_path / "cache", checkpoint__every_steps=4, model__name="custom:unhurried")
+    tree = settings(files["gz"], "csv", tmp_path / "cache", checkpoint__every_steps=4, model__name="custom:gated")
     out, file = tmp_path / "out", write_config(tmp_path / "config.toml", tree)
-    Training(file, out, ranks=2).after_steps(10).kill()
+    gate = Gate(tmp_path / "gate", 15)
+    Training(file, out, ranks=2, **gate.environment).after_steps(10).kill()
     again = Training(file, out, ranks=2)
     output = again.end()
     assert again.code == 0, output

@@ -9,28 +9,36 @@ from pathlib import Path
 import pytest
 from command import write_config
 from jobs import config, losses, write_rows
-from trainer_process import Training, committed, is_running
+from trainer_process import Gate, Training, committed, is_running
 
 from trainer.run.preemption import SAME_REQUEST_SECONDS
 
-STEPS = 150
+STEPS, GATE = 30, 10
+STOPS = "training stops after this step"
 
 
 @pytest.fixture(scope="module")
 def setting(rows, tmp_path_factory):
-    """A configuration of steps of 50 ms, and the losses of a run of it that nobody disturbs, on 2 ranks."""
+    """A configuration, and the losses of a run of it that nobody disturbs, on 2 ranks."""
     folder = tmp_path_factory.mktemp("preemption")
-    file = write_config(folder / "config.toml", config(rows, model__name="custom:unhurried", train__steps=STEPS))
+    file = write_config(folder / "config.toml", config(rows, model__name="custom:gated", train__steps=STEPS))
     job = Training(file, folder / "baseline")
     output = job.end()
     assert job.code == 0, output
     return file, losses(folder / "baseline")
 
 
+@pytest.fixture
+def gate(tmp_path):
+    return Gate(tmp_path / "gate", GATE)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_to_the_agent_loses_no_step(setting, tmp_path, number):
+def test_a_signal_to_the_agent_loses_no_step(setting, gate, tmp_path, number):
     file, baseline = setting
-    job = Training(file, tmp_path / "out").after_steps(5).signal(number)
+    job = Training(file, tmp_path / "out", **gate.environment).after_steps(5).signal(number)
+    job.wait_until(lambda: STOPS in job.output())
+    gate.open()
     output = job.end()
     (saved,) = committed(job.out)
     assert 5 <= saved < STEPS
@@ -47,15 +55,18 @@ def test_a_signal_to_the_agent_loses_no_step(setting, tmp_path, number):
     assert json.loads((job.out / "run.json").read_text())["state"] == "finished"
 
 
-def test_a_signal_to_one_rank_stops_all(setting, tmp_path):
-    job = Training(setting[0], tmp_path / "out").after_steps(5)
+def test_a_signal_to_one_rank_stops_all(setting, gate, tmp_path):
+    job = Training(setting[0], tmp_path / "out", **gate.environment).after_steps(5)
     os.kill(job.workers()[1], signal.SIGTERM)
+    gate.open()
     job.end()
+    assert committed(job.out)[-1] < STEPS
     assert job.outcome().startswith(f"stopped at step {committed(job.out)[-1]}, saved")
 
 
-def test_without_torchrun_the_exit_code_is_75(setting, tmp_path):
-    job = Training(setting[0], tmp_path / "out", ranks=0).after_steps(5).signal(signal.SIGTERM)
+def test_without_torchrun_the_exit_code_is_75(setting, gate, tmp_path):
+    job = Training(setting[0], tmp_path / "out", ranks=0, **gate.environment).after_steps(5).signal(signal.SIGTERM)
+    gate.open()
     assert "SIGTERM: training stops after this step and saves" in job.end()
     assert job.code == 75
 
@@ -74,12 +85,15 @@ def test_an_interrupted_evaluation_is_repeated_on_resume(rows, tmp_path):
     assert [(line["step"], line["samples"]) for line in evaluations] == [(2, 20_000), (4, 20_000)]
 
 
-def test_a_second_signal_ends_it_at_once_even_in_a_collective(setting, tmp_path):
-    job = Training(setting[0], tmp_path / "out").after_steps(5)
+def test_a_second_signal_ends_it_at_once_even_in_a_collective(setting, gate, tmp_path):
+    """Rank 0 waits for rank 1, which stands still before the gate opens."""
+    job = Training(setting[0], tmp_path / "out", **gate.environment).after_steps(5)
     first, second = job.workers()
     os.kill(second, signal.SIGSTOP)
+    gate.open()
     time.sleep(1)
     os.kill(first, signal.SIGTERM)
+    job.wait_until(lambda: STOPS in job.output())
     time.sleep(SAME_REQUEST_SECONDS + 1)
     os.kill(first, signal.SIGTERM)
     job.wait_until(lambda: not is_running(first), seconds=120)
@@ -89,10 +103,12 @@ def test_a_second_signal_ends_it_at_once_even_in_a_collective(setting, tmp_path)
     assert not Path(f"{job.out}-outcome").exists()
 
 
-def test_a_job_with_too_little_time_to_save_keeps_its_last_checkpoint(setting, tmp_path):
+def test_a_job_with_too_little_time_to_save_keeps_its_last_checkpoint(setting, gate, tmp_path):
     flags = ["--checkpoint.every-steps", "3", "--checkpoint.grace-seconds", "0"]
-    job = Training(setting[0], tmp_path / "out", *flags, ranks=0)
-    job.wait_until(lambda: committed(job.out)).signal(signal.SIGTERM).end()
+    job = Training(setting[0], tmp_path / "out", *flags, ranks=0, **gate.environment)
+    job.wait_until(lambda: committed(job.out)).signal(signal.SIGTERM)
+    gate.open()
+    job.end()
     saved = committed(job.out)[-1]
     assert saved % 3 == 0
     stopped, url = job.steps(), f"{job.out}/checkpoints/step-{saved:09d}"

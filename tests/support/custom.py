@@ -1,7 +1,9 @@
 """A user's own model, loss, metric and decay, for tests that name them in a configuration."""
 
+import itertools
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -94,26 +96,41 @@ def sum_of_embeddings(inputs: ModelInputs) -> nn.Module:
 
 
 def unhurried(inputs: ModelInputs) -> nn.Module:
-    """A DLRM that takes 50 ms more for a step, so that what a test does while it trains comes before its end.
+    """A DLRM that takes 50 ms more for a step, for jobs without an end, which leave the processor to others.
 
-    `STEP_SECONDS` is another time. It leaves the processor to the tests beside it, too, where a job trains only for as
-    long as a test needs one.
+    A job that a test lets train to its end is `gated` instead.
     """
-    model = dlrm(inputs)
-    model.dense_arch.register_forward_pre_hook(_wait)
-    return model
+    return _before_each_step(inputs, lambda _: time.sleep(float(os.environ.get("STEP_SECONDS", "0.05"))))
+
+
+def gated(inputs: ModelInputs) -> nn.Module:
+    """A DLRM that waits at a gate (`trainer_process.Gate`), if its test gave it one, after so many steps."""
+    gate, steps = os.environ.get("GATE", ""), int(os.environ.get("GATE_STEPS", "0"))
+
+    def wait(step: int) -> None:
+        while gate and step > steps and not os.path.exists(gate):
+            time.sleep(0.02)
+
+    return _before_each_step(inputs, wait)
 
 
 def unhurried_on_good_nodes(inputs: ModelInputs) -> nn.Module:
-    """The same, on nodes of Slurm that the file in `BAD_NODES` does not name."""
+    """The same as `unhurried`, on nodes of Slurm that the file in `BAD_NODES` does not name."""
     if os.environ["SLURMD_NODENAME"] in Path(os.environ["BAD_NODES"]).read_text().split():
         raise RuntimeError("a GPU of this node is broken")
     return unhurried(inputs)
 
 
-def _wait(module: nn.Module, arguments: tuple[Tensor]) -> None:
-    if not isinstance(arguments[0], fx.Proxy):
-        time.sleep(float(os.environ.get("STEP_SECONDS", "0.05")))
+def _before_each_step(inputs: ModelInputs, action: Callable[[int], None]) -> nn.Module:
+    """Returns a DLRM that calls `action` with the number of the step since the job started."""
+    model, steps = dlrm(inputs), itertools.count(1)
+
+    def hook(_: nn.Module, arguments: tuple[Tensor]) -> None:
+        if not isinstance(arguments[0], fx.Proxy):
+            action(next(steps))
+
+    model.dense_arch.register_forward_pre_hook(hook)
+    return model
 
 
 def squared_error(logits: Tensor, labels: Tensor) -> Tensor:

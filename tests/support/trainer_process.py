@@ -10,6 +10,24 @@ from pathlib import Path
 from command import start_trainer
 
 
+class Gate:
+    """Where a job of `model.name = "custom:gated"` waits, `steps` steps after each start, until the test opens it.
+
+    So a test disturbs the job in the middle, however fast the machine is, and the rest takes no longer than it must.
+
+    Attributes:
+        environment: The variables that the job needs.
+    """
+
+    def __init__(self, file: Path, steps: int) -> None:
+        self._file = file
+        self.environment = {"GATE": str(file), "GATE_STEPS": str(steps)}
+
+    def open(self) -> None:
+        """Lets the job train on, and all that are started later."""
+        self._file.touch()
+
+
 class Training:
     """`python -m trainer train FILE --out OUT FLAGS`, under torchrun unless `ranks` is 0."""
 

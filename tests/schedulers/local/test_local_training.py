@@ -10,22 +10,38 @@ import pytest
 from command import write_config
 from jobs import config, losses, write_rows
 from shells import Shells, wait_for
+from trainer_process import Gate
 
-JOB = ("dlrm.multi_node", "--config", "config.toml", "-j", "2x1", "--env", "OMP_NUM_THREADS=1")
+JOB = ("dlrm.multi_node", "--config", "config.toml", "-j", "2x1")
+STEPS, GATE = 80, 40
+STOPS = "training stops after this step"
 
 
 @pytest.fixture(scope="module")
 def torchx(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     rows = write_rows(home / "rows", [130, 126])
-    write_config(home / "config.toml", config(rows, model__name="custom:unhurried", checkpoint__every_steps=20))
+    write_config(home / "config.toml", config(rows, model__name="custom:gated", checkpoint__every_steps=20))
     shells = Shells(home)
     yield shells
     shells.close()
 
 
-def job(out: str, steps: int, retries: int = 0) -> tuple[str, ...]:
-    return (*JOB, "--max_retries", str(retries), "--out", out, "--", "--train.steps", str(steps))
+@pytest.fixture(scope="module")
+def undisturbed(torchx):
+    """The losses of a run that nothing disturbs."""
+    return train(torchx, "undisturbed", STEPS)[0]
+
+
+@pytest.fixture
+def gate(tmp_path):
+    return Gate(tmp_path / "gate", GATE)
+
+
+def job(out: str, steps: int, retries: int = 0, gate: Gate | None = None) -> tuple[str, ...]:
+    variables = {"OMP_NUM_THREADS": "1"} | (gate.environment if gate else {})
+    env = ",".join(f"{name}={value}" for name, value in variables.items())
+    return (*JOB, "--env", env, "--max_retries", str(retries), "--out", out, "--", "--train.steps", str(steps))
 
 
 def train(torchx: Shells, out: str, steps: int) -> tuple[list[float], str]:
@@ -41,6 +57,11 @@ def steps_done(run: Path) -> int:
     return (run / "metrics.jsonl").read_text().count("\n") if (run / "metrics.jsonl").exists() else 0
 
 
+def rank_of(handle: str, rank: int) -> int:
+    """The process of a rank of a job."""
+    return processes(handle, RANK=str(rank))[0]
+
+
 def processes(handle: str, **variables: str) -> list[int]:
     """The processes of a job whose environment has these variables."""
     wanted = {"TORCHX_JOB_ID": handle, **variables}.items()
@@ -48,8 +69,8 @@ def processes(handle: str, **variables: str) -> list[int]:
     return [process.pid for process in found if wanted <= (process.info["environ"] or {}).items()]
 
 
-def test_cancelled_from_another_shell_it_saves_and_goes_on_later(torchx):
-    handle = torchx.detached(*job("cancelled", 1_000_000))
+def test_cancelled_from_another_shell_it_saves_and_goes_on_later(torchx, undisturbed, gate):
+    handle = torchx.detached(*job("cancelled", 1_000_000, gate=gate))
     follower = torchx.open("log", "-f", f"{handle}/trainer/0")
     wait_for(lambda: steps_done(torchx.home / "cancelled") > 20)
     assert torchx.status(handle)["state"] == "RUNNING"
@@ -57,6 +78,8 @@ def test_cancelled_from_another_shell_it_saves_and_goes_on_later(torchx):
         line.split() for line in torchx("list", "-s", "local_cwd").stdout.split("\n")
     ]
     torchx("cancel", handle)
+    wait_for(lambda: STOPS in torchx("log", handle).stdout)
+    gate.open()
     status = torchx.wait_for_end(handle)
     assert status["state"] == "CANCELLED"
     stopped = int(re.match(r"stopped at step (\d+), saved ", status["msg"])[1])
@@ -64,22 +87,27 @@ def test_cancelled_from_another_shell_it_saves_and_goes_on_later(torchx):
     assert "[rank 0]" in followed
     assert "[rank 1]" not in followed
     assert processes(handle) == []
-    went_on, said = train(torchx, "cancelled", stopped + 20)
+    went_on, said = train(torchx, "cancelled", STEPS)
     assert f"resumed after step {stopped}" in said
-    assert went_on == train(torchx, "undisturbed", stopped + 20)[0]
+    assert went_on == undisturbed
 
 
 @pytest.mark.parametrize(
-    ("sent", "variables", "retries"),
-    [pytest.param(signal.SIGKILL, {"RANK": "1"}, 1, id="crash"), pytest.param(signal.SIGTERM, {}, 0, id="preemption")],
+    ("sent", "retries"),
+    [pytest.param(signal.SIGKILL, 1, id="crash"), pytest.param(signal.SIGTERM, 0, id="preemption")],
 )
-def test_a_disturbed_run_is_taken_up_again_by_itself(torchx, sent, variables, retries, request):
+def test_a_disturbed_run_is_taken_up_again_by_itself(torchx, undisturbed, gate, sent, retries, request):
     """A rank is killed: a failure, which is retried. torchrun gets SIGTERM: no failure, and restarted as well."""
-    out, steps = request.node.callspec.id, 150
-    handle = torchx.detached(*job(out, steps, retries))
+    out = request.node.callspec.id
+    handle = torchx.detached(*job(out, STEPS, retries, gate))
     wait_for(lambda: steps_done(torchx.home / out) > 30)
-    os.kill(processes(handle, **variables)[0], sent)
+    if sent is signal.SIGKILL:
+        os.kill(rank_of(handle, 1), sent)
+    else:
+        os.kill(psutil.Process(rank_of(handle, 0)).ppid(), sent)
+        wait_for(lambda: STOPS in torchx("log", handle).stdout)
+    gate.open()
     status = torchx.wait_for_end(handle)
-    assert (status["state"], status["msg"]) == ("SUCCEEDED", f"finished at step {steps}"), torchx("log", handle).stdout
+    assert (status["state"], status["msg"]) == ("SUCCEEDED", f"finished at step {STEPS}"), torchx("log", handle).stdout
     assert status["num_restarts"] == 1
-    assert losses(torchx.home / out) == train(torchx, f"{out}-undisturbed", steps)[0]
+    assert losses(torchx.home / out) == undisturbed

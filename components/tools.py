@@ -28,12 +28,13 @@ def tensorboard(
 @program("plan", flags={"nproc": "--world-size"}, implied=["nproc"], cpu=1, memMB=2048)
 def plan(
     *args: str,
-    config: str,
+    config: str | None = None,
     nproc: int = 2,
     on: list[str] | None = None,
     find: list[str] | None = None,
     prices: str | None = None,
     vary: list[str] | None = None,
+    run: str | None = None,
     page: str | None = None,
     png: str | None = None,
     out: str | None = None,
@@ -45,16 +46,19 @@ def plan(
 
     Args:
         args: After `--`, overrides of the configuration file: `--section.key value ...`.
-        config: Configuration file (TOML), as the job sees it.
+        config: Configuration file (TOML), as the job sees it; --run can do without.
         nproc: Number of ranks to plan for on this machine, without --on and --find; the job itself is one process.
         on: Clusters to plan for, HOST:NODES such as h100:8, separated by commas; several are compared.
         find: Hosts to find the cheapest and smallest cluster of that fits, separated by commas, or all.
         prices: Price file to find by, a path or an fsspec URL; without it the trainer's own.
         vary: What to change, one thing at a time, to see what it saves: batch, dimension, precision, comms, hotness,
             tables, or all.
+        run: Run directory of a finished run, a path or an fsspec URL: its plan, and what the planner forecasts of it
+            beside what it measured.
         page: HTML file to draw the plan to, and clusters beside each other, a path or an fsspec URL.
         png: Image to draw the same to, .png, a path or an fsspec URL.
-        out: File to write the plan to, a path or an fsspec URL; planner.plan of a job takes it.
+        out: File to write the plan to, a path or an fsspec URL; planner.plan of a job takes it. With
+            --run: what was forecast and measured, as JSON.
         overwrite: Replace files that exist.
         h: Named resource of the node that plans; replaces cpu and memMB.
         cpu: CPU cores of the node that plans.

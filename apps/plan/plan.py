@@ -8,6 +8,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from apps.plan.compare import compare
 from apps.plan.find import Found, find_clusters, render_found
+from apps.plan.run import compare_with_plan
 from apps.plan.vary import effects_of
 from trainer.config.root import Config
 from trainer.core.console import next_commands, plural
@@ -35,17 +36,19 @@ EXCLUDED = {
     "--on": ("--world-size",),
     "--find": ("--on", "--world-size", "--vary", "--page", "--png", "--out"),
     "--vary": ("--page", "--png", "--out"),
+    "--run": ("--on", "--find", "--vary", "--world-size", "--png"),
 }
 
 
 def plan(
-    config: Config,
-    config_words: list[str],
+    config: Config | None = None,
+    config_words: list[str] | None = None,
     world_size: int | None = None,
     on: list[str] | None = None,
     find: list[str] | None = None,
     prices: str | None = None,
     vary: list[str] | None = None,
+    run: str | None = None,
     page: str | None = None,
     png: str | None = None,
     out: str | None = None,
@@ -56,7 +59,7 @@ def plan(
     Neither a GPU nor a process group nor data are needed.
 
     Args:
-        config: The configuration.
+        config: The configuration; --run can do without.
         config_words: The configuration and its overrides as typed.
         world_size: Ranks to plan for: on this machine, or on as many of planner.hardware as they need. Unset: 2.
         on: Clusters to plan for, HOST:NODES with a host of docs/resources.md, such as h100:8; several are compared.
@@ -64,9 +67,10 @@ def plan(
         prices: A price file to find by, any fsspec URL. Unset: the one that comes with the trainer, on-demand prices.
         vary: What to change, one thing at a time, to see what it saves: batch, dimension, precision, comms, hotness,
             tables, or all.
+        run: A finished run, any fsspec URL: its plan, and what the planner forecasts of it beside what it measured.
         page: An HTML file to draw the plan to, and clusters beside each other, any fsspec URL; a browser opens it.
         png: An image to draw the same to, .png, any fsspec URL.
-        out: Where to save the plan.json, any fsspec URL; planner.plan takes it.
+        out: Where to save the plan.json, any fsspec URL; planner.plan takes it. With --run: the numbers, as JSON.
         overwrite: Replace files that exist.
 
     Raises:
@@ -77,6 +81,7 @@ def plan(
         "--on": on,
         "--find": find,
         "--vary": vary,
+        "--run": run,
         "--world-size": world_size,
         "--page": page,
         "--png": png,
@@ -88,10 +93,17 @@ def plan(
         for one in value if isinstance(value, list) else ():
             if "," in one:
                 raise InputError(f"{flag} is '{one}'; put spaces between several: {flag} {one.replace(',', ' ')}")
-    _check_flags({flag for flag, value in given.items() if value is not None}, prices, config)
+    flags = {flag for flag, value in given.items() if value is not None}
+    _check_flags(flags, prices)
     if png and not png.endswith(".png"):
         raise InputError(f"--png is '{png}', but only .png can be drawn; give it that ending, or use --page for HTML")
     refuse_existing({"--page": page, "--png": png, "--out": out}, overwrite)
+    if run:
+        print(compare_with_plan(run, config, page, out))
+        return
+    if config is None or config_words is None:
+        raise InputError("which configuration? plan CONFIG ..., with a TOML file or the name of a ready-made one")
+    _check_planner(flags, config)
     config = with_statistics(config)
     model = build_unsharded_model(config, torch.device("meta"))
     if find is not None:
@@ -114,7 +126,7 @@ def plan(
         _plan([plan_on(model, config, cluster) for cluster in clusters], model, config_words, page, png, out)
 
 
-def _check_flags(given: set[str], prices: str | None, config: Config) -> None:
+def _check_flags(given: set[str], prices: str | None) -> None:
     """Refuses flags that exclude each other.
 
     Raises:
@@ -126,6 +138,14 @@ def _check_flags(given: set[str], prices: str | None, config: Config) -> None:
                 raise InputError(f"{other} cannot be given with {flag}; leave one of them out")
     if prices and "--find" not in given:
         raise InputError(f"--prices is '{prices}', but only --find uses prices; add --find all")
+
+
+def _check_planner(given: set[str], config: Config) -> None:
+    """Refuses flags that the planner's section excludes.
+
+    Raises:
+        InputError: The message names both.
+    """
     for key in ("plan", "hardware") if "--find" in given else ():
         if value := getattr(config.planner, key):
             raise InputError(f"planner.{key} is '{value}', but --find plans for many clusters; leave one of them out")

@@ -23,7 +23,7 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, read_text
 from trainer.run.lock import locked
-from trainer.run.preemption import Request, Stopped, StopRequests
+from trainer.run.preemption import Action, Stopped, StopRequests
 
 FILE = "job.json"
 KINDS = {"model": "model, tasks or features", "data": "files"}  # of what differs, where its key is no word for it
@@ -105,7 +105,7 @@ def claimed(job: PartsJob, stop_requests: StopRequests, context: DistributedCont
                 record=record,
                 parts=parts,
                 missing=missing,
-                give_up=lambda: stop_requests.all_reduce() is Request.STOP,
+                give_up=lambda: stop_requests.all_reduce() is Action.STOP,
             )
         except Stopped:
             if context.is_rank0:

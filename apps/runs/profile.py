@@ -9,8 +9,7 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.section import validate
 from trainer.core.storage import named
-from trainer.run import lock, profile_requests
-from trainer.run.recording import FOLDER
+from trainer.run import lock, profiler
 
 
 def profile(
@@ -38,8 +37,8 @@ def profile(
             raise InputError(
                 f"--out is '{without_secrets(out)}', which no job is writing to; name that of a running job"
             )
-        run.write_json(profile_requests.FILE, request.model_dump(exclude_none=True))
+        run.write_json(profiler.REQUEST_FILE, request.model_dump(exclude_none=True))
     print(
-        f"requested; the job looks for it every {profile_requests.POLL_SECONDS:.0f} s, prints the table in its log and "
-        f"writes the traces to {without_secrets(run.url_of(FOLDER))}"
+        f"requested; the job looks for it every {profiler.POLL_SECONDS:.0f} s, prints the table in its log and "
+        f"writes the traces to {without_secrets(run.url_of(profiler.FOLDER))}"
     )

@@ -23,7 +23,7 @@ from benchmarks.bench.comparison import Comparison, alternate
 from trainer.data.batch import Batch
 from trainer.models.embeddings import table_configs
 from trainer.plan.sharding import sharders
-from trainer.run.preemption import Request, Stopped
+from trainer.run.preemption import Action, Stopped
 from trainer.run.reporter import StallTimer
 from trainer.training.session import Session
 
@@ -65,7 +65,7 @@ def train(session: Session, batches: Iterator[Batch], steps: int) -> float:
     def take(step: int) -> bool:
         result = training_step.take(step, session.batches)
         session.record(step, result)
-        if session.requested(step) is Request.STOP:
+        if session.requested_action(step) is Action.STOP:
             raise Stopped
         return session.saver.due(step) or session.evaluator.due(step)
 

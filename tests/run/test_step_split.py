@@ -48,7 +48,7 @@ def test_on_a_cpu_an_instant_belongs_to_the_innermost_part():
         ),
         event("gloo:all_reduce", 540, 570, tid=OTHER_THREAD),  # while backward computes, until 560
         event("gloo:all_reduce", 800, 860, tid=OTHER_THREAD),  # DDP waits for it
-        event("## optimizer ##", 900, 950),
+        event("## update ##", 900, 950),
     ]
     later = [one | {"ts": one["ts"] + 1000} for one in step]
     split = split_steps([*steps, *step, *later, {"ph": "M", "name": "thread_name"}], 5, 6)
@@ -59,13 +59,14 @@ def test_on_a_cpu_an_instant_belongs_to_the_innermost_part():
         == {
             "input": 100,
             "forward": 250,
-            "communication": 150 + 100 + 10 + 60,
+            "exchange": 150 + 100 + 10 + 60,
             "backward": 400 - 100 - 50 - 10 - 60,
-            "table update": 50,
-            "optimizer": 50,
+            "update": 100,
             "other": 50,
         }
     )
+    tables, dense = (pytest.approx(0.05) for _ in range(2))
+    assert split.details == {"update: tables": tables, "update: dense part": dense, "other: reports": 0}
     assert split.costliest["## forward ##"] == pytest.approx(0.4 - 0.06 - 0.15)
     assert split.costliest["aten::cat"] == pytest.approx(0.02)
 
@@ -89,10 +90,11 @@ def test_on_a_gpu_kernels_decide_and_an_exchange_counts_where_nothing_computes()
     split = split_steps(trace, 1, 1)
     assert parts(split) == {
         "forward": 200,
-        "communication": 50,
+        "exchange": 50,
         "backward": 200,
-        "table update": 100,
+        "update": 100,
         "input": 100 + 250,
         "other": 50 + 50,
     }
+    assert split.details["update: tables"] == pytest.approx(0.1)
     assert list(split.costliest)[:2] == ["gemm", "ncclDevKernel_SendRecv"]

@@ -27,7 +27,7 @@ TRAINING_WORDS = (
 )
 
 
-class Request(IntEnum):
+class Action(IntEnum):
     """An action between two steps; the greatest that any rank requests is taken on all."""
 
     CONTINUE = 0
@@ -58,14 +58,14 @@ class StopRequests:
         self._group = background_group(context)
         self._requested_at: float | None = None
         self._pending: tuple[torch.Tensor, dist.Work] | None = None
-        self._reduced = Request.CONTINUE
+        self._reduced = Action.CONTINUE
 
     @property
     def waiting_seconds(self) -> float:
         """Time since a signal requested a stop of this rank; 0 without one."""
         return 0.0 if self._requested_at is None else time.monotonic() - self._requested_at
 
-    def all_reduce(self, save: bool = False, profile: bool = False) -> Request:
+    def all_reduce(self, save: bool = False, profile: bool = False) -> Action:
         """Returns the greatest request of any rank at the time of the last call, the same on every rank.
 
         Every rank has to call it equally often. The all-reduce runs between two calls, so that no step waits for it.
@@ -74,26 +74,26 @@ class StopRequests:
             save: Whether this rank requests a save.
             profile: Whether this rank requests a profile; again at every call, as greater requests go first.
         """
-        if self._reduced is not Request.STOP:
+        if self._reduced is not Action.STOP:
             self._reduced = self._finish_all_reduce()
             local = self._local(save, profile)
             # A save that begins now fulfils this rank's request, too; passed on, it would lead to a second one.
-            self._start_all_reduce(local if local is not self._reduced else Request.CONTINUE)
+            self._start_all_reduce(local if local is not self._reduced else Action.CONTINUE)
         return self._reduced
 
-    def _local(self, save: bool, profile: bool) -> Request:
+    def _local(self, save: bool, profile: bool) -> Action:
         if self._requested_at is not None:
-            return Request.STOP
-        return Request.SAVE if save else Request.PROFILE if profile else Request.CONTINUE
+            return Action.STOP
+        return Action.SAVE if save else Action.PROFILE if profile else Action.CONTINUE
 
-    def _finish_all_reduce(self) -> Request:
+    def _finish_all_reduce(self) -> Action:
         if not self._pending:
-            return Request.CONTINUE
+            return Action.CONTINUE
         value, work = self._pending
         work.wait()
-        return Request(int(value.item()))
+        return Action(int(value.item()))
 
-    def _start_all_reduce(self, local: Request) -> None:
+    def _start_all_reduce(self, local: Action) -> None:
         value = torch.tensor(int(local))
         work = dist.all_reduce(value, dist.ReduceOp.MAX, self._group, async_op=True)
         assert work is not None

@@ -1,23 +1,33 @@
-"""The preflight of a job: an exchange of data between all ranks, which names hosts that are dead or slow."""
+"""The preflight of a job: all ranks exchange data, and rank 0 names the hosts that are dead or slow."""
 
+import json
+import math
 import os
 import socket
+import statistics
 import threading
 import time
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from tabulate import tabulate
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from trainer.core.distributed import DistributedContext, rank0_host
 from trainer.core.errors import LostRankError, report_error
 from trainer.core.outcome import DONE, FAILED
 from trainer.core.timeouts import ANSWER_SECONDS
-from trainer.run.exchange import all_reduce_speed, pair_speed
-from trainer.run.host_report import diagnose, report
-from trainer.run.notes import RANK0, Notes
+from trainer.run.network_speed import all_reduce_speed, pair_speed
 
+POLL_SECONDS = 0.1
+RANK0 = frozenset({0})
+"""The ranks of a note that only rank 0 writes."""
+SLOW_FACTOR = 2.0  # DLRover's: healthy hosts of one kind differ by less
+SHOWN_HOSTS = 16
 REMEDY = "check these hosts or leave them out, or raise train.preflight_seconds"
 
 
@@ -33,6 +43,43 @@ def preflight(context: DistributedContext, seconds: float) -> None:
     code = _lead(context, seconds) if context.is_rank0 else _follow_in_time(context, 2 * (seconds + ANSWER_SECONDS))
     if code != DONE:
         os._exit(code)  # an exchange that hangs cannot be ended, and leaving its group would wait for it
+
+
+class Notes:
+    """Notes of the ranks, one of each rank on a subject.
+
+    Args:
+        context: This process among the ranks.
+        about: What they are about, so that they do not mix with other keys of the store.
+    """
+
+    def __init__(self, context: DistributedContext, about: str) -> None:
+        self._rank, self._ranks = context.rank, range(context.world_size)
+        # Cloned, as a collective locks the store while it waits there for the address of a dead rank.
+        store = _get_default_store().clone()  # pyrefly: ignore[missing-attribute]
+        self._store = dist.PrefixStore(about, store)
+
+    def write(self, subject: str, note: Any = None) -> None:
+        """Writes this rank's note, which has to be JSON."""
+        self._store.set(f"{subject}/{self._rank}", json.dumps(note))
+
+    def read(self, subject: str, ranks: Collection[int] | None = None) -> dict[int, Any]:
+        """Returns the notes of ranks, or of all of them, by rank; those that there are."""
+        keys = {rank: f"{subject}/{rank}" for rank in self._those(ranks)}
+        return {rank: json.loads(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])}
+
+    def wait(self, subject: str, ranks: Collection[int] | None = None, seconds: float = math.inf) -> bool:
+        """Waits for the notes of ranks, or of all of them, and returns whether they came in time."""
+        keys = [f"{subject}/{rank}" for rank in self._those(ranks)]
+        deadline = time.monotonic() + seconds
+        while not self._store.check(keys):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def _those(self, ranks: Collection[int] | None) -> Collection[int]:
+        return self._ranks if ranks is None else ranks
 
 
 def _lead(context: DistributedContext, seconds: float) -> int:
@@ -131,10 +178,63 @@ def _watch(context: DistributedContext, notes: Notes, seconds: float) -> str | N
     if arrived:
         notes.write("hosts", [*notes.read("host").values()])
     if arrived and notes.wait("speeds", seconds=deadline - time.monotonic()):
-        print(report(notes), flush=True)
+        print(_report(notes), flush=True)
         return None
     in_time = notes.read("host").keys()
     notes.write("asked")
     notes.write("answer")
     notes.wait("answer", seconds=ANSWER_SECONDS)
-    return f"{diagnose(context, notes, in_time)} within {seconds:g} s"
+    return f"{_diagnose(context, notes, in_time)} within {seconds:g} s"
+
+
+def _diagnose(context: DistributedContext, notes: Notes, in_time: Collection[int]) -> str:
+    """Returns which ranks keep the exchange from ending, and their hosts.
+
+    Args:
+        context: This process among the ranks.
+        notes: Those of all ranks, with an `answer` of each rank that lives.
+        in_time: The ranks that came to the preflight in its time.
+    """
+    hosts, partner, broken = _hosts(context, notes), notes.read("partner"), notes.read("broken")
+    if silent := hosts.keys() - (notes.read("answer").keys() & in_time):
+        return f"{_names(silent, hosts)} did not answer"
+    if broken:
+        return "; ".join(f"{_names([rank], hosts)} failed with '{text}'" for rank, text in broken.items())
+    # Others wait for these two: their partners have partners of their own.
+    stuck = [(rank, other) for rank, other in partner.items() if other in hosts and partner.get(other) == rank < other]
+    pairs = (" and ".join(_names([rank], hosts) for rank in pair) for pair in stuck)
+    return f"no data passed between {', '.join(pairs)}" if stuck else "not all ranks exchanged data"
+
+
+def _hosts(context: DistributedContext, notes: Notes) -> dict[int, str]:
+    """Returns the host of every rank; of one that has not come here, that of another rank of its node."""
+    known, size = notes.read("host"), context.local_world_size
+    of_node = {rank // size: host for rank, host in known.items()}
+    nodes = {rank: rank // size for rank in range(context.world_size)}
+    return {rank: known.get(rank, of_node.get(node, f"node {node} (host unknown)")) for rank, node in nodes.items()}
+
+
+def _names(ranks: Iterable[int], hosts: dict[int, str]) -> str:
+    """Returns ranks by host: `ranks 1, 2 on node1; rank 4 on node2`."""
+    of_host: dict[str, list[str]] = {}
+    for rank in sorted(ranks):
+        of_host.setdefault(hosts[rank], []).append(str(rank))
+    return "; ".join(f"rank{'s' * (len(of) > 1)} {', '.join(of)} on {host}" for host, of in of_host.items())
+
+
+def _report(notes: Notes) -> str:
+    """Returns the speed of the slowest rank of each host, the slowest host first, and a warning of slow ranks."""
+    hosts, speeds = dict(enumerate(notes.read("hosts", RANK0)[0])), notes.read("speeds")
+    pair = {rank: speed for rank, (speed, _) in speeds.items() if speed is not None}
+    slowest: dict[str, list[object]] = {}
+    for rank in sorted(pair, key=pair.__getitem__):
+        slowest.setdefault(hosts[rank], [hosts[rank], rank, pair[rank]])
+    table = tabulate([*slowest.values()][:SHOWN_HOSTS], ["host", "slowest rank", "GB/s"], floatfmt=".2f")
+    report = f"preflight: all-reduce at {speeds[0][1]:.2f} GB/s per rank; pairs of ranks:\n\n{table}\n"
+    median = statistics.median(pair.values())
+    if slow := [rank for rank, speed in pair.items() if speed * SLOW_FACTOR < median]:
+        report += (
+            f"\nwarning: {_names(slow, hosts)} exchanged data at less than {1 / SLOW_FACTOR:.0%} of the median of "
+            f"{median:.2f} GB/s; check the host or leave it out\n"
+        )
+    return report

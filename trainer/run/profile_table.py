@@ -6,12 +6,13 @@ from typing import Any
 from tabulate import tabulate
 
 from trainer.core.console import plural
-from trainer.run.step_split import Split
+from trainer.plan.step_parts import BACKWARD, FORWARD, UPDATE
+from trainer.run.step_split import StepSplit
 
-COMPUTING = ("forward", "backward", "table update", "optimizer")
+COMPUTING = (FORWARD, BACKWARD, UPDATE)
 
 
-def describe(first_step: int, splits: list[Split]) -> dict[str, Any]:
+def describe(first_step: int, splits: list[StepSplit]) -> dict[str, Any]:
     """Returns the content of `traces/step-N.json`.
 
     Args:
@@ -21,14 +22,17 @@ def describe(first_step: int, splits: list[Split]) -> dict[str, Any]:
     return {"first_step": first_step, "steps": splits[0].steps, "ranks": [asdict(split) for split in splits]}
 
 
-def render(first_step: int, splits: list[Split]) -> str:
+def render(first_step: int, splits: list[StepSplit]) -> str:
     """Returns the table of a profile, with the costliest operations of the rank that computes longest."""
     last = first_step + splits[0].steps - 1
     step_ms = sum(split.step_ms for split in splits) / len(splits)
     computing = [sum(split.parts[part] for part in COMPUTING) for split in splits]
     slowest = computing.index(max(computing))
-    times = {part: [split.parts[part] for split in splits] for part in splits[0].parts}
-    rows = [_row(name, values, step_ms) for name, values in times.items()]
+    rows = []
+    for part in splits[0].parts:
+        rows.append(_row(part, [split.parts[part] for split in splits], step_ms))
+        details = [name for name in splits[0].details if name.startswith(f"{part}:")]
+        rows += [_row(name, [split.details[name] for split in splits], step_ms) for name in details]
     rows += [_row("step", [split.step_ms for split in splits], step_ms), _row("computing", computing, step_ms)]
     headers = ["ms per step", "mean", "share", "slowest rank", "there", "imbalance"]
     costliest = [

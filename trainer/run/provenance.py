@@ -1,4 +1,4 @@
-"""Facts of a run that run.json records: command, versions, world."""
+"""Facts of a run that run.json records: command, versions, ranks and their memory."""
 
 import hashlib
 import json
@@ -8,11 +8,14 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
+import torch
+
 from trainer.core.distributed import DistributedContext
+from trainer.plan.memory import GIB, host_memory_bytes
 
 
 def describe_run(context: DistributedContext, **facts: Any) -> dict[str, Any]:
-    """Returns the content of run.json: versions, command, world, and the given facts."""
+    """Returns the content of run.json: command, versions, ranks, and the given facts."""
     packages = ("torchx-recsys", "torch", "torchrec", "torchx-nightly", "pyarrow", "fsspec")
     return {
         "command": shlex.join([sys.executable, "-m", "trainer", *sys.argv[1:]]),
@@ -20,8 +23,17 @@ def describe_run(context: DistributedContext, **facts: Any) -> dict[str, Any]:
         "world_size": context.world_size,
         "local_world_size": context.local_world_size,
         "device": context.device.type,
+        "rank_memory": _rank_memory(context),
         **facts,
     }
+
+
+def _rank_memory(context: DistributedContext) -> dict[str, float]:
+    """Returns the memory that rank 0 has, under the keys of `planner`: a plan for another machine counts with it."""
+    found = {"host_memory_gib": host_memory_bytes() / context.local_world_size / GIB}
+    if context.device.type == "cuda":
+        found["memory_gib"] = torch.cuda.get_device_properties(context.device).total_memory / GIB
+    return {key: round(size, 3) for key, size in found.items()}
 
 
 def digest(content: Any) -> str:

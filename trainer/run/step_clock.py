@@ -4,23 +4,20 @@ import resource
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
+from torch.profiler import record_function
 
 from trainer.core.distributed import DistributedContext, gather_to_all
+from trainer.plan.memory import GIB
+from trainer.plan.step_parts import OTHER, PARTS
 
-STEP, DATA, IDS, FORWARD, BACKWARD, OTHER = (
-    "step",
-    "wait for data",
-    "exchange of ids",
-    "forward",
-    "backward and updates",
-    "anything else",
-)
-PARTS = (DATA, IDS, FORWARD, BACKWARD)
+TIMED = [part for part in PARTS if part != OTHER]  # which is the rest of a step
+
+STEP = "step"
 WARM_UP = 10  # steps that allocate memory and load kernels; half of a run that is shorter than twice as many
 KEPT = 500  # the latest steps; on a GPU each holds a dozen events
 
@@ -54,19 +51,20 @@ class StepClock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Counts the block as a part of the step."""
+        """Counts the block as a part of the step, and names it in traces."""
         begun = self._now()
-        yield
+        with named_range(name):
+            yield
         self._parts.append((name, begun, self._now()))
 
     def measured(self, context: DistributedContext) -> dict[str, Any]:
-        """Returns what the ranks measured, `measured` of run.json; nothing if no step was taken. All ranks call it."""
+        """Returns the facts `measured` of run.json, from all ranks; nothing if no step was taken. All ranks call it."""
         times, memory = zip(*gather_to_all((self._medians(), peak_bytes(context)), context), strict=True)
         if not times[0]:
             return {}
         slowest = max(times, key=lambda of_rank: of_rank[STEP])
-        parts = {name: slowest[name] for name in (*PARTS, OTHER)}
-        return {"measured": {"step_ms": slowest[STEP], "parts": parts, "memory_bytes": [*memory]}}
+        parts = {name: slowest[name] for name in PARTS}
+        return {"step_ms": slowest[STEP], "parts": parts, "memory_bytes": [*memory]}
 
     def _medians(self) -> dict[str, float]:
         """Returns the median milliseconds of a step and of its parts after the warm-up; empty without a step."""
@@ -77,10 +75,10 @@ class StepClock:
         return {name: float(np.median([step[name] for step in times])) for name in times[0]} if times else {}
 
     def _milliseconds(self, step: list[tuple[str, Any, Any]]) -> dict[str, float]:
-        times = dict.fromkeys((STEP, *PARTS), 0.0)
+        times = dict.fromkeys((STEP, *TIMED), 0.0)
         for name, begun, ended in step:
             times[name] += begun.elapsed_time(ended) if self._device.type == "cuda" else 1e3 * (ended - begun)
-        return times | {OTHER: times[STEP] - sum(times[name] for name in PARTS)}
+        return times | {OTHER: times[STEP] - sum(times[name] for name in TIMED)}
 
     def _now(self) -> Any:
         if self._device.type != "cuda":
@@ -90,8 +88,19 @@ class StepClock:
         return event
 
 
+def in_words(measured: dict[str, Any]) -> str:
+    """Returns what was measured as a line of the console."""
+    fullest = max(measured["memory_bytes"]) / GIB
+    return f"step {measured['step_ms']:.3g} ms; memory {fullest:.3g} GiB of the fullest rank"
+
+
 def peak_bytes(context: DistributedContext) -> int:
     """Returns this rank's peak memory so far: what a GPU's allocator reserved, or the process's without a GPU."""
     if context.device.type == "cuda":
         return torch.cuda.max_memory_reserved()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def named_range(name: str) -> AbstractContextManager[object]:
+    """Names the block in traces; nothing is done while none is recorded."""
+    return record_function(f"## {name} ##") if torch.autograd.profiler._is_profiler_enabled else nullcontext()

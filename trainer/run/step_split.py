@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from trainer.plan.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, OTHER, PARTS, UPDATE
+
 Event = dict[str, Any]
 """An event of a Chrome trace: `name`, `cat`, start `ts` and length `dur` in microseconds, thread `tid`, `args`."""
 Span = tuple[float, float]
@@ -24,23 +26,23 @@ Span = tuple[float, float]
 Named = tuple[float, float, str]
 """Start, end and what happens meanwhile."""
 
-OTHER = "other"
-COMMUNICATION = "communication"
-# Of the names of TorchRec's ranges and ours, of autograd's nodes and of kernels; the first part that fits counts.
-PARTS = {
-    "input": r"## (copy_batch_to_gpu|wait_for_batch)",
-    "forward": r"## forward",
-    COMMUNICATION: (
-        r"## (start|wait)_sparse_data_dist|wait\(\) ##|\[output_dist|## all2all_data|## requests ##|"
+TABLES, DENSE, REPORTS = f"{UPDATE}: tables", f"{UPDATE}: dense part", f"{OTHER}: reports"
+DETAILS = (TABLES, DENSE, REPORTS)
+# Of the names of TorchRec's ranges and ours, of autograd's nodes and of kernels; the first pattern that fits counts.
+PATTERNS = {
+    INPUT: r"## (copy_batch_to_gpu|wait_for_batch|input)",
+    FORWARD: r"## forward",
+    EXCHANGE: (
+        r"## (start|wait)_sparse_data_dist|wait\(\) ##|\[output_dist|## all2all_data|## (requests|exchange) ##|"
         r"c10d::|^gloo:|^nccl|(All2All|ReduceScatter|AllGather)\w*(Req|Wait)"
     ),
-    "backward": r"## backward",
-    "table update": r"## table update ##|SplitLookupFunction_|split_embedding\w*_backward",
-    "optimizer": r"## (optimizer|zero_grad|rates) ##",
-    "reports": r"## (report|save|evaluation) ##",
+    BACKWARD: r"## backward",
+    TABLES: r"## update: tables ##|SplitLookupFunction_|split_embedding\w*_backward",
+    DENSE: r"## (update|zero_grad|update: rates) ##",
+    REPORTS: r"## (report|save|evaluation) ##",
 }
 # DDP waits for the all-reduce of gradients at the end of backward, in no range and no operation of its own.
-NO_OPERATION = "backward, no operation"
+NO_OPERATION = f"{BACKWARD}: no operation"
 HOST_EVENTS = ("cpu_op", "user_annotation")
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 STEP = "ProfilerStep#"
@@ -48,23 +50,25 @@ COSTLIEST = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class StepSplit:
     """The split of a rank's steps, all times in milliseconds per step.
 
     Attributes:
         steps: Number of steps.
         step_ms: Time of a step.
         parts: Time of each part; together `step_ms`.
+        details: Time of what is a part of these parts, by `PART: DETAIL`.
         costliest: The operations, or kernels on a GPU, that take most time of their own, and that time.
     """
 
     steps: int
     step_ms: float
     parts: dict[str, float]
+    details: dict[str, float]
     costliest: dict[str, float]
 
 
-def split_steps(events: Iterable[Event], first: int, last: int) -> Split:
+def split_steps(events: Iterable[Event], first: int, last: int) -> StepSplit:
     """Returns the split of the steps from `first` to `last` in a trace.
 
     Args:
@@ -79,17 +83,19 @@ def split_steps(events: Iterable[Event], first: int, last: int) -> Split:
     thread = [event for event in events if event["tid"] == steps[0]["tid"] and event["cat"] in HOST_EVENTS]
     kernels = [event for event in events if event["cat"] in KERNELS]
     host = _parts_on_host(thread, [_span(event) for event in events if event["name"].startswith("gloo:")])
-    parts = _parts_on_gpu(kernels, events, host, window) if kernels else _sums(_clip(host, window))
+    found = _parts_on_gpu(kernels, events, host, window) if kernels else _sums(_clip(host, window))
     operations = [(*_span(event), event["name"]) for event in kernels] or innermost(
         (*_span(event), _short(event["name"])) for event in thread if not event["name"].startswith(STEP)
     )
     times = sorted(_sums(_clip(operations, window)).items(), key=lambda one: -one[1])[:COSTLIEST]
     length, scale = window[1] - window[0], 1e-3 / len(steps)
-    parts = {part: parts.get(part, 0.0) for part in PARTS} | {OTHER: length - sum(parts.values())}
-    return Split(
+    found[OTHER] = length - sum(found.values())
+    parts = {part: sum(time for name, time in found.items() if name.partition(":")[0] == part) for part in PARTS}
+    return StepSplit(
         steps=len(steps),
         step_ms=length * scale,
         parts={part: time * scale for part, time in parts.items()},
+        details={name: found.get(name, 0.0) * scale for name in DETAILS},
         costliest={name: time * scale for name, time in times},
     )
 
@@ -115,17 +121,17 @@ def _parts_on_host(thread: list[Event], exchanges: list[Span]) -> list[Named]:
     ranges = []
     for event in thread:
         if part := _part(event["name"]):
-            idle = part == "backward" and event["cat"] == "user_annotation"
+            idle = part == BACKWARD and event["cat"] == "user_annotation"
             ranges.append((*_span(event), NO_OPERATION if idle else part))
         elif event["name"].startswith("autograd::"):
-            ranges.append((*_span(event), "backward"))
+            ranges.append((*_span(event), BACKWARD))
     found: list[Named] = []
     for start, end, part in innermost(ranges):
         if part != NO_OPERATION:
             found.append((start, end, part))
             continue
-        waits = [(*span, COMMUNICATION) for span in _merge(_clip_spans(exchanges, (start, end)))]
-        found += innermost([(start, end, "backward"), *waits])
+        waits = [(*span, EXCHANGE) for span in _merge(_clip_spans(exchanges, (start, end)))]
+        found += innermost([(start, end, BACKWARD), *waits])
     return found
 
 
@@ -140,11 +146,11 @@ def _parts_on_gpu(kernels: list[Event], events: list[Event], host: list[Named], 
         # Backward's kernels are launched by a thread of autograd, while the training thread waits in its range.
         at_launch = host[place][2] if place >= 0 and launched < host[place][1] else OTHER
         spans[_part(event["name"]) or at_launch].append(_span(event))
-    waits = [(start, end) for start, end, part in host if part == "input"]
-    computing = [part for part in spans if part != COMMUNICATION]
+    waits = [(start, end) for start, end, part in host if part == INPUT]
+    computing = [part for part in spans if part != EXCHANGE]
     times: dict[str, float] = defaultdict(float)
     covered: list[Span] = []
-    for part, more in [*((part, spans[part]) for part in [*computing, COMMUNICATION]), ("input", waits)]:
+    for part, more in [*((part, spans[part]) for part in [*computing, EXCHANGE]), (INPUT, waits)]:
         grown = _merge([*covered, *_clip_spans(more, window)])
         times[part] += _length(grown) - _length(covered)
         covered = grown
@@ -154,7 +160,7 @@ def _parts_on_gpu(kernels: list[Event], events: list[Event], host: list[Named], 
 
 @cache
 def _part(name: str) -> str | None:
-    return next((part for part, pattern in PARTS.items() if re.search(pattern, name)), None)
+    return next((part for part, pattern in PATTERNS.items() if re.search(pattern, name)), None)
 
 
 @cache

@@ -9,7 +9,7 @@ from trainer.checkpoint.store import Checkpoints
 from trainer.core.console import next_commands
 from trainer.core.distributed import broadcast_from_rank0
 from trainer.core.outcome import FAILED, FINISHED_WORD
-from trainer.training.comparison import conclude
+from trainer.run.step_clock import in_words
 from trainer.training.session import Session
 from trainer.training.step import TrainingStep
 
@@ -40,8 +40,9 @@ def finish(session: Session, step: int, training_step: TrainingStep) -> None:
         session.reporter.log(f"error: the last step could not be saved; {lost}; the same command resumes it")
         raise SystemExit(FAILED)
     session.reporter.track(evaluated_step, Checkpoints(session.directory).url(evaluated_step))
-    conclude(session, measured)
-    session.end("finished", step, outcome)
+    if measured:
+        session.reporter.log(in_words(measured))
+    session.end("finished", step, outcome, measured)
     session.reporter.log(f"\n{_summary(session, step, evaluated_step)}")
 
 
@@ -88,7 +89,10 @@ def _summary(session: Session, step: int, evaluated_step: int) -> str:
     ]
     if session.config.report.tensorboard:
         rows.append(["TensorBoard", url_of("tensorboard")])
-    commands = [["torchx", "run", "tools.tensorboard", "--logdir", out]]
+    commands = [
+        ["torchx", "run", "tools.tensorboard", "--logdir", out],
+        ["torchx", "run", "tools.plan", "--run", out],
+    ]
     if splits := session.evaluator.splits:
         split = [] if "test" in splits else ["--split", "validation"]
         commands.append(["torchx", "run", "dlrm.evaluate", "--config", url_of("config.toml"), "--out", out, *split])

@@ -2,7 +2,7 @@
 
 from trainer.config.root import Config, check_training
 from trainer.core.distributed import DistributedContext, process_group
-from trainer.run.preemption import Request
+from trainer.run.preemption import Action
 from trainer.run.preflight import preflight
 from trainer.training.finish import finish
 from trainer.training.resume import Resume
@@ -45,12 +45,12 @@ def run(session: Session) -> None:
     for step in session.steps():
         result = training_step.take(step, session.batches)
         session.record(step, result)
-        request = session.requested(step)
-        if session.saver.due(step) or step == last or request is Request.SAVE:
+        action = session.requested_action(step)
+        if session.saver.due(step) or step == last or action is Action.SAVE:
             session.save(step)
         if session.evaluator.due(step) and step < last:
             session.evaluate(step, training_step.detach(), "validation")
-        if request is Request.STOP:
+        if action is Action.STOP:
             session.stop(step)
 
     finish(session, step, training_step)

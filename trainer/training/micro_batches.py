@@ -14,7 +14,8 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch
 from trainer.data.lanes import Lanes, divides
-from trainer.run.recording import part
+from trainer.plan.step_parts import BACKWARD
+from trainer.run.step_clock import named_range
 from trainer.training.cut import Cut
 from trainer.training.nonfinite import LossScale
 
@@ -52,7 +53,7 @@ def forward_in_slices(
     with getattr(model._dmp_wrapped_module, "no_sync", nullcontext)():
         for micro_batch in others:
             loss, outputs = model(micro_batch)
-            with part("backward"):
+            with named_range(BACKWARD):
                 loss_scale.scale(loss).backward()
             losses.append(outputs.loss)
     loss, outputs = model(last)

@@ -22,10 +22,10 @@ from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader, locate
 from trainer.rules.vocabulary import fingerprints
 from trainer.run.histograms import Histograms
-from trainer.run.preemption import Request, Stopped, StopRequests
+from trainer.run.preemption import Action, Stopped, StopRequests
 from trainer.run.profiler import Profiler
-from trainer.run.recording import part
 from trainer.run.reporter import Reporter, StallTimer
+from trainer.run.step_clock import named_range
 from trainer.run.watchdog import Watchdog
 from trainer.training.evaluate import Evaluator
 from trainer.training.nonfinite import StepState
@@ -133,7 +133,7 @@ class Session:
         samples = self.order.lanes.samples_in_step(epoch_step)
         if result.skipped:
             self.reporter.log(f"step {step:,} is skipped: its loss or a gradient is not finite")
-        with part("report"):
+        with named_range("report"):
             counts = self.step_state.report(self.config.train.scales_loss) | self.model.managed.report()
             self.reporter.step(step, epoch, result.means, samples, self.batches.stalled_seconds, counts)
             if self.reporter.due(step):
@@ -149,13 +149,13 @@ class Session:
         norm = {"train/gradient_norm": optimizers.gradient_norm()} if result.gradient_norm is None else {}
         return {f"rate/{key}": rate for key, rate in optimizers.rates(step).items()} | norm
 
-    def requested(self, step: int) -> Request:
-        """Returns the greatest request of any rank after a step, the same on all ranks; begins a requested profile."""
-        with part("requests"):
-            request = self.stop_requests.all_reduce(self.saver.overdue(), self.profiler.requested)
-        if request is Request.PROFILE:
+    def requested_action(self, step: int) -> Action:
+        """Returns the action that any rank requests after a step, the same on all ranks; begins a requested profile."""
+        with named_range("requests"):
+            action = self.stop_requests.all_reduce(self.saver.overdue(), self.profiler.requested)
+        if action is Action.PROFILE:
             self.profiler.begin_requested(step)
-        return request
+        return action
 
     def steps(self) -> Iterator[int]:
         """Yields the steps to take: up to the last, or to the evaluation after which training ends early."""
@@ -183,7 +183,7 @@ class Session:
         Raises:
             Stopped: A signal requested a stop.
         """
-        with self.model.averaged(), self.model.managed.rewound(), part("evaluation"):
+        with self.model.averaged(), self.model.managed.rewound(), named_range("evaluation"):
             metrics = self.evaluator.evaluate(
                 model, split, self.model.managed, partial(self._stop_requested, step, split)
             )
@@ -206,7 +206,7 @@ class Session:
 
     def _stop_requested(self, step: int, split: str) -> bool:
         self.watchdog.note(f"the evaluation on {split} after step {step}")
-        return self.stop_requests.all_reduce() is Request.STOP
+        return self.stop_requests.all_reduce() is Action.STOP
 
     def save(self, step: int) -> None:
         """Starts to save a checkpoint in the background."""
@@ -224,7 +224,7 @@ class Session:
         }
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}
         self.reporter.flush()  # storage without append gets the lines up to here, which a resume does not write again
-        with part("save"), self.model.managed.rewound():
+        with named_range("save"), self.model.managed.rewound():
             self.saver.save(step, self.model.tensors(), train_state, texts)
         self.reporter.resume_clock()
 
@@ -255,11 +255,19 @@ class Session:
         # Schedulers look for the word, and read the step at the end of the line.
         return f"{lost}: {f'the newest checkpoint {SAVED_WORD} is {url}' if url else 'there is no checkpoint'}"
 
-    def end(self, state: str, step: int, outcome: str) -> None:
-        """Closes the files of the run and records how it ended."""
+    def end(self, state: str, step: int, outcome: str, measured: dict[str, Any] | None = None) -> None:
+        """Closes the files of the run and records how it ended.
+
+        Args:
+            state: `state` of run.json.
+            step: Steps done.
+            outcome: The last line, which schedulers read.
+            measured: Times of steps and memory, for run.json; a run that took no step keeps those it has.
+        """
         self.reporter.close()
         if self.context.is_rank0:
             with self.reporter.tolerate_failed_writes():
                 facts = json.loads(self.directory.read("run.json") or "{}")
-                self.directory.write_json("run.json", facts | {"state": state, "step": step})
+                facts |= {"state": state, "step": step} | ({"measured": measured} if measured else {})
+                self.directory.write_json("run.json", facts)
             write_outcome(without_secrets(outcome))

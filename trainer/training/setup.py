@@ -26,8 +26,7 @@ from trainer.models.losses_over_samples import check_units
 from trainer.run.histograms import Histograms
 from trainer.run.lock import RunLock, locked
 from trainer.run.preemption import stop_on_signals
-from trainer.run.profile_requests import ProfileRequests, profile_requests
-from trainer.run.profiler import Profiler, check_profile
+from trainer.run.profiler import Profiler, ProfileRequests, check_profile, profile_requests
 from trainer.run.provenance import describe_run, digest
 from trainer.run.reporter import Reporter, StallTimer
 from trainer.run.watchdog import watched
@@ -35,7 +34,6 @@ from trainer.training.evaluate import Evaluator, open_catalogue
 from trainer.training.finetune import finetune
 from trainer.training.micro_batches import check_micro_batches
 from trainer.training.nonfinite import start_state
-from trainer.training.prediction import predict
 from trainer.training.resume import Resume, check_saved_before, check_start, find_start, open_run
 from trainer.training.session import ClaimedRun, EpochOrder, Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
@@ -254,7 +252,6 @@ def _announce(session: Session, origin: dict[str, Any]) -> None:
             "lanes": session.order.lanes.lanes,
             "communication_bytes_per_step": model.communication_bytes,
             **origin,
-            **predict(session),
             **_measured_before(session),
             "state": "running",
         }

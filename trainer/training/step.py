@@ -12,8 +12,8 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.data.batch import Batch
 from trainer.optim.clipping import clamp, clip
-from trainer.run.recording import part
-from trainer.run.step_clock import BACKWARD, DATA, FORWARD, IDS, StepClock
+from trainer.plan.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, UPDATE
+from trainer.run.step_clock import StepClock, named_range
 from trainer.training.micro_batches import forward_in_slices
 from trainer.training.nonfinite import FiniteCheck, LossScale, StepState
 from trainer.training.row_resets import RowResets
@@ -94,7 +94,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         """
         self.clock.begin_step()
         # Before `progress`, which begins with zero_grad: fused kernels get their rates there.
-        with part("rates"):
+        with named_range("update: rates"):
             self._optimizers.set_rates(step, self._step_state.skipped)
         self._step = step
         loss = self.progress(batches)
@@ -102,17 +102,17 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
 
     def enqueue_batch(self, dataloader_iter: Iterator[Batch]) -> bool:
         """Waits for a batch, and begins to copy it to the device."""
-        with self.clock.part(DATA):
+        with self.clock.part(INPUT):
             return super().enqueue_batch(dataloader_iter)
 
     def start_sparse_data_dist(self, batch: Batch | None, context: TrainPipelineContext) -> None:
         """Begins to exchange the ids of the next batch."""
-        with self.clock.part(IDS):
+        with self.clock.part(EXCHANGE):
             super().start_sparse_data_dist(batch, context)
 
     def wait_sparse_data_dist(self, context: TrainPipelineContext) -> None:
         """Waits for the numbers of these ids."""
-        with self.clock.part(IDS):
+        with self.clock.part(EXCHANGE):
             super().wait_sparse_data_dist(context)
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -130,12 +130,12 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
 
     def _backward(self, losses: Tensor) -> None:
         """Computes gradients; without a cut the tables are updated inside, by their fused optimizers."""
-        with self.clock.part(BACKWARD), part("backward"):
+        with self.clock.part(BACKWARD):
             self._loss_scale.scale(losses).backward()
 
     def _optimizer_step(self) -> None:
         """Updates tables and dense part, or neither."""
-        with self.clock.part(BACKWARD), part("optimizer"):
+        with self.clock.part(UPDATE):
             self._skipped, self._gradient_norm = not self._finite.passes(self._loss), None
             if self._skipped:
                 batch = self.batches[0]
@@ -147,7 +147,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
     def _update(self) -> None:
         self._gradient_norm = clip(self._optimizers.dense_parameters, self._optim.dense)
         clamp(self._cut.gradients, self._optim.sparse.max_gradient, self._world_size)
-        with part("table update"):
+        with named_range("update: tables"):
             self._cut.backward()
         self._optimizers.combined.step()
         if self._averages:

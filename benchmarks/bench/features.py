@@ -14,7 +14,7 @@ BASELINE = "training without it"
 FEATURES: dict[str, dict[str, Any]] = {
     "nothing": {},  # how far from 1 noise alone comes
     "the cut: overflows skipped": {"train.nonfinite": "skip"},
-    "4 micro-batches": {"train.micro_batches": 4},
+    "4 microbatches": {"train.micro_batches": 4},
     "bf16": {"train.precision": "bf16"},
     "fp16": {"train.precision": "fp16"},
     "clipped norm": {"optimizer.dense.max_norm": 1.0},

@@ -3,7 +3,7 @@
 `model.name = "row_recorder:build"`, with the dense feature `row_id` as the last one and the run directory's path in
 `RECORDED_RUN`, and `model.arguments.micro_batches` as in `train`. All ranks write to one file, `RECORDED_RUN-rows`: a
 line `start STEP` when a job is about to resume from a checkpoint (0: from scratch), and a line `STEP ROW ROW ...` when
-a rank begins a micro-batch of a step.
+a rank begins a microbatch of a step.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Fault injection: jobs that are interrupted again and again, at random moments, end as if undisturbed.
 
 By default each moment comes once under torchrun and once without, each time with another fault; `--all` takes every
-pair. There is a table for each table optimizer, and torchrun's jobs train in micro-batches.
+pair. There is a table for each table optimizer, and torchrun's jobs train in microbatches.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Managed ids with micro-batches, with steps that are skipped, and with jobs that are killed."""
+"""Managed ids with microbatches, with steps that are skipped, and with jobs that are killed."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Micro-batches take the steps of the whole batch, tables included, and are resumed bit for bit."""
+"""Microbatches take the steps of the whole batch, tables included, and are resumed bit for bit."""
 
 import numpy as np
 import pyarrow as pa

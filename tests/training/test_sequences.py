@@ -1,4 +1,4 @@
-"""Models that read sequences train alike on any number of ranks, under every plan, in micro-batches, and when resumed.
+"""Models that read sequences train alike on any number of ranks, under every plan, in microbatches, and when resumed.
 
 By default each model comes under each plan or number of ranks once or twice; `--all` takes all of them.
 """

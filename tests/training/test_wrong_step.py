@@ -3,15 +3,15 @@
 import pytest
 
 CASES = {
-    "micro-batches that do not divide the batch": (
+    "microbatches that do not divide the batch": (
         {"train__micro_batches": 3},
         ["train.micro_batches is 3", "64 / 1 rank)", "use one of 1, 2, 4, 8, 16, 32, 64"],
     ),
-    "micro-batches across lanes": (
+    "microbatches across lanes": (
         {"train__micro_batches": 12, "data__global_batch_size": 96},
         ["train.micro_batches is 12", "a rank's 96 samples", "8 lanes", "use one of 1, 2, 4, 8, 16, 24, 32"],
     ),
-    "no micro-batch": ({"train__micro_batches": 0}, ["train.micro_batches is 0", "greater than 0"]),
+    "no microbatch": ({"train__micro_batches": 0}, ["train.micro_batches is 0", "greater than 0"]),
     "TF32 on a CPU": ({"train__tf32": True}, ["train.tf32 is true", "no GPU"]),
     "a loss scale that nothing uses": (
         {"train__loss_scale": {"growth_interval": 5}, "train__precision": "bf16"},

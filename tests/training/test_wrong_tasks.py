@@ -1,4 +1,4 @@
-"""Tasks that do not suit the model, the labels, the lanes or the micro-batches lead to one line."""
+"""Tasks that do not suit the model, the labels, the lanes or the microbatches lead to one line."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -69,7 +69,7 @@ def changed(task, **changes):
         ),
         (
             changed({**COMPARED, "across": "batch"}, train__micro_batches=2),
-            ["tasks.one.across is 'batch'", "train.micro_batches is 2", "use 1 micro-batch or 'lane'"],
+            ["tasks.one.across is 'batch'", "train.micro_batches is 2", "use 1 microbatch or 'lane'"],
         ),
     ],
 )

@@ -161,7 +161,7 @@ LOSSES_OVER_SAMPLES: dict[str, Callable[..., Tensor]] = {
 
 
 def check_units(tasks: dict[str, TaskConfig], lanes: Lanes, world_size: int, micro_batches: int) -> None:
-    """Refuses ranks and micro-batches that separate samples which a loss compares.
+    """Refuses ranks and microbatches that separate samples which a loss compares.
 
     Raises:
         InputError: They do.
@@ -177,8 +177,8 @@ def check_units(tasks: dict[str, TaskConfig], lanes: Lanes, world_size: int, mic
             )
         if task.compares_samples and task.across == "batch" and micro_batches > 1:
             raise InputError(
-                f"tasks.{name}.across is 'batch', but train.micro_batches is {micro_batches}, and a micro-batch is "
-                "only a part of it; use 1 micro-batch or 'lane'"
+                f"tasks.{name}.across is 'batch', but train.micro_batches is {micro_batches}, and a microbatch is "
+                "only a part of it; use 1 microbatch or 'lane'"
             )
 
 

@@ -63,7 +63,7 @@ class WorkCounter(TorchDispatchMode):
         """Returns the work of so many steps such as the one that was counted, whose gradients are summed up once.
 
         Args:
-            number: The steps, those of micro-batches.
+            number: The steps, those of microbatches.
             gradients: Bytes of gradients.
         """
         return DenseWork(

@@ -1,7 +1,7 @@
 """The cut: backward ends at the embeddings, and goes on into the tables only when the step is to be taken.
 
 FBGEMM updates a table inside backward, by whatever gradient arrives there. So everything that looks at gradients or
-changes them before the update has to come before that: micro-batches, the loss scale, skipped steps, clamped values.
+changes them before the update has to come before that: microbatches, the loss scale, skipped steps, clamped values.
 """
 
 from collections.abc import Iterator

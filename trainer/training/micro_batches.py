@@ -1,4 +1,4 @@
-"""Micro-batches: the dense part computes a local batch in slices, whose gradients add up to those of the whole.
+"""Microbatches: the dense part computes a local batch in slices, whose gradients add up to those of the whole.
 
 The tables look the whole batch up once and are updated once, as FBGEMM cannot accumulate gradients. To update them by
 each slice, as TorchRec's GradientAccumulationWrapper does, gives other weights with any optimizer but SGD.
@@ -21,10 +21,10 @@ from trainer.training.nonfinite import LossScale
 
 
 def check_micro_batches(micro_batches: int, lanes: Lanes, world_size: int) -> None:
-    """Refuses a number of micro-batches that does not cut a local batch as more ranks would cut it.
+    """Refuses a number of microbatches that does not cut a local batch as more ranks would cut it.
 
     Raises:
-        InputError: A micro-batch would cut a sample, or take slices of several lanes.
+        InputError: A microbatch would cut a sample, or take slices of several lanes.
     """
     batch, local = lanes.global_batch_size, lanes.global_batch_size // world_size
     if divides(lanes.lanes, world_size * micro_batches, batch):
@@ -41,15 +41,15 @@ def check_micro_batches(micro_batches: int, lanes: Lanes, world_size: int) -> No
 def forward_in_slices(
     model: DistributedModelParallel, cut: Cut, micro_batches: list[Batch], loss_scale: LossScale
 ) -> tuple[Tensor, Tensor]:
-    """Computes a batch slice by slice, and the gradients of all micro-batches but the last.
+    """Computes a batch slice by slice, and the gradients of all microbatches but the last.
 
     Returns:
-        The loss of the last micro-batch, whose backward is left to do, and the loss of the whole batch, detached.
+        The loss of the last microbatch, whose backward is left to do, and the loss of the whole batch, detached.
     """
     cut.slice_next_batch(len(micro_batches))
     *others, last = micro_batches
     losses = []
-    # DistributedDataParallel averages over ranks at the last micro-batch; a model without dense parameters has none.
+    # DistributedDataParallel averages over ranks at the last microbatch; a model without dense parameters has none.
     with getattr(model._dmp_wrapped_module, "no_sync", nullcontext)():
         for micro_batch in others:
             loss, outputs = model(micro_batch)

@@ -116,7 +116,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
             super().wait_sparse_data_dist(context)
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Computes the loss, and the gradients of all micro-batches but the last."""
+        """Computes the loss, and the gradients of all microbatches but the last."""
         with self.clock.part(FORWARD):
             self._managed.begin(self._step, self._reset)
             self._finite.before_forward()

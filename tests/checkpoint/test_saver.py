@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from command import write_config
 from jobs import config, losses
@@ -19,9 +20,12 @@ from trainer_process import Gate, Training, committed
 
 from trainer.checkpoint.io import ChecksumWriter
 from trainer.checkpoint.retention import expired
-from trainer.checkpoint.saver import SaveFailed
-from trainer.config.checkpoint import Retention
+from trainer.checkpoint.saver import SaveFailed, Saver
+from trainer.checkpoint.store import Checkpoints
+from trainer.config.checkpoint import CheckpointConfig, Retention
+from trainer.core.distributed import current_context
 from trainer.core.outcome import saved_step
+from trainer.core.run_directory import RunDirectory
 from trainer.run.lock import RENEW_SECONDS, STALE_SECONDS
 
 STEPS = 30
@@ -144,6 +148,25 @@ def test_an_uncommitted_checkpoint_is_deleted_by_the_next_job(file, tmp_path):
         in Training(file, job.out, "--train.steps", "32", ranks=0).end()
     )
     assert not leftover.exists()
+
+
+def test_a_rank_that_ends_during_a_save_commits_nothing(tmp_path):
+    """DCP saves the tensors of a rank outside of its group as if it were the only one, without an error."""
+
+    class LeavingAtTheBeginning(Checkpoints):
+        def begin(self, step):
+            super().begin(step)
+            dist.destroy_process_group()
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    lines, checkpoints = [], LeavingAtTheBeginning(RunDirectory(str(tmp_path / "out")))
+    arguments = CheckpointConfig(), current_context(), 0, lines.append, list, lambda: None
+    saver = Saver(checkpoints, *arguments)
+    saver.save(5, {"model.weight": torch.ones(3)}, {}, {})
+    saver.close()
+    assert saver.saved_step == 0
+    assert [*checkpoints.steps()] == []
+    assert [line.partition(":")[0] for line in lines] == ["step 5  NOT SAVED"]
 
 
 def test_a_second_job_is_refused_until_the_first_is_dead(file, tmp_path, baseline):

@@ -10,6 +10,7 @@ from errno import EACCES, EDQUOT, ENOSPC, EPERM, EROFS
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 from torch import Tensor
@@ -50,6 +51,10 @@ class SaveFailed(Exception):
     def __init__(self, error: BaseException, where: str = "") -> None:
         super().__init__(f"{where}{error}")
         self.permanent = isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno in PERMANENT)
+
+
+class LeftGroup(Exception):
+    """This rank has left its process group, as it ends, while a save was written in the background."""
 
 
 class Saver:
@@ -145,6 +150,9 @@ class Saver:
         except SaveFailed as error:
             self._log(f"step {step:,}  NOT SAVED: {error}; training continues, and the next save is tried")
             return None
+        except LeftGroup:
+            self._log(f"step {step:,}  NOT SAVED: this rank ended while it was saved; the next job deletes its files")
+            return None
         self.save_seconds = max(self.save_seconds, time.monotonic() - started)
         self._log(f"step {step:,}  saved {self._checkpoints.url(step)} in {time.monotonic() - started:.1f} s")
         self._prune()
@@ -183,6 +191,10 @@ class Saver:
         except CheckpointException as failure:  # raised on every rank if one fails
             rank, (error, _) = min(failure.failures.items())
             raise SaveFailed(error, f"rank {rank}: ") from failure
+        # Outside of its process group a rank is the only one for DCP, which then saves its tensors as if they were all
+        # there are, without an error. Nobody may commit that.
+        if not dist.is_initialized():
+            raise LeftGroup
         parts = gather_to_all(writer.entries, self._context, self._group)
         return {name: entry for part in parts for name, entry in part.items()}
 

@@ -193,7 +193,7 @@ def test_the_keys_of_every_decay_are_known():
         ({"decay": "inverse_sqrt", "end_multiplier": 0.1}, "{key}.end_multiplier is 0.1"),
         ({"unit": "epochs"}, "{key}.unit is 'epochs', which {key}.decay 'constant' does not use"),
         ({"decay": "cosine"}, "{key}.decay_steps is 1; set the length of {key}.decay 'cosine', 2 or more"),
-        ({"decay": "piecewise"}, "{key}.boundaries is \\[\\]; they must be there and ascend"),
+        ({"decay": "piecewise"}, "{key}.boundaries is \\[\\]; they must be set and ascend"),
         ({"decay": "piecewise", "boundaries": [3, 3], "multipliers": [1.0] * 3}, "{key}.boundaries is \\[3, 3\\]"),
         ({"decay": "piecewise", "boundaries": [3], "multipliers": [1.0]}, "1 boundaries need 2 of them"),
     ],

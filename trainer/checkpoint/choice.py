@@ -1,4 +1,4 @@
-"""Finds the checkpoint that a later command takes: the newest, the best, or that of a step."""
+"""Finds the checkpoint for a later command: the newest, the best, or the checkpoint of a step."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def check_choice(key: str, choice: str) -> None:
 
 
 def find_checkpoint(run: RunDirectory, run_key: str, choice: str, key: str) -> Checkpoint:
-    """Returns a checkpoint of a run that is committed and not damaged.
+    """Returns a committed checkpoint of a run that is not damaged.
 
     Args:
         run: The run directory.
@@ -52,12 +52,12 @@ def checkpoint_of_step(checkpoints: Checkpoints, step: int, given: str) -> Check
     """Returns the checkpoint of a step.
 
     Args:
-        checkpoints: Those of the run.
+        checkpoints: The checkpoints of the run.
         step: The step.
-        given: What asked for it, `KEY is VALUE`.
+        given: The flag or key that asked for it, `KEY is VALUE`.
 
     Raises:
-        InputError: There is none, or it is damaged.
+        InputError: There is no such checkpoint, or it is damaged.
     """
     steps = checkpoints.steps()
     known = ", ".join(str(other) for other in steps if other != step) or "none"
@@ -72,7 +72,7 @@ def best_checkpoint(checkpoints: Checkpoints, metric: str, evaluations: Evaluati
     """Returns the best checkpoint that is not damaged; None if no checkpoint was evaluated.
 
     Args:
-        checkpoints: Those of the run.
+        checkpoints: The checkpoints of the run.
         metric: The metric of data.validation to go by.
         evaluations: The evaluations of the run.
     """

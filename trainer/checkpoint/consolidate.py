@@ -76,7 +76,7 @@ def _safetensors(tensors: dict[str, Tensor], step: int) -> Callable[[Storage, st
         ) from error
 
     def save(fs: Storage, path: str) -> None:
-        # It writes local files only, and to make the file in memory would take that of the checkpoint again.
+        # It writes local files only. Making the file in memory would take the checkpoint's memory again.
         with tempfile.TemporaryDirectory() as folder:
             local = path if fs.is_local else f"{folder}/file"
             try:

@@ -12,7 +12,7 @@ from torch.utils.serialization import config
 from trainer.checkpoint.store import FileEntry, add_to, entry_of
 from trainer.core.storage import open_storage, os_errors
 
-BESIDE_BYTES = 1 << 18  # the checksum of fewer bytes takes less time than passing them to another thread
+BESIDE_BYTES = 1 << 18  # the checksum of fewer bytes is faster than passing them to another thread
 
 
 class CheckpointReader(FsspecReader):
@@ -49,7 +49,7 @@ class ChecksumWriter(FsspecWriter):
 
         A save with one checksum instead of two takes a third less time.
         """
-        # There is no such option for a single write. torch adds `patch` to the module when it is imported.
+        # There is no such option for one write. torch adds `patch` to the module when it is imported.
         with config.patch("save.compute_crc32", False):  # pyrefly: ignore
             return super().write_data(*args, **kwargs)
 
@@ -84,7 +84,7 @@ class _ChecksumFileSystem(_FileSystem):
             try:
                 yield stream
             except RuntimeError:
-                # After a write that failed, torch ends its archive all the same, and that fails with another error.
+                # After a failed write, torch still ends its archive, which fails with another error.
                 if stream.error:
                     raise stream.error from None
                 raise
@@ -99,11 +99,11 @@ class _ChecksumFileSystem(_FileSystem):
 
 
 class _ChecksumStream:
-    """A file that counts the bytes written to it and their checksum, of large writes while they are written.
+    """A file that computes the size and checksum of the bytes written to it; of large writes, while they are written.
 
     Attributes:
         entry: The size and checksum.
-        error: Why a write failed; None if none has.
+        error: Why a write failed; None if no write failed.
     """
 
     def __init__(self, stream: Any, thread: ThreadPoolExecutor) -> None:

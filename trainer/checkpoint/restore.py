@@ -1,4 +1,4 @@
-"""Fills tensors from a checkpoint of any plan and number of ranks, and verifies that every value was filled."""
+"""Fills tensors from a checkpoint, whatever its plan and number of ranks, and verifies that every value was filled."""
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -31,10 +31,10 @@ def restore(checkpoint: Checkpoint, tensors: State, context: DistributedContext,
         checkpoint: The checkpoint.
         tensors: This rank's tensors.
         context: This process among the ranks that restore together.
-        partial: Whether the checkpoint may hold more than these tensors, as when only the weights are wanted.
+        partial: Whether the checkpoint may hold more tensors, for example if only the weights are wanted.
 
     Raises:
-        InputError: The checkpoint lacks one of the tensors or a part of it, or holds an unexpected one.
+        InputError: The checkpoint lacks a tensor or values of it, or holds an unexpected tensor.
     """
     wanted = shapes_of(tensors, context)
     broadcast_from_rank0(context, lambda: _check_same(checkpoint.url, saved_shapes(checkpoint.url), wanted, partial))
@@ -79,7 +79,7 @@ def fill(url: str, tensors: State, sources: dict[str, str], context: Distributed
 
     Args:
         url: The checkpoint's directory.
-        tensors: This rank's tensors. A table and its state may have more rows than the saved ones; these stay.
+        tensors: This rank's tensors. A table and its state may have more rows than were saved; those stay.
         sources: The name in the checkpoint of each tensor to fill.
         context: This process among the ranks that restore together.
 
@@ -150,8 +150,8 @@ def is_rowwise_state(name: str, shape: torch.Size) -> bool:
 def write_rowwise_state(value: Tensor, saved: Tensor, saved_shards: ColumnShards, rows: int) -> None:
     """Fills row-wise state that was saved under other column shards, or for fewer rows.
 
-    Each shard keeps the mean over its own columns. The mean of these, weighted by widths, is the value that the whole
-    row would have, and fills each of the new shards.
+    Each shard keeps the mean over its own columns. The mean over the shards, weighted by their widths, is the value of
+    the whole row, and fills each of the new shards.
 
     Args:
         value: The state to fill, `[column shards * rows]`; values of rows that were not saved stay.
@@ -171,7 +171,7 @@ def write_rowwise_state(value: Tensor, saved: Tensor, saved_shards: ColumnShards
 def _changed_column_shards(
     tensors: State, saved: dict[str, TensorStorageMetadata]
 ) -> dict[str, tuple[ColumnShards, ColumnShards]]:
-    """Returns the row-wise states whose table had other column shards or fewer rows, each with those saved and now."""
+    """Returns the row-wise states whose table had other column shards or fewer rows, each with both column shards."""
     tables = {table_of(name): name for name in tensors if is_table(name)}  # or its average, which has the same shards
     states = {name: tables[table_of(name)] for name, value in tensors.items() if is_rowwise_state(name, value.size())}
     shards = {
@@ -191,7 +191,7 @@ class _RenamingReader(CheckpointReader):
         sources: The name in the checkpoint of each tensor to read.
 
     Attributes:
-        sizes: The sizes to report, by name. Rows that are not saved are not read.
+        sizes: The sizes to report, by name. Rows that were not saved are not read.
     """
 
     def __init__(self, url: str, sources: dict[str, str]) -> None:

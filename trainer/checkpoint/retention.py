@@ -16,7 +16,7 @@ def expired(keep: Retention, steps: list[int], evaluations: Evaluations) -> list
 
     Args:
         keep: The rules.
-        steps: Those of all committed checkpoints, in order.
+        steps: The steps of all committed checkpoints, in order.
         evaluations: The evaluations so far.
     """
     return [step for step, reasons in reasons_to_keep(keep, steps, evaluations).items() if not reasons]
@@ -27,7 +27,7 @@ def reasons_to_keep(keep: Retention, steps: list[int], evaluations: Evaluations)
 
     Args:
         keep: The rules.
-        steps: Those of all committed checkpoints, in order.
+        steps: The steps of all committed checkpoints, in order.
         evaluations: The evaluations so far.
     """
     best = best_step(keep.best, scores(keep.best, steps, evaluations)) if keep.best else None
@@ -40,7 +40,7 @@ def reasons_to_keep(keep: Retention, steps: list[int], evaluations: Evaluations)
 
 
 def scores(metric: str, steps: list[int], evaluations: Evaluations) -> dict[int, float]:
-    """Returns by step what a metric of data.validation was, where it is defined."""
+    """Returns the values of a metric of data.validation by step, where it is defined."""
     name = result_name(metric)
     found = {line["step"]: line[name] for line in evaluations if line["split"] == "validation" and name in line}
     # NaN, such as the AUC of one class, compares as neither better nor worse.
@@ -48,11 +48,11 @@ def scores(metric: str, steps: list[int], evaluations: Evaluations) -> dict[int,
 
 
 def best_step(metric: str, scores: dict[int, float]) -> int | None:
-    """Returns the step with the best score; None if there is none, or if neither direction is better."""
+    """Returns the step with the best score; None without scores, or if neither direction is better."""
     return next(iter(ranking(metric, scores)), None)
 
 
 def ranking(metric: str, scores: dict[int, float]) -> list[int]:
-    """Returns the steps with a score, the best first, the earlier of two equals; none if no direction is better."""
+    """Returns the steps with a score, best first, earlier first among equals; none if neither direction is better."""
     higher = higher_is_better(metric)
     return [] if higher is None else sorted(scores, key=lambda step: scores[step], reverse=higher)

@@ -1,4 +1,4 @@
-"""Rows of the tensors in a checkpoint, read without the other rows."""
+"""Reads single rows of the tensors in a checkpoint."""
 
 import posixpath
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class _Place:
     begin: int
 
 
-# Of a part of a local shard DCP reads all of it, and the only shard of a table can be larger than a host's memory.
+# DCP reads a whole local shard even for a few rows, and the only shard of a table can exceed a host's memory.
 class SavedRows:
     """The tensors of a checkpoint, a few rows at a time.
 
@@ -29,7 +29,7 @@ class SavedRows:
         url: Its directory, on any fsspec URL.
 
     Attributes:
-        entries: What the checkpoint says of each tensor, by name.
+        entries: The checkpoint's metadata of each tensor, by name.
     """
 
     def __init__(self, url: str) -> None:

@@ -29,12 +29,12 @@ from trainer.core.local_shards import local_shards_of
 from trainer.core.outcome import SAVED_WORD, write_outcome
 from trainer.core.secrets import without_secrets
 
-# Retries after 1, 2 and 4 seconds, for failures of a moment. An outage is left to the next save: retries hold the
-# staged copy, which that save waits for. No jitter: every rank retries the same collective and has to wait as long.
+# Retries after 1, 2 and 4 seconds, for brief failures. An outage is left to the next save: retries hold the staged
+# copy, which the next save waits for. No jitter: every rank retries the same collective and must wait equally long.
 ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 1.0
 NO_RETRY_AFTER_SECONDS = 60.0  # the library of an object store has itself retried for 15 to 40 seconds before it fails
-PERMANENT = {ENOSPC, EDQUOT, EACCES, EPERM, EROFS}  # errors that a retry does not help against
+PERMANENT = {ENOSPC, EDQUOT, EACCES, EPERM, EROFS}  # errors that a retry does not cure
 
 
 class SaveFailed(Exception):
@@ -64,14 +64,14 @@ class Saver:
         checkpoints: The checkpoints of the run.
         config: When to save, and which checkpoints to keep.
         context: This process among the ranks that save together.
-        saved_step: Steps done in the checkpoint that training resumes from; 0 without one.
+        saved_step: Steps done in the checkpoint that training resumes from; 0 without a checkpoint.
         log: Prints a line on rank 0.
         evaluations: Returns the evaluations so far, on rank 0, to find the best checkpoint.
         check_lock: Raises a StorageError if another job writes to the run.
 
     Attributes:
         saved_step: Steps done in the newest committed checkpoint that `wait` has seen.
-        save_seconds: Time that the longest save took.
+        save_seconds: Time of the longest save.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Saver:
 
     @property
     def newest_url(self) -> str | None:
-        """URL of the newest committed checkpoint that `wait` has seen; None without one."""
+        """URL of the newest committed checkpoint that `wait` has seen; None without a checkpoint."""
         return self._checkpoints.url(self.saved_step) if self.saved_step else None
 
     @property
@@ -213,7 +213,7 @@ class Saver:
             self._log(f"an old checkpoint cannot be deleted: {error}")
 
     def _on_rank0(self, act: Callable[[], object]) -> None:
-        """Acts on rank 0; raises SaveFailed on every rank if that fails."""
+        """Acts on rank 0; raises SaveFailed on every rank if the act fails."""
         if error := self._try_on_rank0(act):
             raise SaveFailed(error)
 
@@ -228,8 +228,8 @@ class Saver:
         return broadcast_from_rank0(self._context, attempt, self._group)
 
 
-# DCP's async_save stages, too, but it gives the copy away: a save that fails could only be retried with weights that
-# have moved on. And its default stager allocates the memory anew for every save.
+# DCP's async_save stages, too, but gives the copy away: a failed save could only be retried with later weights. Its
+# default stager also allocates new memory for every save.
 class StagingBuffers:
     """Copies tensors to CPU memory, the same memory for every save."""
 

@@ -32,8 +32,8 @@ def all_tensors(model: DistributedModelParallel, optimizers: Optimizers) -> Stat
 def optimizer_tensors(optimizers: Optimizers) -> State:
     """Returns optimizer state as views: writing to them changes the optimizers.
 
-    A rank that holds no shard of a table has no entry for that table's state, so ranks must not loop over the names
-    with collectives.
+    A rank without a shard of a table has no entry for that table's state. So ranks must not call collectives in a loop
+    over the names.
     """
     return dict(_sparse(optimizers)) | dict(_dense(optimizers))
 

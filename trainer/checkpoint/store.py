@@ -6,8 +6,8 @@
         config.toml, plan.json  as in the run directory
         manifest.json           size and checksum of every file above; written last
 
-Writing the manifest commits a checkpoint: a directory without one counts as none. DCP itself has no commit: its
-`.metadata` is written last, too, but records no checksums, and every rank's files appear one by one.
+Writing the manifest commits a checkpoint: a directory without a manifest is no checkpoint. DCP itself has no commit:
+its `.metadata` is written last, too, but records no checksums, and every rank's files appear one by one.
 """
 
 import json
@@ -77,7 +77,7 @@ class Checkpoints:
         return self.first_good(reversed(self.steps()))
 
     def first_good(self, steps: Iterable[int]) -> Checkpoint | None:
-        """Returns the first committed checkpoint of some steps that is not damaged; those before it are reported."""
+        """Returns the first undamaged checkpoint of these steps; reports the damaged ones before it."""
         for step in steps:
             damage = self.damage(step)
             if damage is None:
@@ -91,7 +91,7 @@ class Checkpoints:
         return Checkpoint(self.url(step), train_state.pop("step"), train_state)
 
     def damage(self, step: int) -> str | None:
-        """Reads the files of a committed checkpoint and returns the damage found, None if there is none."""
+        """Reads the files of a committed checkpoint; returns the damage found, None if there is none."""
         manifest = self._manifest(_name(step))
         try:
             entries = json.loads(manifest or "")["files"]
@@ -151,7 +151,7 @@ class Checkpoints:
 
 
 def find_damage(fs: Storage, directory: str, entries: dict[str, FileEntry]) -> str | None:
-    """Reads files back and returns what is wrong with the first damaged one, None if all are as they were written."""
+    """Reads files back; returns the damage of the first damaged file, None if all are as they were written."""
     for name, expected in entries.items():
         entry = entry_of(b"")
         try:

@@ -1,6 +1,6 @@
-"""Maps the weights of a checkpoint to those of another model, by names and shapes; no tensor is read here.
+"""Maps the weights of a checkpoint to the weights of another model, by names and shapes; reads no tensor.
 
-The label of a table is its own name, that of any other weight its path in the model. Optimizer state follows its
+The label of a table is its name; the label of any other weight is its path in the model. Optimizer state follows its
 weight.
 """
 
@@ -48,7 +48,7 @@ class Weights:
         for name in shapes.keys() - set(weights):
             owner, _, slot = name.rpartition(".")
             slots[owner][slot] = name
-        # In a checkpoint, those without state among others with state. Where all are frozen, none has any.
+        # In a checkpoint, weights without state among others with state are frozen. If all are frozen, none has state.
         stateless = {label for label, name in names.items() if not is_table(name) and _owner(label, name) not in slots}
         has_state = any(owner.startswith("dense.") for owner in slots)
         known = {label for label, name in names.items() if name in frozen}
@@ -63,7 +63,7 @@ class Weights:
         return self.slots.get(_owner(label, self.names[label]), {})
 
     def label_of(self, word: str) -> str | None:
-        """Returns the label of the weight that a word names, by its label or by a full name; None without one."""
+        """Returns the label of the weight that a word names, by label or full name; None without such a weight."""
         known = {alias: label for label, name in self.names.items() for alias in _full_names(name)}
         return word if word in self.names else known.get(word)
 
@@ -87,7 +87,7 @@ class WeightMap:
     """The weights to fill, and the outcome of every weight.
 
     Attributes:
-        sources: The tensors to fill, each with the name of the one in the checkpoint.
+        sources: The tensors to fill, each with its source's name in the checkpoint.
         outcomes: Descriptions of all weights, by outcome.
         refused: Labels by outcome that the configuration does not allow.
     """
@@ -98,7 +98,7 @@ class WeightMap:
 
 
 def match(config: FinetuneConfig, data: DataConfig, here: Weights, there: Weights) -> WeightMap:
-    """Finds the weight to start from for every weight of the model.
+    """Finds the weight in the checkpoint from which each weight of the model starts.
 
     Raises:
         InputError: The file of names or a pattern is wrong, or a weight has a shape that does not fit.
@@ -108,7 +108,7 @@ def match(config: FinetuneConfig, data: DataConfig, here: Weights, there: Weight
     source_of = {label: renamed.get(label, label) for label in here.names}
     pairs = {label: source for label, source in source_of.items() if source in there.names and label not in excluded}
     missing = [label for label in here.names if label not in pairs and label not in excluded]
-    # An excluded weight uses up its source, too: it is known, and must not be listed as unexpected.
+    # An excluded weight uses its source, too: the source is known, and must not be listed as unexpected.
     used = {*pairs.values(), *(source_of[label] for label in excluded)}
     unexpected = [label for label in there.names if label not in used]
     new = _chosen("allow_missing", config.allow_missing, missing)
@@ -130,10 +130,10 @@ def match(config: FinetuneConfig, data: DataConfig, here: Weights, there: Weight
 
 
 def read_names(url: str, here: Weights, there: Weights) -> dict[str, str]:
-    """Reads a file of two names per line, the one here and the one there.
+    """Reads a file with two names per line: in this model, and in the checkpoint.
 
     Raises:
-        InputError: It cannot be read or a line is wrong; the message names the line.
+        InputError: The file cannot be read, or a line is wrong; the message names the line.
     """
     with named("finetune.names", url):
         lines = [line.split() for line in read_text(url).splitlines()]

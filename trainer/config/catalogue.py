@@ -1,4 +1,4 @@
-"""Configuration of the catalogue: every item that there is, for negatives and for metrics over all items."""
+"""Configuration of the catalogue: all items, for negatives and for metrics over all items."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class LaneRows:
 
     Attributes:
         samples: Samples.
-        drawn: Negatives that all of them share.
+        drawn: Drawn negatives, shared by all samples.
         hard: Hard negatives of each sample.
     """
 
@@ -23,7 +23,7 @@ class LaneRows:
 
     @property
     def negatives(self) -> int:
-        """Rows that are no samples."""
+        """Rows of negatives."""
         return self.drawn + self.samples * self.hard
 
     @property
@@ -33,20 +33,20 @@ class LaneRows:
 
 
 class CatalogueConfig(Section):
-    """The catalogue: all items that there are, with the features in model.item_features."""
+    """The catalogue: all items, with the features in model.item_features."""
 
     items: list[str] = []
-    """Files, globs or directories, on any fsspec URL, with a row for each item."""
+    """Files, globs or directories, on any fsspec URL, with one row per item."""
     id: str | None = None
     """Column with the ids of the items, and column of data.groups with the item of each sample."""
     weight: str | None = None
     """Column with the weight by which items are drawn as negatives, such as a count. Unset: all weigh 1."""
     negatives: pydantic.NonNegativeInt = 0
-    """Items to draw for each lane and step, negatives of all its samples in sampled_softmax."""
+    """Items drawn per lane and step; sampled_softmax takes them as negatives of all samples of the lane."""
     hard_negatives: str | None = None
     """Column of the samples with a list of items, which sampled_softmax takes as negatives of that sample alone."""
     hard_negatives_per_sample: pydantic.PositiveInt = 1
-    """Items that are taken from each such list, from its beginning."""
+    """Items taken from the beginning of each such list."""
 
     @property
     def hard(self) -> int:
@@ -54,5 +54,5 @@ class CatalogueConfig(Section):
         return self.hard_negatives_per_sample if self.hard_negatives else 0
 
     def lane_rows(self, samples: int) -> LaneRows:
-        """Returns the rows of a lane with so many samples."""
+        """Returns the rows of a lane that holds this many samples."""
         return LaneRows(samples, self.negatives, self.hard)

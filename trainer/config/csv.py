@@ -1,4 +1,4 @@
-"""Configuration of CSV files: what stands between and around values, and which columns are lists or text."""
+"""Configuration of CSV files: delimiters and quotes, and which columns are lists or text."""
 
 from collections.abc import Collection
 from typing import Annotated, Self
@@ -22,20 +22,20 @@ class CsvConfig(Section):
     columns: list[str] = []
     """Names of all columns in order, with header = false only."""
     quote: str = '"'
-    """Character around a value that has delimiters or newlines in it; within, it stands twice. Empty: none."""
+    """Character around a value that contains delimiters or newlines; inside the value it is doubled. Empty: none."""
     lists: list[str] = []
     """Columns with a list in each value: of ids, or of their weights."""
     list_separator: str = "|"
     """Text between the elements of a list."""
     strings: list[str] = []
-    """Columns of ids that are text. Those of all others are integers."""
+    """Columns of ids that are text. The ids of all other columns are integers."""
     nulls: list[str] = [""]
     """Values that mean null."""
     block_bytes: int = pydantic.Field(default=8 * 2**20, ge=64, le=2**30)
-    """Bytes of a block at most: the rows that are read together, and the longest row that is allowed."""
+    """Largest block in bytes: the rows that are read together. No row may be longer."""
     cache: Annotated[str | None, MayChange] = None
-    """Directory, on any fsspec URL, for what is kept of files: where their blocks begin, and the blocks of compressed
-    ones. Unset: torchx-recsys in the user's directory for caches."""
+    """Cache directory, on any fsspec URL, for where the blocks of files begin, and for the blocks of compressed files.
+    Unset: torchx-recsys in the user's cache directory."""
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -32,9 +32,9 @@ class DataConfig(Section):
     sparse: dict[str, SparseFeature] = {}
     """Sparse features by name, which is the same."""
     labels: list[str] = ["label"]
-    """Label columns, values in [0, 1] but for numeric_labels; without [tasks] the model has one output for each."""
+    """Label columns, with values in [0, 1] except numeric_labels. Without [tasks], the model has one output each."""
     numeric_labels: list[str] = []
-    """Those of labels that may have any finite value, such as a duration or the number of a class."""
+    """Labels that may have any finite value, such as a duration or the number of a class."""
     groups: list[str] = []
     """Columns of integers or strings by which losses and metrics group samples, such as users; no model sees them."""
     catalogue: CatalogueConfig = CatalogueConfig()
@@ -47,15 +47,15 @@ class DataConfig(Section):
     shuffle: bool = True
     """Permute the row groups every epoch and shuffle samples within windows. Evaluation never shuffles."""
     shuffle_window_rows: pydantic.PositiveInt = 65536
-    """Samples of a lane that are shuffled among themselves, at most: whole row groups where they fit."""
+    """Most samples of a lane that are shuffled together: whole row groups where they fit."""
     last_batch: Literal["keep", "drop"] = "keep"
     """The last, short batch of a training epoch: keep pads it with samples of weight zero, drop leaves it out."""
     accept_changed: Annotated[bool, MayChange] = False
-    """Resume although the training files or the catalogue are not those of the checkpoint."""
+    """Resume even if the training files or the catalogue differ from those of the checkpoint."""
     read_threads: Annotated[pydantic.PositiveInt, MayChange] = 2
     """Threads per rank that read and decode ahead of training."""
     prefetch_batches: Annotated[pydantic.PositiveInt, MayChange] = 8
-    """Batches per rank that wait ready for training."""
+    """Batches per rank that are kept ready for training."""
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:

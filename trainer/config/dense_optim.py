@@ -32,14 +32,14 @@ def _known(name: str) -> str:
 
 
 class DensePart(Section):
-    """Dense weights with a learning rate, weight decay or schedule of their own."""
+    """A parameter group: dense weights with their own learning rate, weight decay or schedule."""
 
     weights: list[str] = pydantic.Field(min_length=1)
-    """Names or patterns with *. A weight that several parts name belongs to the first of them."""
+    """Names, or patterns with *. A weight that several groups name belongs to the first of them."""
     learning_rate: pydantic.NonNegativeFloat | None = None
     """Learning rate before the schedule's multiplier. Unset: optimizer.dense.learning_rate."""
     weight_decay: pydantic.NonNegativeFloat | None = None
-    """As optimizer.dense.weight_decay, which it has if unset."""
+    """Weight decay. Unset: optimizer.dense.weight_decay."""
     schedule: PartSchedule = PartSchedule()
     """Learning-rate schedule."""
 
@@ -54,7 +54,7 @@ class DenseOptimizerConfig(Section):
     learning_rate: pydantic.NonNegativeFloat = 0.02
     """Learning rate before the schedule's multiplier."""
     eps: pydantic.PositiveFloat = 1e-8
-    """Added to denominators; sgd has none, and adadelta wants more, such as 1e-6."""
+    """Added to denominators. sgd has none; adadelta needs a larger one, such as 1e-6."""
     momentum: pydantic.NonNegativeFloat = 0.0
     """Momentum of sgd and rmsprop."""
     nesterov: bool = False
@@ -62,7 +62,7 @@ class DenseOptimizerConfig(Section):
     beta1: Beta = 0.9
     """Decay of the first moment, for adam, adamw, adamax and radam."""
     beta2: Beta = 0.999
-    """Decay of the second moment, or of adamax's maximum, for the same."""
+    """Decay of the second moment, or of adamax's maximum, for the same optimizers."""
     amsgrad: bool = False
     """Let adam and adamw divide by the largest second moment so far."""
     alpha: Beta = 0.99
@@ -72,7 +72,7 @@ class DenseOptimizerConfig(Section):
     weight_decay: pydantic.NonNegativeFloat = 0.0
     """L2 penalty, added to the gradient; adamw shrinks the weights themselves."""
     max_norm: pydantic.PositiveFloat | None = None
-    """Scale all gradients down together where their norm is greater than this. Unset: no limit."""
+    """Scale all gradients down together if their norm is greater than this. Unset: no limit."""
     norm_type: pydantic.PositiveFloat = 2.0
     """Which p-norm max_norm limits."""
     max_value: pydantic.PositiveFloat | None = None
@@ -80,9 +80,9 @@ class DenseOptimizerConfig(Section):
     schedule: Schedule = Schedule()
     """Learning-rate schedule."""
     parts: dict[str, DensePart] = {}
-    """Weights with a rate of their own, in the order in which they are looked up."""
+    """Parameter groups by name; a weight belongs to the first group that names it."""
     frozen: list[str] = []
-    """Weights that stay as they are. Names, or patterns with *."""
+    """Weights that are not trained: names, or patterns with *."""
 
     @pydantic.model_validator(mode="after")
     def _options_are_used(self) -> Self:

@@ -74,7 +74,7 @@ def _dashed(name: str) -> str:
 
 
 def config_help(name: str) -> str:
-    """Returns the keys of a section and of those below it; of no name the sections.
+    """Returns the keys of a section and of the sections below it; without a name, the list of sections.
 
     Raises:
         InputError: There is no such section.
@@ -128,7 +128,7 @@ def _columns(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def described(section: type[pydantic.BaseModel]) -> Iterator[Described]:
-    """Yields a section and those below it, of which some only hold others and have no keys."""
+    """Yields a section and the sections below it. Some only hold other sections and have no keys."""
     schema = section.model_json_schema()
     return _described(schema, schema.get("$defs", {}), "")
 
@@ -147,7 +147,7 @@ def _described(section: dict[str, Any], known: dict[str, Any], path: str) -> Ite
 
 
 def _below(value: dict[str, Any], known: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the section that a key holds, or holds many of by name; None if the key holds a plain value."""
+    """Returns the section that a key holds, once or many times by name; None if the key holds a plain value."""
     many = value.get("additionalProperties")
     reference = value.get("$ref") or (many.get("$ref") if isinstance(many, dict) else None)
     return known[reference.rpartition("/")[2]] if reference else None

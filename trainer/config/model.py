@@ -12,8 +12,8 @@ from trainer.config.train import TrainConfig
 from trainer.core.errors import InputError, nearest
 from trainer.core.section import Section, flat
 
-# The names of MODELS in trainer/models, which cannot be imported without torch, each with those keys that not all of
-# them use. Those of dlrm_dcn do not bother dlrm, as one configuration has been for both.
+# The names of MODELS in trainer/models, which cannot be imported without torch, each with the keys that not all of
+# them use. dlrm takes the keys of dlrm_dcn, as one configuration has served both.
 USED_BY = {
     "dlrm": ("dense_layers", "over_layers", "cross_layers", "cross_rank"),
     "dlrm_dcn": ("dense_layers", "over_layers", "cross_layers", "cross_rank"),
@@ -27,7 +27,7 @@ USED_BY = {
     "dbmtl": ("over_layers", "tower_layers", "relation_layers", "dependencies"),
     "two_tower": ("item_features", "tower_layers", "vector_dim", "normalize"),
 }
-ESMM = ("ctr", "ctcvr", "cvr")  # the last one is part of the second, and need not be asked for
+ESMM = ("ctr", "ctcvr", "cvr")  # cvr is part of ctcvr, and need not be asked for
 OUTPUTS = {name: ("logit", "value") for name in USED_BY} | {"esmm": ("log_probability",), "two_tower": ("vectors",)}
 CHOSEN = {key for keys in USED_BY.values() for key in keys} | {"arguments"}
 
@@ -38,9 +38,9 @@ class ExpertsConfig(Section):
     shared: pydantic.PositiveInt = 4
     """Experts that all tasks share; of ple, on each level."""
     per_task: pydantic.PositiveInt = 2
-    """Experts of ple that each task has for itself, on each level."""
+    """Experts of ple that belong to one task, on each level."""
     levels: pydantic.PositiveInt = 2
-    """Levels of ple, each of which mixes the outputs of the one before."""
+    """Levels of ple; each mixes the outputs of the level before."""
     layers: list[pydantic.PositiveInt] = pydantic.Field(default=[256, 128], min_length=1)
     """Layers of each expert."""
 
@@ -54,16 +54,16 @@ class ModelConfig(Section):
     loss: str = "binary"
     """Without [tasks], the loss of every label (see docs/models.md), or package.module:function over all of them."""
     task_weighting: Literal["fixed", "uncertainty", "pareto"] = "fixed"
-    """How the losses of several tasks become one: by their weights, by learned variances, or by their gradients."""
+    """How the losses of several tasks are combined: by their weights, by learned variances, or by their gradients."""
     embedding_dim: pydantic.PositiveInt = 64
-    """Columns of every table that does not set its own; dlrm, dlrm_dcn and deepfm need them all equal."""
+    """Columns of every table that does not set its own; dlrm, dlrm_dcn and deepfm need the same for all tables."""
     table_precision: Literal["fp32", "fp16"] = "fp32"
     """Precision of the tables' weights; fp16 halves their memory. Their optimizer's state stays float32."""
     dense_layers: list[pydantic.PositiveInt] = [512, 256]
-    """Hidden layers of dlrm and dlrm_dcn over the dense features; one of embedding_dim follows."""
+    """Hidden layers of dlrm and dlrm_dcn over the dense features; a layer of embedding_dim follows."""
     over_layers: list[pydantic.PositiveInt] = [512, 512, 256]
-    """Hidden layers over all features or, of dlrm and dlrm_dcn, over their interactions; one with an output per label
-    follows. Of dbmtl, the layers that all tasks share."""
+    """Hidden layers over all features or, in dlrm and dlrm_dcn, over their interactions; a layer with an output per
+    label follows. In dbmtl, the layers that all tasks share."""
     cross_layers: pydantic.PositiveInt = 3
     """Cross layers of dlrm_dcn."""
     cross_rank: pydantic.PositiveInt = 512
@@ -78,17 +78,17 @@ class ModelConfig(Section):
     """Scale the vectors of two_tower to a length of 1, so that their inner product is a cosine."""
     experts: ExpertsConfig = ExpertsConfig()
     dependencies: dict[str, list[str]] = {}
-    """The predictions of dbmtl that a prediction depends on, as in `buy = ["click"]`."""
+    """In dbmtl, the predictions that a prediction depends on, as in `buy = ["click"]`."""
     relation_layers: list[pydantic.PositiveInt] = [32]
     """Hidden layers of dbmtl over a task's tower and the tasks that it depends on."""
     target: str | None = None
     """The sparse feature, of pooling none, with the item that din and sasrec predict the labels of."""
     history: str | None = None
     """The sparse feature, of pooling none, with a user's earlier items for din and sasrec. Unset: the same network
-    without a history, to measure what one brings."""
+    without a history, to measure what the history adds."""
     inner_product: bool = False
     """Let the history of din reach the logits by an inner product with the target alone, not through over_layers,
-    which learn the histories of a small data set by heart."""
+    which memorize the histories of a small data set."""
     attention_layers: list[pydantic.PositiveInt] = [32]
     """Hidden layers of din over each item of the history and the target."""
     attention_blocks: pydantic.PositiveInt = 1

@@ -16,9 +16,9 @@ class AverageConfig(Section):
     """Exponential moving averages (EMA) of the weights, kept beside those that are trained."""
 
     decay: Decay | None = None
-    """Part of an average that stays in a step, such as 0.999. Unset: there are no averages."""
+    """Fraction of an average that a step keeps, such as 0.999. Unset: no averages."""
     tables: bool = False
-    """Average embedding tables, too, which takes their memory once more, with evaluate twice. Off: other weights."""
+    """Average embedding tables, too. It takes their memory once more, with evaluate twice. Off: only dense weights."""
     evaluate: Annotated[bool, MayChange] = True
     """Evaluate the averages. Off: the weights that are trained."""
 
@@ -35,7 +35,7 @@ class OptimizerConfig(Section):
 
     sparse: SparseOptimizerConfig = SparseOptimizerConfig()
     tables: dict[str, TableOptimizerConfig] = {}
-    """Optimizers of single tables, by table name; they replace what is set for all."""
+    """Optimizers of single tables, by table name; they replace the settings for all tables."""
     dense: DenseOptimizerConfig = DenseOptimizerConfig()
     ema: AverageConfig = AverageConfig()
 

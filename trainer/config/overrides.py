@@ -35,18 +35,18 @@ from trainer.core.errors import InputError
 from trainer.core.section import Section, Tree, flat, validate
 
 Path = tuple[str, ...]
-HINTS = 3  # flags to name at most for one that is unknown
+HINTS = 3  # most flags to suggest for an unknown one
 LENGTHS = ("train", "steps"), ("train", "epochs")
 HELP_CONFIG = "--help-config"
 OF_CONFIG = ("config", "config_words")  # arguments that are no flags of their own
 
 
 def parse(function: Callable[..., Any], words: list[str], program: str, example: str = "") -> functools.partial[Any]:
-    """Returns a function with the arguments bound that a command line gives, yet to be called.
+    """Returns a function, not yet called, with the arguments of a command line bound.
 
-    An argument called `config` is the first word, which names a configuration; `--section.key value` replaces values of
-    it, and one called `config_words` gets both as they would be typed again. It may have a default, and be left out
-    then. Positional-only arguments are single words, `*arguments` all words after `--`, and others `--name value`.
+    An argument `config` is the first word, which names a configuration; `--section.key value` replaces values in it. If
+    `config` has a default, the word may be left out. An argument `config_words` gets both as one would type them again.
+    Positional-only arguments are single words, `*arguments` all words after `--`, and others `--name value`.
 
     Args:
         function: A function with typed arguments. Its docstring is the help text.
@@ -80,7 +80,7 @@ def _leave_with(text: str) -> NoReturn:
 
 
 def _section_asked_for(words: list[str]) -> str | None:
-    """Returns the word after `--help-config`, the empty one if there is none; None without that flag."""
+    """Returns the word after `--help-config`, or an empty one; None without that flag."""
     for word, following in pairwise([*words, ""]):
         flag, equals, value = word.partition("=")
         if flag == HELP_CONFIG:
@@ -122,7 +122,7 @@ def _dashed(name: str) -> str:
 
 
 def _keys(section: type[Section], tree: Tree, words: list[str], above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yields every key of a section with its type; of tables of named things, those in the tree and those in flags."""
+    """Yields every key of a section with its type. Named things are those in the tree and those in flags."""
     for name, field in section.model_fields.items():
         path, kind, below = (*above, name), field.annotation, _below(tree, name)
         entry = get_args(kind)[1] if get_origin(kind) is dict else None
@@ -139,7 +139,7 @@ def _keys(section: type[Section], tree: Tree, words: list[str], above: Path = ()
 
 
 def _below(tree: Tree, name: str) -> Tree:
-    """Returns a table of a tree; an empty one in place of anything else, which validation refuses."""
+    """Returns a table of a tree; an empty table in place of anything else, which validation refuses."""
     below = tree.get(name)
     return below if isinstance(below, dict) else {}
 
@@ -188,7 +188,7 @@ def _read(words: list[str], kinds: dict[Path, Any], positional: list[Path]) -> d
 
 
 def _nearest(flag: str, known: Iterable[str]) -> str:
-    """Returns a hint: flags that have all parts of one, such as --train.steps of --steps, or one spelled alike."""
+    """Returns a hint: flags with all parts of `flag`, such as --train.steps for --steps, or a flag spelled alike."""
     name, names = flag.lstrip("-"), [one.removeprefix("--") for one in known]
     close = [one for one in names if _has_parts(one, name)] or difflib.get_close_matches(name, names, n=1)
     return f"did you mean --{' or --'.join(close[:HINTS])}?" if close else "--help lists all flags"

@@ -44,33 +44,33 @@ class PlannerConfig(Section):
     mode: Annotated[Literal["model_parallel", "data_parallel"], MayChange] = "model_parallel"
     """model_parallel shards the tables as planned, data_parallel replicates all of them."""
     engine: Annotated[Literal["search", "torchrec"], MayChange] = "search"
-    """What plans: this project's search, which prints how far from the best possible it is, or TorchRec's planner."""
+    """The planner: this project's search, which prints how far it is from the best possible plan, or TorchRec's."""
     cost_model: Annotated[Literal["step", "torchrec"], MayChange] = "step"
-    """What the search counts a step's time with: bags, updated rows and bytes (step), or TorchRec's estimate."""
+    """How the search forecasts a step's time: from bags, updated rows and bytes (step), or by TorchRec's estimate."""
     calibration: Annotated[str | None, MayChange] = None
     """File of tools.calibrate with speeds of the host, for cost_model step. Unset: data sheets', or a usual CPU's."""
     system: Annotated[Literal["torchrec", "hugectr"], MayChange] = "torchrec"
-    """What times on GPUs without a calibration are forecast for: this trainer, on TorchRec, or HugeCTR."""
+    """System to forecast times for on GPUs without a calibration: this trainer on TorchRec, or HugeCTR."""
     statistics: Annotated[str | None, MayChange] = None
     """JSON file with hotness, Zipf exponent and distinct ids of every sparse feature, which replace those in data."""
     plan: Annotated[str | None, MayChange] = None
     """A plan.json to use instead of planning, with its ranks and kernels."""
     sharding_types: Annotated[list[str], MayChange] = []
-    """Sharding types that the planner can choose for every table. Empty: all, by columns only without state by row."""
+    """Sharding types to choose from for every table. Empty: all, but column shards only without row-wise state."""
     tables: dict[str, TablePlan] = {}
     """Choices for single tables, by table name; they replace the choices for all."""
     min_columns: Annotated[pydantic.PositiveInt | None, MayChange] = None
     """Least columns of a column shard. Unset: 32; with engine torchrec 128."""
     slower_for_memory: Annotated[float, MayChange] = pydantic.Field(default=0.0, ge=0, le=10)
-    """How much slower a plan may be to take the least memory of the fullest rank: 0.1 for a tenth. 0: the fastest."""
+    """How much slower a plan may be to need less memory on the fullest rank: 0.1 for a tenth. 0: the fastest plan."""
     hardware: Annotated[str | None, MayChange] = None
-    """Host to plan for, such as h100 (see docs/resources.md); it sets what is unset below. Unset: this machine."""
+    """Host to plan for, such as h100 (see docs/resources.md); it sets the unset keys below. Unset: this machine."""
     memory_gib: Annotated[GibiBytes | None, MayChange] = None
     """GPU memory per rank in GiB. Unset: the hardware's, or what the device has."""
     host_memory_gib: Annotated[GibiBytes | None, MayChange] = None
     """Host memory per rank in GiB. Unset: the hardware's, or this machine's or cgroup's, divided by its ranks."""
     reserve: Annotated[float | None, MayChange] = pydantic.Field(default=None, ge=0, lt=1)
-    """Part of the memory to keep free beside what is predicted. Unset: 0.05; 0.15 where TorchRec counts."""
+    """Fraction of the memory to keep free beside the forecast. Unset: 0.05; 0.15 where TorchRec forecasts."""
     intra_node_gb_per_second: Annotated[pydantic.PositiveFloat | None, MayChange] = None
     """Bandwidth between two ranks of a node, in GB/s. Unset: the hardware's, or 600."""
     inter_node_gb_per_second: Annotated[pydantic.PositiveFloat | None, MayChange] = None

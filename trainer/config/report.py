@@ -12,11 +12,11 @@ class ProfileConfig(Section):
     """Steps that torch.profiler records: traces, and a table of where the time of a step goes."""
 
     first_step: Annotated[int | None, MayChange] = pydantic.Field(default=None, ge=2)
-    """First step to record; the one before it warms the profiler up. Unset: none but those that are requested."""
+    """First step to record; the one before it warms the profiler up. Unset: only steps that are requested."""
     steps: Annotated[pydantic.PositiveInt, MayChange] = 5
     """Steps to record."""
     ranks: Annotated[list[pydantic.NonNegativeInt], MayChange] = [0]
-    """Ranks that write a trace; the table is about all ranks."""
+    """Ranks that write a trace; the table covers all ranks."""
     stacks: Annotated[bool, MayChange] = False
     """Record Python's stacks as well, which stalls training for some 20 s when the trace is written."""
     memory: Annotated[bool, MayChange] = False
@@ -31,7 +31,7 @@ class ReportConfig(Section):
     tensorboard: Annotated[bool, MayChange] = True
     """Write TensorBoard files to RUN_DIR/tensorboard."""
     histograms_every_steps: Annotated[pydantic.NonNegativeInt, MayChange] = 0
-    """Write histograms of all weights and embeddings to TensorBoard every so many steps. 0: none."""
+    """Steps between two histograms of all weights and embeddings in TensorBoard. 0: none."""
     profile: ProfileConfig = ProfileConfig()
 
     @pydantic.model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The root of the configuration, and how a file and flags become one."""
+"""The root of the configuration, and how a configuration is read."""
 
 import tomllib
 from pathlib import Path
@@ -57,7 +57,7 @@ class Config(Section):
 
     @property
     def has_joint_loss(self) -> bool:
-        """Whether one loss judges all labels at once: a user's own in model.loss, or the default."""
+        """Whether one loss is computed from all labels at once: a user's own in model.loss, or the default."""
         default = (self.model.loss, self.model.task_weighting) == ("binary", "fixed")
         return not self.tasks and (default or ":" in self.model.loss)
 
@@ -67,17 +67,17 @@ class Config(Section):
         return {name: task.named(name) for name, task in tasks.items()}
 
     def predictions(self) -> dict[str, int]:
-        """Returns the predictions that the tasks judge, with the columns that a built-in model gives for each."""
+        """Returns the predictions of the tasks, each with the number of columns that a built-in model gives it."""
         tasks = self.named_tasks().values()
         pairs = {task.prediction for task in tasks if task.kind.shape == (2,)}
         return {str(task.prediction): 2 if task.prediction in pairs else 1 for task in tasks}
 
 
 def check_training(config: Config) -> None:
-    """Refuses a training without an end, and choices by evaluations that are not made.
+    """Refuses training without an end, and choices that depend on evaluations that do not happen.
 
     Raises:
-        InputError: Neither steps nor epochs are set, or a key is that needs another one.
+        InputError: Neither steps nor epochs are set, or a key is set without a key that it needs.
     """
     if config.train.steps is None and config.train.epochs is None:
         raise InputError("train.steps and train.epochs are both unset; set one of them")
@@ -113,11 +113,11 @@ def _check_final(config: Config) -> None:
 def load_tree(name: str, above: tuple[str, ...] = ()) -> Tree:
     """Reads a configuration as TOML holds it: a file on any fsspec URL, or a ready-made one by its name.
 
-    Its `base`, if it has one, is the name of another configuration, whose values it replaces or adds to.
+    A configuration may name another one as its `base`; it then replaces or adds to the base's values.
 
     Args:
         name: The name.
-        above: The configurations of which this one is the base.
+        above: The configurations that have this one as their base.
 
     Raises:
         InputError: There is no such file; the message lists the ready-made ones. Or it cannot be read as TOML.
@@ -132,7 +132,7 @@ def load_tree(name: str, above: tuple[str, ...] = ()) -> Tree:
 
 
 def _joined(base: Tree, tree: Tree) -> Tree:
-    """Returns a tree over its base: tables are joined, but for those of another `name`, which other keys go with."""
+    """Returns a tree over its base. Tables are joined, except a table of another `name`: it has other keys."""
     name = tree.get("name")
     if isinstance(name, str) and name != base.get("name"):
         return tree

@@ -34,7 +34,7 @@ class Schedule(Section):
     unit: Literal["steps", "epochs"] = "steps"
     """Unit of decay_start, decay_steps and boundaries. By epochs, the rate changes only from one to the next."""
     decay_start: pydantic.NonNegativeInt = 0
-    """The decay begins after so many steps or epochs, if that is later than the warm-up."""
+    """The decay begins after this many steps or epochs, if that is later than the warm-up."""
     decay_steps: pydantic.PositiveInt = 1
     """Length of the decay in steps or epochs; of cosine_restarts, that of the first period."""
     end_multiplier: pydantic.NonNegativeFloat = 0.0
@@ -46,15 +46,15 @@ class Schedule(Section):
     staircase: bool = False
     """Let exponential fall only once in decay_steps."""
     boundaries: list[pydantic.PositiveInt] = []
-    """Steps or epochs after the warm-up from which piecewise takes the next of multipliers."""
+    """Steps or epochs after the warm-up from which piecewise takes the next multiplier."""
     multipliers: list[pydantic.NonNegativeFloat] = []
-    """Learning-rate multipliers of piecewise: one before the first of boundaries, and one from each of them on."""
+    """Learning-rate multipliers of piecewise: one before the first boundary, and one from each boundary on."""
     growth: pydantic.PositiveInt = 1
-    """How much longer each period of cosine_restarts is than the one before."""
+    """Factor by which each period of cosine_restarts is longer than the period before."""
     start_multiplier: pydantic.NonNegativeFloat = 0.04
-    """Learning-rate multiplier with which one_cycle begins."""
+    """First learning-rate multiplier of one_cycle."""
     rise_fraction: float = pydantic.Field(default=0.3, gt=0, lt=1)
-    """Part of decay_steps in which one_cycle rises to the full rate."""
+    """Fraction of decay_steps in which one_cycle rises to the full rate."""
 
     @pydantic.model_validator(mode="after")
     def _is_used(self) -> Self:
@@ -79,7 +79,7 @@ class Schedule(Section):
         if self.decay != "piecewise":
             return self
         if not self.boundaries or self.boundaries != sorted(set(self.boundaries)):
-            raise InputError(f"{{key}}.boundaries is {self.boundaries}; they must be there and ascend")
+            raise InputError(f"{{key}}.boundaries is {self.boundaries}; they must be set and ascend")
         if len(self.multipliers) != len(self.boundaries) + 1:
             raise InputError(
                 f"{{key}}.multipliers is {self.multipliers}; {len(self.boundaries)} boundaries need "
@@ -89,12 +89,12 @@ class Schedule(Section):
 
 
 class PartSchedule(Schedule):
-    """Learning-rate schedule of a part."""
+    """Learning-rate schedule of a table or a parameter group."""
 
     # No Schedule or None: a resume could not tell a schedule that is unset from one of nothing but defaults.
     decay: str = "inherit"
     """inherit, for the schedule of the whole, or any other decay (see optimizer.dense.schedule)."""
 
     def or_else(self, whole: Schedule) -> Schedule:
-        """Returns this schedule, or that of the whole if it is inherited."""
+        """Returns this schedule, or `whole` if it is inherited."""
         return whole if self.decay == "inherit" else self

@@ -20,7 +20,7 @@ class Clause:
     Attributes:
         column: The column.
         comparison: One of COMPARISONS.
-        values: The value that it is compared with; of `in` and `not in` all of them.
+        values: The value to compare with; for `in` and `not in`, all values.
     """
 
     column: str
@@ -29,17 +29,17 @@ class Clause:
 
 
 class SelectConfig(Section):
-    """The samples that are trained on, when not all of them are. The filter holds for evaluations, too."""
+    """Which samples are trained on, if not all. The filter applies to evaluations, too."""
 
     filter: list[Condition] = []
-    """Conditions of a column, a comparison and a value, such as ["country", "==", "DE"], which all must hold. The
-    column need not be a feature; comparisons are ==, !=, <, <=, >, >=, in, not in; the last two take a list."""
+    """Conditions that must all hold: a column, a comparison and a value, such as ["country", "==", "DE"]. The column
+    need not be a feature. Comparisons are ==, !=, <, <=, >, >=, in, not in; the last two take a list."""
     keep_negatives: float = pydantic.Field(default=1.0, gt=0, le=1)
-    """Part of the samples whose first label is 0 that an epoch has, each epoch others. Their weights make up for it."""
+    """Fraction of the samples with first label 0 in an epoch, drawn anew each epoch. Their weights make up for it."""
     files: float = pydantic.Field(default=1.0, gt=0, le=1)
-    """Part of the files to train on, at least one, for a quick look."""
+    """Fraction of the files to train on, at least one file, for a quick look."""
     mixture: dict[str, pydantic.PositiveFloat] = {}
-    """How often an epoch has the samples of some files, by file, glob or directory. Others count once."""
+    """How often an epoch repeats the samples of some files, by file, glob or directory. Other files count once."""
 
     @pydantic.model_validator(mode="after")
     def _known_comparisons(self) -> Self:

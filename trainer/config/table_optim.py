@@ -48,13 +48,13 @@ class SparseOptimizerConfig(Section):
     momentum: Beta = 0.9
     """Momentum of lars_sgd."""
     eta: pydantic.PositiveFloat = 0.001
-    """Trust coefficient of lars_sgd: the part of a row's norm that a step moves it by, at a learning rate of 1."""
+    """Trust coefficient of lars_sgd: the fraction of a row's norm that a step moves the row by, at learning rate 1."""
     weight_decay: pydantic.NonNegativeFloat = 0.0
     """Weight decay of touched rows, by all but sgd and adagrad, and not on replicated tables."""
     weight_decay_mode: DecayMode = "decoupled"
     """Of rowwise_adagrad: decoupled shrinks rows by the learning rate times weight_decay, l2 adds to the gradient."""
     initial_accumulator: pydantic.NonNegativeFloat = 0.0
-    """What the accumulators of adagrad and rowwise_adagrad start from."""
+    """Initial value of the accumulators of adagrad and rowwise_adagrad."""
     stochastic_rounding: bool = False
     """Round updates of fp16 tables up or down by chance, on a GPU; a resume is then not bit for bit."""
     schedule: Schedule = Schedule()
@@ -68,10 +68,10 @@ class SparseOptimizerConfig(Section):
 
 
 class TableOptimizerConfig(Section):
-    """The optimizer of one table, by table name; what is unset is as in optimizer.sparse."""
+    """The optimizer of one table, by table name; unset keys are as in optimizer.sparse."""
 
     name: SparseName | None = None
-    """Another optimizer; its options are then not those of optimizer.sparse, but their defaults."""
+    """Another optimizer; its options then have their defaults, not the values of optimizer.sparse."""
     learning_rate: pydantic.NonNegativeFloat | None = None
     """Learning rate before the schedule's multiplier."""
     eps: pydantic.PositiveFloat | None = None
@@ -89,21 +89,21 @@ class TableOptimizerConfig(Section):
     weight_decay_mode: DecayMode | None = None
     """decoupled or l2, of rowwise_adagrad."""
     initial_accumulator: pydantic.NonNegativeFloat | None = None
-    """What the accumulators start from."""
+    """Initial value of the accumulators."""
     frozen: bool = False
     """Keep the table as it is initialized or loaded, bit for bit."""
     schedule: PartSchedule = PartSchedule()
     """Learning-rate schedule."""
 
     def over(self, sparse: SparseOptimizerConfig, key: str) -> SparseOptimizerConfig:
-        """Returns the table's whole settings, those of all tables replaced by its own.
+        """Returns the table's settings: those of all tables, replaced by its own.
 
         Args:
             sparse: The settings of all tables.
             key: This section's key, for messages.
 
         Raises:
-            InputError: Its optimizer does not have one of its options.
+            InputError: The table's optimizer does not have an option that is set.
         """
         given = {field: getattr(self, field) for field in self.model_dump(exclude_defaults=True)}
         if self.frozen:
@@ -141,7 +141,7 @@ def check_options(key: str, name: str, given: dict[str, Any]) -> None:
 
 
 def check_decay_mode(key: str, settings: SparseOptimizerConfig) -> None:
-    """Refuses a mode of weight decay where there is none.
+    """Refuses a mode of weight decay without weight decay.
 
     Raises:
         InputError: The message names the key.

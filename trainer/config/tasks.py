@@ -1,4 +1,4 @@
-"""Configuration of the tasks: what a model is trained to predict, and how each prediction is judged."""
+"""Configuration of the tasks: what a model is trained to predict, and by which loss and metrics."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ Output = Literal["logit", "log_probability", "value", "vectors"]
 
 @dataclass(frozen=True)
 class LossKind:
-    """What a loss asks of its task.
+    """Requirements of a loss on its task.
 
     Attributes:
-        outputs: What its prediction may mean; the first is the default.
+        outputs: Allowed meanings of its prediction; the first is the default.
         shape: Dimensions of its prediction after the first, which is `B`: letters, or numbers where they are fixed;
             None for any.
         options: The task's keys that only some losses have.
@@ -33,7 +33,7 @@ class LossKind:
     grouped: bool = False
 
     def takes(self, shape: Sequence[int]) -> bool:
-        """Returns whether it takes predictions whose dimensions after the first are these."""
+        """Returns whether the loss takes predictions whose dimensions after the first are `shape`."""
         if self.shape is None:
             return True
         fixed = [size if isinstance(wanted, str) else wanted for wanted, size in zip(self.shape, shape, strict=False)]
@@ -61,7 +61,7 @@ class Where(Section):
     """The samples that a task is trained on."""
 
     column: str | None = None
-    """A label column; samples where it is 0 are outside. Unset: no sample is."""
+    """A label column; samples where the label is 0 are outside. Unset: no sample is outside."""
     outside: pydantic.NonNegativeFloat = 0.0
     """Factor of the weight of samples outside."""
 
@@ -72,13 +72,13 @@ class TaskConfig(Section):
     label: str | None = None
     """Column of data.labels to learn. Unset: the task's own name."""
     prediction: str | None = None
-    """Name of the model's prediction to judge. Unset: the task's own name."""
+    """Name of the model's prediction. Unset: the task's own name."""
     loss: str = "binary"
     """Its loss (see docs/models.md); package.module:function for one of your own."""
     output: Output | None = None
     """Meaning of its prediction: logit, log_probability, value, or a pair of vectors. Unset: what the loss takes."""
     label_smoothing: float = pydantic.Field(default=0.0, ge=0, lt=1)
-    """Part of every label that binary and softmax spread evenly over the classes."""
+    """Fraction of every label that binary and softmax spread evenly over the classes."""
     gamma: pydantic.NonNegativeFloat = 2.0
     """Exponent by which focal lowers the weight of samples that are predicted well."""
     alpha: float = pydantic.Field(default=0.5, ge=0, le=1)
@@ -88,13 +88,13 @@ class TaskConfig(Section):
     temperature: pydantic.PositiveFloat = 1.0
     """Divides the inner products of in_batch_softmax and sampled_softmax."""
     log_q: bool = False
-    """Correct these for how often each negative is to be expected, by the weights of data.catalogue."""
+    """Correct them for how often each negative is expected, by the weights of data.catalogue."""
     across: Literal["lane", "batch"] = "lane"
     """Samples that jrc, bpr and both softmax of vectors compare: of a lane in a step, or of the whole global batch."""
     weight: pydantic.NonNegativeFloat = 1.0
     """Factor of its loss in the sum over the tasks."""
     where: Where = Where()
-    """The samples that it is trained on."""
+    """The samples that the task is trained on."""
     group: str | None = None
     """Column of data.groups, for losses and metrics within groups of samples; for those of vectors, the item's id."""
     metrics: Annotated[list[str] | None, MayChange] = None
@@ -102,7 +102,7 @@ class TaskConfig(Section):
 
     @property
     def kind(self) -> LossKind:
-        """What its loss asks of it."""
+        """The requirements of its loss."""
         return LOSS_KINDS.get(self.loss, OWN_LOSS)
 
     @property

@@ -29,13 +29,13 @@ class StopEarlyConfig(Section):
 
     # All keys may change on resume: they decide when training ends, and no loss until then.
     metric: Annotated[str | None, MayChange] = None
-    """Metric of the evaluations to watch, followed by /TASK if several. Unset: train to the last step."""
+    """Metric of the evaluations to watch; METRIC/TASK if there are several tasks. Unset: train to the last step."""
     patience: Annotated[pydantic.PositiveInt, MayChange] = 3
-    """Stop after so many evaluations in a row that are no better than the best one before."""
+    """Stop after this many evaluations in a row that are no better than the best before them."""
     min_change: Annotated[pydantic.NonNegativeFloat, MayChange] = 0.0
-    """An evaluation is better if it is so by more than this."""
+    """An evaluation counts as better only if it is better by more than this."""
     target: Annotated[float | None, MayChange] = None
-    """Stop as soon as an evaluation is at least as good as this. Unset: there is no such value."""
+    """Stop as soon as an evaluation is at least as good as this. Unset: no target."""
 
     @pydantic.model_validator(mode="after")
     def _belongs_to_a_metric(self) -> Self:
@@ -62,11 +62,11 @@ class TrainConfig(Section):
     tf32: bool = False
     """Let a GPU round the factors of float32 products to TF32's 10 bits, which is faster."""
     micro_batches: Annotated[pydantic.PositiveInt, MayChange] = 1
-    """Slices of a local batch, computed one after the other to need less memory; the step is the same."""
+    """Microbatches of a local batch, computed one after the other to need less memory; the step is the same."""
     nonfinite: Annotated[Literal["ignore", "error", "skip"], MayChange] = "ignore"
     """If the loss or a gradient is not finite: ignore does not look, error ends the job, skip leaves the step out."""
     collective_timeout_seconds: Annotated[pydantic.PositiveFloat, MayChange] = COLLECTIVE_SECONDS
-    """A collective that some rank does not join in this time ends the job."""
+    """A collective that a rank does not join within this time ends the job."""
     stuck_seconds: Annotated[pydantic.PositiveFloat, MayChange] = 300.0
     """After this time without progress every rank prints its stack; below train.collective_timeout_seconds."""
     preflight_seconds: Annotated[pydantic.NonNegativeFloat, MayChange] = 0.0
@@ -109,15 +109,15 @@ class EvaluateConfig(Section):
     """Evaluation: when, in which batches, and by which metrics."""
 
     every_steps: Annotated[pydantic.NonNegativeInt, MayChange] = 0
-    """Evaluate on data.validation every so many steps. 0: only at the end."""
+    """Steps between two evaluations on data.validation. 0: evaluate only at the end."""
     global_batch_size: Annotated[pydantic.PositiveInt | None, MayChange] = None
     """Samples per evaluation step, over all ranks. Unset: data.global_batch_size."""
     metrics: Annotated[list[str] | None, MayChange] = None
-    """Metrics of all tasks without their own (see docs/models.md). Unset: for each task what suits its output."""
+    """Metrics of all tasks without their own (see docs/models.md). Unset: the defaults for each task's output."""
     group_sample: Annotated[float, MayChange, pydantic.Field(gt=0, le=1)] = 1.0
     """Fraction of the groups, chosen by hash, that metrics within groups are computed of, which bounds their memory."""
     final: Annotated[Literal["last", "best"], MayChange] = "last"
-    """Evaluate on data.test the last step's weights, or those of the best checkpoint by checkpoint.keep.best."""
+    """Evaluate the last step's weights on data.test, or those of the best checkpoint by checkpoint.keep.best."""
 
 
 class FinetuneConfig(Section):
@@ -128,7 +128,7 @@ class FinetuneConfig(Section):
     take: str = "newest"
     """Which of a run directory's checkpoints: newest, best by that run's checkpoint.keep.best, or a step's number."""
     names: str | None = None
-    """A text file for weights with another name: on each line the name in this model and that in the checkpoint."""
+    """A text file for renamed weights: on each line the name in this model and the name in the checkpoint."""
     optimizer_state: bool = True
     """Load the optimizers' state, too. Off: the optimizers start from scratch."""
     allow_missing: list[str] = []

@@ -1,4 +1,4 @@
-"""The protocols of metrics: what is accumulated over the samples of an evaluation, and a metric of one's own."""
+"""The base of metrics: what an evaluation accumulates over its samples, and the class of a user's own metric."""
 
 import math
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -32,13 +32,13 @@ class Samples(NamedTuple):
 
 
 class Accumulator(Protocol):
-    """Something that is accumulated over samples, once for all metrics of a task that are computed from it."""
+    """An accumulation over samples, shared by all metrics of a task that are computed from it."""
 
     def add(self, samples: Samples) -> None:
-        """Adds samples of this rank; those of weight 0 change nothing."""
+        """Adds samples of this rank; samples of weight 0 change nothing."""
 
     def total(self, context: DistributedContext) -> Any:
-        """Returns what metrics are computed from, of the samples of all ranks; every rank calls it once, at the end."""
+        """Returns the result over the samples of all ranks, for metrics; every rank calls it once, at the end."""
 
 
 class Sums:
@@ -72,14 +72,14 @@ class Sums:
 # torchmetrics 1.0, which TorchRec pins, either gathers all predictions or bins them coarsely: with 200 bins its AUC was
 # .7551 instead of .7588 at a label rate of 1.6 %, and 60 times slower.
 class Metric(Sums):
-    """The base of a streaming metric of your own, of one task.
+    """The base of your own streaming metric of one task.
 
-    One whose state cannot be summed overrides `total`, in which ranks may exchange what they like; one that needs the
-    groups of the samples overrides `add`.
+    A metric whose state cannot be summed overrides `total`, in which ranks may exchange any data. A metric that needs
+    the groups of the samples overrides `add`.
 
     Attributes:
         higher_is_better: The direction that is better; None if neither is.
-        takes: The kind of prediction that it takes; None if any. `update` gets a "probability" as a logit, the others
+        takes: The kind of prediction that it takes; None for any. `update` gets a "probability" as a logit, other kinds
             as the model gives them.
     """
 
@@ -92,5 +92,5 @@ class Metric(Sums):
 
 
 def ratio(part: float, whole: float) -> dict[str, float]:
-    """Returns the value of a metric that is one sum over another; NaN if there is nothing to divide by."""
+    """Division with NaN for an empty denominator, as the value of a metric."""
     return {"": part / whole if whole else math.nan}

@@ -41,7 +41,7 @@ class OrderedWeights(NamedTuple):
 
 
 class LogitHistogram:
-    """Weights of negatives and positives by logit, or in bins of the logit once there are more than `COUNTED`.
+    """Weights of negatives and positives by logit, or by bins of the logit once there are more than `COUNTED` logits.
 
     Args:
         device: Device of the predictions.
@@ -54,7 +54,7 @@ class LogitHistogram:
     def add(self, samples: Samples) -> None:
         """Adds samples of this rank."""
         logits = samples.predictions + 0.0  # -0.0 becomes 0.0, which hashes as 0.0
-        # A prediction that is no number makes every metric NaN, unless it weighs nothing.
+        # A NaN prediction makes every metric NaN, unless its weight is 0.
         weights = samples.weights.masked_fill(logits.isnan() & (samples.weights > 0), math.nan)
         rows = torch.stack([logits, weights * (1 - samples.labels), weights * samples.labels], dim=1)
         if self._bins is not None:
@@ -71,7 +71,7 @@ class LogitHistogram:
         return self._in_bins(context) if counted is None else counted
 
     def _counted(self, context: DistributedContext) -> OrderedWeights | None:
-        """Returns the weights of every logit; None if the ranks together have too many logits."""
+        """Returns the weights of every logit; None if all ranks together have more than `COUNTED` logits."""
         within = torch.tensor(self._bins is None, dtype=torch.float64)
         if sum_over_ranks(within, context) < context.world_size:
             return None
@@ -90,7 +90,7 @@ class LogitHistogram:
         return OrderedWeights(edges, sum_over_ranks(bins, context), exact=False)
 
     def _merge(self) -> None:
-        """Adds up rows of equal logits; too many others go into bins."""
+        """Adds up rows of equal logits; too many different logits go into bins."""
         if self._bins is not None:
             return
         rows = _merged(torch.cat(self._rows))
@@ -100,7 +100,7 @@ class LogitHistogram:
 
 
 def _merged(rows: Tensor) -> Tensor:
-    """Returns the sums of the weights of rows with one logit, by rising logit."""
+    """Returns the summed weights of rows with equal logits, by rising logit."""
     logits, places = rows[:, 0].unique(return_inverse=True)
     sums = rows.new_zeros(len(logits), 2).index_add_(0, places, rows[:, 1:])
     return torch.cat([logits[:, None], sums], dim=1)
@@ -136,15 +136,15 @@ def auprc(ordered: OrderedWeights) -> dict[str, float]:
         return ratio(torch.where(found > 0, found * precision, 0).sum().item(), positive[-1:].sum().item())[""]
 
     value = area(positive / (positive + negative))
-    # In one set the positives may all come first. Or they come last, one by one: then their precision is in the mean
-    # that of (before + t) / (before + t + negative) over t from 0 to `found`.
+    # In one set the positives may all come first. Or they come last, one by one: then their mean precision is the mean
+    # of (before + t) / (before + t + negative) over t from 0 to `found`.
     most = area(positive / (positive + before[0]))
     least = area(1 - torch.where(negative > 0, negative * (found / (before[1] + negative)).log1p() / found, 0))
     return _bounded(ordered, value, max(most - value, value - least, 0.0))
 
 
 def accuracy(ordered: OrderedWeights, threshold: float) -> dict[str, float]:
-    """Returns the share of samples on the side of the threshold where their label is."""
+    """Returns the share of samples on the right side of the threshold."""
     low, inside, high = _split(ordered, threshold)
     half, whole = sum(inside) / 2, ordered.weights.sum().item()
     return _bounded(ordered, ratio(low[0] + high[1] + half, whole)[""], ratio(half, whole)[""])
@@ -176,7 +176,7 @@ def _split(ordered: OrderedWeights, threshold: float) -> list[list[float]]:
 
 
 def _bounded(ordered: OrderedWeights, value: float, error: float) -> dict[str, float]:
-    """Returns a metric and the bound of its error, which is that of bins."""
+    """Returns a metric and the bound of the error that bins make."""
     if ordered.exact:
         error = 0.0
     return {"": value, "_error": math.nan if math.isnan(value) else error}
@@ -202,7 +202,7 @@ def log_loss(sums: Tensor) -> dict[str, float]:
 
 
 def normalized_entropy(sums: Tensor) -> dict[str, float]:
-    """Returns the log loss over that of always predicting the label rate (He et al., ADKDD 2014)."""
+    """Returns the log loss over the log loss of always predicting the label rate (He et al., ADKDD 2014)."""
     weight, positive, loss, _ = sums.tolist()
     return ratio(ratio(loss, weight)[""], _entropy(ratio(positive, weight)[""]))
 

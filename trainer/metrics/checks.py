@@ -1,4 +1,4 @@
-"""Refuses, before training, metrics that the evaluations could not compute, and choices by those they do not."""
+"""Refuses, before training, metrics that evaluations cannot compute, and choices by metrics that are not computed."""
 
 from trainer.config.root import Config
 from trainer.config.tasks import TaskConfig
@@ -27,7 +27,7 @@ def check_metrics(config: Config) -> None:
     """Refuses metrics that are unknown, or that do not suit their task.
 
     Raises:
-        InputError: There is such a metric, or a key for metrics within groups and none of them.
+        InputError: There is such a metric, or a key for metrics within groups without such a metric.
     """
     grouped = False
     for name, task in config.named_tasks().items():

@@ -126,5 +126,5 @@ def _samples(outputs: BatchOutputs, task: TaskConfig, data: DataConfig) -> Sampl
 
 
 def _logits(log_probabilities: Tensor) -> Tensor:
-    """Returns the logits of probabilities; 0 and minus infinity as the nearest logarithms in float32."""
+    """Returns the logits of log-probabilities; 0 and minus infinity are taken as the nearest other float32."""
     return to_logit(log_probabilities.clamp(FLOAT32.min, -FLOAT32.tiny))

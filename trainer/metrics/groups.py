@@ -16,14 +16,14 @@ from trainer.core.distributed import DistributedContext, sum_over_ranks
 from trainer.core.splitmix import splitmix64
 from trainer.metrics.base import Samples, ratio
 
-HASH_BITS = 24  # of splitmix64; they choose the groups, the others the rank of each
+HASH_BITS = 24  # bits of splitmix64 that choose the groups; the other bits choose the rank of each group
 
 
 class RankedGroups:
-    """Samples of whole groups, `N`, ranked by falling score; `T` ties, sets of equal scores, group by group.
+    """Samples of whole groups, `N`, ranked by falling score; `T` ties, which are sets of equal scores in a group.
 
     Args:
-        groups: The group of each sample, `[N]`, in any order, of no other rank.
+        groups: The group of each sample, `[N]`, in any order; no other rank has samples of these groups.
         scores: `[N]`.
         labels: `[N]` float64.
         weights: `[N]` float64, above 0.
@@ -72,7 +72,7 @@ class RankedGroups:
         return values.new_zeros(groups).index_add_(0, self.group, values)
 
     def mean(self, values: Tensor, weights: Tensor) -> dict[str, float]:
-        """Returns the mean over the groups of all ranks of values of groups, those of weight 0 left out."""
+        """Returns the weighted mean of values of groups over all ranks, without groups of weight 0."""
         counted = weights > 0
         sums = torch.stack([(values * weights)[counted].sum(), weights.sum()])
         return ratio(*sum_over_ranks(sums, self._context).tolist())
@@ -91,7 +91,7 @@ class GroupedSamples:
         self._limit = fraction * 2**HASH_BITS
 
     def add(self, samples: Samples) -> None:
-        """Keeps the samples of this rank that weigh anything, and whose groups are chosen."""
+        """Keeps the samples of this rank with a weight above 0 whose groups are chosen."""
         assert samples.groups is not None
         kept = (samples.weights > 0) & (_chooser(samples.groups) < self._limit)
         groups, *columns = (
@@ -119,7 +119,7 @@ def _groups(rows: Tensor) -> Tensor:
 
 
 def exchange(rows: Tensor, owners: Tensor, context: DistributedContext) -> Tensor:
-    """Sends each row to its owner, and returns those that all ranks sent to this one."""
+    """Sends each row to its owner, and returns the rows that all ranks sent to this rank."""
     counts = torch.bincount(owners, minlength=context.world_size)
     expected = torch.empty_like(counts)
     dist.all_to_all_single(expected, counts)
@@ -140,7 +140,7 @@ def gauc_by_samples(groups: RankedGroups) -> dict[str, float]:
 
 
 def ndcg(groups: RankedGroups, k: int) -> dict[str, float]:
-    """Returns the mean of the discounted cumulative gain of the first k over the greatest that the labels allow.
+    """Returns the mean discounted cumulative gain of the first k, over the greatest gain that the labels allow.
 
     A label is its own gain, and the discount of rank i is 1 / log2(i + 1) (Jarvelin and Kekalainen, TOIS 2002).
     """
@@ -206,7 +206,7 @@ def _gain(groups: RankedGroups, k: int) -> Tensor:
 
 
 def _first_relevant(groups: RankedGroups) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns size, relevant samples and samples above of the first tie with any, of each group that has one."""
+    """Returns size, relevant samples and samples above of each group's first tie with a relevant sample."""
     found = (groups.relevant > 0).nonzero()[:, 0]
     found = found[_changes(groups.group[found])]
     return groups.size[found], groups.relevant[found], groups.above[found]
@@ -221,6 +221,6 @@ def _reciprocal_ranks(size: Tensor, relevant: Tensor, above: Tensor) -> Tensor:
 
 
 def _log_choices(n: Tensor, k: Tensor) -> Tensor:
-    """Returns the logarithm of the number of ways to choose k of n; minus infinity if k is greater."""
+    """Returns the logarithm of the number of ways to choose k of n; minus infinity if k is greater than n."""
     n, k = n.double(), k.double()
     return torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)

@@ -1,6 +1,6 @@
-"""Metrics by name: what each takes, and the direction in which it is better.
+"""Metrics by name: which predictions each takes, and whether higher is better.
 
-Free of torch, as checkpoints are listed without it: code is imported when it is used.
+Free of torch, so that checkpoints are listed without it: the code of a metric is imported when it is used.
 """
 
 import re
@@ -19,7 +19,7 @@ class BuiltIn(NamedTuple):
     """A built-in metric.
 
     Attributes:
-        accumulator: Class of what it is computed from, `package.module:Class`, which metrics of a task share.
+        accumulator: Class of the accumulator, `package.module:Class`, which metrics of a task share.
         function: Computes it, `package.module:function`, from the accumulator's total and the number in its name.
         takes: The kinds of prediction that it takes.
         higher_is_better: The direction that is better; None if neither is.
@@ -99,7 +99,7 @@ METRICS_OF_VECTORS = {
     "hit_rate@k": _of_items("recall"),  # as every query has one item to be found
     "mrr": _of_items("mrr"),
 }
-"""Those of METRICS that rank all items, not the samples of a group, where predictions are vectors."""
+"""The metrics of METRICS that rank all items, instead of the samples of a group, if predictions are vectors."""
 DEFAULTS: dict[Kind, list[str]] = {
     "probability": ["auc", "normalized_entropy", "log_loss", "calibration", "label_rate"],
     "value": ["mae", "rmse"],
@@ -110,7 +110,7 @@ NUMBERS = {
     "threshold": (r"0?\.\d*[1-9]\d*", float, "a number between 0 and 1, such as {}@0.5"),
     "k": (r"[1-9]\d*", int, "a whole number above 0, such as {}@10"),
 }
-"""The numbers in names of metrics: how each is written, its type, and words for it."""
+"""The numbers in names of metrics: pattern, type, and description."""
 
 
 def prediction_kind(task: TaskConfig) -> Kind:
@@ -121,7 +121,7 @@ def prediction_kind(task: TaskConfig) -> Kind:
 
 
 def built_in(name: str, kind: Kind | None = None) -> tuple[BuiltIn, tuple[float, ...]] | None:
-    """Returns the built-in metric of a name, and the number in the name, if it has one; None if there is no such.
+    """Returns the built-in metric of a name and the number in the name, if any; None without such a metric.
 
     Args:
         name: The name.
@@ -173,7 +173,7 @@ def higher_is_better(metric: str) -> bool | None:
 
 
 def result_name(metric: str) -> str:
-    """Returns what results call a metric: its name, or the snake-case name of the user's own class.
+    """Returns a metric's name in results: its own name, or the snake-case name of the user's own class.
 
     Args:
         metric: As for `higher_is_better`.

@@ -1,6 +1,6 @@
 """Metrics of the rank of a query's item among all items of the catalogue.
 
-Every relevant sample, one whose label is above 0, is a query, and its item is the one to be found. Items with equal
+Every relevant sample, with a label above 0, is a query, and its item is the item to be found. Items with equal
 scores count as the mean over all their orders, as in groups.py.
 """
 
@@ -29,8 +29,9 @@ class ItemVectors(NamedTuple):
 class ItemRanks(Sums):
     """The weight of the queries by the rank of their item, `[I + 2]`.
 
-    The first `I + 1` are the differences of the weight at a rank to that at the rank before, so that a tie of any
-    size changes two of them. The last one is the weight of all queries; an item outside the catalogue has no rank.
+    The first `I + 1` values are the differences between the weight at a rank and the weight at the rank before, so that
+    a tie of any size changes two of them. The last value is the weight of all queries; an item outside the catalogue
+    has no rank.
 
     Args:
         device: Device of the predictions.
@@ -55,7 +56,7 @@ class ItemRanks(Sums):
         self.state.index_add_(0, above + ties, -each)
 
     def _compare(self, queries: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns how many items are above the one at `place`, and how many are level with it, itself included."""
+        """Returns the number of items above the item at `place`, and the number level with it, itself included."""
         own = _scores(queries[:, None], self._items.vectors[place][:, None])[:, 0]
         above, ties = torch.zeros_like(place), torch.ones_like(place)
         step = max(1, BLOCK // max(1, len(queries)))

@@ -22,7 +22,7 @@ class ModelInputs:
         dense_features: Dense features, `D`.
         sparse_features: Names of the pooled features, keys of the `KeyedJaggedTensor`, in the order of the
             configuration; features that share a table follow the first of them.
-        predictions: Names of the predictions to give, `T`.
+        predictions: Names of the predictions that the model returns, `T`.
         device: Device of the dense parameters.
         config: The model's section of the configuration.
         sequences: The tables of sequences, on the meta device, None without any. The model must keep this very module
@@ -31,7 +31,7 @@ class ModelInputs:
         sequence_features: Names of the sequences, the other keys of the `KeyedJaggedTensor`, each with its greatest
             length.
         dense_names: Names of the dense features, the columns of `[B, D]`.
-        pairs: Those of `predictions` that are a logit for label 0 and one for label 1, as the loss jrc takes.
+        pairs: The predictions that are two logits, for label 0 and for label 1, as the loss jrc needs.
     """
 
     tables: EmbeddingBagCollection
@@ -81,8 +81,8 @@ class BatchOutputs(NamedTuple):
 ModelBuilder = Callable[[ModelInputs], nn.Module]
 """Builds a module whose `forward(dense [B, D], sparse: KeyedJaggedTensor)` returns its predictions.
 
-These are a dictionary by name, or a tensor `[B, T]` with a column for each of `ModelInputs.predictions`, in order, and
-two for each of `ModelInputs.pairs`.
+Predictions are a dictionary by name, or a tensor `[B, T]` with a column for each of `ModelInputs.predictions` and two
+for each of `ModelInputs.pairs`, in order.
 
 The module must be traceable by torch.fx down to the tables, as TorchRec's pipeline moves their input distribution out
 of it: no branch on the values of its inputs.

@@ -1,4 +1,4 @@
-"""DBMTL, deep Bayesian multi-target learning: tasks that depend on one another (Wang et al., arXiv:1902.09154)."""
+"""DBMTL, deep Bayesian multi-target learning: tasks that depend on each other (Wang et al., arXiv:1902.09154)."""
 
 from graphlib import TopologicalSorter
 
@@ -12,10 +12,10 @@ from trainer.models.pooled import PooledModel, vector_width
 
 
 class BayesianTasks(nn.Module):
-    """A tower for each prediction over shared layers, and layers over it and the tasks that it depends on.
+    """A tower for each prediction over shared layers, then layers over the tower and the tasks that it depends on.
 
     The joint probability of the labels factors along the dependencies: `p(click | x) p(buy | x, click)`. The hidden
-    vectors that predict them stand for the labels of other tasks. Without dependencies it is a shared bottom.
+    vectors of other tasks stand for their labels. Without dependencies, the model is a shared bottom.
     """
 
     def __init__(self, inputs: ModelInputs) -> None:

@@ -9,13 +9,13 @@ from trainer.models.sequences import SequenceModel, sequence_dimension, within
 
 
 class TargetAttention(nn.Module):
-    """The sum of a history's items, each times a weight that a small network gives it for the target.
+    """The sum of a history's items, each times a weight that a small network computes from the item and the target.
 
-    As in the paper, the weights are no softmax: their sum says how strong the interest is. Its hidden layers have ReLU
-    instead of the paper's Dice, which depends on the other samples of a batch.
+    As in the paper, the weights are not a softmax: their sum says how strong the interest is. The hidden layers use
+    ReLU instead of the paper's Dice, which depends on the other samples of a batch.
 
-    For an inner product the network says by how much a weight differs from 1, over the root of the history's length:
-    without attention that is FISM (Kabbur et al., KDD 2013), which learns from few samples.
+    For an inner product, the network computes how much a weight differs from 1, over the root of the history's length.
+    Without attention this is FISM (Kabbur et al., KDD 2013), which learns from few samples.
     """
 
     def __init__(self, inputs: ModelInputs) -> None:

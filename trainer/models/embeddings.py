@@ -23,7 +23,7 @@ LIKE_A_DOT, DOT = re.compile("%(?=(?:25)*2E)"), re.compile("%(?:25)?((?:25)*2E)"
 
 
 def table_configs(data: DataConfig, model: ModelConfig) -> list[EmbeddingBagConfig]:
-    """Returns the tables that the data's pooled features look their ids up in."""
+    """Returns the tables of the pooled features."""
     return [
         EmbeddingBagConfig(pooling=_pooling(data, names[0]), **options)
         for names, options in _tables(data, model)
@@ -37,12 +37,12 @@ def _pooling(data: DataConfig, feature: str) -> PoolingType:
 
 
 def sequence_configs(data: DataConfig, model: ModelConfig) -> list[EmbeddingConfig]:
-    """Returns the tables that the data's sequences look their ids up in."""
+    """Returns the tables of the sequences."""
     return [EmbeddingConfig(**options) for names, options in _tables(data, model) if names[0] in data.sequences]
 
 
 def _tables(data: DataConfig, model: ModelConfig) -> list[tuple[list[str], dict[str, Any]]]:
-    """Returns the features of every table, with the options that both kinds of tables have."""
+    """Returns the features of every table, with the options that both kinds of tables share."""
     return [
         (
             names,
@@ -61,7 +61,7 @@ def _tables(data: DataConfig, model: ModelConfig) -> list[tuple[list[str], dict[
 def collections(
     data: DataConfig, model: ModelConfig, device: torch.device
 ) -> tuple[EmbeddingBagCollection, EmbeddingCollection | None]:
-    """Returns the tables of pooled features, which may be none, and those of sequences, None without any."""
+    """Returns the tables of pooled features, possibly empty, and the tables of sequences, None without sequences."""
     # One collection of each kind, as TorchRec fuses the lookups and the exchanges of its tables.
     pooled = EmbeddingBagCollection(tables=table_configs(data, model), is_weighted=data.has_id_weights, device=device)
     unpooled = sequence_configs(data, model)
@@ -69,10 +69,10 @@ def collections(
 
 
 def check_names(model: nn.Module) -> None:
-    """Refuses a model whose tables of sequences would be taken for dense weights.
+    """Refuses a model whose tables of sequences would be mistaken for dense weights.
 
     Raises:
-        InputError: It keeps their collection under another name than `sequences`.
+        InputError: The model keeps their collection under another name than `sequences`.
     """
     for path, module in model.named_modules():
         if isinstance(module, EmbeddingCollection) and path.rpartition(".")[2] != "sequences":
@@ -89,14 +89,14 @@ def table_of_weight(name: str) -> str | None:
 
 
 def name_in_model(table: str) -> str:
-    """Returns the name of a table in a model, in its plan and in checkpoints, where not every name is allowed."""
+    """Returns a table's name in a model, its plan and checkpoints, where some names are not allowed."""
     name = LIKE_A_DOT.sub("%25", table).replace(".", "%2E")
     taken = table.startswith(ESCAPED) or table == "embedding_bags" or hasattr(nn.ModuleDict(), table)
     return ESCAPED + name if taken else name
 
 
 def table_of_name(name: str) -> str:
-    """Returns the table that has a name in a model."""
+    """Returns the table with this name in a model."""
     return DOT.sub(lambda found: "." if found[0] == "%2E" else f"%{found[1]}", name).removeprefix(ESCAPED)
 
 

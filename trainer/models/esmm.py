@@ -10,8 +10,8 @@ from trainer.models.pooled import PooledModel, tower, vector_width
 class EntireSpace(nn.Module):
     """Logarithms of probabilities: ctr of a click, cvr of a conversion after one, ctcvr of both.
 
-    The rate of conversions is learned through the product `ctcvr = ctr * cvr` from all samples: clicked ones alone are
-    not those that the model is used for.
+    The conversion rate is learned from all samples through the product `ctcvr = ctr * cvr`: the model is not only used
+    for clicked samples.
     """
 
     def __init__(self, inputs: ModelInputs) -> None:
@@ -22,7 +22,7 @@ class EntireSpace(nn.Module):
         self.conversion = tower(width, layers, 1, inputs.device)
 
     def forward(self, vector: Tensor) -> Predictions:
-        """Returns those of ctr, cvr and ctcvr that are asked for, `[B]` each."""
+        """Returns ctr, cvr and ctcvr, as far as they are asked for, `[B]` each."""
         # In float32: near a probability of 1, bfloat16 would round its logarithm to 0.
         click, conversion = (
             functional.logsigmoid(part(vector).squeeze(1).float()) for part in (self.click, self.conversion)

@@ -64,10 +64,10 @@ class MultiGateMixture(nn.Module):
 
 
 class Extraction(nn.Module):
-    """One level of PLE: a vector for each prediction and one that they share to the same, by experts of each kind.
+    """One level of PLE: maps a vector for each prediction and a shared vector to new ones, by experts of each kind.
 
-    A prediction's gate mixes its own experts and the shared ones. The gate of the shared vector mixes all; the last
-    level has none, as no tower uses that vector.
+    A prediction's gate mixes its own experts and the shared ones. The gate of the shared vector mixes all experts;
+    the last level has no such gate, as no tower uses the shared vector.
     """
 
     def __init__(self, width: int, last: bool, inputs: ModelInputs) -> None:
@@ -79,7 +79,7 @@ class Extraction(nn.Module):
         self.shared_gate = None if last else Gate(width, own * inputs.labels + shared, inputs)
 
     def forward(self, vectors: list[Tensor], shared_vector: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Returns the vectors of the predictions and the shared one, `[B, H]` each, from those `[B, W]`."""
+        """Returns the vectors of the predictions and the shared vector, `[B, H]` each, from vectors `[B, W]`."""
         shared = self.shared(shared_vector)
         own = [experts(vector) for experts, vector in zip(self.own.values(), vectors, strict=True)]
         mixed = [

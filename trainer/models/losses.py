@@ -1,4 +1,4 @@
-"""Losses of single samples, by name: of a prediction and a label, the loss of each sample, `[B]`."""
+"""Losses of single samples, by name. Each takes predictions and labels, and returns the loss of each sample, `[B]`."""
 
 from collections.abc import Callable
 from math import log
@@ -26,15 +26,17 @@ def focal(logit: Tensor, label: Tensor, gamma: float = 2.0, alpha: float = 0.5) 
 
 
 def softmax(logits: Tensor, label: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Returns the cross-entropy of logits `[B, C]` and labels that are numbers of classes, NaN where one is not."""
-    known = are_classes(label, logits.shape[1])  # beyond them a GPU would end the process without a word about data
+    """Returns the cross-entropy of logits `[B, C]` and labels that are class numbers; NaN where a label is not."""
+    known = are_classes(
+        label, logits.shape[1]
+    )  # a GPU would end the process at a wrong class, without a word about data
     number = label.long().where(known, 0)
     each = functional.cross_entropy(logits, number, reduction="none", label_smoothing=label_smoothing)
     return each.where(known, torch.nan)
 
 
 def are_classes(label: Tensor, classes: int) -> Tensor:
-    """Returns which labels are numbers of classes, `[B]`, from 0 on."""
+    """Returns which labels are class numbers, `[B]`; they count from 0."""
     return (label >= 0) & (label < classes) & (label == label.floor())
 
 
@@ -60,11 +62,11 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 
 
 def to_logit(log_probability: Tensor) -> Tensor:
-    """Returns the logits of probabilities that are given by their logarithms, as a sum of log-sigmoids is one.
+    """Returns the logits of probabilities given by their logarithms, exact where the probabilities would be rounded.
 
     With x the logarithm, binary's -(y x + (1 - y) log(1 - e^x)) is the cross-entropy of the logit x - log(1 - e^x).
     """
-    # At 0 the logit were infinite; a float32 this close to it has a logit of 87.
+    # At 0 the logit would be infinite; a float32 this close to 0 has a logit of 87.
     log_probability = log_probability.clamp(max=-torch.finfo(log_probability.dtype).tiny)
     return log_probability - log1mexp(log_probability)
 
@@ -72,5 +74,5 @@ def to_logit(log_probability: Tensor) -> Tensor:
 def log1mexp(x: Tensor) -> Tensor:
     """Returns log(1 - e^x) of x < 0 (Maechler, "Accurately computing log(1 - exp(-|a|))", 2012)."""
     near = x > -log(2)
-    # Of `torch.where`, the branch that is not taken must not have an infinite gradient either.
+    # The branch of `torch.where` that is not taken must not have an infinite gradient either.
     return torch.where(near, (-x.where(near, -1.0).expm1()).log(), (-x.where(~near, -1.0).exp()).log1p())

@@ -1,7 +1,7 @@
-"""Losses that compare samples with one another, by name.
+"""Losses that compare samples with each other, by name.
 
-The samples that are compared are those of a lane in a step, or those of the global batch: either is the same whatever
-the number of ranks, as a rank's local batch is not.
+A loss compares the samples of a lane in a step, or of the global batch. Both are the same on any number of ranks; a
+rank's local batch is not.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,13 @@ from trainer.data.rows import NO_ITEM
 
 @dataclass(frozen=True)
 class ComparedSamples:
-    """Samples `[B]`, or units `[U, N]` of samples that are compared with those of the same unit only.
+    """Samples `[B]`, or units `[U, N]`; samples are compared only within their unit.
 
     Attributes:
         prediction: Predictions, `[..., P]`, `P` being the dimensions of one.
         label: Labels.
-        group: Groups; without any, every sample has one of its own.
-        present: Whether a sample counts; those of weight 0 do not.
+        group: Groups; without groups, every sample is its own group.
+        present: Whether a sample counts; samples of weight 0 do not.
         log_q: Logarithm of the probability of the sample's item in a draw from the catalogue.
     """
 
@@ -63,8 +63,8 @@ class ComparedSamples:
 def jrc(own: ComparedSamples, others: ComparedSamples, alpha: float = 0.5) -> Tensor:
     """Returns the joint loss of ranking and calibration (Sheng et al., arXiv:2208.06164).
 
-    Logits are `[U, N, 2]`, one for each of the labels 0 and 1. Calibration is their cross-entropy. Ranking is that of
-    finding the sample, by its label's logit, among the samples of its group.
+    Logits are `[U, N, 2]`, one for each of the labels 0 and 1. Calibration is their cross-entropy. Ranking is the
+    cross-entropy of finding the sample, by its label's logit, among the samples of its group.
     """
     positive = own.label > 0.5
     logit = torch.where(positive, own.prediction[..., 1], own.prediction[..., 0])
@@ -77,7 +77,7 @@ def jrc(own: ComparedSamples, others: ComparedSamples, alpha: float = 0.5) -> Te
 def bpr(own: ComparedSamples, others: ComparedSamples) -> Tensor:
     """Returns -log sigmoid of the lead over each sample of the group with a lower label, in the mean (arXiv:1205.2618).
 
-    Predictions are `[U, N]`. A sample that has no such others has a loss of 0.
+    Predictions are `[U, N]`. A sample without such others has a loss of 0.
     """
     lower = _same_group(own, others) & others.present[:, None] & (own.label[..., None] > others.label[:, None])
     lead = own.prediction[..., None] - others.prediction[:, None]
@@ -89,9 +89,9 @@ def in_batch_softmax(
 ) -> Tensor:
     """Returns the cross-entropy of finding a query's item among the items of all samples, times the label.
 
-    Predictions are `[U, N, 2, D]`: the vectors of the query and of the item. Those other items count that are of
-    another group, the item's id: an item is no negative of itself. With `log_q` the other samples are taken for draws
-    from the catalogue, and those items count that can be drawn.
+    Predictions are `[U, N, 2, D]`: the vectors of the query and of the item. Only items of another group, the item's
+    id, count as negatives. With `log_q`, the other samples are taken as draws from the catalogue, and only items that
+    can be drawn count.
     """
     query, item = own.prediction.unbind(2)
     positive = (query * item).sum(-1) / temperature
@@ -109,15 +109,15 @@ def sampled_softmax(
 ) -> Tensor:
     """Returns the cross-entropy of finding a query's item among negatives from the catalogue, times the label.
 
-    Predictions are `[U, N, 2, D]`, for one or more lanes with their negatives. The samples of a unit share what was
-    drawn for all its lanes, and each has hard negatives of its own. An item is no negative of itself.
+    Predictions are `[U, N, 2, D]`, for one or more lanes with their negatives. The samples of a unit share the
+    negatives drawn for all its lanes, and each has its own hard negatives. An item is no negative of itself.
 
     Args:
         own: The samples of this rank.
-        others: Those whose drawn negatives count.
+        others: The samples whose drawn negatives count.
         rows: The rows of a lane.
         temperature: Divides the inner products.
-        log_q: Whether drawn negatives are corrected for how often they are to be expected.
+        log_q: Whether drawn negatives are corrected for how often they are expected.
     """
     lanes, end = own.in_lanes(rows.total), rows.samples + rows.drawn
     samples, hard = lanes.rows(0, rows.samples), lanes.rows(end, rows.total)
@@ -137,9 +137,9 @@ def sampled_softmax(
 
 
 def expected(log_q: Tensor, draws: Tensor | int) -> Tensor:
-    """Returns the logarithm of how often an item is to be expected among so many draws.
+    """Returns the logarithm of how often an item is expected among `draws` draws.
 
-    Divided by that, the sum over the draws is in the mean the sum over all items of the catalogue but the query's own,
+    Divided by this, the expected sum over the draws is the sum over all items of the catalogue except the query's own,
     which is not drawn (Bengio and Senecal, 2008).
     """
     return log_q + torch.as_tensor(draws, dtype=log_q.dtype, device=log_q.device).log()
@@ -157,11 +157,11 @@ def _logsumexp(scores: Tensor, counts: Tensor) -> Tensor:
 LOSSES_OVER_SAMPLES: dict[str, Callable[..., Tensor]] = {
     loss.__name__: loss for loss in (jrc, bpr, in_batch_softmax, sampled_softmax)
 }
-"""Each takes this rank's samples, those that they are compared with, and those of a task's options that it has."""
+"""Each takes this rank's samples, the samples to compare them with, and its own options of the task."""
 
 
 def check_units(tasks: dict[str, TaskConfig], lanes: Lanes, world_size: int, micro_batches: int) -> None:
-    """Refuses ranks and microbatches that separate samples which a loss compares.
+    """Refuses numbers of ranks and microbatches that separate samples which a loss compares.
 
     Raises:
         InputError: They do.
@@ -208,6 +208,6 @@ class LossOverSamples:
         return self._loss(own, others).where(own.present, 0.0).flatten()
 
     def _positions(self, label: Tensor) -> Tensor:
-        """Returns numbers of the samples that none of those it is compared with has."""
+        """Returns a number for each sample, different from the numbers of the samples that it is compared with."""
         first = dist.get_rank() * len(label) if self._lane_rows is None else 0
         return torch.arange(first, first + len(label), device=label.device)

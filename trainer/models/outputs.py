@@ -1,4 +1,4 @@
-"""The columns that a model's predictions become where they are used: probabilities, values, scores and vectors."""
+"""The output columns that predictions are turned into: probabilities, values, scores and vectors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ OutputKind = Literal["probability", "probabilities", "value", "score", "vector"]
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """A column of answers.
+    """A column of outputs.
 
     Attributes:
         name: Its name, `PREDICTION_KIND`; of vectors `PREDICTION_query` and `PREDICTION_item`.
@@ -49,11 +49,11 @@ def compute_outputs(outputs: list[ModelOutput], predictions: Predictions | Tenso
 
 
 def by_name(outputs: list[ModelOutput], predictions: Predictions | Tensor) -> Predictions:
-    """Returns a model's predictions by name, float32: too few for a loss are bfloat16's 8 bits, and float16's 11."""
+    """Returns a model's predictions by name, float32: bfloat16's 8 bits and float16's 11 are too few for a loss."""
     if isinstance(predictions, Tensor):
         columns = {output.prediction: output.columns for output in outputs}
         widths = [*columns.values()]
-        # A model of one's own may know of no pairs: it gives one column each, which the loss of a pair refuses.
+        # A user's own model may know no pairs: it returns one column each, which the loss of a pair refuses.
         parts = predictions.split(widths if predictions.shape[1] == sum(widths) else 1, dim=1)
         predictions = {name: part.squeeze(1) for name, part in zip(columns, parts, strict=True)}
     return {name: prediction.float() for name, prediction in predictions.items()}
@@ -91,5 +91,5 @@ def _side(vectors: Tensor, place: int) -> Tensor:
 
 
 def _probability(logits: Tensor) -> Tensor:
-    """Returns the sigmoid of logits `[B]`, or of the differences of those of two classes `[B, 2]`."""
+    """Returns the sigmoid of logits `[B]`, or of the difference of the logits of two classes `[B, 2]`."""
     return torch.sigmoid(logits[:, 1] - logits[:, 0] if logits.dim() == 2 else logits)

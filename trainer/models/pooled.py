@@ -36,10 +36,10 @@ def vector_width(inputs: ModelInputs) -> int:
 
 
 def equal_dimension(inputs: ModelInputs) -> int:
-    """Returns the columns of all tables, for models that multiply embeddings with one another.
+    """Returns the dimension of all tables, for models that multiply embeddings with each other.
 
     Raises:
-        InputError: A table has others.
+        InputError: A table has another dimension.
     """
     config = inputs.config
     for table in inputs.tables.embedding_bag_configs():
@@ -57,7 +57,7 @@ def by_prediction(inputs: ModelInputs, make: Callable[[], nn.Module]) -> nn.Modu
 
 
 def columns_that_share(inputs: ModelInputs) -> Tensor:
-    """Returns 1 for the columns that get a term which all predictions share, `[columns]`: of a pair, label 1's."""
+    """Returns 1 for the columns that get a term shared by all predictions, `[columns]`; in a pair, label 1's column."""
     shares = [share for columns in inputs.columns for share in (0.0, 1.0)[-columns:]]
     return torch.tensor(shares, device=inputs.device)
 

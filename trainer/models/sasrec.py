@@ -9,7 +9,7 @@ from trainer.models.sequences import SequenceModel, sequence_dimension
 
 
 class AttentionBlock(nn.Module):
-    """Causal self-attention, then two layers for each item by itself; both are added to what they get, normalized.
+    """Causal self-attention, then two layers for each item by itself, both with a residual and a norm before.
 
     Without the paper's dropout, so that a resumed run takes the same steps, bit for bit.
     """
@@ -27,7 +27,7 @@ class AttentionBlock(nn.Module):
         """Returns a state for each item, `[B, L, D]`."""
         split = self.projections(self.norm(items)).unflatten(2, (3, self._heads, -1))
         queries, keys, values = split.permute(2, 0, 3, 1, 4)  # each [B, heads, L, D / heads]
-        # An item sees those before it only, and padding comes last: no other mask is needed.
+        # An item sees only the items before it, and padding comes last: no other mask is needed.
         seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         items = items + self.output(seen.transpose(1, 2).flatten(2))
         return items + self.outer(self.inner(self.inner_norm(items)).relu())

@@ -1,4 +1,4 @@
-"""Initial values of tables: a function of seed, table, row and column, whatever the plan."""
+"""Initial values of tables: a function of seed, table, row and column, independent of the plan."""
 
 import zlib
 
@@ -10,7 +10,7 @@ from trainer.core.splitmix import splitmix64
 from trainer.models.embeddings import table_of_weight
 
 STEP_FACTOR = 0x9E3779B97F4A7C15  # odd, so that no two steps have the same product
-# Of a block that is drawn at once. Its counters and bits take four times 8 bytes for each value: 2 MiB, less than a
+# Values that are drawn at once. Their counters and bits take four times 8 bytes for each value: 2 MiB, less than a
 # processor's cache, where blocks of a fixed number of rows took more than the tables of a wide model.
 BLOCK_VALUES = 1 << 16
 
@@ -41,7 +41,7 @@ def _fill(local_shard: Tensor, whole: torch.Size, offsets: list[int], table: str
 
 
 def initial_rows(rows: Tensor, columns: Tensor, whole: torch.Size, table: str, seed: int, step: int = 0) -> Tensor:
-    """Returns initial values of rows `[N]` and columns `[C]` of a table of a size; another step gives other ones."""
+    """Returns initial values of rows `[N]` and columns `[C]` of a table of size `whole`; other steps give others."""
     key = zlib.crc32(table.encode()) << 32 ^ seed ^ (step * STEP_FACTOR) % 2**64
     unit = _uniform(rows[:, None] * whole[1] + columns, key)
     return (2 * unit - 1) * whole[0] ** -0.5

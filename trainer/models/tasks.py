@@ -61,7 +61,7 @@ class TaskLoss:
         return each * (factor * self._task.weight)
 
     def check_labels(self, predictions: Predictions, batch: Batch) -> None:
-        """Refuses numbers of classes that there are not; on a GPU the loss of such a sample is NaN.
+        """Refuses labels that are not class numbers; on a GPU the loss of such a sample is NaN.
 
         Raises:
             InputError: The message names the label and its value.
@@ -95,7 +95,7 @@ class TaskLoss:
 
 
 def subspace_factor(task: TaskConfig, names: list[str], labels: Tensor) -> Tensor | float:
-    """Returns what the weights of samples are multiplied by, in a task's subspace and outside, `[B]`; 1 without one.
+    """Returns the factor of the samples' weights inside and outside a task's subspace, `[B]`; 1 without a subspace.
 
     Args:
         task: The task.
@@ -115,7 +115,8 @@ def _shown(shape: Sequence[str | int] | None) -> str:
 class LossOfAllLabels:
     """The loss of a configuration without tasks over all labels at once: a user's own, or the sum of binary ones.
 
-    The latter is that of a task for each label, but for the last bit: torch rounds the end of a tensor otherwise.
+    The sum equals the loss of a task for each label, except for the last bit: torch rounds the end of a tensor
+    differently.
 
     Args:
         config: The configuration.
@@ -168,10 +169,10 @@ class TaskLosses(nn.Module):
         self.weighting = weighting_of(config, len(tasks), device)
 
     def forward(self, output: Tensor | Predictions, batch: Batch) -> tuple[Tensor, BatchOutputs]:
-        """Computes the loss of the local batch, such that its mean over the ranks is that of the global batch.
+        """Computes the loss of the local batch, whose mean over the ranks is the loss of the global batch.
 
         The loss of the global batch is the sum of its samples' losses, each times its weight, over the number of
-        samples. In evaluation it is 0: nothing asks for it, and an evaluation has no lanes.
+        samples. In evaluation the loss is 0: nothing uses it, and an evaluation has no lanes.
         """
         predictions = self.named(output)
         for task_loss in self._losses:
@@ -191,8 +192,8 @@ class TaskLosses(nn.Module):
         return by_name(self._outputs, output)
 
 
-# TorchRec's DLRMTrain takes one label and no weights, and the mean over the local batch, in which a rank with a padded
-# batch would count its samples more.
+# TorchRec's DLRMTrain takes one label and no weights. It takes the mean over the local batch, so a rank with a padded
+# batch would give its samples more weight.
 class ModelWithLoss(nn.Module):
     """A model and the losses of its tasks.
 

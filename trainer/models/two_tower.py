@@ -1,6 +1,6 @@
 """Two towers for retrieval: a vector of the query and a vector of the item, compared by their inner product.
 
-As neither tower sees features of the other side, vectors of items can be computed ahead of all queries (Covington et
+Neither tower sees features of the other side, so vectors of items can be computed before any query (Covington et
 al., RecSys 2016; Yi et al., RecSys 2019).
 """
 

@@ -1,4 +1,4 @@
-"""Weights the losses of several tasks into the one that training minimizes, by name of the rule.
+"""Combines the losses of several tasks into the loss that training minimizes, by the name of the rule.
 
 Each rule takes the loss of every sample and task, the samples' weights and the batch's scale.
 """
@@ -29,7 +29,7 @@ class Uncertainty(nn.Module):
 
     Args:
         tasks: Number of the tasks.
-        micro_batches: Parts of the local batch, whose losses add up.
+        micro_batches: Microbatches of the local batch, whose losses add up.
         device: Device of the variances.
 
     Attributes:
@@ -48,10 +48,10 @@ class Uncertainty(nn.Module):
 
 
 class Pareto(nn.Module):
-    """Weights by which the gradient of the pooled embeddings is the shortest (Sener, Koltun, arXiv:1810.04650).
+    """Weights that make the gradient of the pooled embeddings shortest (Sener, Koltun, arXiv:1810.04650).
 
-    No task's loss rises along such a gradient. As in MGDA-UB, it is that of what all tasks share, here the pooled
-    embeddings, and not of all weights.
+    No task's loss rises along such a gradient. As in MGDA-UB, it is the gradient of what all tasks share, here the
+    pooled embeddings, and not of all weights.
 
     Attributes:
         shared: Returns the shared tensors of the step in progress, this rank's samples first.
@@ -85,7 +85,7 @@ def task_losses(each: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
 
 
 def shortest(gram: Tensor) -> Tensor:
-    """Returns the weights, `[T]` with the sum 1, by which vectors make their shortest weighted mean.
+    """Returns the weights, `[T]` with the sum 1, of the shortest weighted mean of vectors.
 
     Pairwise Frank-Wolfe (Lacoste-Julien, Jaggi, arXiv:1511.05932): moves weight from the worst vector to the best one;
     for two vectors the first move is exact.

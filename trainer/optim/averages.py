@@ -1,4 +1,4 @@
-"""Exponential moving averages of the weights, beside those that are trained."""
+"""Exponential moving averages (EMA) of the weights, beside the trained weights."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +21,7 @@ class Averages:
         config: The decay, and whether tables are averaged.
 
     Attributes:
-        evaluated: Whether evaluations are of the averages.
+        evaluated: Whether evaluations use the averages.
     """
 
     def __init__(self, model: nn.Module, config: AverageConfig) -> None:
@@ -35,7 +35,7 @@ class Averages:
         self.evaluated = config.evaluate
 
     def begin(self) -> None:
-        """Begins anew from the weights as they are."""
+        """Starts again from the current weights."""
         for name, weight in self._weights.items():
             self._averages[name].copy_(weight)
         if self._tables:
@@ -43,7 +43,7 @@ class Averages:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Moves the averages towards the weights of a step that was just taken."""
+        """Moves the averages towards the weights after a step."""
         torch._foreach_lerp_([*self._averages.values()], [*self._weights.values()], self._share)
         if self._tables:
             self._tables.update()
@@ -55,7 +55,7 @@ class Averages:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Puts the averages in the place of the weights, which return at the end, bit for bit."""
+        """Replaces the weights by the averages inside the block; restores the weights bit for bit."""
         with ExitStack() as stack:
             for name, weight in self._weights.items():
                 stack.enter_context(replaced(weight, self._averages[name]))

@@ -14,7 +14,7 @@ def clip(parameters: Iterable[nn.Parameter], config: DenseOptimizerConfig) -> Te
     DistributedDataParallel.
 
     Returns:
-        The norm of all gradients together before, None where nothing is clipped.
+        The norm of all gradients together before clipping; None if clipping is off.
     """
     if config.max_norm is None and config.max_value is None:
         return None

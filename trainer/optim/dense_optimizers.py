@@ -1,4 +1,4 @@
-"""Dense optimizers by name, and those of a model: one for each part of its dense weights, and one for the rest.
+"""Dense optimizers by name, and the ones of a model: one for each parameter group, and one for all other weights.
 
 A weight is named as in fine-tuning: by its path in the model.
 """
@@ -21,7 +21,7 @@ from trainer.models.embeddings import table_of_weight
 from trainer.optim.own_optimizer import check_own_optimizer
 from trainer.optim.schedules import part_key
 
-# None whose state does not start at zero, such as NAdam, ASGD and Rprop: `initialize_optimizer_state` zeroes all state.
+# No optimizer whose state does not start at 0, such as NAdam, ASGD and Rprop: `initialize_optimizer_state` zeroes it.
 DENSE: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
@@ -41,11 +41,11 @@ def dense_optimizers(
 
     Args:
         weights: The dense weights that train, by their names in the sharded model.
-        config: The optimizer and its parts.
+        config: The optimizer and its parameter groups.
         is_checked: Whether steps of the user's own are tried, which needs weights with values.
 
     Raises:
-        InputError: A part's weights cannot be found, or the user's own optimizer cannot be used.
+        InputError: A group's weights cannot be found, or the user's own optimizer cannot be used.
     """
     optimizers: dict[str, KeyedOptimizer] = {}
     for part, chosen in split(weights, config.parts).items():
@@ -58,7 +58,7 @@ def dense_optimizers(
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> None:
-    """Lets the dense weights that the patterns name stay as they are; before the model is sharded.
+    """Freezes the dense weights that the patterns name. Called before the model is sharded.
 
     Raises:
         InputError: A pattern matches nothing.
@@ -69,10 +69,10 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 
 
 def split(weights: dict[str, nn.Parameter], parts: dict[str, DensePart]) -> dict[str | None, dict[str, nn.Parameter]]:
-    """Returns the weights of each part, by its name and in order, and under None those of no part.
+    """Returns the weights of each parameter group, by its name and in order, and under None all other weights.
 
     Raises:
-        InputError: A pattern matches nothing, or a part has no weight that is not in an earlier one.
+        InputError: A pattern matches nothing, or all weights of a group are in earlier groups.
     """
     labels = {_label(name): name for name in weights}
     groups: dict[str | None, dict[str, nn.Parameter]] = {}
@@ -96,7 +96,7 @@ def _make(config: DenseOptimizerConfig, weight_decay: float, weights: list[nn.Pa
     if config.name in DENSE:
         return optimizer(weights, lr=config.learning_rate, weight_decay=weight_decay, **_options(config))
     options = dict(config.arguments)
-    # Always, as the class may decay weights by default; where it has no such option, only to be refused.
+    # Passed even if 0, as the class may decay weights by default. A class without the option gets it only to refuse it.
     if weight_decay or "weight_decay" in inspect.signature(optimizer).parameters:
         options["weight_decay"] = weight_decay
     try:

@@ -1,4 +1,4 @@
-"""All optimizers of a sharded model as one: those of the tables, fused into backward, and the dense ones."""
+"""All optimizers of a sharded model as one: the table optimizers, fused into backward, and the dense optimizers."""
 
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from typing import Any, cast
@@ -17,7 +17,7 @@ from trainer.optim.schedules import learning_rates, table_key
 from trainer.optim.table_kernels import table_kernels
 from trainer.optim.table_optimizers import replicated_optimizer
 
-ALL = ""  # in place of a table's name: those without settings of their own
+ALL = ""  # in place of a table's name: all tables without their own settings
 ACCUMULATORS = ("momentum1", "sum")  # of FBGEMM's Adagrad, and of the one for replicated tables
 
 
@@ -32,8 +32,8 @@ class Optimizers:
 
     Attributes:
         tables: The optimizers of the tables.
-        combined: All of them as one, for the training pipeline.
-        dense_parameters: All weights that train but the tables.
+        combined: All optimizers as one, for the training pipeline.
+        dense_parameters: All trained weights except the tables.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Optimizers:
         self.set_rates(1)  # refuses an unknown schedule at once
 
     def rates(self, step: int) -> dict[str, float]:
-        """Returns the learning rates of a step, by the key of what they are for; the first step is 1."""
+        """Returns the learning rates of a step, by their key in `[optimizer]`; the first step is 1."""
         return {key: rate.at(step, self._steps_per_epoch) for key, rate in self._rates.items()}
 
     def gradient_norm(self) -> float:
-        """Returns the norm of the dense weights' gradients after a step, that of the global batch on every rank."""
+        """Returns the norm of the dense weights' gradients after a step: on every rank, of the global batch."""
         gradients = [weight.grad for weight in self.dense_parameters if weight.grad is not None]
         return torch.nn.utils.get_total_norm(gradients).item()
 
@@ -105,7 +105,7 @@ class ShardedTableOptimizers:
 
     Attributes:
         fused: The optimizer of the sharded tables.
-        replicated: Those of the replicated tables.
+        replicated: The optimizers of the replicated tables.
         earlier_steps: Steps that the optimizers' state had taken before this run, as fine-tuning loads it.
     """
 
@@ -124,13 +124,13 @@ class ShardedTableOptimizers:
         """Sets the learning rates of a step, and the number of steps taken before it, which Adam's updates depend on.
 
         Args:
-            rates: The rates by the key of what they are for.
+            rates: The rates, by their key in `[optimizer]`.
             steps_taken: Steps before it that changed weights.
         """
         for table, group in self._groups:
             # Fused kernels keep rates as float32, so they are always set from the configuration, never read back.
             group["lr"] = rates.get(table_key(table), rates["sparse"])
-        # FBGEMM counts its forward passes instead, those of evaluations, too, and begins anew in a resumed run.
+        # FBGEMM counts its forward passes instead, also in evaluations, and starts again in a resumed run.
         for kernel in self._kernels:
             if kernel.counts_steps:
                 kernel.set_steps_taken(self.earlier_steps + steps_taken)
@@ -141,7 +141,7 @@ class ShardedTableOptimizers:
             group["lr"] = 0.0
 
     def fill_accumulators(self) -> None:
-        """Sets the accumulators that are configured to start from another value than 0."""
+        """Sets the accumulators to their configured initial value, where it is not 0."""
         for name, slots in self._states():
             start = self._config.of_table(table_of_weight(name) or ALL).initial_accumulator
             for slot, value in slots.items():
@@ -175,7 +175,7 @@ def _replicated_optimizer(name: str, weight: nn.Parameter, config: OptimizerConf
 
 
 def _groups(optimizer: KeyedOptimizer) -> Iterator[tuple[str, MutableMapping[str, Any]]]:
-    """Yields every group of parameters with one of the tables that it holds, which all have the same settings."""
+    """Yields every parameter group with one of its tables, which all have the same settings."""
     tables = {id(value): table_of_weight(name) or ALL for name, value in optimizer.params.items()}
     for group in optimizer.param_groups:
         if group["params"]:

@@ -12,14 +12,14 @@ STEPS = 3
 
 
 def check_own_optimizer(name: str, make: Make, weights: list[nn.Parameter]) -> None:
-    """Tries an optimizer on copies of its weights, and refuses what a resume or fine-tuning would get wrong.
+    """Tries an optimizer on copies of its weights, and refuses one that a resume or fine-tuning would get wrong.
 
-    Both let it take a step at rate zero, which makes its state, set that state to zero, and fill in what the checkpoint
-    has. So a step at rate zero must change no weight, its state must be tensors, and one with all of them zero must
-    behave as if it had taken no step.
+    Both take a step at rate zero, which creates the state, set this state to zero, and fill in the checkpoint's state.
+    So a step at rate zero must change no weight, the state must be tensors, and an optimizer with all of them zero
+    must behave as if it had taken no step.
 
     Raises:
-        InputError: It does not.
+        InputError: The optimizer breaks one of these rules.
     """
     fresh, used = _copies(weights), _copies(weights)
     straight, zeroed = make(fresh), make(used)

@@ -1,6 +1,6 @@
 """Learning-rate schedules by name: pure functions of the step, so that a resumed run continues where it was.
 
-Not torch.optim.lr_scheduler: its schedulers count steps themselves, which would be one more state to save and restore.
+Not torch.optim.lr_scheduler: its schedulers count steps themselves, which is one more state to save and restore.
 """
 
 import math
@@ -13,7 +13,7 @@ from trainer.config.schedule import Schedule
 from trainer.core.registry import find_by_name
 
 Decay = Callable[[Schedule, int], float]
-"""Returns the learning-rate multiplier by the steps or epochs since the decay began; 0 is its beginning."""
+"""Returns the learning-rate multiplier, given the steps or epochs since the decay began, from 0 on."""
 
 
 def constant(schedule: Schedule, elapsed: int) -> float:
@@ -27,7 +27,7 @@ def linear(schedule: Schedule, elapsed: int) -> float:
 
 
 def polynomial(schedule: Schedule, elapsed: int) -> float:
-    """Falls to `end_multiplier` by a power of what is left of `decay_steps`."""
+    """Falls to `end_multiplier` by a power of the remaining fraction of `decay_steps`."""
     return _to_end(schedule, (1.0 - _done(schedule, elapsed)) ** schedule.power)
 
 
@@ -48,7 +48,7 @@ def cosine(schedule: Schedule, elapsed: int) -> float:
 
 
 def cosine_restarts(schedule: Schedule, elapsed: int) -> float:
-    """Begins the cosine anew after each period; the first lasts `decay_steps` and each next `growth` times longer."""
+    """Restarts the cosine after each period; the first lasts `decay_steps`, each next one `growth` times longer."""
     period = schedule.decay_steps
     if schedule.growth == 1:
         elapsed %= period
@@ -103,12 +103,12 @@ def lr_multiplier(schedule: Schedule, step: int, key: str = "schedule", steps_pe
     if step < schedule.warmup_steps:
         return step / schedule.warmup_steps
     if schedule.decay not in DECAYS:
-        return decay(schedule, _now(schedule, step, steps_per_epoch))  # the user's own begins when it likes
+        return decay(schedule, _now(schedule, step, steps_per_epoch))  # the user's own decay starts when it likes
     return decay(schedule, max(0, _now(schedule, step, steps_per_epoch) - _begin(schedule, steps_per_epoch)))
 
 
 def step_at(schedule: Schedule, elapsed: int, steps_per_epoch: int = 1) -> int:
-    """Returns the first step at which so many steps or epochs have passed since the decay began."""
+    """Returns the first step at which `elapsed` steps or epochs have passed since the decay began."""
     now = _begin(schedule, steps_per_epoch) + elapsed
     return now * steps_per_epoch + 1 if schedule.unit == "epochs" else now
 
@@ -119,7 +119,7 @@ def _now(schedule: Schedule, step: int, steps_per_epoch: int) -> int:
 
 
 def _begin(schedule: Schedule, steps_per_epoch: int) -> int:
-    """Returns the step or epoch in which the decay begins: that in which the warm-up ends, or a later one."""
+    """Returns the step or epoch in which the decay begins: the end of the warm-up, or later."""
     return max(_now(schedule, schedule.warmup_steps, steps_per_epoch), schedule.decay_start)
 
 
@@ -160,7 +160,7 @@ class LearningRate:
 
 
 def learning_rates(config: OptimizerConfig) -> dict[str, LearningRate]:
-    """Returns all learning rates by the key in `[optimizer]` of what they are for, such as `sparse` and `dense`."""
+    """Returns all learning rates by their key in `[optimizer]`, such as `sparse` and `dense`."""
     sparse, dense = config.sparse, config.dense
     rates = {
         "sparse": LearningRate(sparse.learning_rate, sparse.schedule, "optimizer.sparse.schedule"),
@@ -179,10 +179,10 @@ def learning_rates(config: OptimizerConfig) -> dict[str, LearningRate]:
 
 
 def table_key(table: str) -> str:
-    """Returns the key of a table with settings of its own in `[optimizer]`."""
+    """Returns the key in `[optimizer]` of a table with its own settings."""
     return f"tables.{table}"
 
 
 def part_key(name: str) -> str:
-    """Returns the key of a part of the dense weights in `[optimizer]`."""
+    """Returns the key in `[optimizer]` of a parameter group of dense weights."""
     return f"dense.parts.{name}"

@@ -1,7 +1,7 @@
 """Averages of embedding tables, which a step changes only in the rows that it looks up.
 
 The average of a row whose weight `w` has not changed for `k` steps is exactly `w + (e - w) * decay ** k`, where `e` is
-what it was before them. So a row needs `e` and the step that it was last looked up in, and no work until the next time.
+the average before them. So a row needs `e` and the step of its last lookup, and no work until the next lookup.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ CACHING = (EmbeddingComputeKernel.FUSED_UVM_CACHING.value, EmbeddingComputeKerne
 
 
 def check_kernels(plan: ShardingPlan) -> None:
-    """Refuses averages of tables whose rows are partly in a cache, where they are not seen.
+    """Refuses averages of tables whose rows are partly in a cache, where averaging cannot see them.
 
     Raises:
         InputError: The plan has such a table.
@@ -43,11 +43,11 @@ def check_kernels(plan: ShardingPlan) -> None:
 
 
 class TableAverages:
-    """The averages of all tables of which this rank holds shards.
+    """The averages of all tables that this rank holds shards of.
 
     Args:
         model: The sharded model.
-        decay: Part of an average that stays in a step.
+        decay: Fraction of an average that a step keeps.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -81,7 +81,7 @@ class TableAverages:
             shard.note(torch.cat(found), int(self._steps))
 
     def begin(self) -> None:
-        """Begins anew from the weights as they are."""
+        """Starts again from the current weights."""
         self._steps.zero_()
         for shard in self._all():
             shard.begin()
@@ -113,7 +113,7 @@ class TableAverages:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Puts the averages in the place of the weights, which return at the end, bit for bit."""
+        """Replaces the weights by the averages inside the block; restores the weights bit for bit."""
         with ExitStack() as stack:
             for shard in self._all():
                 stack.enter_context(replaced(shard.weight, shard.now(int(self._steps))))
@@ -129,7 +129,7 @@ class _Shard:
 
     Args:
         weight: The shard as it is trained, `[R, D]`.
-        decay: Part of an average that stays in a step.
+        decay: Fraction of an average that a step keeps.
 
     Attributes:
         weight: As above.
@@ -149,7 +149,7 @@ class _Shard:
         self.touched.zero_()
 
     def note(self, ids: Tensor, steps: int) -> None:
-        """Keeps the rows that a step is about to change as they are before it."""
+        """Keeps the values of the rows that a step is about to change."""
         rows = ids.unique().long()
         self._noted = rows, self.weight[rows]
 
@@ -166,7 +166,7 @@ class _Shard:
         return self._idle(self.weight, self.average, steps - self.touched)
 
     def _idle(self, weight: Tensor, average: Tensor, steps: Tensor) -> Tensor:
-        """Returns averages after steps in which the weights did not change; after none exactly what they were."""
+        """Returns averages after `steps` steps without a change of the weights; after 0 steps, exactly `average`."""
         # In float64: an error of the decay grows with the number of steps.
         left = (self._decay ** steps.double()).float()
         return torch.lerp(weight.float(), average, left[:, None])
@@ -192,7 +192,7 @@ def _table(name: str) -> str:
 
 @contextmanager
 def replaced(weight: Tensor, by: Tensor) -> Iterator[None]:
-    """Gives a weight other values inside the block."""
+    """Replaces the values of a weight inside the block."""
     trained = weight.clone()
     weight.copy_(by)
     del by  # all tables' averages together would take their memory a third time
@@ -203,7 +203,7 @@ def replaced(weight: Tensor, by: Tensor) -> Iterator[None]:
 
 
 def sharded_like(table: ShardedTensor, shards: Mapping[Offsets, Tensor], dtype: torch.dtype) -> ShardedTensor:
-    """Returns a tensor of a table's shape from its local shards, by the offsets of the table's."""
+    """Returns a tensor with a table's shape and shards, from its local shards by their offsets."""
     metadata = deepcopy(table.metadata())
     return _sharded(table, shards, metadata, _with_rows(metadata), dtype)
 
@@ -213,8 +213,8 @@ def rowwise_like(table: ShardedTensor, shards: Mapping[Offsets, Tensor], dtype: 
 
     Args:
         table: The table, `[R, D]`.
-        shards: The local shards, by the offsets of the table's; the result is `[column shards * R]`.
-        dtype: Their type, which a rank without any cannot tell.
+        shards: The local shards, by the offsets of the table's shards; the result is `[column shards * R]`.
+        dtype: Their type, which a rank without shards cannot know.
     """
     metadata = deepcopy(table.metadata())
     parts = _with_rows(metadata)
@@ -227,7 +227,7 @@ def rowwise_like(table: ShardedTensor, shards: Mapping[Offsets, Tensor], dtype: 
 
 
 def _with_rows(metadata: ShardedTensorMetadata) -> dict[Offsets, ShardMetadata]:
-    """Returns the shards that have rows by their offsets; one without begins where the next one does."""
+    """Returns the shards that have rows, by their offsets; an empty shard begins where the next shard does."""
     return {tuple(part.shard_offsets): part for part in metadata.shards_metadata if 0 not in part.shard_sizes}
 
 

@@ -1,4 +1,4 @@
-"""The kernel that looks up embeddings and updates tables inside backward: FBGEMM's, with what it lacks on a CPU."""
+"""The kernel that looks up embeddings and updates tables inside backward: FBGEMM's, completed on a CPU."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ class PlainOptimizer:
     """A table optimizer in plain tensor operations.
 
     Attributes:
-        update: Computes touched rows anew.
-        slots: Its state as in checkpoints, each with its dimensions; a row-wise one has 1. TorchRec calls the first
+        update: Returns the new values of touched rows.
+        slots: Its state as in checkpoints, each with its dimensions; row-wise state has 1. TorchRec calls the first
             momentum1.
     """
 
@@ -91,7 +91,7 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         **kwargs: Any,
     ) -> Tensor:
         """Returns pooled embeddings, `[B, columns of all features]`, or those of every id, `[N, columns]`."""
-        if self._is_empty:  # which FBGEMM takes for tables on a GPU; all ids are those of other ranks' rows
+        if self._is_empty:  # FBGEMM would take the tables for ones on a GPU; all ids belong to rows of other ranks
             none = self._none(indices, offsets)
             return _UpdatedInBackward.apply(self.placeholder_autograd_tensor, none, lambda gradient: None)
         no_gradients = _without_gradients(per_sample_weights, len(self.feature_table_map))

@@ -55,7 +55,7 @@ DECAY_MODES = {"decoupled": WeightDecayMode.DECOUPLE, "l2": WeightDecayMode.L2}
 
 
 def check_table_optimizers(config: Config, device_type: str) -> None:
-    """Refuses optimizers of unknown tables, and what FBGEMM's kernels cannot do on the device.
+    """Refuses optimizers of unknown tables, and settings that FBGEMM's kernels do not support on the device.
 
     Raises:
         InputError: The message names the key, the value and what to do.

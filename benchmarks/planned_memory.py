@@ -23,15 +23,16 @@ from torch.profiler import ProfilerActivity, profile
 from torchrec.distributed.types import ShardingPlan
 
 from docs.generate import ROOT, table, write_measured
+from planner.hardware import Cluster
+from planner.rank_memory import NONE, memory_of
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, process_group
 from trainer.core.logging import quiet_libraries
 from trainer.models.builder import build_model
 from trainer.models.embeddings import table_shapes
-from trainer.plan.cluster import Cluster
-from trainer.plan.fitting import problem_of
-from trainer.plan.memory_model import NONE, memory_of
 from trainer.plan.plan_file import load_plan
+from trainer.plan.problem import problem_of
+from trainer.plan.sharding_plan import shards_in_plan
 from trainer.training.setup import open_session
 
 PAGE, KEPT = ROOT / "docs" / "planning.md", ROOT / "docs" / "planned_memory.json"
@@ -208,7 +209,9 @@ def predicted(case: str, plan: dict[str, Any]) -> list[int]:
         file.flush()
         loaded: ShardingPlan = load_plan(file.name, table_shapes(model), ranks, ranks, "cpu")
     problem = problem_of(model, config, Cluster(None, 1, ranks, on_gpu=False))
-    return memory_of(loaded, problem.tables, problem.ranks, config, NONE).total.sum(axis=1).astype(int).tolist()
+    shards = shards_in_plan(loaded, problem.tables, ranks)
+    found = memory_of(shards, problem.tables, problem.topology, problem.dense.memory, NONE)
+    return found.total.sum(axis=1).astype(int).tolist()
 
 
 def error(case: str, figures: dict[str, Any]) -> float:

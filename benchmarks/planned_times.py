@@ -30,14 +30,14 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from apps.calibrate.machine import describe_machine
 from apps.calibrate.setting import batches_in_memory
 from docs.generate import ROOT, table, write_measured
+from planner.hardware import Cluster
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
 from trainer.core.logging import quiet_libraries
 from trainer.models.embeddings import table_shapes
-from trainer.plan.cluster import Cluster
-from trainer.plan.fitting import problem_of
 from trainer.plan.plan_file import load_plan
-from trainer.plan.step_time import time_of_plan
+from trainer.plan.problem import problem_of
+from trainer.plan.sharding_plan import time_of_plan
 from trainer.training.setup import open_session
 from trainer.training.sharded_model import build_unsharded_model
 from trainer.training.step import TrainingStep

@@ -19,15 +19,14 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from apps.calibrate.machine import describe_machine
 from docs.generate import ROOT, table, write_measured
-from trainer.config.plan import SHARDING_TYPES
+from planner.hardware import Cluster
+from planner.problem import SHARDING_TYPES, Topology
 from trainer.config.root import Config
 from trainer.models.embeddings import name_in_model, table_configs
-from trainer.plan.cluster import Cluster
-from trainer.plan.plan_file import shards_of, table_plans
-from trainer.plan.planner import plan_for
-from trainer.plan.ranks import ranks_to_plan_for
-from trainer.plan.search.problem import Ranks
+from trainer.plan.make_plan import plan_for
 from trainer.plan.sharding import sharders
+from trainer.plan.sharding_plan import shards_of, table_plans
+from trainer.plan.topology import topology_to_plan_for
 from trainer.plan.torchrec_planner import topology_of
 
 PAGE = ROOT / "docs" / "planning.md"
@@ -141,10 +140,10 @@ def compare(case: Case, engine: str) -> tuple[float, float]:
     start = time.process_time()
     plan, _ = plan_for(model, config, Cluster(None, case.ranks // case.per_host, case.per_host, on_gpu=True))
     seconds = time.process_time() - start
-    ranks = ranks_to_plan_for(
+    topology = topology_to_plan_for(
         config.data, config.planner, config.comms, config.train, case.ranks, case.per_host, "cuda"
     )
-    return rated_by_torchrec(plan, config, model, ranks), seconds
+    return rated_by_torchrec(plan, config, model, topology), seconds
 
 
 class Tables(nn.Module):
@@ -155,7 +154,7 @@ class Tables(nn.Module):
         self.tables = EmbeddingBagCollection(table_configs(config.data, config.model), device=torch.device("meta"))
 
 
-def rated_by_torchrec(plan: ShardingPlan, config: Config, model: nn.Module, ranks: Ranks) -> float:
+def rated_by_torchrec(plan: ShardingPlan, config: Config, model: nn.Module, topology: Topology) -> float:
     """Returns the milliseconds of the slowest rank: TorchRec's estimate of each shard, added up on its rank."""
     placed = table_plans(plan)
     features = config.data.features_of_tables()
@@ -169,10 +168,10 @@ def rated_by_torchrec(plan: ShardingPlan, config: Config, model: nn.Module, rank
         )
         for name, table in placed.items()
     }
-    topology = topology_of(ranks)
-    estimator = EmbeddingPerfEstimator(topology, constraints)
-    enumerator = EmbeddingEnumerator(topology, ranks.batch_size, constraints, estimator)
-    load = np.zeros(ranks.number)
+    of_torchrec = topology_of(topology)
+    estimator = EmbeddingPerfEstimator(of_torchrec, constraints)
+    enumerator = EmbeddingEnumerator(of_torchrec, topology.batch_size, constraints, estimator)
+    load = np.zeros(topology.ranks)
     for option in enumerator.enumerate(model, sharders(config.comms)):
         for shard, rank in zip(option.shards, placed[option.name].ranks or [], strict=True):
             load[rank] += shard.perf.total  # pyrefly: ignore[missing-attribute]

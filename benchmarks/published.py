@@ -1,6 +1,6 @@
 """Forecasts the steps of published runs, for the table in docs/planning.md: `python -m benchmarks.published`.
 
-The constants of `trainer/plan/search/systems.py` are fitted to every other run of each benchmark, in the order of
+The constants of `planner/systems.py` are fitted to every other run of each benchmark, in the order of
 docs/published.json, and tested on the others. Nothing is measured here.
 """
 
@@ -16,12 +16,11 @@ import numpy as np
 import torch
 
 from docs.generate import ROOT, table, write_measured
+from planner.step_time import StepTime
+from planner.systems import ACHIEVED, SYSTEMS
 from trainer.config.root import Config
 from trainer.plan.cluster import parse_cluster
-from trainer.plan.loads import step_of
-from trainer.plan.planned import plan_on
-from trainer.plan.search.systems import ACHIEVED, SYSTEMS
-from trainer.plan.step_time import StepTime
+from trainer.plan.problem import plan_on
 from trainer.training.sharded_model import build_unsharded_model
 
 PAGE, PUBLISHED = ROOT / "docs" / "planning.md", ROOT / "docs" / "published.json"
@@ -92,7 +91,7 @@ def forecast(run: Run) -> StepTime:
     data, planner = tree["data"] | {"global_batch_size": run.batch}, {"system": run.system}
     config = Config.model_validate(tree | {"data": data, "planner": planner})
     model = build_unsharded_model(config, torch.device("meta"))
-    return step_of(plan_on(model, config, parse_cluster(run.on)))
+    return plan_on(model, config, parse_cluster(run.on)).step
 
 
 def _mlperf() -> dict[str, Any]:

@@ -271,7 +271,7 @@ def _option(name: str, option: runopt) -> list[str]:
 
 def resources() -> str:
     """Every host, with its figures."""
-    from trainer.plan.hardware import HOSTS
+    from planner.hardware import HOSTS
 
     rows = [[f"`{name}`", *_host(host)] for name, host in HOSTS.items() if not name.endswith(("_4", "_2", "_1"))]
     headers = ["Name", "Cores", "Host GiB", "GPUs", "GPU GiB", "HBM", "NVLink", "TFLOPS", "Network", "Figures"]

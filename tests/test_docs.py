@@ -88,7 +88,7 @@ def shown(*programs: str) -> list[str]:
 def workspace(tmp_path_factory):
     """A directory as the reader's, with the files that the documentation asks to save."""
     folder = tmp_path_factory.mktemp("reader")
-    for name in ("trainer", "components", ".torchxconfig"):
+    for name in ("trainer", "components", "planner", "apps", ".torchxconfig"):
         (folder / name).symlink_to(ROOT / name)
     for block in [*blocks("python"), *blocks("toml")]:
         if name := re.match(r"# (\w+\.\w+)\n", block):
@@ -229,5 +229,6 @@ def test_environment_variables_are_documented():
 
 
 def source_files(*suffixes: str) -> list[Path]:
-    folders = [ROOT / name for name in ("apps", "benchmarks", "components", "trainer", "schedulers", "tests", "docs")]
+    names = ("apps", "benchmarks", "components", "docs", "planner", "schedulers", "tests", "trainer")
+    folders = [ROOT / name for name in names]
     return [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]

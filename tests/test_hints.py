@@ -75,7 +75,8 @@ def messages(file: Path) -> list[str]:
 
 
 def sources() -> dict[str, Path]:
-    files = [file for name in ("apps", "components", "schedulers", "trainer") for file in (ROOT / name).rglob("*.py")]
+    places = ("apps", "components", "planner", "schedulers", "trainer")
+    files = [file for name in places for file in (ROOT / name).rglob("*.py")]
     return {str(file.relative_to(ROOT)): file for file in files}
 
 

@@ -19,13 +19,13 @@ from apps.calibrate.machine import describe_machine
 from apps.calibrate.replicated import replicated_speed
 from apps.calibrate.steps import step_speeds
 from apps.calibrate.tables import input_speeds, table_speeds
+from planner.speeds import Speeds, cpu_speeds, data_sheet_speeds
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import refuse_existing
 from trainer.plan.calibration import Calibration, save_calibration
-from trainer.plan.ranks import GB_PER_SECOND, UNKNOWN_HARDWARE
-from trainer.plan.search.speeds import Speeds, cpu_speeds, data_sheet_speeds
+from trainer.plan.topology import GB_PER_SECOND, UNKNOWN_HARDWARE
 
 MIB = 2**20
 # How a figure is printed: its unit, and how many nanoseconds that is.

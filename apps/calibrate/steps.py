@@ -12,14 +12,13 @@ import torch
 from apps.calibrate.setting import batches_in_memory, make_config, scratch_run
 from apps.calibrate.timing import explain, nanoseconds
 from apps.datasets.synthetic import synthetic
+from planner.speeds import Speeds
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
 from trainer.core.run_directory import RunDirectory
-from trainer.plan.activations import dense_work
 from trainer.plan.cluster import cluster_of_job
-from trainer.plan.fitting import problem_of
-from trainer.plan.search.speeds import Speeds
-from trainer.plan.step_time import time_of_plan
+from trainer.plan.problem import problem_of
+from trainer.plan.sharding_plan import time_of_plan
 from trainer.run.preemption import Stopped
 from trainer.training.session import Session
 from trainer.training.setup import open_session
@@ -96,9 +95,9 @@ def _unexplained(session: Session, others: Speeds, repeats: int) -> tuple[list[f
     config, context = session.config, session.context
     model = build_unsharded_model(config, torch.device("meta"))
     problem = problem_of(model, config, cluster_of_job(config.planner.hardware, context))
-    explained = time_of_plan(session.model.plan, replace(problem, ranks=replace(problem.ranks, speeds=others)))
+    explained = time_of_plan(session.model.plan, replace(problem, topology=replace(problem.topology, speeds=others)))
     left = found - 1e6 * (float(explained.by_rank[context.rank].sum()) + explained.dense)
-    work = dense_work(config, context.world_size)
+    work = problem.dense.work
     return [work.flops, work.batched_flops, work.bytes, 1.0], max(left, 1.0)
 
 

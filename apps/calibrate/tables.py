@@ -8,8 +8,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import ComputeDevice, 
 from torch import Tensor
 
 from apps.calibrate.timing import explain, nanoseconds
+from planner.step_costs import GRADIENT_BYTES, LEAST_BYTES
 from trainer.optim.table_kernels import TableKernel
-from trainer.plan.search.step_costs import GRADIENT_BYTES, LEAST_BYTES
 
 VALUE_BYTES = 4
 TABLES = 4  # that a kernel looks up together

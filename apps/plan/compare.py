@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from trainer.plan.loads import bound_by, parts_of, step_of
-from trainer.plan.memory import GIB
-from trainer.plan.planned import Planned
+from planner.hardware import GIB
+from planner.planned import Planned
 from trainer.plan.text import samples_per_second, shortage
 
 
@@ -25,24 +24,24 @@ def compare(planned: Sequence[Planned]) -> str:
     ]
     table = tabulate(rows, headers, disable_numparse=True, colalign=("left", *["right"] * 3, "left", *["right"] * 3))
     notes = [f"{one.cluster} does not fit: {shortage(one)}" for one in planned if not one.fits]
-    figures = dict.fromkeys(step_of(one).source for one in planned if one.fits)
+    figures = dict.fromkeys(one.step.source for one in planned if one.fits)
     return "\n".join([table, "", *(f"Figures: {source}" for source in figures), *notes])
 
 
 def _milliseconds(planned: Planned) -> float:
-    return step_of(planned).total if planned.fits else float("inf")
+    return planned.step.total if planned.fits else float("inf")
 
 
 def _row(planned: Planned) -> list[str]:
     name = [str(planned.cluster), f"{planned.cluster.ranks:,}"]
     if not planned.fits:
         return [*name, "does not fit", *[""] * 5]
-    step, device = step_of(planned), planned.problem.device
+    step, device = planned.step, planned.problem.device
     return [
         *name,
         f"{step.total:.3f}",
         f"{samples_per_second(planned, step.total):,.0f}",
-        bound_by(parts_of(step)).name,
+        step.longest.name,
         f"{planned.found.gap:.2%}",
         f"{planned.fullest[device] / GIB:.2f}",
         f"{planned.problem.there[device] / GIB:.2f}",

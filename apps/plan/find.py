@@ -8,14 +8,15 @@ import numpy as np
 from tabulate import tabulate
 from torch import nn
 
+from planner.hardware import HOSTS, Cluster
+from planner.plan import least_milliseconds
+from planner.planned import Planned
 from trainer.config.root import Config
 from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.plan.cluster import Cluster, parse_cluster
-from trainer.plan.hardware import HOSTS
-from trainer.plan.loads import bound_by, least_milliseconds, parts_of, step_of
-from trainer.plan.planned import Planned, plan_on, problem_on
+from trainer.plan.cluster import parse_cluster
 from trainer.plan.prices import Prices
+from trainer.plan.problem import plan_on, problem_on
 from trainer.plan.text import named_cluster, shortage
 
 ALL = "all"
@@ -143,7 +144,7 @@ class _Search:
         if offer.number not in self.done:
             self.done[offer.number] = plan_on(self.model, self.config, offer.cluster, QUICK_TRIES)
         planned = self.done[offer.number]
-        return replace(offer, milliseconds=step_of(planned).total, planned=planned) if planned.fits else None
+        return replace(offer, milliseconds=planned.step.total, planned=planned) if planned.fits else None
 
 
 def _first(number: int, rank: Rank, least: Sequence[Offer], search: _Search) -> list[Offer]:
@@ -216,7 +217,7 @@ def _parts(found: Found, prices: Prices) -> Iterator[str]:
     yield "by the price of a sample\n" + _table(found.best["per sample"], prices)
     yield (
         f"Prices of {prices.date}, from {prices.source}; --prices takes your own. Times are a model's: "
-        f"{step_of(first.plan).source}."
+        f"{first.plan.step.source}."
     )
 
 
@@ -240,7 +241,7 @@ def _table(offers: Sequence[Offer], prices: Prices) -> str:
             f"{offer.per_hour:,.2f}",
             f"{offer.per_billion:,.2f}",
             f"{offer.milliseconds:.4g}",
-            bound_by(parts_of(step_of(offer.plan))).name,
+            offer.plan.step.longest.name,
             f"{offer.plan.found.gap:.1%}",
         ]
         for offer in offers

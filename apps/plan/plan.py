@@ -10,6 +10,8 @@ from apps.plan.compare import compare
 from apps.plan.find import Found, find_clusters, render_found
 from apps.plan.run import compare_with_plan
 from apps.plan.vary import effects_of
+from planner.hardware import Cluster
+from planner.planned import Planned
 from trainer.config.root import Config
 from trainer.core.console import next_commands, plural
 from trainer.core.distributed import current_context
@@ -18,15 +20,16 @@ from trainer.core.secrets import without_secrets
 from trainer.core.storage import refuse_existing, write_file
 from trainer.models.embeddings import table_shapes
 from trainer.optim.table_optimizers import check_table_optimizers
-from trainer.plan.cluster import Cluster, cluster_of, parse_cluster
+from trainer.plan.cluster import cluster_of, parse_cluster
 from trainer.plan.communication import check_comms
+from trainer.plan.make_plan import plan_for
 from trainer.plan.page.html import draw_page
 from trainer.plan.page.image import draw_image
 from trainer.plan.plan_file import plan_to_json
-from trainer.plan.planned import Planned, plan_on
-from trainer.plan.planner import plan_for
 from trainer.plan.prices import read_prices
+from trainer.plan.problem import plan_on
 from trainer.plan.report import render_plan
+from trainer.plan.sharding_plan import to_sharding_plan
 from trainer.plan.statistics import with_statistics
 from trainer.plan.text import render, shortage
 from trainer.training.sharded_model import build_unsharded_model, local_batch_sizes
@@ -123,7 +126,7 @@ def plan(
     elif config.planner.engine == "torchrec":
         _plan_by_torchrec(config, model, clusters[0], out)
     else:
-        _plan([plan_on(model, config, cluster) for cluster in clusters], model, config_words, page, png, out)
+        _plan([plan_on(model, config, cluster) for cluster in clusters], model, config, config_words, page, png, out)
 
 
 def _check_flags(given: set[str], prices: str | None) -> None:
@@ -157,6 +160,7 @@ def _check_planner(given: set[str], config: Config) -> None:
 def _plan(
     planned: list[Planned],
     model: nn.Module,
+    config: Config,
     config_words: list[str],
     page: str | None,
     png: str | None,
@@ -172,7 +176,7 @@ def _plan(
     if len(planned) > 1:
         print(compare(planned))
         return
-    config, cluster, found = planned[0].config, planned[0].cluster, planned[0].sharding_plan(model)
+    cluster, found = planned[0].cluster, to_sharding_plan(planned[0].found, planned[0].tables, model)
     check_comms(config.comms, found, config.data, local_batch_sizes(config, cluster.ranks))
     print(render(planned[0]))
     print(f"\n{_next(planned[0], config_words, out)}")

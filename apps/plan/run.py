@@ -10,23 +10,22 @@ import torch
 from tabulate import tabulate
 from torch import nn
 
+from planner.hardware import GIB, Cluster
+from planner.rank_memory import RankMemory
+from planner.step_time import StepTime
 from trainer.config.root import Config, load_config
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, write_file
 from trainer.models.embeddings import table_shapes
-from trainer.plan.cluster import Cluster
-from trainer.plan.fitting import problem_of
-from trainer.plan.memory import GIB
-from trainer.plan.memory_model import RankMemory
 from trainer.plan.page.figures import Figure, Lying
 from trainer.plan.page.html import draw_figures, draw_page
 from trainer.plan.plan_file import load_plan
-from trainer.plan.planned import plan_on
+from trainer.plan.problem import plan_on, problem_of
+from trainer.plan.sharding_plan import memory_of_plan, time_of_plan
 from trainer.plan.statistics import with_statistics
 from trainer.plan.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, OTHER, PARTS, UPDATE
-from trainer.plan.step_time import StepTime, time_of_plan
 from trainer.training.cut import needs_cut
 from trainer.training.sharded_model import build_unsharded_model
 
@@ -135,13 +134,13 @@ def forecast_of(run: Run, model: nn.Module) -> Facts:
     if not (cluster.on_gpu or config.planner.calibration):
         return {}
     problem = problem_of(model, config, cluster)
-    if problem.ranks.system:  # whatever planner.system plans for, TorchRec is what trained
-        problem = replace(problem, ranks=problem.ranks_for("torchrec"))
+    if problem.topology.system:  # whatever planner.system plans for, TorchRec is what trained
+        problem = replace(problem, topology=problem.of_systems["torchrec"])
     plan = load_plan(
         str(config.planner.plan), table_shapes(model), cluster.ranks, cluster.per_host, cluster.device_type
     )
     step = time_of_plan(plan, problem)
-    memory = _bytes(problem.peak(plan)) if cluster.on_gpu else {}
+    memory = _bytes(memory_of_plan(plan, problem)) if cluster.on_gpu else {}
     # Fused optimizers update the tables inside backward, unless the step cuts it in two.
     tables = UPDATE if needs_cut(config) and UPDATE in run.measured["parts"] else BACKWARD
     return {"step_ms": step.total, "parts": _parts(step, tables), **memory, "figures": step.source}

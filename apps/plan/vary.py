@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
+from planner.hardware import GIB, Cluster
+from planner.planned import Planned
 from trainer.config.features import SparseFeature
 from trainer.config.root import Config
 from trainer.core.console import plural
 from trainer.core.errors import InputError, nearest
-from trainer.plan.cluster import Cluster
-from trainer.plan.loads import bound_by, parts_of, step_of
-from trainer.plan.memory import GIB
-from trainer.plan.planned import Planned, plan_on
+from trainer.plan.problem import plan_on
 from trainer.plan.text import shortage
 from trainer.training.sharded_model import build_unsharded_model
 
@@ -152,7 +151,7 @@ def effects_of(config: Config, cluster: Cluster, kinds: Sequence[str]) -> str:
     headers = ["change", "ms of a step", "", "us of a sample", "", "fullest rank, GiB", "", "bound by"]
     align = ("left", *["right"] * 6, "left")
     table = tabulate([_row("as it is", now, now), *effects], headers, disable_numparse=True, colalign=align)
-    figures = f"Figures: {step_of(now).source}"
+    figures = f"Figures: {now.step.source}"
     words = [": ".join(one) for one in refused]
     return "\n".join([f"{cluster}: one change at a time", "", table, *words, "", figures])
 
@@ -162,7 +161,7 @@ def _planned(config: Config, cluster: Cluster) -> Planned:
 
 
 def _microseconds(planned: Planned) -> float:
-    return step_of(planned).total / planned.config.data.global_batch_size * 1000
+    return planned.step.total / planned.samples * 1000
 
 
 def _gib(planned: Planned) -> float:
@@ -170,14 +169,14 @@ def _gib(planned: Planned) -> float:
 
 
 def _row(name: str, planned: Planned, now: Planned) -> list[str]:
-    step, before = step_of(planned), step_of(now)
+    step, before = planned.step, now.step
     values = (
         (step.total, before.total, ".3f"),
         (_microseconds(planned), _microseconds(now), ".4f"),
         (_gib(planned), _gib(now), ".2f"),
     )
     cells = [cell for value, old, form in values for cell in (f"{value:{form}}", _relative(value, old))]
-    return [name, *cells, bound_by(parts_of(step)).name]
+    return [name, *cells, step.longest.name]
 
 
 def _relative(value: float, old: float) -> str:

@@ -11,11 +11,11 @@ from command import run_trainer, start_trainer, write_config
 from jobs import config
 
 from apps.calibrate.timing import explain
+from planner.speeds import cpu_speeds
 from trainer.__main__ import main as trainer
 from trainer.config.root import Config
 from trainer.plan.calibration import Calibration, load_calibration, save_calibration
-from trainer.plan.ranks import ranks_to_plan_for
-from trainer.plan.search.speeds import cpu_speeds
+from trainer.plan.topology import topology_to_plan_for
 
 # Lookups so large that no noise hides them in the time of a call.
 SMALL = ["--batch-size", 8192, "--table-mib", 4, "--exchange-mib", 1, "--repeats", 9]
@@ -79,7 +79,7 @@ def test_plans_count_with_the_speeds_of_the_file(tmp_path, calibration):
     save_calibration(calibration, str(tmp_path / "host.toml"))
     assert load_calibration(str(tmp_path / "host.toml"), "cpu") == calibration
     settings = Config.model_validate(config(tmp_path, planner__calibration=str(tmp_path / "host.toml")))
-    ranks = ranks_to_plan_for(settings.data, settings.planner, settings.comms, settings.train, 4, 4, "cpu")
+    ranks = topology_to_plan_for(settings.data, settings.planner, settings.comms, settings.train, 4, 4, "cpu")
     assert ranks.speeds == calibration.speeds
     assert ranks.speeds_source == "measured on alpha (a processor), 2026-01-31"
 

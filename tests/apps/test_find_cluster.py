@@ -9,12 +9,11 @@ import torch
 from plan_command import planned, refused, write_tables
 
 from apps.plan.find import QUICK_TRIES
+from planner.hardware import HOSTS
 from trainer.commands import read_command
 from trainer.plan.cluster import parse_cluster
-from trainer.plan.hardware import HOSTS
-from trainer.plan.loads import step_of
-from trainer.plan.planned import plan_on
 from trainer.plan.prices import SHIPPED
+from trainer.plan.problem import plan_on
 from trainer.training.sharded_model import build_unsharded_model
 
 pytestmark = pytest.mark.slow
@@ -59,7 +58,7 @@ def brute_force(config, hosts):
             if batch % (ranks := nodes * max(1, HOSTS[name].gpus)) == 0:
                 planned = plan_on(model, config, parse_cluster(f"{name}:{nodes}"), QUICK_TRIES)
                 if planned.fits:
-                    found.append((f"{name}:{nodes}", ranks, nodes * price, step_of(planned).total))
+                    found.append((f"{name}:{nodes}", ranks, nodes * price, planned.step.total))
     return found
 
 

@@ -9,8 +9,8 @@ import pytest
 from plan_command import planned, refused, write_tables
 from torchx.specs.finder import get_component
 
+from planner.rank_memory import ON_GPU
 from trainer.commands import read_command
-from trainer.plan.memory_model import ON_GPU
 
 GIB = 2**30
 ROWS = {"s0": 40_000_000, "s1": 5_000_000, "s2": 5_000_000, "s3": 900_000, "s4": 1_000, "s5": 10}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from trainer.plan.memory import GIB, host_memory_bytes
+from planner.hardware import GIB
+from trainer.plan.memory import host_memory_bytes
 
 MACHINE = 64 * GIB
 

@@ -5,19 +5,20 @@ from contextlib import contextmanager
 import pytest
 from command import run_trainer, write_config
 from jobs import config
-from test_planner import planned
+from test_make_plan import planned
 from torch.profiler import ProfilerActivity, profile
 
+from planner.hardware import GIB
+from planner.rank_memory import ON_CPU
 from trainer.config.root import Config
 from trainer.core.distributed import process_group
 from trainer.core.errors import InputError
 from trainer.core.local_shards import local_shards_of
 from trainer.optim.averages import Averages
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
-from trainer.plan.memory import GIB
-from trainer.plan.memory_model import BYTES_TO_INITIALIZE, ON_CPU
-from trainer.plan.plan_file import shards_of, table_plans
-from trainer.plan.storage import average_bytes, state_bytes
+from trainer.plan.dense_part import BYTES_TO_INITIALIZE
+from trainer.plan.sharding_plan import shards_of, table_plans
+from trainer.plan.torchrec_planner import average_bytes, state_bytes
 from trainer.training.sharded_model import build_sharded_model
 
 TABLES = 6

@@ -12,13 +12,11 @@ from jobs import config
 from plan_command import planned
 
 from benchmarks.published import PAGE, error, fit, forecast, published, render
+from planner.hardware import HOSTS
+from planner.systems import ACHIEVED, SYSTEMS
 from trainer.config.root import Config
-from trainer.plan.activations import dense_work
 from trainer.plan.cluster import parse_cluster
-from trainer.plan.hardware import HOSTS
-from trainer.plan.loads import step_of, step_of_others
-from trainer.plan.planned import plan_on
-from trainer.plan.search.systems import ACHIEVED, SYSTEMS
+from trainer.plan.problem import plan_on
 from trainer.training.sharded_model import build_unsharded_model
 
 AIMED_AT = 0.15
@@ -129,7 +127,7 @@ def by_hand(plan, precision, system):
     products += sum(6 * local * a * b for a, b in itertools.pairwise(over)) + 6 * local * 5 * 5 * 64
     weights = sum((a + 1) * b for a, b in [*itertools.pairwise(layers), *itertools.pairwise(over)])
     ring = 2 * 4 * weights * (ranks - 1) / ranks / min(link, network * ranks / hosts if hosts > 1 else np.inf)
-    moved = dense_work(plan.config, ranks).bytes / memory
+    moved = plan.problem.dense.work.bytes / memory
     dense, more = {
         "hugectr": (max(products / rate, ring), 0.7e-3),
         "torchrec": (products / rate + moved + ring, 7.1e-3),
@@ -143,8 +141,8 @@ def by_hand(plan, precision, system):
 @pytest.mark.parametrize("on", ["h100:1", "a100:4"])
 def test_a_forecast_is_the_sum_of_what_data_sheets_and_constants_say(on, precision, system):
     plan = planned_on(on, precision, system)
-    assert step_of(plan).total == pytest.approx(by_hand(plan, precision, system), rel=1e-9)
-    (other,) = step_of_others(plan).values()
+    assert plan.step.total == pytest.approx(by_hand(plan, precision, system), rel=1e-9)
+    (other,) = plan.step_of_others.values()
     assert other.total == pytest.approx(
         by_hand(plan, precision, {"torchrec": "hugectr"}.get(system, "torchrec")), rel=1e-9
     )
@@ -154,7 +152,7 @@ def test_products_take_the_rate_of_their_precision():
     """H100: 67, 494.5, 989.5 and 989.5 * 10^12 operations a second; the dense part has a batch that keeps it busy."""
     ways = {"fp32": {}, "tf32": {"train__tf32": True}, "bf16": {}, "fp16": {}}
     dense = {
-        name: step_of(planned_on("h100:1", name.replace("tf32", "fp32"), "hugectr", **more)).dense
+        name: planned_on("h100:1", name.replace("tf32", "fp32"), "hugectr", **more).step.dense
         for name, more in ways.items()
     }
     for name, times in {"tf32": 494.5 / 67, "bf16": 989.5 / 67, "fp16": 989.5 / 67}.items():

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from trainer.plan.search.options import KINDS
-from trainer.plan.search.problem import Ranks, Table
+from planner.options import KINDS
+from planner.problem import Table, Topology
 
 
 def random_tables(number, seed, **changes):
@@ -32,10 +32,10 @@ def random_tables(number, seed, **changes):
     ]
 
 
-def ranks_of(number, per_host, **changes):
-    """Returns ranks with the figures of an H100, or of its host's memory where on_gpu is false."""
+def topology_of(ranks, per_host, **changes):
+    """Returns a topology with the figures of an H100, or of its host's memory where on_gpu is false."""
     fields = {
-        "number": number,
+        "ranks": ranks,
         "per_host": per_host,
         "on_gpu": True,
         "gpu_bytes": 2**36 if changes.get("on_gpu", True) else 0,
@@ -47,10 +47,10 @@ def ranks_of(number, per_host, **changes):
         "inter_bandwidth": 5e7,
         "batch_size": 1024,
     }
-    return Ranks(**fields | changes)
+    return Topology(**fields | changes)
 
 
-def gpus(number, per_host=8, gib=60.0, host_gib=200.0, **changes):
-    """Returns ranks of GPUs with so much memory each, and on their host."""
+def gpus(ranks, per_host=8, gib=60.0, host_gib=200.0, **changes):
+    """Returns a topology of GPUs with so much memory each, and on their host."""
     memory = {"gpu_bytes": int(gib * 2**30), "host_bytes": int(host_gib * 2**30)}
-    return ranks_of(number, per_host, **memory | changes)
+    return topology_of(ranks, per_host, **memory | changes)

@@ -6,16 +6,6 @@ import pydantic
 
 from trainer.core.section import MayChange, Section
 
-# The values of TorchRec's ShardingType, which cannot be imported without torch.
-SHARDING_TYPES = (
-    "data_parallel",
-    "table_wise",
-    "row_wise",
-    "column_wise",
-    "table_row_wise",
-    "table_column_wise",
-    "grid_shard",
-)
 GibiBytes = Annotated[float, pydantic.Field(gt=0, le=1e9)]
 Precision = Literal["fp32", "fp16", "bf16", "int8"]
 

@@ -2,11 +2,12 @@
 
 from torchrec.distributed.types import ShardingPlan
 
-from trainer.config.plan import SHARDING_TYPES, PlannerConfig, TablePlan
+from planner.problem import SHARDING_TYPES
+from trainer.config.plan import PlannerConfig, TablePlan
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.optim.table_optimizers import REPLICABLE, is_replicable
-from trainer.plan.plan_file import shards_of, table_plans
+from trainer.plan.sharding_plan import shards_of, table_plans
 
 # TorchRec's data_parallel of sequences fails on a CPU, and it has none of the others.
 OF_SEQUENCES = ("table_wise", "row_wise", "column_wise")

@@ -6,10 +6,10 @@ from typing import Literal
 import pydantic
 import tomli_w
 
+from planner.speeds import Speeds
 from trainer.core.errors import InputError
 from trainer.core.section import explain
 from trainer.core.storage import named, read_text, write_file
-from trainer.plan.search.speeds import Speeds
 
 VERSION = 2
 EARLIER = (1,)  # one speed stood for all of the dense part

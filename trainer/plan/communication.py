@@ -12,7 +12,7 @@ from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes
-from trainer.plan.plan_file import shards_of, table_plans
+from trainer.plan.sharding_plan import shards_of, table_plans
 
 INT8_BLOCK = 32  # values that share a scale and an offset, for which another 8 bytes are sent
 BYTES_PER_VALUE: dict[str, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1 + 8 / INT8_BLOCK}

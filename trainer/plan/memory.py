@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from planner.hardware import GIB
 from trainer.core.errors import InputError
 
-GIB = 1024**3
 LARGEST = 3  # tables that a message names
 
 
@@ -41,14 +41,6 @@ def _limits(groups: Path, hierarchy: Path) -> Iterator[int]:
         for folder in (group, *group.parents):
             with suppress(OSError, ValueError):  # not there, or "max"
                 yield int((folder / name).read_text())
-
-
-def in_words(size: float) -> str:
-    """Returns a number of bytes with the unit that suits it."""
-    for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size / 2**10:.3g} KiB"
 
 
 def table_bytes(shape: Sequence[int], value_bytes: int) -> int:

@@ -13,12 +13,13 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleShardingPlan, ParameterSharding, ShardingPlan
 
+from planner.planned_table import PlannedTable
 from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.section import explain
 from trainer.core.storage import named, read_text
 from trainer.models.embeddings import name_in_model, table_of_name
-from trainer.plan.sharding_plan import PlannedTable
+from trainer.plan.sharding_plan import even_table, parameter_sharding, shards_of, table_plans
 
 Shapes = dict[str, tuple[int, int]]
 
@@ -66,21 +67,6 @@ class EvenPlan(pydantic.BaseModel):
     modules: dict[str, dict[str, EvenTable]]
 
 
-def table_plans(plan: ShardingPlan) -> dict[str, ParameterSharding]:
-    """Returns the placement of every table by its name."""
-    return {
-        table_of_name(name): sharding
-        for module in plan.plan.values()
-        if isinstance(module, EmbeddingModuleShardingPlan)
-        for name, sharding in module.items()
-    }
-
-
-def shards_of(table: ParameterSharding) -> list[ShardMetadata]:
-    """Returns the shards of a table; none if every rank holds it whole."""
-    return table.sharding_spec.shards if table.sharding_spec else []  # pyrefly: ignore[missing-attribute]
-
-
 def plan_to_json(plan: ShardingPlan, shapes: Shapes, world_size: int) -> dict[str, Any]:
     """Returns the content of plan.json.
 
@@ -103,20 +89,6 @@ def plan_to_json(plan: ShardingPlan, shapes: Shapes, world_size: int) -> dict[st
             if isinstance(module, EmbeddingModuleShardingPlan)
         },
     }
-
-
-def even_table(table: ParameterSharding, shape: tuple[int, int]) -> PlannedTable:
-    """Returns what decides the shards of a table, if they are even."""
-    shards = shards_of(table)
-    return PlannedTable(
-        rows=shape[0],
-        columns=shape[1],
-        kind=table.sharding_type,
-        kernel=table.compute_kernel,
-        shard_columns=shards[0].shard_sizes[1] if shards else shape[1],
-        ranks=table.ranks or [],
-        cached=table.cache_params.load_factor if table.cache_params else None,
-    )
 
 
 def _is_even(table: ParameterSharding, shape: tuple[int, int]) -> bool:
@@ -221,7 +193,7 @@ def _sharding(
             f"planner.plan is '{url}', where table '{name}' has {plural(len(planned.ranks), 'shard')} of "
             f"{table.shard_columns} columns, which do not make up {table.columns} columns; plan anew"
         )
-    return planned.sharding(device_type, local_world_size)
+    return parameter_sharding(planned, device_type, local_world_size)
 
 
 def _range(part: str) -> range:
@@ -255,8 +227,3 @@ def _uneven_rows(table: ParameterSharding, rows: int) -> list[int]:
     starts = [shard.shard_offsets[0] for shard in shards_of(table) if shard.shard_offsets[1] == 0]
     block = -(-rows // len(starts)) if starts else 0
     return [] if starts == [min(part * block, rows) for part in range(len(starts))] else starts
-
-
-def replicated_tables(plan: ShardingPlan) -> list[str]:
-    """Returns the tables that every rank holds whole."""
-    return [name for name, table in table_plans(plan).items() if table.sharding_type == "data_parallel"]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pydantic
 
+from planner.hardware import HOSTS
 from trainer.core.errors import InputError, nearest
 from trainer.core.section import Section, validate
 from trainer.core.storage import named, read_text
-from trainer.plan.hardware import HOSTS
 
 SHIPPED = Path(__file__).parent / "prices.toml"
 

@@ -6,7 +6,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from trainer.models.embeddings import table_shapes, value_bytes
 from trainer.plan.memory import table_bytes
-from trainer.plan.plan_file import shards_of, table_plans
+from trainer.plan.sharding_plan import shards_of, table_plans
 
 
 def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:

@@ -13,7 +13,8 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from trainer.config.plan import SHARDING_TYPES, CommsConfig
+from planner.problem import SHARDING_TYPES
+from trainer.config.plan import CommsConfig
 from trainer.core.distributed import DistributedContext, limit_collectives
 from trainer.models.embeddings import table_of_weight, table_shapes, value_bytes
 from trainer.models.table_init import initialize_tables

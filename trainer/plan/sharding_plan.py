@@ -1,9 +1,8 @@
-"""TorchRec's form of a plan, made from the little that decides it: type, kernel, columns of a shard, ranks."""
+"""Sharding plans as TorchRec has them: made from what the planner chose, and read back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
+import numpy as np
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
@@ -11,71 +10,21 @@ from torchrec.distributed.planner.utils import placement
 from torchrec.distributed.types import CacheParams, EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from trainer.models.embeddings import name_in_model, table_of_weight
-from trainer.plan.search.options import CACHED, KERNELS, KINDS
-from trainer.plan.search.problem import Table
-from trainer.plan.search.solve import Solution
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedTable:
-    """The placement of a table.
-
-    Attributes:
-        rows: Rows of the table.
-        columns: Its columns.
-        kind: Its sharding type.
-        kernel: Its compute kernel.
-        shard_columns: Columns of a shard.
-        ranks: The rank of each shard: all row shards of the first columns, then those of the next.
-        cached: Part of the rows that is cached on the GPU; unset for kernels without a cache.
-    """
-
-    rows: int
-    columns: int
-    kind: str
-    kernel: str
-    shard_columns: int
-    ranks: Sequence[int]
-    cached: float | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the shards make up the table."""
-        pieces, left = divmod(self.columns, self.shard_columns)
-        return not left and len(self.ranks) % pieces == 0
-
-    def sharding(self, device_type: str, local_world_size: int) -> ParameterSharding:
-        """Returns the placement as TorchRec has it, every shard spelled out."""
-        spec = None
-        if self.kind != "data_parallel":
-            shards = [
-                ShardMetadata(offset, size, placement(device_type, rank, local_world_size))
-                for (offset, size), rank in zip(self.blocks(), self.ranks, strict=True)
-            ]
-            spec = EnumerableShardingSpec(shards)
-        cache = CacheParams(load_factor=self.cached) if self.cached else None
-        return ParameterSharding(self.kind, self.kernel, list(self.ranks), spec, cache_params=cache)
-
-    def blocks(self) -> list[tuple[list[int], list[int]]]:
-        """Returns offset and size of every shard; the last ones of the rows may be short, or empty."""
-        pieces = self.columns // self.shard_columns
-        parts = len(self.ranks) // pieces
-        block = -(-self.rows // parts)
-        starts = [min(part * block, self.rows) for part in range(parts + 1)]
-        return [
-            ([start, column], [stop - start, self.shard_columns])
-            for column in range(0, self.columns, self.shard_columns)
-            for start, stop in pairwise(starts)
-        ]
+from planner.plan import Problem
+from planner.planned_table import PlannedTable, planned_table
+from planner.problem import Table
+from planner.rank_memory import RankMemory, Shards, join_shards, shards_of_table
+from planner.solve import Solution
+from planner.step_time import StepTime, step_time
+from trainer.models.embeddings import name_in_model, table_of_name, table_of_weight
 
 
 def to_sharding_plan(solution: Solution, tables: Sequence[Table], model: nn.Module) -> ShardingPlan:
     """Returns a solution as TorchRec's plan of a model."""
-    ranks = solution.placement.ranks
-    device_type = "cuda" if ranks.on_gpu else "cpu"
+    topology = solution.placement.topology
+    device_type = "cuda" if topology.on_gpu else "cpu"
     planned = {
-        table.name: planned_table(solution, number, table).sharding(device_type, ranks.per_host)
+        table.name: parameter_sharding(planned_table(solution, number, table), device_type, topology.per_host)
         for number, table in enumerate(tables)
     }
     modules = {}
@@ -86,16 +35,73 @@ def to_sharding_plan(solution: Solution, tables: Sequence[Table], model: nn.Modu
     return ShardingPlan({path: plan for path, plan in modules.items() if plan})
 
 
-def planned_table(solution: Solution, number: int, table: Table) -> PlannedTable:
-    """Returns the placement of a table in a solution."""
-    options, option = solution.placement.rated.options, solution.placement.option[number]
-    kernel = int(options.kernel[option])
+def parameter_sharding(table: PlannedTable, device_type: str, local_world_size: int) -> ParameterSharding:
+    """Returns the placement of a table, every shard spelled out."""
+    spec = None
+    if table.kind != "data_parallel":
+        shards = [
+            ShardMetadata(offset, size, placement(device_type, rank, local_world_size))
+            for (offset, size), rank in zip(table.blocks(), table.ranks, strict=True)
+        ]
+        spec = EnumerableShardingSpec(shards)
+    cache = CacheParams(load_factor=table.cached) if table.cached else None
+    return ParameterSharding(table.kind, table.kernel, list(table.ranks), spec, cache_params=cache)
+
+
+def table_plans(plan: ShardingPlan) -> dict[str, ParameterSharding]:
+    """Returns the placement of every table by its name."""
+    return {
+        table_of_name(name): sharding
+        for module in plan.plan.values()
+        if isinstance(module, EmbeddingModuleShardingPlan)
+        for name, sharding in module.items()
+    }
+
+
+def shards_of(table: ParameterSharding) -> list[ShardMetadata]:
+    """Returns the shards of a table; none if every rank holds it whole."""
+    return table.sharding_spec.shards if table.sharding_spec else []  # pyrefly: ignore[missing-attribute]
+
+
+def replicated_tables(plan: ShardingPlan) -> list[str]:
+    """Returns the tables that every rank holds whole."""
+    return [name for name, table in table_plans(plan).items() if table.sharding_type == "data_parallel"]
+
+
+def even_table(table: ParameterSharding, shape: tuple[int, int]) -> PlannedTable:
+    """Returns what decides the shards of a table, if they are even."""
+    shards = shards_of(table)
     return PlannedTable(
-        rows=table.rows,
-        columns=table.columns,
-        kind=KINDS[options.kind[option]],
-        kernel=KERNELS[kernel],
-        shard_columns=int(options.columns[option]),
-        ranks=solution.placement.where[number].tolist(),
-        cached=float(options.cached[option]) if kernel == CACHED else None,
+        rows=shape[0],
+        columns=shape[1],
+        kind=table.sharding_type,
+        kernel=table.compute_kernel,
+        shard_columns=shards[0].shard_sizes[1] if shards else shape[1],
+        ranks=table.ranks or [],
+        cached=table.cache_params.load_factor if table.cache_params else None,
     )
+
+
+def time_of_plan(plan: ShardingPlan, problem: Problem) -> StepTime:
+    """Returns the time of a step under a plan, however the plan was made."""
+    plans = table_plans(plan)
+    planned = [even_table(plans[table.name], (table.rows, table.columns)) for table in problem.tables]
+    return step_time(planned, problem.tables, problem.topology, problem.work)
+
+
+def memory_of_plan(plan: ShardingPlan, problem: Problem) -> RankMemory:
+    """Returns the memory of each rank under a plan, however the plan was made."""
+    return problem.memory_of(shards_in_plan(plan, problem.tables, problem.topology.ranks))
+
+
+def shards_in_plan(plan: ShardingPlan, tables: Sequence[Table], world_size: int) -> Shards:
+    """Returns all shards of a plan, which need not be even, as the planner counts them."""
+    placed, found = table_plans(plan), []
+    for number, table in enumerate(tables):
+        one = placed[table.name]
+        cached = one.cache_params.load_factor if one.cache_params else None
+        sizes = [shard.shard_sizes for shard in shards_of(one)] or [[table.rows, table.columns]] * world_size
+        where = [shard.placement.rank() for shard in shards_of(one)] or [*range(world_size)]  # pyrefly: ignore
+        rows, columns = np.array(sizes).T
+        found.append(shards_of_table(number, one.sharding_type, one.compute_kernel, columns, cached, rows, where))
+    return join_shards(found)

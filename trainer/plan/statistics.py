@@ -5,12 +5,12 @@ from typing import Literal
 
 import pydantic
 
+from planner.skew import ids_behind
 from trainer.config.features import SparseFeature
 from trainer.config.root import Config
 from trainer.core.errors import InputError, nearest
 from trainer.core.section import explain
 from trainer.core.storage import named, read_text
-from trainer.plan.search.skew import ids_behind
 
 
 class FeatureStatistics(pydantic.BaseModel):

@@ -2,19 +2,20 @@
 
 from torch import nn
 
+from planner.options import KERNELS, KINDS, LANES, OF_COLUMNS, has_options
+from planner.plan import Problem
+from planner.problem import SHARDING_TYPES, Table, Zipf
+from planner.shard_memory import FLOAT
+from planner.torchrec_memory import STATE_BYTES
 from trainer.config.data import DataConfig
 from trainer.config.optim import OptimizerConfig
-from trainer.config.plan import SHARDING_TYPES, PlannerConfig, TablePlan
+from trainer.config.plan import PlannerConfig, TablePlan
 from trainer.config.root import Config
 from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes, value_bytes
 from trainer.optim.table_kernels import has_plain_update
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
-from trainer.plan.search.options import KERNELS, KINDS, LANES, OF_COLUMNS, has_options
-from trainer.plan.search.problem import Ranks, Table, Zipf
-from trainer.plan.search.shard_memory import FLOAT
-from trainer.plan.storage import STATE_BYTES
 
 # A lookup of fewer columns takes as long as one of 32, so narrower shards only add lookups.
 LEAST_COLUMNS = 32
@@ -88,18 +89,18 @@ def _kernels(table: str, optimizer: OptimizerConfig, planner: PlannerConfig, is_
     return [kernel for kernel in KERNELS if kernel != "fused_uvm_caching"] if optimizer.ema.tables or is_managed else []
 
 
-def check_options(tables: list[Table], ranks: Ranks) -> None:
+def check_options(problem: Problem) -> None:
     """Refuses tables that cannot be sharded as allowed.
 
     Raises:
         InputError: The message names the table and what to do.
     """
-    for table in tables:
-        if has_options(table, ranks):
+    for table in problem.tables:
+        if has_options(table, problem.topology):
             continue
         if table.columns % LANES:
             raise odd_columns(table.name, table.columns)
-        raise no_option(table.name, "cuda" if ranks.on_gpu else "cpu")
+        raise no_option(table.name, problem.cluster.device_type)
 
 
 def odd_columns(table: str, columns: int) -> InputError:

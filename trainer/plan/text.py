@@ -5,16 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 from tabulate import tabulate
 
+from planner.hardware import GIB, Cluster
+from planner.planned import Planned, Shortage
+from planner.problem import Topology
+from planner.reasons import alternatives, memory_gib, named_option, step_milliseconds, takes
+from planner.step_time import StepTime
 from trainer.core.console import plural
-from trainer.plan.cluster import Cluster
-from trainer.plan.fitting import takes
-from trainer.plan.loads import bound_by, memory_of_ranks, parts_of, step_of, step_of_others
-from trainer.plan.memory import GIB
 from trainer.plan.plan_file import ranges
-from trainer.plan.planned import Planned, Shortage
-from trainer.plan.reasons import alternatives, memory_gib, named_option, step_milliseconds
-from trainer.plan.search.problem import Ranks
-from trainer.plan.step_time import StepTime
 
 
 def named_cluster(cluster: Cluster) -> str:
@@ -26,8 +23,8 @@ def named_cluster(cluster: Cluster) -> str:
 def shortage(planned: Planned) -> str:
     """Returns by how much a plan does not fit, and what takes memory beside its tables."""
     assert isinstance(planned.solution, Shortage)
-    times, ranks = planned.solution.times, planned.ranks
-    there = " and ".join(f"{size / GIB:.4g} GiB of {where} memory" for where, size in _memory_of_a_rank(ranks))
+    times, topology = planned.solution.times, planned.topology
+    there = " and ".join(f"{size / GIB:.4g} GiB of {where} memory" for where, size in _memory_of_a_rank(topology))
     if times <= 1:
         return f"all ranks together may hold the tables, but no placement of their shards was found in {there} each"
     if np.isinf(times):
@@ -38,10 +35,10 @@ def shortage(planned: Planned) -> str:
     )
 
 
-def _memory_of_a_rank(ranks: Ranks) -> Iterator[tuple[str, int]]:
-    if ranks.on_gpu:
-        yield "GPU", ranks.gpu_bytes
-    yield "host", ranks.host_bytes
+def _memory_of_a_rank(topology: Topology) -> Iterator[tuple[str, int]]:
+    if topology.on_gpu:
+        yield "GPU", topology.gpu_bytes
+    yield "host", topology.host_bytes
 
 
 def render(planned: Planned) -> str:
@@ -57,9 +54,9 @@ def _summary(planned: Planned) -> str:
 
 def summary(planned: Planned) -> dict[str, str]:
     """Returns what a plan that fits comes to, line by line."""
-    step, found = step_of(planned), planned.found
-    parts, cost = parts_of(step), found.placement.cost
-    longest = bound_by(parts)
+    step, found = planned.step, planned.found
+    cost = found.placement.cost
+    longest = step.longest
     lines = {
         "fits": fits(planned),
         "step": _speed(planned, step),
@@ -68,28 +65,28 @@ def summary(planned: Planned) -> dict[str, str]:
         "memory": price_of_memory(planned),
         "figures": step.source,
     }
-    for system, other in step_of_others(planned).items():
+    for system, other in planned.step_of_others.items():
         lines["other"] = f"{_speed(planned, other)}, for {system.assumption}"
     return lines
 
 
 def _speed(planned: Planned, step: StepTime) -> str:
-    about = "about" if planned.ranks.system else "at most"
+    about = "about" if planned.topology.system else "at most"
     return f"{step.total:.3g} ms, so {about} {samples_per_second(planned, step.total):,.0f} samples/s"
 
 
 def samples_per_second(planned: Planned, milliseconds: float) -> float:
     """Returns how many samples are trained on in a second."""
-    return planned.config.data.global_batch_size / milliseconds * 1000
+    return planned.samples / milliseconds * 1000
 
 
 def fits(planned: Planned) -> str:
     """Returns whether a plan fits, and how much the fullest rank takes of the memory that it has."""
     used, usable = planned.fullest, planned.problem.usable
-    kinds = 2 if planned.ranks.on_gpu else 1
+    kinds = 2 if planned.topology.on_gpu else 1
     parts = [
         f"{most / GIB:.3g} of {there / GIB:.4g} GiB of {where} memory ({most / there:.0%})"
-        for (where, there), most in zip(_memory_of_a_rank(planned.ranks), used[-kinds:], strict=True)
+        for (where, there), most in zip(_memory_of_a_rank(planned.topology), used[-kinds:], strict=True)
         if most or where == "GPU"
     ]
     answer = "yes" if (used <= usable).all() else "no"
@@ -109,17 +106,17 @@ def price_of_memory(planned: Planned) -> str:
 
 
 def _step(planned: Planned) -> str:
-    step = step_of(planned)
-    rows = [[part.name, part.slowest, part.mean, f"{part.slowest / step.total:.0%}"] for part in parts_of(step)]
+    step = planned.step
+    rows = [[part.name, part.slowest, part.mean, f"{part.slowest / step.total:.0%}"] for part in step.parts]
     return tabulate(rows, ["ms of a step", "slowest rank", "mean", "share"], floatfmt=",.3f")
 
 
 def _memory(planned: Planned) -> str:
-    kinds, there = memory_of_ranks(planned), dict(_memory_of_a_rank(planned.ranks))
+    kinds, there = planned.memory_by_kind, dict(_memory_of_a_rank(planned.topology))
     rows = []
     for where, size in there.items():
         parts = {kind: of_ranks for kind, of_ranks in kinds.items() if kind.startswith(where)}
-        total = sum(parts.values(), np.zeros(planned.ranks.number))
+        total = sum(parts.values(), np.zeros(planned.topology.ranks))
         fullest = int(total.argmax())
         of_all = {f"{where}: all, of {size / GIB:.4g}": total} if parts else {}
         for kind, of_ranks in (parts | of_all).items():
@@ -137,7 +134,7 @@ def _tables(planned: Planned) -> str:
         gpu, host = memory_gib(found, option)
         memory, milliseconds = f"{gpu + host:.3f}", f"{step_milliseconds(found, option):.4f}"
         shape = f"{table.rows:,} x {table.columns}"
-        ranks = where_is(placement.where[number], planned.ranks.number)
+        ranks = where_is(placement.where[number], planned.topology.ranks)
         rows.append([table.name, shape, named_option(found, option), ranks, memory, milliseconds, why])
     headers = ["table", "shape", "placement", "ranks", "GiB", "ms", "instead of"]
     note = "GiB and ms of each table are means over the ranks; the dearest come first."

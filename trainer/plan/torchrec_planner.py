@@ -1,11 +1,16 @@
 """TorchRec's planner, for comparison: planner.engine = "torchrec"."""
 
 import re
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
+from torchrec.distributed.planner.shard_estimators import (
+    EmbeddingPerfEstimator,
+    EmbeddingStorageEstimator,
+    _get_optimizer_multipler,
+)
 from torchrec.distributed.planner.stats import NoopEmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
@@ -13,23 +18,26 @@ from torchrec.distributed.planner.types import (
     KernelConfig,
     PlannerError,
     PlannerErrorType,
-    Topology,
+    ShardingOption,
     TopologyFactory,
     TrainerConfig,
 )
+from torchrec.distributed.planner.types import Topology as TorchrecTopology
 from torchrec.distributed.types import ShardingPlan
 
+from planner.options import LANES
+from planner.problem import Topology
+from planner.solve import NothingFits
+from planner.torchrec_memory import STATE_BYTES
 from trainer.config.data import DataConfig
+from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import PlannerConfig, TablePlan
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.embeddings import name_in_model, table_of_name
-from trainer.plan.plan_file import shards_of, table_plans
-from trainer.plan.search.options import LANES
-from trainer.plan.search.problem import Ranks
-from trainer.plan.search.solve import NothingFits
+from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
 from trainer.plan.sharding import sharders
-from trainer.plan.storage import StorageEstimator
+from trainer.plan.sharding_plan import shards_of, table_plans
 from trainer.plan.tables import kinds_of, no_option, odd_columns
 
 # The message, a plain RuntimeError, where a table's kernels and sharding types leave nothing to choose from.
@@ -41,7 +49,7 @@ NO_OPTION = re.compile(
 KERNELS = ["fused", "dense"]
 
 
-def torchrec_plan(model: nn.Module, config: Config, planner: PlannerConfig, ranks: Ranks) -> ShardingPlan:
+def torchrec_plan(model: nn.Module, config: Config, planner: PlannerConfig, topology: Topology) -> ShardingPlan:
     """Returns the plan of TorchRec's planner.
 
     Raises:
@@ -49,7 +57,7 @@ def torchrec_plan(model: nn.Module, config: Config, planner: PlannerConfig, rank
         NothingFits: It finds no plan that fits the memory.
     """
     try:
-        plan = _planner(config, planner, ranks).plan(model, sharders(config.comms))
+        plan = _planner(config, planner, topology).plan(model, sharders(config.comms))
     except PlannerError as error:
         if error.error_type in (PlannerErrorType.INSUFFICIENT_STORAGE, PlannerErrorType.PARTITION):
             raise NothingFits(is_proven=False) from error
@@ -64,16 +72,16 @@ def torchrec_plan(model: nn.Module, config: Config, planner: PlannerConfig, rank
     return plan
 
 
-def _planner(config: Config, planner: PlannerConfig, ranks: Ranks) -> EmbeddingShardingPlanner:
-    topology, constraints = topology_of(ranks), _constraints(config.data, planner)
+def _planner(config: Config, planner: PlannerConfig, topology: Topology) -> EmbeddingShardingPlanner:
+    of_torchrec, constraints = topology_of(topology), _constraints(config.data, planner)
     estimators = [
-        EmbeddingPerfEstimator(topology=topology, constraints=constraints),
-        StorageEstimator(topology, constraints, config.optimizer),
+        EmbeddingPerfEstimator(topology=of_torchrec, constraints=constraints),
+        MemoryEstimator(of_torchrec, constraints, config.optimizer),
     ]
     return EmbeddingShardingPlanner(
-        topology=topology,
-        batch_size=ranks.batch_size,
-        enumerator=EmbeddingEnumerator(topology, ranks.batch_size, constraints, estimators),
+        topology=of_torchrec,
+        batch_size=topology.batch_size,
+        enumerator=EmbeddingEnumerator(of_torchrec, topology.batch_size, constraints, estimators),
         constraints=constraints,
         storage_reservation=FixedPercentageStorageReservation(0.0),  # the reserved part is left out already
         stats=NoopEmbeddingStats(),  # `render_plan` prints less: TorchRec's tables take hundreds of lines
@@ -81,21 +89,21 @@ def _planner(config: Config, planner: PlannerConfig, ranks: Ranks) -> EmbeddingS
     )
 
 
-def topology_of(ranks: Ranks) -> Topology:
+def topology_of(topology: Topology) -> TorchrecTopology:
     """Returns the ranks as TorchRec has them."""
     return TopologyFactory.create_topology(
-        TrainerConfig(world_size=ranks.number, local_world_size=ranks.per_host),
+        TrainerConfig(world_size=topology.ranks, local_world_size=topology.per_host),
         HardwareConfig(
-            hbm_cap_bytes=ranks.gpu_bytes or None,
-            ddr_cap_bytes=ranks.host_bytes,  # TorchRec detects none, and assumes 128 GB for each rank
-            hbm_mem_bw=ranks.gpu_bandwidth,
-            ddr_mem_bw=ranks.host_bandwidth,
-            hbm_to_ddr_mem_bw=ranks.pcie_bandwidth,
-            intra_host_bw=ranks.intra_bandwidth,
-            inter_host_bw=ranks.inter_bandwidth,
+            hbm_cap_bytes=topology.gpu_bytes or None,
+            ddr_cap_bytes=topology.host_bytes,  # TorchRec detects none, and assumes 128 GB for each rank
+            hbm_mem_bw=topology.gpu_bandwidth,
+            ddr_mem_bw=topology.host_bandwidth,
+            hbm_to_ddr_mem_bw=topology.pcie_bandwidth,
+            intra_host_bw=topology.intra_bandwidth,
+            inter_host_bw=topology.inter_bandwidth,
         ),
         # Without the flag, the bandwidths of HardwareConfig are ignored.
-        KernelConfig(compute_device="cuda" if ranks.on_gpu else "cpu", use_hardware_based_bandwidth=True),
+        KernelConfig(compute_device="cuda" if topology.on_gpu else "cpu", use_hardware_based_bandwidth=True),
     )
 
 
@@ -116,3 +124,75 @@ def _check_columns(plan: ShardingPlan) -> None:
         for columns in {shard.shard_sizes[1] for shard in shards_of(table)}:
             if columns % LANES:
                 raise odd_columns(name, columns)
+
+
+class MemoryEstimator(EmbeddingStorageEstimator):
+    """TorchRec's estimate of a shard's memory, with optimizer state and averages as they are allocated.
+
+    TorchRec knows no averages, counts one value of state for each weight of LAMB, which has two, and takes row-wise
+    state for a part of the table, though every column shard has one of its own.
+
+    Args:
+        topology: The ranks.
+        constraints: TorchRec's constraints of the tables.
+        optimizer: The optimizers and averages.
+    """
+
+    def __init__(self, topology: TorchrecTopology, constraints: dict[str, Any], optimizer: OptimizerConfig) -> None:
+        super().__init__(topology=topology, constraints=constraints)
+        self._on_gpu, self._optimizer = topology.compute_device == "cuda", optimizer
+
+    def estimate(self, sharding_options: list[ShardingOption], *args: Any, **kwargs: Any) -> None:
+        """Sets the memory of every shard of every option."""
+        super().estimate(sharding_options, *args, **kwargs)
+        for option in sharding_options:
+            for shard in option.shards:
+                self._count_beside(option, shard)
+
+    def _count_beside(self, option: ShardingOption, shard: Any) -> None:
+        rows, columns = shard.size
+        state = state_bytes(rows, columns, table_of_name(option.name), self._optimizer)
+        state -= _counted_by_torchrec(option.tensor, rows * columns)
+        averages = average_bytes(rows, columns, option.tensor.element_size(), self._optimizer)
+        # State is where the table is, averages are on the device even if the table is not.
+        if self._on_gpu:
+            shard.storage.hbm += averages
+        else:
+            shard.storage.ddr += averages
+        if self._on_gpu and "uvm" not in option.compute_kernel:
+            shard.storage.hbm += state
+        else:
+            shard.storage.ddr += state
+
+
+def _counted_by_torchrec(table: Tensor, values: int) -> int:
+    optimizer = getattr(table, "_optimizer_classes", [None])[0]
+    return round(values * table.element_size() * _get_optimizer_multipler(optimizer, table.shape))
+
+
+def state_bytes(rows: int, columns: int, table: str, config: OptimizerConfig) -> int:
+    """Returns the bytes of the optimizer's state of a shard.
+
+    Args:
+        rows: Its rows.
+        columns: Its columns.
+        table: The table that it is of.
+        config: The optimizers.
+    """
+    slots = TABLE_OPTIMIZERS[config.of_table(table).name].slots
+    return STATE_BYTES * rows * sum(columns if dimensions == 2 else 1 for dimensions in slots)
+
+
+def average_bytes(rows: int, columns: int, value_bytes: int, config: OptimizerConfig) -> int:
+    """Returns the bytes of a shard's averages, and of its trained weights while the averages are in their place.
+
+    Args:
+        rows: Its rows.
+        columns: Its columns.
+        value_bytes: Bytes of each of its values.
+        config: The averages.
+    """
+    if not config.ema.tables:
+        return 0
+    aside = rows * columns * value_bytes if config.ema.evaluate else 0
+    return STATE_BYTES * rows * (columns + 1) + aside  # one value for each row: the step that it was last touched in

@@ -26,11 +26,12 @@ from trainer.optim.table_averages import check_kernels
 from trainer.optim.table_optimizers import check_table_optimizers, fuse
 from trainer.plan.allowed_types import check_types
 from trainer.plan.communication import check_comms, communication_volume
+from trainer.plan.make_plan import check_planner, make_plan
 from trainer.plan.memory import allocating
-from trainer.plan.plan_file import plan_to_json, replicated_tables
-from trainer.plan.planner import check_planner, make_plan
+from trainer.plan.plan_file import plan_to_json
 from trainer.plan.report import render_plan
 from trainer.plan.sharding import shard, sharders
+from trainer.plan.sharding_plan import replicated_tables
 from trainer.training.cut import Cut, CutSequences, CutTables, needs_cut
 from trainer.training.managed_ids import ManagedIds, check_managed
 

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.plan.exchange import sent_by_hosts
-from trainer.plan.loads import bound_by, parts_of, step_of
-from trainer.plan.memory import GIB
-from trainer.plan.planned import Planned
-from trainer.plan.reasons import step_milliseconds
+from planner.exchange import sent_by_hosts
+from planner.hardware import GIB
+from planner.planned import Planned
+from planner.reasons import step_milliseconds
 from trainer.plan.text import samples_per_second
 
 NAMED = 8  # tables with a color of their own
@@ -85,19 +84,19 @@ def number_in_words(value: float) -> str:
 
 def best_of(planned: Sequence[Planned]) -> Planned:
     """Returns the fastest plan that fits."""
-    return min((one for one in planned if one.fits), key=lambda one: step_of(one).total)
+    return min((one for one in planned if one.fits), key=lambda one: one.step.total)
 
 
 def figures_of(planned: Sequence[Planned]) -> list[Figure]:
     """Returns the figures of the fastest plan that fits, after those of all clusters where there are several."""
     best = best_of(planned)
     figures = [*(_compared(planned) if len(planned) > 1 else ()), *_ranks(best), *_parts(best)]
-    return [*figures, _between_hosts(best)] if best.ranks.hosts > 1 else figures
+    return [*figures, _between_hosts(best)] if best.topology.hosts > 1 else figures
 
 
 def _compared(planned: Sequence[Planned]) -> Iterator[Figure]:
-    fitting = sorted((one for one in planned if one.fits), key=lambda one: step_of(one).total)
-    names, times = [str(one.cluster) for one in fitting], [step_of(one).total for one in fitting]
+    fitting = sorted((one for one in planned if one.fits), key=lambda one: one.step.total)
+    names, times = [str(one.cluster) for one in fitting], [one.step.total for one in fitting]
     rates = [samples_per_second(one, time) for one, time in zip(fitting, times, strict=True)]
     yield Lying("Clusters compared", "Samples per second.", "samples/s", names, {"samples": rates})
     yield Lying("Steps of the clusters", "Milliseconds of a step.", "ms", names, {"step": times})
@@ -105,7 +104,7 @@ def _compared(planned: Sequence[Planned]) -> Iterator[Figure]:
 
 def _ranks(planned: Planned) -> Iterator[Figure]:
     placement, there = planned.found.placement, planned.problem.there[planned.problem.device]
-    where = "GPU" if planned.ranks.on_gpu else "host"
+    where = "GPU" if planned.topology.on_gpu else "host"
     yield Stacked(
         "Memory of the ranks",
         f"GiB of {where} memory at the peak; the dashed line is what there is.",
@@ -137,16 +136,16 @@ def _by_table(planned: Planned, of_shard: np.ndarray) -> dict[str, np.ndarray]:
     placement = planned.found.placement
     totals = np.column_stack([placement.rated.total_cost, placement.rated.total_memory])[placement.option]
     heaviest = np.argsort(-(totals / np.maximum(totals.sum(axis=0), 1e-30)).sum(axis=1), kind="stable")[:NAMED]
-    found = {planned.tables[one].name: np.zeros(planned.ranks.number) for one in heaviest}
-    found[REST] = np.zeros(planned.ranks.number)
+    found = {planned.tables[one].name: np.zeros(planned.topology.ranks) for one in heaviest}
+    found[REST] = np.zeros(planned.topology.ranks)
     for table, where in enumerate(placement.where):
         np.add.at(found.get(planned.tables[table].name, found[REST]), where, of_shard[table])
     return found
 
 
 def _parts(planned: Planned) -> Iterator[Figure]:
-    parts, placement = parts_of(step_of(planned)), planned.found.placement
-    remark = f"Of the slowest rank in each; the longest is {bound_by(parts).name}."
+    parts, placement = planned.step.parts, planned.found.placement
+    remark = f"Of the slowest rank in each; the longest is {planned.step.longest.name}."
     times = [part.slowest for part in parts]
     yield Lying("Parts of a step", remark, "ms", [part.name for part in parts], {"time": times})
     heaviest = np.argsort(-placement.rated.total_cost[placement.option], kind="stable")[:HEAVIEST]

@@ -5,11 +5,11 @@ from html import escape
 
 import numpy as np
 
+from planner.planned import Planned
+from planner.reasons import alternatives, memory_gib, named_option, step_milliseconds
 from trainer.plan.page.figures import Figure, best_of, figures_of
 from trainer.plan.page.svg import STYLE as BARS
 from trainer.plan.page.svg import draw_figure
-from trainer.plan.planned import Planned
-from trainer.plan.reasons import alternatives, memory_gib, named_option, step_milliseconds
 from trainer.plan.text import named_cluster, shortage, summary, where_is
 
 STYLE = """
@@ -78,7 +78,7 @@ def _row(planned: Planned, number: int) -> str:
     found, table = planned.found, planned.tables[number]
     option = int(found.placement.option[number])
     cells = [table.name, f"{table.rows:,} x {table.columns}", named_option(found, option)]
-    cells.append(where_is(found.placement.where[number], planned.ranks.number))
+    cells.append(where_is(found.placement.where[number], planned.topology.ranks))
     numbers = [f"{sum(memory_gib(found, option)):.3f}", f"{step_milliseconds(found, option):.4f}"]
     reasons = "".join(
         f"<li>{escape(other.placement)}: {other.milliseconds:.3g} ms, {sum(other.memory_gib):.3g} GiB; "

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from planner.planned import Planned
 from trainer.plan.page.figures import Figure, Lying, Stacked, best_of, colors_of, figures_of, has_key, number_in_words
-from trainer.plan.planned import Planned
 from trainer.plan.text import named_cluster, shortage, summary
 
 INK, FAINT, LIMIT = "#1d2228", "#5b6570", "#cc0000"
@@ -28,7 +28,7 @@ LETTERS = 150  # of a line of words
 def draw_image(planned: Sequence[Planned]) -> bytes:
     """Returns an image of the fastest plan that fits, and of all clusters beside each other where there are several."""
     best = best_of(planned)
-    width = 2 * MARGIN + max(PLOT, best.ranks.number)
+    width = 2 * MARGIN + max(PLOT, best.topology.ranks)
     facts = [named_cluster(best.cluster), *(f"{name}: {line}" for name, line in summary(best).items())]
     facts += [f"{one.cluster} does not fit: {shortage(one)}" for one in planned if not one.fits]
     drawn = [

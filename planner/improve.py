@@ -1,0 +1,157 @@
+"""Improvement of a placement: ranks above a target give tables away, swap shards, or are packed anew with others."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from planner.options import COLUMN_WISE, ON_EVERY_RANK, TABLE_WISE
+from planner.placement import Placement
+
+FIRST_STEP, LAST_STEP = 0.02, 1e-5  # of the target below the slowest rank, relative
+MOST_TABLES = 24  # of a rank that are tried one by one
+PACKED_TABLES = 24  # that are packed anew at once
+PACKINGS = 40  # tries per rank
+
+
+def improve(placement: Placement, bound: float, tries: int) -> Placement:
+    """Improves a placement in place, until it is at the bound, no change helps, or for a number of tries.
+
+    Large neighbourhood search (Shaw 1998), whose random choices come from a seed: the same placement gives the same.
+
+    Args:
+        placement: The placement.
+        bound: Milliseconds that no placement is below.
+        tries: How often tables may be packed anew.
+    """
+    search = _Search(placement, tries)
+    step = FIRST_STEP
+    while step > LAST_STEP and placement.cost > bound * (1 + LAST_STEP) and search.tries > 0:
+        if not search.reach(max(bound, placement.cost * (1 - step))):
+            step /= 2
+    return placement
+
+
+class _Search:
+    """Changes of a placement that lower the load of a rank and raise no other above a target."""
+
+    def __init__(self, placement: Placement, tries: int) -> None:
+        self._placement, self.tries = placement, tries
+        self._random = np.random.default_rng(0)
+        rated = placement.rated
+        self._reduced = rated.total_cost + rated.total_memory @ placement.prices  # with the memory at its price
+        self._orders = [
+            rated.of_table(table).start + np.argsort(self._reduced[rated.of_table(table)], kind="stable")
+            for table in range(rated.tables)
+        ]
+
+    def reach(self, target: float) -> bool:
+        """Brings all ranks below a target; returns whether it could."""
+        changes: Sequence[Callable[[int, float], bool]] = (self._move, self._swap, self._pack)
+        while (load := self._placement.load).max() > target:
+            slowest = int(load.argmax())
+            if not any(change(slowest, target) for change in changes):
+                return False
+        return True
+
+    def _tables_on(self, rank: int) -> list[int]:
+        """Returns the tables with a shard on a rank, those on some ranks only first, and the dearest of these."""
+        placement = self._placement
+        on_all = np.isin(placement.rated.options.kind[placement.option], ON_EVERY_RANK)
+        here = [table for table in range(len(on_all)) if on_all[table] or rank in placement.where[table]]
+        costs = placement.rated.cost[placement.option]
+        return sorted(here, key=lambda table: (on_all[table], -costs[table]))
+
+    def _move(self, slowest: int, target: float) -> bool:
+        """Places a table of the slowest rank anew, in any of its options."""
+        placement = self._placement
+        before = placement.load[slowest]
+        for table in self._tables_on(slowest)[:MOST_TABLES]:
+            option, where = placement.take(table)
+            if self._put(table, target) and placement.load[slowest] < before:
+                return True
+            if placement.option[table] >= 0:
+                placement.take(table)
+            placement.put(table, option, where)
+        return False
+
+    def _put(self, table: int, target: float) -> bool:
+        for option in self._orders[table]:
+            where = self._placement.find(int(option), target)
+            if where is not None:
+                self._placement.put(table, int(option), where)
+                return True
+        return False
+
+    def _pack(self, slowest: int, target: float) -> bool:
+        """Takes the tables of the slowest rank and of some others away, and places them anew, dearest first."""
+        for _ in range(PACKINGS):
+            self.tries -= 1
+            if self._pack_once(slowest, target):
+                return True
+        return False
+
+    def _pack_once(self, slowest: int, target: float) -> bool:
+        placement = self._placement
+        before = placement.load[slowest]
+        old = [(table, *placement.take(table)) for table in self._neighbours(slowest)]
+        value = [float(self._reduced[option]) for _, option, _ in old]
+        noise = self._random.uniform(0.7, 1.3, len(old))
+        for number in np.argsort(-np.array(value) * noise, kind="stable"):
+            if not self._put(old[number][0], target):
+                break
+        else:
+            if placement.load[slowest] < before:
+                return True
+        for table, option, where in old:
+            if placement.option[table] >= 0:
+                placement.take(table)
+            placement.put(table, option, where)
+        return False
+
+    def _neighbours(self, slowest: int) -> list[int]:
+        """Returns tables of the slowest rank and of random ones."""
+        emptiest = np.argsort(self._placement.full(), kind="stable")[: max(8, len(self._placement.load) // 4)]
+        ranks = [slowest, *self._random.choice(emptiest, 2), *self._random.choice(len(self._placement.load), 1)]
+        kinds = self._placement.rated.options.kind[self._placement.option]
+        found: dict[int, None] = {}
+        for rank in ranks:
+            some = [table for table in self._tables_on(int(rank)) if kinds[table] not in ON_EVERY_RANK]
+            found |= dict.fromkeys(some[: PACKED_TABLES // len(ranks)])
+        return [*found]
+
+    def _swap(self, slowest: int, target: float) -> bool:
+        """Swaps a shard of the slowest rank for a cheaper one of another: the pair that leaves both the fastest."""
+        placement = self._placement
+        table, rank = _single_shards(placement)
+        option = placement.option[table]
+        cost, memory = placement.rated.cost[option], placement.rated.memory[option]
+        here = np.flatnonzero(rank == slowest)
+        others = np.flatnonzero(~np.isin(table, table[here]) & (rank != slowest))
+        best, pair = np.inf, None
+        for mine in here:
+            less, more = cost[mine] - cost[others], memory[mine] - memory[others]
+            there = placement.load[rank[others]] + less
+            fits = (less > 0) & (there <= target) & ~np.isin(rank[others], placement.where[table[mine]])
+            fits &= (placement.memory[rank[others]] + more <= placement.memory_limit).all(axis=1)
+            fits &= (placement.memory[slowest] - more <= placement.memory_limit).all(axis=1)
+            after = np.where(fits, np.maximum(placement.load[slowest] - less, there), np.inf)
+            if len(after) and after.min() < best:
+                best, pair = float(after.min()), (mine, others[int(after.argmin())])
+        if pair is None:
+            return False
+        for one, other in (pair, pair[::-1]):
+            chosen, where = placement.take(int(table[one]))
+            moved = np.sort(np.where(where == rank[one], rank[other], where))
+            placement.put(int(table[one]), chosen, moved)
+        return True
+
+
+def _single_shards(placement: Placement) -> tuple[np.ndarray, np.ndarray]:
+    """Returns tables and ranks of all shards that can be on any rank, each `[S]`."""
+    kinds = placement.rated.options.kind[placement.option]
+    few = placement.rated.options.pieces[placement.option] <= placement.topology.ranks
+    tables = np.flatnonzero(np.isin(kinds, (TABLE_WISE, COLUMN_WISE)) & few)
+    if not len(tables):
+        return np.empty(0, dtype=int), np.empty(0, dtype=int)
+    where = [placement.where[table] for table in tables]
+    return np.repeat(tables, [len(one) for one in where]), np.concatenate(where)

@@ -1,0 +1,170 @@
+"""A plan for a cluster, with its time and memory, or by how much the tables do not fit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from planner.bound import lower_bound
+from planner.hardware import Cluster
+from planner.options import CACHED, KERNELS, KINDS
+from planner.placement import Placement
+from planner.plan import Problem, find_plan, times_needed, with_bound_of_all
+from planner.planned_table import PlannedTable, planned_table
+from planner.problem import Table, Topology
+from planner.rank_memory import RankMemory
+from planner.rated import Rated
+from planner.solve import TRIES, NothingFits, Solution
+from planner.step_time import StepTime, step_time
+from planner.systems import SYSTEMS, System
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Tables that do not fit.
+
+    Attributes:
+        times: How many times the memory of every rank they need at least; 1 if it is only that no place was found.
+    """
+
+    times: float
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan for a cluster.
+
+    Attributes:
+        problem: What was to be planned.
+        solution: The placement and the bound; a shortage of memory where there is none.
+    """
+
+    problem: Problem
+    solution: Solution | Shortage
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster."""
+        return self.problem.cluster
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """The tables."""
+        return self.problem.tables
+
+    @property
+    def topology(self) -> Topology:
+        """The ranks, with all of their memory."""
+        return self.problem.topology
+
+    @property
+    def samples(self) -> int:
+        """Samples of a step, on all ranks together."""
+        return self.topology.batch_size * self.topology.ranks
+
+    @property
+    def found(self) -> Solution:
+        """The placement and the bound, where the tables fit."""
+        assert isinstance(self.solution, Solution)
+        return self.solution
+
+    @property
+    def fits(self) -> bool:
+        """Whether the tables fit."""
+        return isinstance(self.solution, Solution)
+
+    @property
+    def placed(self) -> list[PlannedTable]:
+        """The placement of each table."""
+        return [planned_table(self.found, number, table) for number, table in enumerate(self.tables)]
+
+    @cached_property
+    def step(self) -> StepTime:
+        """The time of a step."""
+        return step_time(self.placed, self.tables, self.topology, self.problem.work)
+
+    @property
+    def step_of_others(self) -> dict[System, StepTime]:
+        """The time of a step of the other systems, where the plan is forecast for one."""
+        return {
+            SYSTEMS[name]: step_time(self.placed, self.tables, topology, self.problem.work)
+            for name, topology in self.problem.of_systems.items()
+            if topology.system is not self.topology.system
+        }
+
+    @cached_property
+    def memory(self) -> RankMemory:
+        """The memory of each rank at the peak."""
+        return self.problem.peak(self.found)
+
+    @property
+    def memory_by_kind(self) -> dict[str, np.ndarray]:
+        """Bytes of each rank at the peak by kind, `[R]` each, first of GPUs, such as `GPU: tables`, then of hosts."""
+        found = {}
+        for number, where in enumerate(("GPU", "host")):
+            kinds = {kind: size[:, number] for kind, size in self.memory.by_kind().items() if size[:, number].any()}
+            found |= {f"{where}: {kind}": size for kind, size in kinds.items()}
+        return found
+
+    @property
+    def fullest(self) -> np.ndarray:
+        """Bytes of the fullest rank, on the GPU and on the host, `[2]`."""
+        return self.memory.total.max(axis=0)
+
+
+def plan(problem: Problem, tries: int = TRIES) -> Planned:
+    """Returns the best plan found, or the shortage of memory.
+
+    Args:
+        problem: What is to be planned.
+        tries: How often the search may pack tables anew; fewer for a quick answer.
+    """
+    try:
+        return Planned(problem, find_plan(problem, tries))
+    except NothingFits as error:
+        return Planned(problem, Shortage(times_needed(problem) if error.is_proven else 1.0))
+
+
+class NotRatedError(ValueError):
+    """A table is placed as the planner would not choose, so that the planner cannot rate the plan.
+
+    Attributes:
+        table: The placement of the table.
+        number: Number of the table.
+    """
+
+    def __init__(self, table: PlannedTable, number: int) -> None:
+        super().__init__(f"table {number} is placed as the planner would not choose: {table}")
+        self.table, self.number = table, number
+
+
+def rate_plan(problem: Problem, placed: Sequence[PlannedTable]) -> Planned:
+    """Returns a plan that was made elsewhere with the costs of this planner, and the bound beside it.
+
+    Args:
+        problem: What was to be planned.
+        placed: The placement of each table.
+
+    Raises:
+        NotRatedError: The planner would not place a table so.
+    """
+    placement = Placement(problem.rated, problem.topology, problem.for_shards(), np.zeros(2))
+    for number, table in enumerate(placed):
+        option = _option(placement.rated, number, table)
+        where = np.array(table.ranks)
+        if option is None or len(np.unique(where)) < len(where):
+            raise NotRatedError(table, number)
+        placement.put(number, option, where)
+    bound = lower_bound(placement.rated, placement.memory_limit, placement.topology.ranks)
+    return Planned(problem, with_bound_of_all(problem, Solution(placement, bound)))
+
+
+def _option(rated: Rated, number: int, table: PlannedTable) -> int | None:
+    options = rated.options
+    wanted = KINDS.index(table.kind), KERNELS.index(table.kernel), table.shard_columns
+    for option in range(*rated.of_table(number).indices(len(options))):
+        same = (options.kind[option], options.kernel[option], options.columns[option]) == wanted
+        if same and (wanted[1] != CACHED or np.isclose(options.cached[option], table.cached or 0.0)):
+            return option
+    return None

@@ -1,0 +1,149 @@
+"""Memory that shards take on their ranks, by kind, for many options at once.
+
+What is there between steps, and what a step needs beside it for a while. TorchRec's own estimate, which is kept for
+comparison in `torchrec_memory`, leaves out most of it: real runs take up to three times as much.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.options import CACHED, DATA_PARALLEL, OF_ROWS, ON_WHOLE_HOSTS, ROW_WISE, UVM, Options
+from planner.problem import Table, Topology
+from planner.torchrec_memory import CACHE_BYTES_PER_ROW, CACHE_BYTES_PER_SLOT, STATE_BYTES
+
+INT, FLOAT = 4, 4  # bytes of an id, and of a value of an embedding, whatever the table's precision
+# Copies of a shard's ids at once: as received for this batch, for the next one, and twice the size for the lookup.
+COPIES_OF_IDS = 4
+SENT, SENT_ON_GPU = 2, 2  # copies of pooled embeddings: what was looked up, and the buffer that is sent
+PLAIN_COPIES = 5  # of touched rows, in an update in plain operations
+SORTED_IDS = 48  # bytes per id that FBGEMM's backward on a GPU needs to sort them
+
+KEPT = ("tables", "state", "averages", "ids")
+# What a shard has in each phase of a step beside what is kept, at the least. The bucket of a replicated table is half
+# of `replicated`, and its gradient the other half.
+PHASES = {
+    "exchange": {"exchanged": 1.0, "replicated": 0.5},
+    "dense": {"replicated": 0.5},
+    "backward": {"replicated": 1.0},
+    "update": {"looked_up": 1.0, "replicated": 0.5},
+}
+KINDS = ("tables", "state", "averages", "replicated", "ids", "exchanged", "looked_up", "update")
+LARGEST_OF_RANK = ("update",)  # one table after the other
+
+
+def memory_by_kind(
+    options: Options, tables: Sequence[Table], topology: Topology, rows: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """Returns the bytes of a shard of each option by kind, on the GPU and on the host, `[O, 2]` each.
+
+    Kinds: `tables`, `state` and `averages` are what is kept. `replicated` is a bucket and a gradient of a table that
+    every rank holds. `ids` are those of batches in flight. `exchanged` are embeddings on their way to other ranks.
+    `looked_up` are gradients of embeddings in backward, and `update` temporaries of the update of one table.
+
+    Args:
+        options: The options.
+        tables: The tables.
+        topology: The ranks, which are all alike.
+        rows: Rows of the shard, `[O]`; unset for the largest.
+    """
+    rows = options.rows if rows is None else rows
+    of_table = {key: np.array([getattr(table, key) for table in tables])[options.table] for key in OF_TABLE}
+    values = rows * options.columns
+    weights = values * of_table["value_bytes"]
+    state = STATE_BYTES * (values * of_table["state_per_value"] + rows * of_table["state_per_row"])
+    averages = values * of_table["averages_per_value"] + rows * of_table["averages_per_row"]
+    replicated = options.kind == DATA_PARALLEL
+    found = _of_step(options, tables, topology, rows, of_table)
+    found |= {"averages": averages + found["noted"], "replicated": np.where(replicated, 2 * weights, 0)}
+    on_device = {kind: _on_device(found[kind], topology) for kind in KINDS if kind in found}
+    return {
+        "tables": _weights(options, weights, rows, topology),
+        "state": _beside(options, state, topology),
+    } | on_device
+
+
+OF_TABLE = (
+    "value_bytes",
+    "state_per_value",
+    "state_per_row",
+    "averages_per_value",
+    "averages_per_row",
+    "is_pooled",
+    "weight_bytes",
+    "has_plain_update",
+)
+
+
+def _of_step(
+    options: Options, tables: Sequence[Table], topology: Topology, rows: np.ndarray, of_table: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns what a step needs for a shard, `[O]` each; nothing for one without rows."""
+    kind, columns = options.kind, options.columns
+    replicated, of_rows = kind == DATA_PARALLEL, np.isin(kind, OF_ROWS)
+    divisor = np.select([kind == ROW_WISE, np.isin(kind, ON_WHOLE_HOSTS)], [topology.ranks, topology.per_host], 1)
+    samples = topology.batch_size * np.where(replicated, 1, topology.ranks)
+    ids = np.array([sum(table.hotness) for table in tables])[options.table] * samples / divisor
+    bags = np.array([len(table.hotness) for table in tables])[options.table] * samples
+    embeddings = FLOAT * columns * np.where(of_table["is_pooled"], bags, ids)
+    received = INT * (ids + bags) + of_table["weight_bytes"] * ids
+    in_flight = np.where(replicated, 2, COPIES_OF_IDS - 1) * received + np.where(of_rows, INT * bags, 0)
+    leaves = ~replicated & (topology.ranks > 1)
+    touched = FLOAT * columns * _unique(ids, rows)
+    plain = of_table["has_plain_update"] & (not topology.on_gpu) & ~replicated
+    gradients = FLOAT * columns * ids
+    averaged = (of_table["averages_per_row"] > 0) & ~replicated
+    found = {
+        "ids": in_flight,
+        "exchanged": np.where(leaves, SENT * embeddings + received, 0),
+        "looked_up": np.where(leaves, embeddings, 0) + np.where(plain, gradients, 0),
+        "update": np.maximum(
+            np.where(plain, gradients + PLAIN_COPIES * touched, SORTED_IDS * ids * topology.on_gpu),
+            np.where(averaged, PLAIN_COPIES * touched, 0),
+        ),
+        "noted": np.where(averaged, touched, 0),
+    }
+    return {name: np.where(rows > 0, size, 0) for name, size in found.items()}
+
+
+def _unique(ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns the rows that ids touch, as many as of uniform draws."""
+    rows = np.maximum(rows, 1)
+    return np.where(rows > 1, rows * -np.expm1(ids * np.log1p(-1 / np.maximum(rows, 2))), np.minimum(ids, 1))
+
+
+def _on_device(size: np.ndarray, topology: Topology) -> np.ndarray:
+    nothing = np.zeros(len(size))
+    return np.stack([size, nothing] if topology.on_gpu else [nothing, size], axis=1)
+
+
+def _beside(options: Options, size: np.ndarray, topology: Topology) -> np.ndarray:
+    """Returns bytes that are where the table is: on the host for a table that is on it."""
+    on_host = np.isin(options.kernel, (UVM, CACHED)) | (not topology.on_gpu)
+    return np.stack([np.where(on_host, 0.0, size), np.where(on_host, size, 0.0)], axis=1)
+
+
+def _weights(options: Options, weights: np.ndarray, rows: np.ndarray, topology: Topology) -> np.ndarray:
+    found = _beside(options, weights, topology)
+    per_row = CACHE_BYTES_PER_ROW + options.cached * CACHE_BYTES_PER_SLOT
+    cache = np.ceil(weights * options.cached) + np.ceil(rows * per_row)
+    found[:, 0] += np.where((options.kernel == CACHED) & topology.on_gpu, cache, 0)
+    return found
+
+
+def shard_memory(
+    options: Options, tables: Sequence[Table], topology: Topology, rows: np.ndarray | None = None
+) -> np.ndarray:
+    """Returns the bytes that a shard of each option adds to its rank at most, `[O, 2]`; arguments as above."""
+    kinds = memory_by_kind(options, tables, topology, rows)
+    kept = sum(kinds[kind] for kind in (*KEPT, "replicated"))
+    return kept + np.maximum(kinds["exchanged"], kinds["looked_up"] + kinds["update"])
+
+
+def memory_in_phase(
+    phase: str, options: Options, tables: Sequence[Table], topology: Topology, rows: np.ndarray | None = None
+) -> np.ndarray:
+    """Returns the bytes that a shard of each option has in a phase at the least, `[O, 2]`; arguments as above."""
+    kinds = memory_by_kind(options, tables, topology, rows)
+    added = (part * kinds[kind] for kind, part in PHASES[phase].items())
+    return sum(added, sum((kinds[kind] for kind in KEPT), np.zeros((len(options), 2))))

@@ -1,0 +1,60 @@
+"""The work of the dense part, beside what a model does by hand: products of its layers, bytes of its operations."""
+
+import itertools
+
+import pytest
+import torch
+from jobs import config
+
+from trainer.config.root import Config
+from trainer.plan.dense_part import WorkCounter, dense_part
+
+SAMPLES, TABLES, COLUMNS, DENSE = 32, 6, 16, 2  # of a rank; as the configuration has them
+MIB = 2**20
+
+
+def work_of(ranks=2, **changes):
+    return dense_part(Config.model_validate(config("data", **changes)), ranks).work
+
+
+def products(layers, inputs_are_learned):
+    """Returns the operations of the products of some layers: forward, and backward for weights and for inputs."""
+    flops = [2 * SAMPLES * above * below for above, below in itertools.pairwise(layers)]
+    return 3 * sum(flops) - (0 if inputs_are_learned else flops[0])
+
+
+def test_products_are_those_of_the_layers():
+    found = work_of(model__dense_layers=[24], model__over_layers=[40])
+    vectors = TABLES + 1
+    pairs = vectors * (vectors - 1) // 2
+    over = products([COLUMNS + pairs, 40, 1], inputs_are_learned=True)
+    assert found.flops == products([DENSE, 24, COLUMNS], inputs_are_learned=False) + over
+    assert found.batched_flops == 3 * 2 * SAMPLES * vectors * vectors * COLUMNS
+    weights = (DENSE + 1) * 24 + (24 + 1) * COLUMNS + (COLUMNS + pairs + 1) * 40 + (40 + 1) * 1
+    assert found.gradients == 4 * weights
+
+
+def test_attention_is_products_of_each_sample():
+    queries = torch.ones(3, 2, 5, 8, requires_grad=True)
+    with WorkCounter() as counter:
+        torch.nn.functional.scaled_dot_product_attention(queries, queries, queries).sum().backward()
+    forward = 2 * 2 * 3 * 2 * 5 * 5 * 8  # queries with keys, weights with values
+    assert counter.batched_flops == pytest.approx(3.5 * forward)  # backward computes the weights anew
+    assert counter.flops == 0
+
+
+def test_bytes_are_those_that_operations_read_and_write():
+    values, factors = torch.ones(MIB // 4, requires_grad=True), torch.ones(MIB // 4)
+    with WorkCounter() as counter:
+        multiplied = values.view(2, -1) * factors.view(2, -1)  # reads two, writes one
+        multiplied.backward(torch.empty_like(multiplied))  # the same: factors have no gradient
+    assert counter.bytes == 6 * MIB
+    assert (counter.flops, counter.batched_flops) == (0, 0)
+
+
+def test_work_grows_with_the_batch_of_a_rank_and_not_with_its_parts():
+    one, two, parts = work_of(ranks=1), work_of(ranks=2), work_of(ranks=2, train__micro_batches=4)
+    assert one.flops == 2 * two.flops == 2 * parts.flops
+    assert one.batched_flops == 2 * two.batched_flops
+    assert two.bytes < one.bytes < 2 * two.bytes  # weights and their optimizer are the same
+    assert one.gradients == two.gradients == parts.gradients

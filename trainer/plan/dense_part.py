@@ -1,0 +1,284 @@
+"""Memory and work of the dense part of a model, measured in a step on tensors without values."""
+
+import gc
+import logging
+import warnings
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from planner.problem import DenseMemory, DensePart, DenseWork
+from trainer.config.root import Config
+from trainer.core.errors import InputError
+from trainer.data.batch import Batch
+from trainer.data.lanes import MIN_LANES
+from trainer.models.builder import build_model_with_loss
+from trainer.models.embeddings import table_of_weight
+from trainer.models.table_init import BLOCK_VALUES
+from trainer.models.tasks import ModelWithLoss
+from trainer.optim.dense_optimizers import dense_optimizers, freeze
+
+CPU = torch.device("cpu")
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+STEPS = 2  # the optimizer has its state from the first one on
+FLOAT = 4  # bytes of a value of a batch
+NO_WORK = DenseWork(flops=0, batched_flops=0, bytes=0, gradients=0)
+BYTES_TO_INITIALIZE = BLOCK_VALUES * (4 * 8 + 4)  # counters and bits of a block of a table, and its values
+
+aten = torch.ops.aten
+ATTENTION = (
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward,
+)
+BATCHED = (aten.bmm, aten.baddbmm, *ATTENTION)
+# The trace is one of a CPU, whose attention torch's formulas lack; a GPU's has the same products.
+ON_GPU = (aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_flash_attention_backward)
+FORMULAS = flop_registry | {one: flop_registry[other] for one, other in zip(ATTENTION, ON_GPU, strict=True)}
+WITHOUT_WORK = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.detach)
+
+
+def dense_part(config: Config, world_size: int) -> DensePart:
+    """Returns the dense part of a model on each of some ranks; a second call with the same takes no time.
+
+    Losses that need other ranks, which compare the samples of the global batch, are left out. Nothing is known of a
+    model that cannot take a step without values: a warning says so.
+
+    Raises:
+        InputError: The model cannot be built.
+    """
+    # Clusters differ in what is left out, and in the ranks, of which only their rows matter.
+    return _measure(config.model_dump_json(exclude={"planner", "comms"}), *_rows(config, world_size))
+
+
+@lru_cache(maxsize=256)
+def _measure(config_json: str, rows: int, samples_per_lane: int) -> DensePart:
+    config = Config.model_validate_json(config_json)
+    with torch.random.fork_rng(), FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _track(config, rows, samples_per_lane)
+        except InputError:
+            raise
+        except Exception as error:  # of a model of one's own, which may need values, or fail in a step of its job, too
+            reason = " ".join(str(error).split())[:200]
+            logging.warning("plans leave out the dense part, which takes no step without values: %s", reason)
+            return _part(config, weights=0, gradients=0, state=0, activations=0, work=NO_WORK)
+
+
+def _track(config: Config, rows: int, samples_per_lane: int) -> DensePart:
+    model = build_model_with_loss(config, CPU, AUTOCAST[config.train.precision], samples_per_lane)
+    freeze(model, config.optimizer.dense.frozen)
+    _leave_lookups_out(model)
+    weights = {name: weight for name, weight in model.named_parameters() if table_of_weight(name) is None}
+    trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
+    optimizers = [*dense_optimizers(trained, config.optimizer.dense, is_checked=False).values()]
+    tracker = _Tracker()
+    tracker.track_external(*weights.values())
+    work = WorkCounter()
+    with tracker:
+        for _ in range(STEPS):
+            gc.collect()  # keyed tensors are in cycles, which would keep a step's embeddings until the next one
+            batch, work = _batch(config, rows // config.train.micro_batches), WorkCounter()
+            with work:
+                _step(config, model, optimizers, batch)
+    state = [value for one in optimizers for slots in one.state.values() for value in slots.values()]
+    found = {
+        "weights": sum(weight.nbytes for weight in weights.values()),
+        "gradients": sum(weight.nbytes for weight in trained.values()),
+        "state": sum(value.nbytes for value in state if isinstance(value, Tensor)),
+    }
+    of_steps = work.of_steps(config.train.micro_batches, found["gradients"])
+    return _part(config, **found, activations=_most(tracker) - found["weights"] - found["state"], work=of_steps)
+
+
+def _part(config: Config, *, weights: int, gradients: int, state: int, activations: int, work: DenseWork) -> DensePart:
+    data = config.data
+    memory = DenseMemory(
+        weights=weights,
+        gradients=gradients,
+        state=state,
+        averages=weights if config.optimizer.ema.decay else 0,
+        activations=activations,
+        sample=FLOAT * (len(data.dense) + len(data.labels) + 2 * len(data.groups) + 2),
+        build=BYTES_TO_INITIALIZE,
+    )
+    return DensePart(memory, work)
+
+
+def _rows(config: Config, world_size: int) -> tuple[int, int]:
+    """Returns the rows of a local batch, with its negatives, and the samples of a lane."""
+    lanes = config.data.lanes or world_size * -(-MIN_LANES // world_size)
+    samples = config.data.global_batch_size // lanes
+    return config.data.catalogue.lane_rows(samples).total * lanes // world_size, samples
+
+
+def _step(config: Config, model: ModelWithLoss, optimizers: list[Any], batch: Batch) -> None:
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    predictions = model.losses.named(model.predict(batch))
+    if _needs_other_ranks(config):
+        loss = torch.stack([prediction.sum() for prediction in predictions.values()]).sum()
+    else:
+        loss = model.losses.of(predictions, batch)
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def _needs_other_ranks(config: Config) -> bool:
+    compared = [task for task in config.named_tasks().values() if task.compares_samples]
+    return config.model.task_weighting == "pareto" or any(task.across != "lane" for task in compared)
+
+
+class WorkCounter(TorchDispatchMode):
+    """Counts the work of the operations that run under it. Views are none, and neither is memory that is not set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = self.batched_flops = self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func.namespace == "aten" and not func.is_view and func.overloadpacket not in WITHOUT_WORK:
+            self._count(func.overloadpacket, args, kwargs or {}, found)
+        return found
+
+    def _count(self, operation: Any, args: Any, kwargs: Any, found: Any) -> None:
+        flops = FORMULAS[operation](*args, **kwargs, out_val=found) if operation in FORMULAS else 0
+        if operation in BATCHED:
+            self.batched_flops += flops
+        else:
+            self.flops += flops
+        self.bytes += sum(value.nbytes for value in tree_leaves((args, kwargs, found)) if isinstance(value, Tensor))
+
+    def of_steps(self, number: int, gradients: int) -> DenseWork:
+        """Returns the work of so many steps such as the one that was counted, whose gradients are summed up once.
+
+        Args:
+            number: The steps, those of microbatches.
+            gradients: Bytes of gradients.
+        """
+        return DenseWork(
+            flops=number * self.flops,
+            batched_flops=number * self.batched_flops,
+            bytes=number * self.bytes,
+            gradients=gradients,
+        )
+
+
+class _Tracker(MemTracker):
+    """Tracks the bytes of all modules together; by module it fails where one is called twice, or with sequences."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Autograd adds gradients up in place, but for tensors without values, where each sum would be another tensor.
+        if func is torch.ops.aten.add.Tensor and self._mod_tracker.is_bw and _can_add_in_place(*args[:2]):
+            func = torch.ops.aten.add_.Tensor
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
+        trains = all(weight.requires_grad for weight in module.parameters())
+        self._track_module_params_and_buffers(module, trains)  # so that it knows gradients of weights
+
+    def _post_fw_hook(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        pass
+
+    def _pre_bw_hook(self, module: nn.Module, args: Any) -> None:
+        pass
+
+    def _post_bw_hook(self, module: nn.Module, args: Any) -> None:
+        pass
+
+
+def _can_add_in_place(one: Any, other: Any) -> bool:
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return False
+    return one.shape == other.shape and one.dtype == other.dtype and one.is_contiguous()
+
+
+def _most(tracker: _Tracker) -> int:
+    """Returns the bytes at the peak without gradients of weights, which are in the buckets."""
+    snapshot = tracker.get_tracker_snapshot("peak")[CPU]
+    by_kind = {getattr(kind, "value", kind): size for kind, size in snapshot.items()}
+    return by_kind["Total"] - by_kind["Gradient"]
+
+
+class _LookedUp(torch.autograd.Function):
+    """Gives embeddings that, as those of sharded tables, are no leaves: their gradients are passed on and freed."""
+
+    @staticmethod
+    def forward(ctx: Any, placeholder: Tensor, rows: int, columns: int) -> Tensor:
+        return placeholder.new_empty(rows, columns)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0].new_empty(()), None, None
+
+
+def _looked_up(rows: int, columns: int) -> Tensor:
+    return _LookedUp.apply(torch.empty((), requires_grad=True), rows, columns)  # pyrefly: ignore[bad-return]
+
+
+class _PooledWithoutValues(EmbeddingBagCollection):
+    """Tables that give pooled embeddings without looking anything up."""
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Returns the embeddings of a batch."""
+        keys = [name for table in self.embedding_bag_configs() for name in table.feature_names]
+        widths = [table.embedding_dim for table in self.embedding_bag_configs() for _ in table.feature_names]
+        return KeyedTensor(keys, widths, _looked_up(features.stride(), sum(widths)))
+
+
+class _SequencesWithoutValues(EmbeddingCollection):
+    """Tables that give sequences of embeddings without looking anything up."""
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Returns the embeddings of every id, by feature."""
+        found = {}
+        for table in self.embedding_configs():
+            for name in table.feature_names:
+                ids = features[name]
+                values = _looked_up(len(ids.values()), table.embedding_dim)
+                found[name] = JaggedTensor(values, lengths=ids.lengths())
+        return found
+
+
+def _leave_lookups_out(model: nn.Module) -> None:
+    """Lets a model's tables look nothing up, whatever module of it calls them."""
+    stubs: dict[type[nn.Module], type[nn.Module]] = {
+        EmbeddingBagCollection: _PooledWithoutValues,
+        EmbeddingCollection: _SequencesWithoutValues,
+    }
+    for module in model.modules():
+        if type(module) in stubs:
+            module.__class__ = stubs[type(module)]
+
+
+def _batch(config: Config, samples: int) -> Batch:
+    """Returns a batch without values, each feature with as many ids as are to be expected."""
+    data = config.data
+    ids = [round(feature.hotness * samples) for feature in data.sparse.values()]
+    sparse = KeyedJaggedTensor(
+        keys=[*data.sparse],
+        values=torch.empty(sum(ids), dtype=torch.int32),
+        lengths=torch.empty(samples * len(ids), dtype=torch.int32),
+        stride=samples,
+        length_per_key=ids,
+    )
+    return Batch(
+        dense=torch.empty(samples, len(data.dense)),
+        sparse=sparse,
+        labels=torch.empty(samples, len(data.labels)),
+        weights=torch.empty(samples),
+        scale=torch.empty(()),
+        groups=torch.empty(samples, len(data.groups), dtype=torch.int64),
+        log_q=torch.empty(samples),
+    )

@@ -1,0 +1,138 @@
+"""The planner: places tables and their shards on ranks."""
+
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.types import ShardingPlan
+
+from planner.hardware import GIB, HOSTS, Cluster
+from planner.plan import Problem, find_plan
+from planner.problem import SHARDING_TYPES
+from planner.reasons import in_words, takes
+from planner.solve import NothingFits, Solution
+from trainer.config.data import DataConfig
+from trainer.config.plan import PlannerConfig
+from trainer.config.root import Config
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0
+from trainer.core.errors import InputError, nearest
+from trainer.models.embeddings import table_shapes, value_bytes
+from trainer.plan.allowed_types import with_allowed_types
+from trainer.plan.cluster import cluster_of_job
+from trainer.plan.communication import REDUCING
+from trainer.plan.memory import table_bytes
+from trainer.plan.plan_file import load_plan
+from trainer.plan.problem import problem_of
+from trainer.plan.sharding_plan import to_sharding_plan
+from trainer.plan.statistics import with_statistics
+from trainer.plan.tables import check_options, kinds_of
+from trainer.plan.torchrec_planner import torchrec_plan
+
+
+def make_plan(model: nn.Module, config: Config, context: DistributedContext) -> tuple[ShardingPlan, str]:
+    """Plans on rank 0, or loads the plan that the configuration names, and returns it on every rank.
+
+    Returns:
+        The plan, and a line on how good it is, if that is known.
+
+    Raises:
+        InputError: The plan does not fit the memory, or does not belong to these tables and ranks.
+    """
+    cluster = cluster_of_job(config.planner.hardware, context)
+    if config.planner.plan:
+        ranks = cluster.ranks, cluster.per_host, cluster.device_type
+        return load_plan(config.planner.plan, table_shapes(model), *ranks), ""
+    return broadcast_from_rank0(context, lambda: plan_for(model, with_statistics(config), cluster))
+
+
+def plan_for(model: nn.Module, config: Config, cluster: Cluster) -> tuple[ShardingPlan, str]:
+    """Plans for a cluster that need not be there, without a process group.
+
+    Returns:
+        The plan, and a line on how good it is, if that is known.
+
+    Raises:
+        InputError: The plan does not fit the memory.
+    """
+    problem = problem_of(model, config, cluster)
+    try:
+        if config.planner.engine == "torchrec":
+            return torchrec_plan(model, config, with_allowed_types(config), problem.topology_for_shards()), ""
+        check_options(problem)
+        solution = find_plan(problem)
+        return to_sharding_plan(solution, problem.tables, model), say_gap(solution, config.planner)
+    except NothingFits as error:
+        raise InputError(_explain(error, model, config, problem)) from error
+
+
+def say_gap(solution: Solution, planner: PlannerConfig) -> str:
+    """Returns a line on the cost of a plan and on how far it is at most from the best there is."""
+    is_known = solution.placement.topology.on_gpu or planner.calibration
+    return (
+        f"embeddings of the slowest rank: {f'{solution.placement.cost:.3g} ms of a step ' if is_known else ''}"
+        f"by the planner's estimate, at most {1 + max(0.0, solution.gap):.4f} times the time of the best possible plan"
+    )
+
+
+def check_planner(data: DataConfig, config: PlannerConfig) -> None:
+    """Refuses unknown hosts, sharding types, kernels and tables.
+
+    Raises:
+        InputError: The message names the key, the value and what is allowed.
+    """
+    if config.hardware and config.hardware not in HOSTS:
+        raise InputError(
+            f"planner.hardware is '{config.hardware}', which is no known host{nearest(config.hardware, HOSTS)}"
+        )
+    tables = set(data.features_of_tables())
+    kernels = [kernel.value for kernel in EmbeddingComputeKernel]
+    choices = {"planner.sharding_types": config.sharding_types}
+    for name, table in config.tables.items():
+        if name not in tables:
+            raise InputError(f"planner.tables.{name}: there is no such table{nearest(name, tables)}")
+        choices[f"planner.tables.{name}.sharding_types"] = table.sharding_types
+        for kernel in set(table.compute_kernels) - set(kernels):
+            raise InputError(f"planner.tables.{name}.compute_kernels holds '{kernel}'{nearest(kernel, kernels)}")
+    for key, types in choices.items():
+        for kind in set(types) - set(SHARDING_TYPES):
+            raise InputError(f"{key} holds '{kind}', which is no sharding type{nearest(kind, SHARDING_TYPES)}")
+
+
+def _explain(error: NothingFits, model: nn.Module, settings: Config, problem: Problem) -> str:
+    data, config = settings.data, with_allowed_types(settings)
+    tables, batch = _memory_needed(model, data, config, problem.topology.ranks)
+    limits = ", ".join(
+        f"planner.{key} is {'unset' if getattr(config, key) is None else getattr(config, key)}"
+        for key in ("memory_gib", "host_memory_gib", "reserve")
+    )
+    if problem.for_shards()[problem.device] <= 0:
+        return (
+            f"data.global_batch_size is {data.global_batch_size}, and a rank's memory has no room for tables: of "
+            f"{in_words(problem.there[problem.device])} it takes {takes(problem.beside_shards())}; {limits}; use more "
+            "ranks or a smaller batch, or give more memory"
+        )
+    if batch > tables:
+        return (
+            f"data.global_batch_size is {data.global_batch_size}; its ids and embeddings, {batch / GIB:.3g} GiB, do "
+            f"not fit the memory of the ranks, beside {tables / GIB:.3g} GiB of tables: {limits}; use a smaller "
+            "batch or more ranks, or give more memory"
+        )
+    found = "do not fit" if error.is_proven else "found no place in"
+    return (
+        f"the tables, {tables / GIB:.3g} GiB without their optimizer's state and averages, {found} the memory of "
+        f"the ranks: {limits}; give more memory, use more ranks, or allow more planner.sharding_types"
+    )
+
+
+def _memory_needed(model: nn.Module, data: DataConfig, config: PlannerConfig, world_size: int) -> tuple[float, float]:
+    """Returns the bytes that the tables, and that a batch's ids and embeddings, take on all ranks at the least."""
+    shapes, width = table_shapes(model), value_bytes(model)
+    tables = batch = 0.0
+    for table, features in data.features_of_tables().items():
+        types = set(kinds_of(table, config))
+        tables += table_bytes(shapes[table], width) * (world_size if types == {"data_parallel"} else 1)
+        pooled = not data.holds_sequences(table)
+        # Every rank holds a partial sum of every pooled embedding.
+        copies = world_size if pooled and types <= set(REDUCING) else 1
+        for hotness in (data.sparse[feature].hotness for feature in features):
+            embeddings = min(1, hotness) if pooled else hotness
+            batch += data.global_batch_size * (8 * hotness + 4 * embeddings * shapes[table][1] * copies)
+    return tables, batch

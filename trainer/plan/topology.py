@@ -1,0 +1,108 @@
+"""The ranks that are planned for: their memory and bandwidths, from the configuration, its hardware or this machine."""
+
+import torch
+from torchrec.distributed.planner.constants import DDR_MEM_BW, HBM_MEM_BW, HBM_TO_DDR_MEM_BW
+
+from planner.hardware import A100, GIB, HOSTS, Host
+from planner.problem import Topology
+from planner.speeds import Speeds, cpu_speeds, data_sheet_speeds
+from planner.systems import ACHIEVED, SYSTEMS, System, speeds_of
+from trainer.config.data import DataConfig
+from trainer.config.plan import CommsConfig, PlannerConfig
+from trainer.config.train import TrainConfig
+from trainer.core.errors import InputError
+from trainer.plan.calibration import load_calibration
+from trainer.plan.communication import BYTES_PER_VALUE
+from trainer.plan.memory import host_memory_bytes
+
+GB_PER_SECOND = 1e9 / 1e3  # bandwidths are counted in bytes per millisecond
+# TorchRec's own defaults, for hardware of which no figures are given.
+UNKNOWN_HARDWARE = {
+    "intra_node_gb_per_second": 600.0,
+    "inter_node_gb_per_second": 12.5,
+    "hbm_gb_per_second": HBM_MEM_BW / GB_PER_SECOND,
+}
+
+
+def topology_to_plan_for(
+    data: DataConfig,
+    config: PlannerConfig,
+    comms: CommsConfig,
+    train: TrainConfig,
+    world_size: int,
+    local_world_size: int,
+    device_type: str,
+) -> Topology:
+    """Returns the ranks with all of their memory, and the bandwidths that a planner counts with."""
+    config = _with_hardware(config, local_world_size)
+    host = int(config.host_memory_gib * GIB) if config.host_memory_gib else host_memory_bytes() // local_world_size
+    on_gpu = device_type != "cpu"
+    bandwidths = {key: getattr(config, key) * GB_PER_SECOND for key in UNKNOWN_HARDWARE}
+    sizes = BYTES_PER_VALUE[comms.forward], BYTES_PER_VALUE[comms.backward]
+    speeds, source, system = _speeds(config, train, on_gpu, bandwidths)
+    return Topology(
+        ranks=world_size,
+        per_host=local_world_size,
+        on_gpu=on_gpu,
+        gpu_bytes=int(_gpu_memory_bytes(config)) if on_gpu else 0,
+        host_bytes=host,
+        gpu_bandwidth=bandwidths["hbm_gb_per_second"],
+        host_bandwidth=DDR_MEM_BW,
+        pcie_bandwidth=HBM_TO_DDR_MEM_BW,
+        intra_bandwidth=bandwidths["intra_node_gb_per_second"],
+        inter_bandwidth=bandwidths["inter_node_gb_per_second"],
+        batch_size=data.global_batch_size // world_size,
+        bytes_of_value=None if comms.forward == comms.backward == "fp32" else sizes * 2,
+        speeds=speeds,
+        speeds_source=source,
+        system=system,
+    )
+
+
+def _speeds(
+    config: PlannerConfig, train: TrainConfig, on_gpu: bool, bandwidths: dict[str, float]
+) -> tuple[Speeds | None, str, System | None]:
+    """Returns the speeds, None for TorchRec's estimate, their source, and the system that reaches them, if any."""
+    if config.cost_model == "torchrec":
+        if config.calibration:
+            raise InputError(
+                f"planner.calibration is '{config.calibration}', which planner.cost_model 'torchrec' does not count "
+                "with; use cost_model 'step', or leave the calibration out"
+            )
+        return None, "TorchRec's estimate", None
+    if config.calibration:
+        calibration = load_calibration(config.calibration, "cuda" if on_gpu else "cpu")
+        return calibration.speeds, calibration.source, None
+    inter = bandwidths["inter_node_gb_per_second"]
+    if not on_gpu:
+        return cpu_speeds(inter), "of a usual CPU, not measured", None
+    intra, memory = bandwidths["intra_node_gb_per_second"], bandwidths["hbm_gb_per_second"]
+    host, system = host_of(config), SYSTEMS[config.system]
+    gpu = host.gpu if host and host.gpu else A100  # the slowest of those that plans know
+    flops = 1e12 * gpu.tflops("tf32" if train.tf32 and train.precision == "fp32" else train.precision)
+    speeds = speeds_of(system, data_sheet_speeds(memory, intra, inter, flops))
+    sheet = f"{ACHIEVED:.0%} of {config.hardware or 'TorchRec'}'s data sheet, not measured"
+    return speeds, f"{sheet}; for {system.assumption}", system
+
+
+def _with_hardware(config: PlannerConfig, local_world_size: int) -> PlannerConfig:
+    """Returns the configuration with its unset figures set: to those of its hardware, else to TorchRec's defaults."""
+    figures: dict[str, float | None] = dict(UNKNOWN_HARDWARE)
+    if host := host_of(config):
+        figures |= {"host_memory_gib": host.memory_gib / local_world_size}
+        figures |= (
+            {"inter_node_gb_per_second": host.network_gb_per_second_per_gpu} if host.network_gb_per_second else {}
+        )
+        if host.gpu:
+            figures |= {"memory_gib": host.gpu.memory_gib, "hbm_gb_per_second": host.gpu.hbm_gb_per_second}
+            figures |= {"intra_node_gb_per_second": host.gpu.nvlink_gb_per_second}
+    return config.model_copy(update={key: value for key, value in figures.items() if getattr(config, key) is None})
+
+
+def host_of(config: PlannerConfig) -> Host | None:
+    """Returns the kind of host that is planned for, or None for this machine."""
+    return HOSTS[config.hardware] if config.hardware else None
+
+
+def _gpu_memory_bytes(config: PlannerConfig) -> float:
+    return config.memory_gib * GIB if config.memory_gib else torch.cuda.get_device_properties(0).total_memory

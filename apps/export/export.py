@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ import pydantic
 from torch import nn
 
 from apps.export import load
+from apps.export.carried import write_loader
 from apps.export.directory import files_of, is_there, publish, write_manifest
 from apps.export.onnx import check_onnx, save_onnx
 from apps.export.program import check_compiler, check_parity, compile_program, export_program, save_program
@@ -186,7 +186,7 @@ def _write(config: Config, chosen: Checkpoint, choices: Choices, fingerprint: st
     _write_json(folder / "signature.json", described)
     expected = {"tolerance": TOLERANCE, **written}
     _write_json(folder / "parity.json", expected)
-    shutil.copy(str(load.__file__), folder / "load.py")
+    write_loader(data, folder)
     write_manifest(folder, fingerprint, known)
     forms = (False, True) if choices.compile else (False,)
     return max(check_parity(folder, expected, config.model.name, form) for form in forms)

@@ -6,12 +6,12 @@ model = load()
 print(model({"price": [1.5, None], "country": [7, 3]}))
 
 A column is a list with a value for each sample, None where it is missing, or a tensor; of model.onnx a NumPy array. A
-tensor or an array of integers has an id for every sample. Columns of strings are hashed here, as numbers of 64 bits;
-every other rule is in the model. signature.json describes the columns.
+tensor or an array of integers has an id for every sample. Columns of strings are hashed here, as numbers of 64 bits.
+Rules of the user's own that have no form in torch are run here, from rules/, and need NumPy. Every other rule is in the
+model. signature.json describes the columns.
 """
 
-import hashlib
-import importlib
+import importlib.util
 import json
 import math
 import os
@@ -20,6 +20,10 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from trainer.rules.error import is_outside
+from trainer.rules.own import checked_rows
+from trainer.rules.strings import hash_bytes
 
 Tensor = Any
 """A tensor of torch, or an array of NumPy, whose functions that are used here have the same names."""
@@ -70,7 +74,8 @@ class Model:
         if compiled and not (directory / "compiled.pt2").exists():
             raise ValueError(f"{directory} has no compiled model; export with --compile True")
         self.run = _of_onnx(directory) if is_onnx else _of_torch(directory, self.signature, compiled)
-        self._read = _Reader("numpy", "ndarray") if is_onnx else _Reader("torch", "Tensor")
+        rules = _own_rules(directory, self.signature["columns"])
+        self._read = _Reader("numpy", "ndarray", rules) if is_onnx else _Reader("torch", "Tensor", rules)
         self._names = [*dict.fromkeys(column["name"] for column in self.signature["columns"])]
 
     def __call__(self, columns: dict[str, Any]) -> dict[str, Tensor]:
@@ -195,15 +200,32 @@ def _crc32(file: Path) -> int:
     return total
 
 
+def _own_rules(directory: Path, columns: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the rules that are files of the export, by the input of their column."""
+    found = {}
+    for column in columns:
+        if "source" in column:
+            name, _, attribute = column["rule"].partition(":")
+            spec = importlib.util.spec_from_file_location(name, directory / column["source"])
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            found[column["input"]] = getattr(module, attribute)(column["rows"], **column["options"])
+    return found
+
+
 class _Reader:
     """Makes of a column the inputs of the model.
 
     Args:
         library: The name of a library of arrays.
         array: The name of its array.
+        rules: The rules that are not in the model, by the input that they make rows of.
     """
 
-    def __init__(self, library: str, array: str) -> None:
+    def __init__(self, library: str, array: str, rules: dict[str, Any]) -> None:
+        self._rules = rules
         self._library = importlib.import_module(library)
         self._array = getattr(self._library, array)
 
@@ -250,6 +272,8 @@ class _Reader:
             ids = self._ids([_id(column, row, value) for row, value in enumerate(values)])
             present = self._library.asarray([value is not None for value in values])
         _check_range(column, ids[present])
+        if column["input"] in self._rules:
+            ids[present] = self._rows(column, ids[present])
         return {column["input"]: ids, f"{column['input']}.present": present}
 
     def _lists(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
@@ -262,7 +286,17 @@ class _Reader:
             lengths.append(len(kept))
         found = self._ids(ids)
         _check_range(column, found)
+        if column["input"] in self._rules:
+            found = self._rows(column, found)
         return {f"{column['input']}.values": found, f"{column['input']}.lengths": self._ids(lengths)}
+
+    def _rows(self, column: dict[str, Any], ids: Tensor) -> Tensor:
+        """Returns the rows of ids by a rule that is not in the model."""
+        given = importlib.import_module("numpy").asarray(ids) + column["offset"]
+        try:
+            return self._library.asarray(checked_rows(self._rules[column["input"]], given, column["rows"]))
+        except ValueError as error:
+            raise ColumnError(f"column '{column['name']}': {error}") from error
 
     def _single_weights(self, column: dict[str, Any], values: Any, ids: Any) -> dict[str, Tensor]:
         values, ids = (one.tolist() if isinstance(one, self._array) else one for one in (values, ids))
@@ -342,7 +376,7 @@ def _id(column: dict[str, Any], row: int, value: Any) -> int:
     if column["type"] == "string":
         if not isinstance(value, str):
             raise ColumnError(f"column '{column['name']}', row {row}: {_shown(value)} is not a string")
-        return int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little", signed=True)
+        return int.from_bytes(hash_bytes(value.encode()), "little", signed=True)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ColumnError(f"column '{column['name']}', row {row}: {_shown(value)} is not an integer")
     low, high = (0, 2**64) if column["type"] == "uint64" else (-(2**63), 2**63)
@@ -369,7 +403,7 @@ def _check_range(column: dict[str, Any], ids: Tensor) -> None:
     if "range" not in column:
         return
     low, high = column["range"]
-    wrong = ids[(ids < low) | (ids >= high)]
+    wrong = ids[is_outside(ids, low, high)]
     if len(wrong):
         noun = "time" if column["kind"] == "time" else "id"
         raise ColumnError(f"column '{column['name']}': {noun} {wrong[0].item()} is outside [{low}, {high})")

@@ -13,7 +13,7 @@ from trainer.config.features import SparseFeature
 from trainer.data.buffers import empty_block
 from trainer.data.chunk import Chunk
 from trainer.data.id_weights import weighted_lists, with_weights
-from trainer.data.rows import NO_ITEM, Rows, id_dtype, take
+from trainer.data.rows import NO_ID, NO_ITEM, Rows, id_dtype, take
 from trainer.data.selection import weight_factors
 from trainer.data.transforms import dense_values, kept, shifted, single_ids
 from trainer.rules.base import RefusedId
@@ -129,6 +129,10 @@ def _hard_negatives(catalogue: CatalogueConfig, chunk: Chunk) -> np.ndarray:
 def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
     """Returns the id of each row, `[R]`, NO_ID for a null."""
     array = single_ids(name, feature, chunk)
+    if array.null_count and ":" in feature.ids:  # a rule of the user's own is given ids only
+        rows = np.full(len(array), NO_ID, np.int32)
+        rows[~is_missing(array)] = _into_table(name, feature, array.drop_null(), chunk)
+        return rows
     ids = _into_table(name, feature, array, chunk)
     if not array.null_count:
         return ids

@@ -1,10 +1,12 @@
 """`ids = "package.module:Rule"`: a rule of the user's own, a class with `rows_of`."""
 
+import ast
+import importlib
 import inspect
 import json
+import sys
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,12 +37,20 @@ class OwnRule(IdRule):
         """Whether the rule has no torch form, so that the loader of an export runs its NumPy form."""
         return not hasattr(self._rule, "torch_rows_of")
 
-    @property
     def source(self) -> tuple[str, str]:
-        """The name of the rule's module, and the module's source."""
-        module = inspect.getmodule(type(self._rule))
-        assert module is not None
-        return module.__name__, Path(inspect.getfile(module)).read_text()
+        """Returns where an export has the file of a rule without a torch form, and what is in the file.
+
+        Raises:
+            InputError: The file imports more than NumPy, which is what the loader of an export may need.
+        """
+        module = self.feature.ids.partition(":")[0]
+        text = inspect.getsource(importlib.import_module(module))
+        if others := sorted(_imported(text) - {"numpy", *sys.stdlib_module_names}):
+            raise InputError(
+                f"{self._key}.ids is '{self.feature.ids}', whose file imports {others[0]}; an export carries the file, "
+                "which may import NumPy alone, unless the rule has torch_rows_of"
+            )
+        return f"rules/{module}.py", text
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Returns the rows that the user's rule gives to ids.
@@ -60,7 +70,7 @@ class OwnRule(IdRule):
 
     def described(self) -> dict[str, Any]:
         """Returns the options, and for a rule without a torch form the file with its NumPy form."""
-        carried = {"source": f"rules/{self.source[0]}.py"} if self.is_carried else {}
+        carried = {"source": self.source()[0]} if self.is_carried else {}
         return {"options": self.feature.options, **carried}
 
 
@@ -73,19 +83,25 @@ def _made(key: str, rule: str, rows: int, options: str) -> Any:
         raise InputError(f"{key}.ids is '{rule}', which does not take {key}.options: {error}") from error
 
 
-def checked_rows(rule: Any, ids: np.ndarray, rows: int) -> np.ndarray:
-    """Returns the rows that a rule gives to ids, `[N]` int64 to `[N]` int64.
+def _imported(text: str) -> set[str]:
+    """Returns the packages that a file imports; `.` for those beside it."""
+    nodes = [*ast.walk(ast.parse(text))]
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found |= {"." if node.level else str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] or "." for name in found}
+
+
+def checked_rows(rule: Any, ids: Any, rows: int) -> Any:
+    """Returns the rows that a rule gives to ids, `[N]` int64 to `[N]` int64; the loader of an export does the same.
 
     Raises:
         ValueError: The rule does, or what it returns are no rows of the table.
     """
-    found = np.asarray(rule.rows_of(ids))
-    if found.shape != ids.shape or found.dtype.kind not in "iu":
-        raise ValueError(
-            f"{ids.shape[0]} ids gave {found.dtype} of shape {[*found.shape]}; it must be as many integers"
-        )
+    found = rule.rows_of(ids)
+    if getattr(found, "shape", None) != ids.shape or found.dtype.kind not in "iu":
+        raise ValueError(f"rows_of made {found!r:.60} of {len(ids)} ids; it must return as many integers")
     outside = (found < 0) | (found >= rows)
     if outside.any():
         place = outside.argmax()
-        raise ValueError(f"id {ids[place]} gave the row {found[place]}, which is outside [0, {rows})")
-    return found.astype(np.int64)
+        raise ValueError(f"id {ids[place]} got the row {found[place]}, which is outside [0, {rows})")
+    return found.astype("int64")

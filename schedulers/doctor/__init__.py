@@ -1,1 +1,1 @@
-"""The command `torchx doctor`: checks of this machine and of the clusters that it reaches. Uses no other room."""
+"""The command `torchx doctor`: checks of this machine and of the clusters that it reaches."""

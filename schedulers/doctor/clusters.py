@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from schedulers.doctor.findings import Finding, Level, absent, answer, last_line, probe, troubled
-from schedulers.jobset.names import OLDEST_JOBSET
+from schedulers.doctor.diagnosis import Diagnosis, Level, absent, answer, last_line, probe, troubled
+from schedulers.jobset.restarts import OLDEST_JOBSET
 
 SLURM_SECONDS = 15
 KUBERNETES_SECONDS = 30
@@ -22,7 +22,7 @@ KUBERNETES_APIS = {
 }
 
 
-def slurm(required: bool) -> list[Finding]:
+def slurm(required: bool) -> list[Diagnosis]:
     """Checks Slurm's commands, its controller, and its accounting."""
     if not shutil.which("sinfo"):
         remedy = "submit from a login node, or put Slurm's commands on PATH"
@@ -32,23 +32,23 @@ def slurm(required: bool) -> list[Finding]:
     if " UP" not in ping.stdout:
         remedy = "start slurmctld, or see `scontrol ping` and SLURM_CONF"
         return [troubled("Slurm", f"{version}; {last_line(ping.stdout + ping.stderr)}", required, remedy)]
-    return [Finding("Slurm", Level.OK, version), _accounting(required)]
+    return [Diagnosis("Slurm", Level.OK, version), _accounting(required)]
 
 
-def _accounting(required: bool) -> Finding:
+def _accounting(required: bool) -> Diagnosis:
     shown = answer(["scontrol", "show", "config"], SLURM_SECONDS).stdout
     kind = re.search(r"^AccountingStorageType\s*=\s*(\S+)", shown, re.MULTILINE)
     if not kind or kind[1].endswith("none") or kind[1] == "(null)":
         age = re.search(r"^MinJobAge\s*=\s*(.+)$", shown, re.MULTILINE)
         found = f"none: Slurm forgets a job {age[1].strip() if age else 'some time'} after its end"
-        return Finding("Slurm accounting", Level.NOTE, found, "to keep states longer, run slurmdbd")
+        return Diagnosis("Slurm accounting", Level.NOTE, found, "to keep states longer, run slurmdbd")
     done = answer(["sacct", "--noheader", "--allocations", "--starttime", "now"], SLURM_SECONDS)
     if done.returncode:
         return troubled("Slurm accounting", f"{kind[1]}; {last_line(done.stderr)}", required, "start slurmdbd")
-    return Finding("Slurm accounting", Level.OK, kind[1])
+    return Diagnosis("Slurm accounting", Level.OK, kind[1])
 
 
-def kubernetes(required: str | None) -> list[Finding]:
+def kubernetes(required: str | None) -> list[Diagnosis]:
     """Checks the cluster of the current context for a required scheduler, if there is one."""
     configured = os.environ.get("KUBECONFIG") or (Path.home() / ".kube" / "config").exists()
     if not configured and "KUBERNETES_SERVICE_HOST" not in os.environ:
@@ -64,15 +64,15 @@ def kubernetes(required: str | None) -> list[Finding]:
         remedy = "check the network, and the current context of KUBECONFIG"
         return [troubled("Kubernetes", last_line(done.stderr), bool(required), remedy)]
     cluster = json.loads(last_line(done.stdout))
-    reached = Finding("Kubernetes", Level.OK, f"{cluster['version']} at {cluster['host']}")
+    reached = Diagnosis("Kubernetes", Level.OK, f"{cluster['version']} at {cluster['host']}")
     return [reached, *(_installed(name, cluster, required) for name in KUBERNETES_APIS)]
 
 
-def _installed(name: str, cluster: dict[str, Any], required: str | None) -> Finding:
+def _installed(name: str, cluster: dict[str, Any], required: str | None) -> Diagnosis:
     group, needed_by, page = KUBERNETES_APIS[name]
     if group in cluster["groups"]:
         if name == "JobSet" and not cluster["jobset_is_current"]:
             found = f"{group} on the cluster is older than {OLDEST_JOBSET}, and jobs are refused"
             return troubled(name, found, required in needed_by, f"have it upgraded: {page}")
-        return Finding(name, Level.OK, f"{group} on the cluster")
+        return Diagnosis(name, Level.OK, f"{group} on the cluster")
     return absent(name, "not on the cluster", required in needed_by, f"have it installed: {page}")

@@ -11,7 +11,7 @@ from tabulate import tabulate
 from torchx.cli.cmd_base import SubCommand
 
 from schedulers.doctor import clusters, machine
-from schedulers.doctor.findings import Finding, Level
+from schedulers.doctor.diagnosis import Diagnosis, Level
 
 COLORS = {Level.OK: "\033[32m", Level.NOTE: "\033[33m", Level.ABSENT: "\033[2m", Level.WRONG: "\033[31m"}
 PLAIN = "\033[0m"
@@ -38,9 +38,9 @@ class Doctor(SubCommand):
             sys.exit(1)
 
 
-def examine(scheduler: str | None, out: str | None, storage: str | None) -> list[Finding]:
+def examine(scheduler: str | None, out: str | None, storage: str | None) -> list[Diagnosis]:
     """Runs all checks at the same time; each has a time limit of its own."""
-    checks: list[Callable[[], list[Finding]]] = [
+    checks: list[Callable[[], list[Diagnosis]]] = [
         machine.python,
         machine.torchx,
         machine.plugins,
@@ -53,7 +53,7 @@ def examine(scheduler: str | None, out: str | None, storage: str | None) -> list
         return [finding for found in pool.map(lambda check: check(), checks) for finding in found]
 
 
-def render(findings: list[Finding], color: bool) -> str:
+def render(findings: list[Diagnosis], color: bool) -> str:
     """Returns the table, aligned for a terminal."""
     levels = {level: f"{paint}{level.value}{PLAIN}" if color else level.value for level, paint in COLORS.items()}
     rows = [[levels[each.level], each.check, each.found, each.remedy] for each in findings]

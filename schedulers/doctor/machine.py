@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, e
 
 from torchx import plugins as torchx_plugins
 
-from schedulers.doctor.findings import Finding, Level, answer, last_line, probe
+from schedulers.doctor.diagnosis import Diagnosis, Level, answer, last_line, probe
 
 PROJECT = "torchx-recsys"
 LEAST_PYTHON = (3, 11)
@@ -24,27 +24,27 @@ STORAGE_CHECKS = {
 INSTALL = "install the triple: pip install --no-deps -r requirements-cpu.txt, or pip install 'torchx-recsys[cuda]'"
 
 
-def python() -> list[Finding]:
+def python() -> list[Diagnosis]:
     """Checks the interpreter."""
     found = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info[:2] < LEAST_PYTHON:
-        return [Finding("Python", Level.WRONG, found, f"use Python {'.'.join(map(str, LEAST_PYTHON))} or newer")]
-    return [Finding("Python", Level.OK, found)]
+        return [Diagnosis("Python", Level.WRONG, found, f"use Python {'.'.join(map(str, LEAST_PYTHON))} or newer")]
+    return [Diagnosis("Python", Level.OK, found)]
 
 
-def torchx() -> list[Finding]:
+def torchx() -> list[Diagnosis]:
     """Checks the distribution that provides the package torchx: there must be one only, and the nightly."""
     stable, nightly = _version("torchx"), _version("torchx-nightly")
     if stable and nightly:
         remedy = f"pip uninstall -y torchx torchx-nightly && pip install torchx-nightly=={nightly}"
-        return [Finding("TorchX", Level.WRONG, f"torchx {stable} and torchx-nightly {nightly} in one place", remedy)]
+        return [Diagnosis("TorchX", Level.WRONG, f"torchx {stable} and torchx-nightly {nightly} in one place", remedy)]
     if not nightly:
         remedy = "pip uninstall -y torchx && pip install torchx-recsys"
-        return [Finding("TorchX", Level.WRONG, f"torchx {stable}, which is too old", remedy)]
-    return [Finding("TorchX", Level.OK, f"torchx-nightly {nightly}")]
+        return [Diagnosis("TorchX", Level.WRONG, f"torchx {stable}, which is too old", remedy)]
+    return [Diagnosis("TorchX", Level.OK, f"torchx-nightly {nightly}")]
 
 
-def plugins() -> list[Finding]:
+def plugins() -> list[Diagnosis]:
     """Checks what this project registers with TorchX, and what TorchX could not register."""
     ours = [entry for entry in distribution(PROJECT).entry_points if entry.group.startswith("torchx.")]
     broken = [f"{entry.name}: {error}" for entry in ours if (error := _load_error(entry))]
@@ -52,39 +52,41 @@ def plugins() -> list[Finding]:
     taken = [entry.name for entry in ours if len(entry_points(group=entry.group, name=entry.name)) > 1]
     if broken or taken:
         found = "; ".join([*broken, *(f"{name} is registered by two packages" for name in taken)])
-        return [Finding("plugins", Level.WRONG, found, f"install {PROJECT} again; remove packages that clash with it")]
+        return [
+            Diagnosis("plugins", Level.WRONG, found, f"install {PROJECT} again; remove packages that clash with it")
+        ]
     groups = ("schedulers", "components", "named_resources", "cli.cmds")
     counts = [f"{sum(entry.group == f'torchx.{group}' for entry in ours)} {group}" for group in groups]
-    return [Finding("plugins", Level.OK, ", ".join(counts))]
+    return [Diagnosis("plugins", Level.OK, ", ".join(counts))]
 
 
-def torch() -> list[Finding]:
+def torch() -> list[Diagnosis]:
     """Checks that torch, torchrec and fbgemm-gpu match and load, and which GPUs they see."""
     names = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu")
     there = {name: number for name in names if (number := _version(name))}
     versions = ", ".join(f"{name} {number}" for name, number in there.items())
     if "torch" not in there:
-        return [Finding("torch", Level.ABSENT, "not installed: jobs can be submitted here, not run"), _gpu(None)]
+        return [Diagnosis("torch", Level.ABSENT, "not installed: jobs can be submitted here, not run"), _gpu(None)]
     if wrong := _mismatch(there):
-        return [Finding("torch", Level.WRONG, f"{versions}: {wrong}", INSTALL), _gpu(None)]
+        return [Diagnosis("torch", Level.WRONG, f"{versions}: {wrong}", INSTALL), _gpu(None)]
     loaded = probe("torch", seconds=LOAD_SECONDS)
     if loaded.returncode:
         died = f"died of {signal.Signals(-loaded.returncode).name}" if loaded.returncode < 0 else ""
         found = f"{versions} does not load: {died or last_line(loaded.stderr)}"
-        return [Finding("torch", Level.WRONG, found, INSTALL), _gpu(None)]
-    return [Finding("torch", Level.OK, versions), _gpu(json.loads(last_line(loaded.stdout)))]
+        return [Diagnosis("torch", Level.WRONG, found, INSTALL), _gpu(None)]
+    return [Diagnosis("torch", Level.OK, versions), _gpu(json.loads(last_line(loaded.stdout)))]
 
 
-def storage(flag: str, url: str) -> list[Finding]:
+def storage(flag: str, url: str) -> list[Diagnosis]:
     """Checks that a run directory can be written, by a file that is removed again, or that data is there."""
     script, good, remedy = STORAGE_CHECKS[flag]
     done = probe(script, url, seconds=STORAGE_SECONDS)
     if not done.returncode:
-        return [Finding(flag, Level.OK, f"{url} is {good}")]
+        return [Diagnosis(flag, Level.OK, f"{url} is {good}")]
     error = last_line(done.stderr)
     if missing := re.search(r"ImportError:.*[Ii]nstall (\w+)", error):
         remedy = f"pip install {missing[1]}"
-    return [Finding(flag, Level.WRONG, f"{url}: {error}", remedy)]
+    return [Diagnosis(flag, Level.WRONG, f"{url}: {error}", remedy)]
 
 
 def _version(name: str) -> str | None:
@@ -113,12 +115,12 @@ def _load_error(entry: EntryPoint) -> str | None:
     return None
 
 
-def _gpu(loaded: dict | None) -> Finding:
+def _gpu(loaded: dict | None) -> Diagnosis:
     """Returns the GPUs that torch sees, or a note that only the driver sees some."""
     if loaded and loaded["gpus"]:
         names = loaded["gpus"]
-        return Finding("GPU", Level.OK, ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)))
+        return Diagnosis("GPU", Level.OK, ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)))
     if loaded and shutil.which("nvidia-smi") and not answer(["nvidia-smi", "-L"], 20).returncode:
         remedy = "update the driver" if loaded["cuda"] else "pip install 'torchx-recsys[cuda]' in another environment"
-        return Finding("GPU", Level.NOTE, "the driver has a GPU that torch does not see", remedy)
-    return Finding("GPU", Level.ABSENT, "none: ranks on this machine use the CPU")
+        return Diagnosis("GPU", Level.NOTE, "the driver has a GPU that torch does not see", remedy)
+    return Diagnosis("GPU", Level.ABSENT, "none: ranks on this machine use the CPU")

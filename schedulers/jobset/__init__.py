@@ -1,1 +1,1 @@
-"""The scheduler `jobset`: jobs as JobSets on a Kubernetes cluster. Uses contract and errors."""
+"""The scheduler `jobset`: jobs as JobSets on a Kubernetes cluster."""

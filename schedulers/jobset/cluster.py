@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from schedulers.errors import SchedulerError
-from schedulers.jobset import spec
-from schedulers.jobset.names import OLDEST_JOBSET
-from schedulers.jobset.policies import MESSAGE_PATTERNS
+from schedulers.jobset import names
+from schedulers.jobset.restarts import MESSAGE_PATTERNS, OLDEST_JOBSET
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -20,12 +19,12 @@ Object = dict[str, Any]
 
 # Seconds to connect and to answer, so that a cluster out of reach does not hold up the shell.
 TIMEOUT_SECONDS = (10, 60)
-JOBSETS = {"group": spec.GROUP, "version": spec.VERSION, "plural": spec.PLURAL}
+JOBSETS = {"group": names.GROUP, "version": names.VERSION, "plural": names.PLURAL}
 KUEUE = "kueue.x-k8s.io"
 # Newer versions of Kueue serve the first, older ones the second.
 WORKLOAD_VERSIONS = ("v1beta2", "v1beta1")
 NO_CLIENT = "Kubernetes needs its client: pip install 'torchx-recsys[kubernetes]'"
-NO_JOBSET = f"the cluster has no {spec.GROUP}/{spec.VERSION}: install JobSet there, or use -s kubernetes with Volcano"
+NO_JOBSET = f"the cluster has no {names.GROUP}/{names.VERSION}: install JobSet there, or use -s kubernetes with Volcano"
 OLD_JOBSET = f"the cluster's JobSet is older than {OLDEST_JOBSET} and lacks {MESSAGE_PATTERNS}: have it upgraded"
 
 
@@ -56,7 +55,7 @@ class Cluster:
 
     def jobsets(self) -> list[Object]:
         """Reads all JobSets that TorchX made."""
-        found = self._call("list", label_selector=_selector(spec.MANAGED_BY))
+        found = self._call("list", label_selector=_selector(names.MANAGED_BY))
         if not found:
             raise SchedulerError(NO_JOBSET)
         return found["items"]
@@ -85,7 +84,7 @@ class Cluster:
     def workloads(self, jobset: Object) -> list[Object]:
         """Reads the Kueue workloads of a JobSet; none if it is in no queue, or this user may not read them."""
         selector = _selector({f"{KUEUE}/job-uid": jobset["metadata"]["uid"]})
-        for version in WORKLOAD_VERSIONS if spec.QUEUE_LABEL in spec.labels_of(jobset) else ():
+        for version in WORKLOAD_VERSIONS if names.QUEUE_LABEL in names.labels_of(jobset) else ():
             if found := self._workloads(version, "list", label_selector=selector):
                 return found["items"]
         return []

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from torchx.specs import is_terminal
 
-from schedulers.jobset import spec
+from schedulers.jobset import names
 from schedulers.jobset.cluster import Cluster
 from schedulers.jobset.names import INDEX
 from schedulers.jobset.status import (
@@ -40,7 +40,7 @@ class Replica:
 
     def pod(self, cluster: Cluster) -> Object | None:
         """Returns its newest pod, None if there is none."""
-        labels = {spec.JOBSET_LABEL: self.jobset, spec.ROLE_LABEL: self.role, INDEX: str(self.number)}
+        labels = {names.JOBSET_LABEL: self.jobset, names.ROLE_LABEL: self.role, INDEX: str(self.number)}
         return newest_pods(cluster.pods(labels)).get((self.role, self.number))
 
 

@@ -1,20 +1,47 @@
-"""Names and labels that Kubernetes accepts."""
+"""The names of a job on a cluster: those of JobSet's API, labels of pods, and what Kubernetes accepts as a name."""
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from torchx.schedulers.ids import random_id
 from torchx.specs import AppDef
 
 from schedulers.errors import SchedulerError
+from schedulers.jobset.options import JobSetOpts
 
+GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+ROLE_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+QUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+MANAGED_BY = {"app.kubernetes.io/managed-by": "torchx.pytorch.org"}
 INDEX = "batch.kubernetes.io/job-completion-index"
 ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 
-OLDEST_JOBSET = "0.10.1"
-"""The first JobSet whose Helm chart has what tells wrong input from other failures."""
-
 # The longest name of a pod that JobSet admits; a pod's own name ends in `-` and five characters.
 LONGEST_NAME = 63
+
+
+@dataclass(frozen=True)
+class Submission:
+    """An app with its options, and the name and the handle under which it is submitted."""
+
+    app: AppDef
+    opts: JobSetOpts
+    name: str
+    handle: str
+
+    @property
+    def rank0_host(self) -> str:
+        """The host name of replica 0 of the first role in the headless service that JobSet creates."""
+        return f"{self.name}-{dns_name(self.app.roles[0].name)}-0-0.{self.name}"
+
+    @property
+    def max_retries(self) -> int:
+        """The retries of the job, which restarts as a whole."""
+        return max(role.max_retries for role in self.app.roles)
 
 
 def unique_name(app: AppDef) -> str:
@@ -41,3 +68,8 @@ def dns_name(name: str) -> str:
 def label(value: str) -> str:
     """Returns a valid value of a label."""
     return re.sub(r"[^A-Za-z0-9._-]", ".", value)[:63].strip("-_.")
+
+
+def labels_of(resource: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the labels of a JobSet or a pod."""
+    return resource["metadata"].get("labels", {})

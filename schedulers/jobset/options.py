@@ -7,7 +7,7 @@ from torchx.schedulers.api import StructuredOpts
 from schedulers.contract import MAX_FREE_RESTARTS, SHUTDOWN_TIMEOUT_SECONDS
 from schedulers.errors import SchedulerError, check_least
 
-# torchrun waits SHUTDOWN_TIMEOUT_SECONDS for its ranks to save, and then needs some to end them and itself.
+# torchrun gives its ranks SHUTDOWN_TIMEOUT_SECONDS to save, and then needs some time to end them and itself.
 DEFAULT_GRACE_SECONDS = SHUTDOWN_TIMEOUT_SECONDS + 30
 
 
@@ -61,10 +61,10 @@ class JobSetOpts(StructuredOpts):
     """Extended resources of each pod beside its GPUs: RESOURCE:COUNT;RESOURCE:COUNT, such as rdma/hca:1."""
 
     ipc_lock: bool = False
-    """Whether the container may lock memory (IPC_LOCK), as RDMA does."""
+    """Let the container lock memory (IPC_LOCK), as RDMA does."""
 
     run_as_user: int | None = None
-    """User id of the pods' processes; that of the image if unset. One other than 0 must not become root."""
+    """User id of the pods' processes; the image's if unset. With any other id than 0, processes cannot become root."""
 
     run_as_group: int | None = None
     """Group id of the pods' processes."""
@@ -73,13 +73,13 @@ class JobSetOpts(StructuredOpts):
     """Group id that volumes are given to."""
 
     shm_size: str | None = None
-    """Largest size of /dev/shm, such as 16Gi; it is memory of the pod, which bounds it if unset."""
+    """Largest size of /dev/shm, such as 16Gi; it counts as memory of the pod, which is the bound if unset."""
 
     reserved_millicpu: int = 100
-    """CPU that a pod requests less than its limit, for what Kubernetes itself needs of a node; at most half of it."""
+    """Millicores by which a pod's request is below its limit, for Kubernetes itself; at most half of the limit."""
 
     reserved_memmb: int = 1024
-    """Memory in MB that a pod requests less than its limit, for the same; at most half of it."""
+    """MB by which a pod's memory request is below its limit, for Kubernetes itself; at most half of the limit."""
 
     termination_grace_seconds: int = DEFAULT_GRACE_SECONDS
     """Seconds that a pod has to save and leave before it is killed, 120 or more."""
@@ -91,11 +91,11 @@ class JobSetOpts(StructuredOpts):
     """Seconds that a replica waits for replica 0 to start before it fails."""
 
     ttl_seconds: int | None = None
-    """Seconds after its end when the job, its pods and their logs are deleted; never if unset."""
+    """Seconds from the end of the job until it, its pods and their logs are deleted; never if unset."""
 
 
 def check(opts: JobSetOpts) -> None:
-    """Refuses values that the cluster accepts and that do not work.
+    """Refuses values that the cluster accepts but that cannot work.
 
     Raises:
         SchedulerError: An option has a value that cannot work.

@@ -11,10 +11,9 @@ from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
 
 from schedulers import log_files
 from schedulers.errors import SchedulerError
-from schedulers.jobset import log, spec, status
+from schedulers.jobset import log, names, spec, status
 from schedulers.jobset.cluster import Cluster, Object
-from schedulers.jobset.job import Job
-from schedulers.jobset.names import unique_name
+from schedulers.jobset.names import Submission, unique_name
 from schedulers.jobset.options import JobSetOpts, check
 from schedulers.jobset.spec import JobSetRequest
 
@@ -49,7 +48,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         jobset = cluster.jobset(name)
         if jobset is None:
             return None
-        pods = cluster.pods({spec.JOBSET_LABEL: name})
+        pods = cluster.pods({names.JOBSET_LABEL: name})
         workloads = cluster.workloads(jobset) if jobset["spec"].get("suspend") else []
         return status.describe(app_id, jobset, pods, workloads)
 
@@ -67,7 +66,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
             ListAppResponse(
                 _app_id(opts.context, jobset["metadata"]),
                 status.app_state(jobset),
-                name=spec.labels_of(jobset).get("app.kubernetes.io/name", ""),
+                name=names.labels_of(jobset).get("app.kubernetes.io/name", ""),
             )
             for jobset in sorted(found, key=lambda jobset: jobset["metadata"]["creationTimestamp"])
         ]
@@ -95,7 +94,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         check(cfg)
         name = unique_name(app)
         app_id = _app_id(cfg.context, {"namespace": cfg.namespace, "name": name})
-        job = Job(app, cfg, name, f"{self.backend}://{self.session_name}/{app_id}")
+        job = Submission(app, cfg, name, f"{self.backend}://{self.session_name}/{app_id}")
         return AppDryRunInfo(JobSetRequest(cfg.context, spec.jobset(job)), str)
 
     def _run_opts(self) -> runopts:
@@ -109,7 +108,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         workloads = cluster.workloads(jobset) if jobset else []
         if not workloads:
             # Kueue ignores a job without a queue if it has not seen it before.
-            change = {"metadata": change["metadata"] | {"labels": {spec.QUEUE_LABEL: None}}, "spec": {"suspend": True}}
+            change = {"metadata": change["metadata"] | {"labels": {names.QUEUE_LABEL: None}}, "spec": {"suspend": True}}
         cluster.patch(name, change)
         for workload in workloads:
             # Kueue would resume an admitted job that another client suspended.

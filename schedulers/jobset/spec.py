@@ -8,16 +8,17 @@ import yaml
 from torchx.specs import Role
 
 from schedulers.jobset import pod
-from schedulers.jobset.job import Job
-from schedulers.jobset.names import dns_name, label
-from schedulers.jobset.policies import failure_policy, pod_failure_policy
-
-GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
-JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
-ROLE_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-QUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
-MANAGED_BY = {"app.kubernetes.io/managed-by": "torchx.pytorch.org"}
+from schedulers.jobset.names import (
+    GROUP,
+    MANAGED_BY,
+    QUEUE_LABEL,
+    QUEUE_PRIORITY_LABEL,
+    VERSION,
+    Submission,
+    dns_name,
+    label,
+)
+from schedulers.jobset.restarts import failure_policy, pod_failure_policy
 
 
 @dataclass
@@ -42,7 +43,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def jobset(job: Job) -> dict[str, Any]:
+def jobset(job: Submission) -> dict[str, Any]:
     """Returns the JobSet of a job: one Indexed Job for each role, one pod for each replica."""
     opts, roles = job.opts, job.app.roles
     spec: dict[str, Any] = {
@@ -61,13 +62,13 @@ def jobset(job: Job) -> dict[str, Any]:
     }
 
 
-def _labels(job: Job) -> dict[str, str]:
+def _labels(job: Submission) -> dict[str, str]:
     queue = {QUEUE_LABEL: job.opts.queue, QUEUE_PRIORITY_LABEL: job.opts.queue_priority}
     named = (job.opts.labels or {}) | MANAGED_BY | {"app.kubernetes.io/name": label(job.app.name)}
     return named | {key: value for key, value in queue.items() if value}
 
 
-def _annotations(job: Job) -> dict[str, dict[str, str]]:
+def _annotations(job: Submission) -> dict[str, dict[str, str]]:
     return {"annotations": job.opts.annotations} if job.opts.annotations else {}
 
 
@@ -95,8 +96,3 @@ def roles(resource: Mapping[str, Any]) -> list[Role]:
         )
         for name, spec in specs.items()
     ]
-
-
-def labels_of(resource: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the labels of a JobSet or a pod."""
-    return resource["metadata"].get("labels", {})

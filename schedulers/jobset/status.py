@@ -9,9 +9,9 @@ from typing import Any
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaState, ReplicaStatus, Role, RoleStatus
 
-from schedulers.jobset import spec
+from schedulers.jobset import names, spec
 from schedulers.jobset.names import ATTEMPT, INDEX
-from schedulers.jobset.policies import FINAL
+from schedulers.jobset.restarts import FINAL
 
 Object = Mapping[str, Any]
 
@@ -23,7 +23,7 @@ PHASES = {
     "Succeeded": ReplicaState.SUCCEEDED,
     "Failed": ReplicaState.FAILED,
 }
-# The state of a replica whose pod is gone or not there yet, by the state of the job.
+# The state of a replica without a pod, by the state of the job.
 WITHOUT_POD = {
     AppState.SUCCEEDED: ReplicaState.SUCCEEDED,
     AppState.FAILED: ReplicaState.CANCELLED,
@@ -72,11 +72,11 @@ def describe(app_id: str, jobset: Object, pods: Iterable[Object], workloads: Ite
 
 def newest_pods(pods: Iterable[Object]) -> dict[tuple[str, int], Object]:
     """Returns the pod of the last attempt of each replica, by role and replica id."""
-    return {(container_name(pod), int(spec.labels_of(pod).get(INDEX, 0))): pod for pod in sorted(pods, key=_age)}
+    return {(container_name(pod), int(names.labels_of(pod).get(INDEX, 0))): pod for pod in sorted(pods, key=_age)}
 
 
 def _age(pod: Object) -> tuple[int, str]:
-    return int(spec.labels_of(pod).get(ATTEMPT, 0)), pod["metadata"]["creationTimestamp"]
+    return int(names.labels_of(pod).get(ATTEMPT, 0)), pod["metadata"]["creationTimestamp"]
 
 
 def _messages(
@@ -117,15 +117,15 @@ def _replicas(jobset: Object) -> int:
 def _begun(jobset: Object, pods: Mapping[tuple[str, int], Object]) -> int:
     """Returns how many replicas of the present attempt have begun."""
     attempt = str(jobset.get("status", {}).get("restarts", 0))
-    present = [pod for pod in pods.values() if spec.labels_of(pod).get(ATTEMPT, "0") == attempt]
+    present = [pod for pod in pods.values() if names.labels_of(pod).get(ATTEMPT, "0") == attempt]
     return sum(pod["status"].get("phase", "Pending") != "Pending" for pod in present)
 
 
 def suspension(jobset: Object) -> str:
-    """Returns what a job waits for that may have no pods; empty if it may."""
+    """Returns what a suspended job waits for; empty for a job that may have pods."""
     if not jobset["spec"].get("suspend"):
         return ""
-    queue = spec.labels_of(jobset).get(spec.QUEUE_LABEL)
+    queue = names.labels_of(jobset).get(names.QUEUE_LABEL)
     return f"waits for its quota in queue {queue}" if queue else "suspended"
 
 
@@ -209,11 +209,11 @@ def container_state(pod: Object) -> Object:
 
 def container_name(pod: Object) -> str:
     """Returns the name of the replica's own container in a pod."""
-    return spec.labels_of(pod)[spec.ROLE_LABEL]
+    return names.labels_of(pod)[names.ROLE_LABEL]
 
 
 def _final_line(pod: Object) -> str:
-    """Returns why a replica ended that is not to be started again; empty for others."""
+    """Returns why a replica ended whose job does not restart; empty for others."""
     terminated = _termination(pod)
     return terminated.get("message", "").strip() if terminated.get("exitCode") in FINAL else ""
 

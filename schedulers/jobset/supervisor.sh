@@ -1,5 +1,5 @@
-# Runs a replica, and ends with the exit code that the policies of Job and JobSet act on.
-# Assigned before, by supervisor.py: outcome_file rank0_host rank0_variable replicas restarts max_retries
+# Runs a replica, and ends with an exit code on which the policies of Job and JobSet act.
+# Assigned before, by restarts.py: outcome_file rank0_host rank0_variable replicas restarts max_retries
 # max_free_restarts most_restarts rank0_wait_seconds finished_word saved_word stopped_word
 # stopped_code wrong_input_words wrong_input_code given_up_code.
 say() { echo "[torchx] $*"; }
@@ -7,12 +7,12 @@ say() { echo "[torchx] $*"; }
 # Ends the attempt with exit code $1; the line $2 is shown by `torchx status`.
 end() { say "$2"; echo "$2" > "$outcome_file"; exit "$1"; }
 
-# Ends the attempt with exit code $1 because of $2; it is started again and uses up no retry, as often as is allowed.
-# A pod knows nothing of those before it but their number, so once that is reached each attempt has to save something.
+# Ends the attempt with exit code $1 because of $2; the restart uses up no retry, as long as restarts are left. A pod
+# knows only how many attempts came before it, so once that number is reached each attempt has to save something.
 restart_for_free() {
   case $outcome in *"$saved_word "*) exit "$1" ;; esac
   [ "$restarts" -ge $((max_retries + max_free_restarts)) ] || exit "$1"
-  # The replica of rank 0 has what was saved, and may still be leaving: if it ends first, it decides.
+  # The replica of rank 0 knows what was saved, and may still be leaving: if it ends first, it decides.
   [ "$replicas" = 1 ] || { sleep 20 & wait $!; }
   end "$given_up_code" "gave up after restart $restarts: this attempt saved nothing, and \
 max_free_restarts=$max_free_restarts and max_retries=$max_retries are used up; last: $2"
@@ -23,7 +23,7 @@ trap 'restart_for_free 143 "its pod was taken away before the replica began"' TE
 
 [ "$restarts" -lt "$most_restarts" ] || end "$given_up_code" "gave up after restart $restarts, the last that a job may have"
 
-# What ended the last attempt may need time to pass: 1, 2, 4 ... 32 seconds, and then a minute.
+# The cause of the last end may need time to pass: 1, 2, 4 ... 32 seconds, and then a minute.
 if [ "$restarts" -gt 0 ]; then
   pause=60
   [ "$restarts" -gt 6 ] || pause=$((1 << (restarts - 1)))
@@ -34,8 +34,8 @@ fi
 # Replica 0 hosts the rendezvous, and must not depend on its own name being known yet.
 [ "${rank0_host%%.*}" != "$HOSTNAME" ] || { rank0_host=localhost; export "$rank0_variable=$rank0_host"; }
 
-# The others wait until it runs, for only running pods have names: it may still pull its image, and torchrun gives up
-# after a minute.
+# The other replicas wait until replica 0 runs, as only running pods have names: it may still pull its image, and
+# torchrun gives up after a minute.
 began=$(date +%s)
 told=
 while command -v getent > /dev/null && ! getent hosts "$rank0_host" > /dev/null; do
@@ -62,7 +62,7 @@ case $outcome in
   "$saved_word "*) : > "$outcome_file" ;; # or the status would show it in place of the last lines of the log
 esac
 
-# Only the replica of rank 0 has the outcome, and it may be any of them: the others wait, for the first to end decides.
+# Only the replica of rank 0 has the outcome, and it may be any replica: the others wait, as the first to end decides.
 [ $code = 0 ] || [ "$replicas" = 1 ] || { sleep 5 & wait $!; }
 [ $code = 0 ] || [ ! "$taken_away" ] || restart_for_free $code "its pod was taken away"
 

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from schedulers.jobset.options import JobSetOpts
-from schedulers.jobset.supervisor import GIVEN_UP, MOST_RESTARTS, supervisor
+from schedulers.jobset.restarts import GIVEN_UP, MOST_RESTARTS, supervisor
 from trainer.core.outcome import OUTCOME_VARIABLE, STOPPED, WRONG_INPUT
 
 ELSEWHERE = {"TORCHX_RANK0_HOST": "job-trainer-0-0.job", "HOSTNAME": "job-trainer-0-1"}

@@ -16,7 +16,7 @@ class Level(Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """One line of the table."""
 
     check: str
@@ -25,14 +25,14 @@ class Finding:
     remedy: str = ""
 
 
-def absent(check: str, found: str, required: bool, remedy: str) -> Finding:
+def absent(check: str, found: str, required: bool, remedy: str) -> Diagnosis:
     """Returns the finding for something that is not there, which is wrong only if it is required."""
-    return Finding(check, Level.WRONG, found, remedy) if required else Finding(check, Level.ABSENT, found)
+    return Diagnosis(check, Level.WRONG, found, remedy) if required else Diagnosis(check, Level.ABSENT, found)
 
 
-def troubled(check: str, found: str, required: bool, remedy: str) -> Finding:
+def troubled(check: str, found: str, required: bool, remedy: str) -> Diagnosis:
     """Returns the finding for something that does not work, which is wrong only if it is required."""
-    return Finding(check, Level.WRONG if required else Level.NOTE, found, remedy)
+    return Diagnosis(check, Level.WRONG if required else Level.NOTE, found, remedy)
 
 
 def answer(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
@@ -46,8 +46,8 @@ def answer(command: list[str], seconds: float) -> subprocess.CompletedProcess[st
 
 
 def probe(name: str, *arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Runs one of the scripts probe_*.py."""
-    return answer([sys.executable, "-P", "-m", f"schedulers.doctor.probe_{name}", *arguments], seconds)
+    """Runs one of the checks in probes.py as a process of its own."""
+    return answer([sys.executable, "-P", "-m", "schedulers.doctor.probes", name, *arguments], seconds)
 
 
 def last_line(text: str) -> str:

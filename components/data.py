@@ -40,7 +40,7 @@ def criteo(
 
     Args:
         args: After `--`, more arguments of `python -m trainer criteo`.
-        source: Click logs, plain or .gz: paths, globs or fsspec URLs, in the order of time, separated by commas.
+        source: Click logs, plain or .gz: paths, globs or fsspec URLs, in time order, separated by commas.
         out: Directory or fsspec URL to write the data set to.
         layout: kaggle splits one log by time; terabyte validates and tests on the last of its days.
         evaluation_source: For terabyte, the name, without .gz, of the file to validate and test on.
@@ -71,7 +71,7 @@ def synthetic(
         args: After `--`, more arguments of `python -m trainer synthetic`.
         out: Directory or fsspec URL to write the data set to.
         rows: Rows to train on.
-        files: Parquet files that they are spread over.
+        files: Parquet files to spread the training rows over.
         validation_rows: Rows to validate on.
         test_rows: Rows to test on.
         hotness: Ids per row and sparse feature: 1 gives single ids, more gives lists of one to this many.
@@ -103,10 +103,10 @@ def vocabulary(
         source: Files, globs or directories to count in, on any fsspec URL, separated by commas.
         columns: Columns of ids to count, separated by commas.
         out: Directory or fsspec URL to write OUT/COLUMN.parquet to.
-        together: Name of one vocabulary of all columns, for features that share a table; without it each has its own.
+        together: Name of one vocabulary of all columns, for features that share a table; by default one each.
         min_count: Occurrences that an id needs for a row of its own.
-        max_rows: Rows of a table at most, which the most frequent ids get; without it there is no limit.
-        unseen_rows: Rows that all other ids are hashed over.
+        max_rows: Most rows of a table, which the most frequent ids get; by default there is no limit.
+        unseen_rows: Rows over which all other ids are hashed.
         memory_mib: Memory for counts in MiB; what does not fit goes to files in the temporary directory.
         overwrite: Replace vocabularies that exist; runs and exports that use them need the old ones.
     """
@@ -136,13 +136,13 @@ def check(
     Args:
         args: After `--`, overrides of the configuration file, or more arguments of `python -m trainer check-data`.
         config: Configuration file (TOML), as the job sees it; without it, source.
-        source: Files, globs or directories on any fsspec URL, separated by commas, in place of a configuration.
-        label: The column to predict, with source; without it, it is guessed.
-        rows: Rows of each split that figures are from.
+        source: Files, globs or directories on any fsspec URL, separated by commas, instead of a configuration.
+        label: The column to predict, with source; guessed by default.
+        rows: Rows of each split from which figures are computed.
         everything: Read all rows, not some row groups.
-        time: A column of numbers or times, to follow the label rate along.
+        time: Column of numbers or times along which to follow the label rate.
         json: JSON file to write everything to.
-        page: HTML file to draw everything to, which a browser opens.
+        page: HTML file to draw everything to, for a browser.
         statistics: JSON file to write for planner.statistics.
         write_config: TOML file to write a first configuration to, with source.
         overwrite: Replace files that exist.

@@ -246,7 +246,7 @@ def predict(
     max_retries: int = 0,
     name: str = "predict",
 ) -> AppDef:
-    """Writes a model's outputs for every row of a data set; a job that was interrupted continues where it was.
+    """Writes a model's outputs for every row of a data set; an interrupted job continues where it stopped.
 
     Example: torchx run dlrm.predict --config movielens --out runs/a --source data/movielens/test --to predictions
 
@@ -259,7 +259,7 @@ def predict(
         checkpoint: Checkpoint to predict with: newest, best (by the run's checkpoint.keep.best) or the number of a
             step.
         keep_columns: Columns of the data to keep, separated by commas; * for all, nothing for none.
-        outputs: Outputs of the model to write, separated by commas; all without it.
+        outputs: Outputs of the model to write, separated by commas; by default all.
         rows_per_part: Rows of each file that is written, a multiple of batch_size.
         batch_size: Rows that a rank computes at once.
         j: NODESxPROCS: nodes, and processes (ranks) on each.

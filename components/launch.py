@@ -1,7 +1,7 @@
-"""Roles that run the trainer: the only place that spells torchrun's command, of which trainer/launch.py is the end.
+"""Roles that run the trainer. Only this file spells torchrun's command, which trainer/launch.py receives.
 
-TorchX's `dist.torchrun` passes no `--signals-to-handle`, `--shutdown-timeout` and `--max-restarts`, without which ranks
-have no time to save, and its nodes meet at the same port in all jobs.
+TorchX's `dist.torchrun` does not pass `--signals-to-handle`, `--shutdown-timeout` and `--max-restarts`, without which
+ranks have no time to save; and its nodes meet at the same port in all jobs.
 """
 
 import re
@@ -15,16 +15,15 @@ from torchx.specs import AppDef, Role, macros
 
 from schedulers.contract import SHUTDOWN_TIMEOUT_SECONDS
 
-# All of them reach every rank, which then has SHUTDOWN_TIMEOUT_SECONDS to leave.
+# Each of them reaches every rank, which then has SHUTDOWN_TIMEOUT_SECONDS to leave.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 
 # The number of nodes that an elastic job may lose and continue; a node that returns does not count.
 ELASTIC_RESTARTS = 100
 
-# Below the ports that the system hands out by itself (32768 and up on Linux).
+# Below the ports that the system assigns by itself (32768 and up on Linux).
 FIRST_PORT = 20000
 PORTS = 10000
-
 
 LONGEST_NAME = 100
 MACROS = (macros.img_root, macros.app_id, macros.replica_id, macros.rank0_env)
@@ -69,13 +68,13 @@ def one_node(nproc: int) -> str:
 
 
 def choice(flag: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Refuses a value that is none of those allowed."""
+    """Refuses a value that is not one of those allowed."""
     if value not in allowed:
         raise ArgumentError(flag, value, ", ".join(allowed))
 
 
 def literal(text: str) -> str:
-    """Returns what TorchX turns back into this text, with macros such as `${app_id}` replaced and no other `$`."""
+    """Escapes a text: TorchX then replaces macros such as `${app_id}` in it, and leaves every other `$` as it is."""
     doubled = text.replace("$", "$$")
     for macro in MACROS:
         doubled = doubled.replace(f"${macro}", macro)
@@ -111,16 +110,16 @@ def node(
 
 def torchrun(*trainer_args: str, name: str, j: str, node: Role, max_retries: int) -> AppDef:
     """Returns an app of one role, whose replicas each run the trainer under torchrun."""
-    # The job's directories bear it.
+    # The job's directories are named after it.
     if not re.fullmatch(rf"[A-Za-z][\w.-]{{0,{LONGEST_NAME - 1}}}", name):
         raise ArgumentError("--name", name, f"a letter, then letters, digits, '.', '_' or '-', {LONGEST_NAME} at most")
     shape = Shape.parse(j)
     defaults = {
         "OMP_NUM_THREADS": str(max(1, node.resource.cpu // shape.procs)),
-        # torchrun tees through files, and Python would hold back what it writes to a file.
+        # torchrun tees through files, and Python would buffer what it writes to a file.
         "PYTHONUNBUFFERED": "1",
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
-        # The ranks get a store of their own, so that it does not fall with an agent.
+        # The ranks get a store of their own, which survives the end of an agent.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     role = replace(
@@ -169,8 +168,8 @@ def _torchrun_command(shape: Shape, trainer_args: list[str]) -> str:
 def _rdzv_endpoint(shape: Shape) -> str:
     """Returns the host and port at which the nodes meet, as a word for the shell.
 
-    The port is the number of a Slurm job, which no other has, or a checksum of another app id: the same on all nodes of
-    a job, another one for another job on the host.
+    The port is derived from the number of a Slurm job, which no other job has, or from a checksum of any other app id.
+    All nodes of a job compute the same port, and other jobs on a host another one.
     """
     if shape.nodes == 1:
         return "localhost:0"

@@ -40,7 +40,7 @@ def plan(
     out: str | None = None,
     overwrite: bool = False,
 ) -> AppDef:
-    """Plans for a cluster that need not be there: does it fit, how long is a step, what is where and why.
+    """Plans for a cluster (given by name): whether the model fits, how long a step takes, what is where and why.
 
     Example: torchx run -s local_cwd tools.plan --config criteo_terabyte --on h100:2,a100:4
 
@@ -49,13 +49,13 @@ def plan(
         config: Configuration file (TOML), as the job sees it; --run can do without.
         nproc: Number of ranks to plan for on this machine, without --on and --find; the job itself is one process.
         on: Clusters to plan for, HOST:NODES such as h100:8, separated by commas; several are compared.
-        find: Hosts to find the cheapest and smallest cluster of that fits, separated by commas, or all.
-        prices: Price file to find by, a path or an fsspec URL; without it the trainer's own.
-        vary: What to change, one thing at a time, to see what it saves: batch, dimension, precision, comms, hotness,
+        find: Hosts to look through for the cheapest and the smallest cluster that fits, separated by commas, or all.
+        prices: Price file for --find, a path or an fsspec URL; by default the trainer's own.
+        vary: Settings to change, one at a time, to see what each saves: batch, dimension, precision, comms, hotness,
             tables, or all.
         run: Run directory of a finished run, a path or an fsspec URL: its plan, and what the planner forecasts of it
             beside what it measured.
-        page: HTML file to draw the plan to, and clusters beside each other, a path or an fsspec URL.
+        page: HTML file to draw the plan to, with clusters side by side; a path or an fsspec URL.
         png: Image to draw the same to, .png, a path or an fsspec URL.
         out: File to write the plan to, a path or an fsspec URL; planner.plan of a job takes it. With
             --run: what was forecast and measured, as JSON.
@@ -105,9 +105,9 @@ def checkpoints(
         out: Run directory, a path or an fsspec URL; nothing is written to it.
         verify: Whether to read all files back; the job fails if a checkpoint is damaged.
         convert: File to write a checkpoint to, a path or an fsspec URL, for torch.load or, by its suffix, safetensors.
-        step: Step of the only checkpoint to deal with; converted is the newest good one without it.
-        overwrite: Replace a file to convert to that exists.
-        memMB: Memory of the node in MB; to convert a checkpoint takes as much as it is large.
+        step: Step of the checkpoint to list, verify or convert; by default all, and the newest good one to convert.
+        overwrite: Replace the converted file if it exists.
+        memMB: Memory of the node in MB; converting a checkpoint takes as much as its size.
     """
     ...
 
@@ -137,9 +137,9 @@ def embed(
         to: Directory or fsspec URL for the vectors, which every node reaches.
         output: Output of the model, NAME_item or NAME_query; set this or table.
         table: Embedding table; set this or output.
-        source: Of an output, files, globs or directories with a row for each id, separated by commas; without it those
-            of data.catalogue.items.
-        id_column: Of an output, column of the source with the ids; without it data.catalogue.id.
+        source: For an output: files, globs or directories with a row for each id, separated by commas; by default
+            data.catalogue.items.
+        id_column: For an output: column of the source with the ids; by default data.catalogue.id.
         checkpoint: Checkpoint to take: newest, best (by the run's checkpoint.keep.best) or the number of a step.
         rows_per_part: Vectors of each file that is written.
         j: NODESxPROCS: nodes, and processes (ranks) on each.
@@ -166,8 +166,8 @@ def export(
         out: Run directory that holds the checkpoint, a path or an fsspec URL.
         to: Directory to write to, a path or an fsspec URL.
         checkpoint: Checkpoint to export: newest, best (by the run's checkpoint.keep.best) or the number of a step.
-        split: Split of the data set to take rows from that the exported model is checked with.
-        memMB: Memory of the node in MB; one GB is needed, and three times that of the tables, four with --compile.
+        split: Split of the data set whose rows check the exported model.
+        memMB: Memory of the node in MB; 1 GB is needed, and three times the tables' memory, four with --compile.
     """
     ...
 
@@ -211,7 +211,7 @@ def verify_resume(
         steps: Steps of each run.
         ranks: Processes (ranks) of the baseline and of the interrupted run, all on one node.
         other_ranks: Ranks with which the interrupted run resumes in the second comparison.
-        keep: New directory for the runs and their logs, which stay there; a temporary one without it.
+        keep: New directory in which the runs and their logs are kept; by default a temporary one.
     """
     ...
 
@@ -223,7 +223,7 @@ def calibrate(
     j: str = "1x1",
     overwrite: bool = False,
 ) -> AppDef:
-    """Measures a kind of host, once, into a file that plans count with from then on.
+    """Measures a kind of host once, and writes the figures to a file that plans then use.
 
     Example: torchx run -s local_cwd tools.calibrate --out host.toml -j 1x2
 
@@ -241,7 +241,7 @@ def bench(
     *args: str,
     out: str = "runs/${app_id}",
 ) -> AppDef:
-    """Measures reading and training; with `checkpoint`, saves and restores; `features`, `models`, `predict`: these.
+    """Measures reading and training, or else CSV files, data checks, checkpoints, features, models or predictions.
 
     Example: torchx run -s local_cwd tools.bench checkpoint --out runs/bench
 

@@ -1,1 +1,1 @@
-"""TorchX plugins that run jobs, and a doctor. Use components.launch, trainer.core.outcome, planner.hardware."""
+"""TorchX plugins that run jobs, and the command `torchx doctor`."""

@@ -6,7 +6,7 @@ class SchedulerError(Exception):
 
 
 def check_least(option: str, value: int, least: int) -> None:
-    """Refuses an option's value below the least that works.
+    """Refuses an option's value below the least that is allowed.
 
     Raises:
         SchedulerError: It is below.

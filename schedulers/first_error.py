@@ -33,7 +33,7 @@ def first_error(log: str, error_file: Path | None = None) -> str:
 
     Args:
         log: The last part of the replica's stderr, of one attempt only.
-        error_file: The file that TORCHELASTIC_ERROR_FILE names, which need not be there.
+        error_file: The file that TORCHELASTIC_ERROR_FILE names; it may be missing.
     """
     causes = [*ROOT_CAUSE.finditer(log)]
     rank = f"rank {causes[-1]['rank']}: " if causes else ""

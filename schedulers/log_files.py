@@ -36,10 +36,10 @@ def lines(files: list[Path], ended: Callable[[], bool] | None) -> Iterator[str]:
     Args:
         files: Files, which need not exist yet.
         ended: Returns whether nothing more will be written; until then, new lines are yielded as they come. None stops
-            at the present ends of the files.
+            at the current ends of the files.
 
     Raises:
-        SchedulerError: A file is deleted that the job still writes to.
+        SchedulerError: A file was deleted to which the job still writes.
     """
     positions: dict[Path, int] = {}
     while True:

@@ -1,1 +1,1 @@
-"""TorchX's commands, with errors in one line and local jobs by default. Uses launch and schedulers.errors."""
+"""TorchX's commands, with errors in one line and local jobs by default."""

@@ -22,7 +22,7 @@ from schedulers.jobset.cluster import error_line
 from trainer.core.outcome import FAILED, WRONG_INPUT
 
 USERS_MISTAKES = (ArgumentError, DefaultsError, SchedulerError, MalformedAppHandleException)
-# Directories that are full, read-only or another's, and names that are too long for them. Any other is a bug.
+# A directory is full, read-only or another user's, or a name is too long. Any other OSError is a bug.
 STORAGE_ERRORS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG),
@@ -81,7 +81,7 @@ def errors_in_one_line(program: str = "torchx") -> Iterator[None]:
 
 
 def check_handle(handle: str) -> None:
-    """Refuses a handle of TorchX's own scheduler `kubernetes` without the namespace that it takes for granted.
+    """Refuses a handle of TorchX's own scheduler `kubernetes` that lacks the namespace, without which that one fails.
 
     Raises:
         ArgumentError: The handle has no namespace.

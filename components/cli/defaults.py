@@ -1,4 +1,4 @@
-"""Defaults of commands: a file of the site's administrators stands under every user's `.torchxconfig`, in its form."""
+"""Defaults of commands: a site's file gives defaults below every user's `.torchxconfig`, in the same format."""
 
 import configparser
 import inspect
@@ -40,7 +40,7 @@ class Default:
         return DefaultsError(f"{self.file}: [{self.section}] {self.key} = {self.value}: must be {allowed}")
 
     def wrong_key(self, allowed: Iterable[str]) -> DefaultsError:
-        """Returns the error of a key that means nothing."""
+        """Returns the error of an unknown key."""
         return DefaultsError(f"{self.file}: [{self.section}] {self.key}: must be one of {', '.join(sorted(allowed))}")
 
 
@@ -62,15 +62,15 @@ def find_configs(dirs: Iterable[str] | None = None) -> list[str]:
     return files
 
 
-# TorchX finds all its defaults by this function, and has no place for a file that gives way to the others.
+# TorchX finds all its defaults through this function, and has no place for a file of lower priority.
 config.find_configs = find_configs
 
 
 def check_sections(schedulers: Collection[str]) -> None:
-    """Refuses sections of the site's file that mean nothing, and wrong defaults of the commands themselves.
+    """Refuses unknown sections of the site's file, and wrong defaults of the commands themselves.
 
     Raises:
-        DefaultsError: There is one.
+        DefaultsError: A section, a key or a value is wrong.
     """
     for file in _site_files():
         for section in _read(file).sections():
@@ -86,10 +86,10 @@ def check_sections(schedulers: Collection[str]) -> None:
 
 
 def check_options(scheduler: str, options: runopts) -> None:
-    """Refuses wrong defaults of a scheduler's options; TorchX itself warns of a user's that it does not know.
+    """Refuses wrong defaults of a scheduler's options; about unknown ones of a user, TorchX itself warns.
 
     Raises:
-        DefaultsError: There is one.
+        DefaultsError: A key or a value is wrong.
     """
     site = _site_files()
     for line in (line for file in config.find_configs() for line in _lines(file, scheduler)):
@@ -107,7 +107,7 @@ def check_arguments(component: str) -> None:
     """Refuses wrong defaults of a component's arguments in the site's file.
 
     Raises:
-        DefaultsError: There is one.
+        DefaultsError: A key or a value is wrong.
     """
     for line in (line for file in _site_files() for line in _lines(file, f"component:{component}")):
         parameters = inspect.signature(get_component(component).fn).parameters
@@ -123,7 +123,7 @@ def check_arguments(component: str) -> None:
 
 
 def with_file(error: Exception, scheduler: str, component: str, flags: Collection[str]) -> Exception:
-    """Returns an error about an option or an argument with the file that has its value, if no flag does."""
+    """Returns an error about an option or an argument, with the file that sets it unless a flag does."""
     found = OPTION.match(str(error))
     if not found or found["key"] in flags:
         return error
@@ -135,7 +135,7 @@ def with_file(error: Exception, scheduler: str, component: str, flags: Collectio
 
 
 def _site_files() -> list[str]:
-    """Returns the site's file, if there is one; an empty variable is for none."""
+    """Returns the site's file, if there is one; an empty variable means none."""
     named = os.environ.get(SITE_VARIABLE)
     if named is None:
         return [SITE_FILE] if Path(SITE_FILE).exists() else []
@@ -150,7 +150,7 @@ def _lines(file: str, section: str) -> Iterator[Default]:
 
 def _read(file: str) -> configparser.ConfigParser:
     parser = configparser.ConfigParser()
-    parser.optionxform = lambda optionstr: optionstr  # as TorchX has it: keys keep their case
+    parser.optionxform = lambda optionstr: optionstr  # as in TorchX, keys keep their case
     try:
         with open(file) as lines:
             parser.read_file(lines)

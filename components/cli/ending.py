@@ -9,7 +9,7 @@ from schedulers.first_error import error_message
 
 
 class Ending(AppStatus):
-    """The status of a job that has ended, which TorchX prints as the last that `torchx run` has to say."""
+    """The status of a job that has ended, which `torchx run` prints last."""
 
     def __repr__(self) -> str:
         """Returns it in a few lines: TorchX's own prints every field of every replica, tracebacks escaped."""

@@ -34,8 +34,8 @@ class Log(CmdLog):
         subparser.add_argument("-f", "--follow", dest="tail", action="store_true", help="The same as --tail")
 
     def run(self, args: argparse.Namespace) -> None:
-        """Prints the logs; of a job that has not started it says why, and waits only to follow it."""
-        # TorchX raises an error of one of its threads once more in this one: it is printed once only.
+        """Prints the logs; for a job that has not started, says why, and waits only if the logs are followed."""
+        # TorchX raises the error of a thread again in this thread: it is printed only once.
         threading.excepthook = lambda _: None
         validate(args.identifier)
         *words, role, replicas = (*args.identifier.split("/"), None, None)[:6]

@@ -12,15 +12,18 @@ from typing import Any, TextIO
 from torchx.cli.cmd_run import CmdRun, TorchXRunArgs, _run_result_json
 from torchx.runner import Runner
 from torchx.schedulers import get_scheduler_factories
-from torchx.specs import NONE, AppDryRunInfo, AppState, AppStatus
+from torchx.specs import NONE, AppDef, AppDryRunInfo, AppState, AppStatus, Role
 
 from components.cli.base import check_scheduler_args, default_to_local, errors_in_one_line
 from components.cli.defaults import check_arguments, check_options, check_sections, with_file
 from components.cli.ending import Ending
-from components.cli.secrets import without_credentials
 from components.launch import ArgumentError
 from schedulers.errors import SchedulerError
 from trainer.core.outcome import WRONG_INPUT, WRONG_INPUT_WORDS, is_wrong_input
+from trainer.core.secrets import without_secrets
+
+# The names of variables whose values a dry run does not show.
+CREDENTIAL = re.compile("token|secret|passw|credential|signature|auth|key", re.IGNORECASE)
 
 
 class Run(CmdRun):
@@ -35,7 +38,7 @@ class Run(CmdRun):
             default_to_local(subparser, "run")
 
     def run(self, args: argparse.Namespace) -> None:
-        """Runs the command; only the handle goes to stdout, as TorchX has it."""
+        """Runs the command; only the handle goes to stdout, as in TorchX."""
         with errors_in_one_line("torchx run"), redirect_stdout(_HandleWatcher(sys.stdout)):
             check_sections(get_scheduler_factories())
             try:
@@ -64,7 +67,7 @@ class Run(CmdRun):
         component_args: dict[str, Any] | list[str],
         json_output: bool,
     ) -> None:
-        # Before the request is made of the app, so that no scheduler and no form of output shows them.
+        # Hidden before a scheduler makes its request of the app, so that no form of output shows them.
         dryrun: Callable[..., AppDryRunInfo] = runner.dryrun
         runner.dryrun = lambda app, *rest, **options: dryrun(without_credentials(app), *rest, **options)
         super()._dryrun(runner, args, component_args, json_output)
@@ -125,3 +128,13 @@ class _HandleWatcher:
 def next_commands(handle: str) -> str:
     """Returns the commands for a job that has just been submitted, which work in any shell."""
     return "\n".join(["next:", *(f"  torchx {command} {handle}" for command in ("status", "log -f", "cancel"))])
+
+
+def without_credentials(app: AppDef) -> AppDef:
+    """Returns an app whose variables named like a credential are `***`, and so are the secrets of URLs."""
+    return replace(app, roles=[_hidden(role) for role in app.roles])
+
+
+def _hidden(role: Role) -> Role:
+    env = {name: "***" if CREDENTIAL.search(name) else without_secrets(value) for name, value in role.env.items()}
+    return replace(role, env=env, args=[without_secrets(argument) for argument in role.args])

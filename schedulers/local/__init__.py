@@ -1,1 +1,1 @@
-"""The scheduler `local_cwd`: jobs as processes of this machine. Uses contract, errors and log_files."""
+"""The scheduler `local_cwd`: jobs as processes of this machine."""

@@ -21,7 +21,7 @@ def end_with_parent() -> None:
 
 def processes_with(variable: str, value: str) -> list[psutil.Process]:
     """Returns the processes with this environment variable, which all processes that they start inherit."""
-    # There is no environment of a process that has gone, or belongs to another user.
+    # The environment is None for a process that has ended or belongs to another user.
     return [each for each in psutil.process_iter(["environ"]) if (each.info["environ"] or {}).get(variable) == value]
 
 

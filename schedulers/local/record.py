@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from schedulers.contract import MAX_FREE_RESTARTS, no_record, state_directory
+from schedulers.contract import MAX_FREE_RESTARTS
 from schedulers.local.processes import kill_all_with, processes_with
+from schedulers.state_directory import no_record, state_directory
 from trainer.core.outcome import OUTCOME_VARIABLE
 
-# In the line that a supervisor writes to the logs between two attempts.
+# Part of the line that a supervisor writes to the logs between two attempts.
 STARTING_AGAIN = "starting again"
 JOBS_KEPT = 100
 DAYS_KEPT = 30
@@ -141,7 +142,7 @@ class Record:
         self._write("progress.json", asdict(progress))
 
     def write_on_full_disk(self, progress: Progress) -> None:
-        """Does the same in the space that is reserved for it; spaces may follow the state."""
+        """Does the same in space that was reserved on the disk; spaces may follow the state."""
         with self._reserve.open("r+") as file:
             file.write(json.dumps(asdict(progress)))
         self._reserve.replace(self.folder / "progress.json")
@@ -159,7 +160,7 @@ class Record:
         return replace(progress, state="FAILED", message=self._cause_of_death(progress.supervisor))
 
     def outcome(self) -> str:
-        """Returns the last line that the job wrote of itself (trainer/core/outcome.py), or nothing."""
+        """Returns the last line that the job wrote about itself (trainer/core/outcome.py), or nothing."""
         return self.outcome_file.read_text(errors="replace").strip() if self.outcome_file.exists() else ""
 
     def supervisor_error(self) -> str:

@@ -1,4 +1,4 @@
-"""The rule by which a local job is started again: how often, and after which wait."""
+"""When a local job restarts: how often, and after how long a wait."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ DOUBLINGS = 5  # of the first wait, to about a minute
 class Restarts:
     """The restarts of a job so far.
 
-    One that follows a stop on request is free: it uses up no retry. Those in a row that gain no step are bounded, or a
-    job that stops whenever it is started would never end.
+    A restart after a stop request is free: it uses up no retry. Free restarts in a row that gain no step are bounded,
+    or a job that stops at every start would never end.
     """
 
     max_retries: int
@@ -24,7 +24,7 @@ class Restarts:
     free_without_gain: int = 0  # in a row
 
     def allowed(self, outcome: str) -> bool:
-        """Returns whether a job may be started again after an attempt with this outcome."""
+        """Returns whether a job may restart after an attempt with this outcome."""
         if is_stopped(outcome):
             return self._gains(outcome) or self.free_without_gain < self.max_free
         return self.retries < self.max_retries

@@ -19,10 +19,11 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, is_terminal, r
 from torchx.util.types import none_throws
 
 from schedulers import log_files
-from schedulers.contract import MAX_FREE_RESTARTS, SHUTDOWN_TIMEOUT_SECONDS, check_state_directory
+from schedulers.contract import MAX_FREE_RESTARTS, SHUTDOWN_TIMEOUT_SECONDS
 from schedulers.errors import SchedulerError, check_least
 from schedulers.local import status
 from schedulers.local.record import ENDED, Job, Record, Replica, host_directory, prune
+from schedulers.state_directory import check_state_directory
 from trainer.core.outcome import OUTCOME_VARIABLE, environment_of_child_job
 
 
@@ -31,10 +32,10 @@ class Opts(BuiltinOpts):
     """Options of `local_cwd`: the builtin's and more."""
 
     log_dir: str | None = None
-    """Directory of the logs, which is never deleted; unset: they are kept with the job's record, and as long."""
+    """Directory of the logs, which is never deleted; if unset, the logs are kept and deleted with the job's record."""
 
     detach: bool = False
-    """Return at once; the job outlives the shell. Otherwise the shell shows its logs, and it ends with the shell."""
+    """Return at once; the job outlives the shell. Otherwise the shell shows its logs, and the job ends with it."""
 
     grace_seconds: int = SHUTDOWN_TIMEOUT_SECONDS + 10
     """Seconds for replicas to save and leave when the job is cancelled or one of them fails; then they are killed."""

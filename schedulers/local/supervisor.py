@@ -1,8 +1,8 @@
 """Supervisor of one local job: `python -P -m schedulers.local.supervisor RECORD_DIR`.
 
-The scheduler starts one for each job, in a session of its own. A supervisor starts the replicas, combines their logs,
-starts them again when they fail, and ends them when the job is cancelled; the record holds all of its state. It lives
-as long as the job, and the kernel sends SIGTERM to the replicas of one that dies.
+The scheduler starts one supervisor for each job, in a session of its own. A supervisor starts the replicas, combines
+their logs, restarts them when they fail, and ends them when the job is cancelled. The record holds all of its state. A
+supervisor lives as long as the job; if it dies, the kernel sends SIGTERM to its replicas.
 """
 
 import os
@@ -69,14 +69,14 @@ class Supervisor:
         self.stop_requested = True
 
     def run(self) -> None:
-        """Starts the job until it succeeds, may not be started again, or is cancelled."""
+        """Runs the job until it succeeds, fails for good, or is cancelled."""
         try:
             self.finish(self.state_at_the_end())
         except OSError as error:  # a full disk above all
             self.give_up(error)
 
     def state_at_the_end(self) -> str:
-        """Runs the job, as often as it may be started, and returns its final state."""
+        """Runs the job, with the restarts that are allowed, and returns its final state."""
         self.attempt()
         while not (state := self.final_state()):
             self.back_off()
@@ -86,7 +86,7 @@ class Supervisor:
         return state
 
     def final_state(self) -> str | None:
-        """Returns the state in which the job ends after this attempt, or None if it is to be started again."""
+        """Returns the state in which the job ends after this attempt, or None if it restarts."""
         succeeded = all(process.exit_code == 0 for process in self.progress.processes)
         if is_finished(self.outcome) or (succeeded and not self.cancelled):
             return "SUCCEEDED"
@@ -158,7 +158,7 @@ class Supervisor:
                 deadline = time.monotonic() + self.job.grace_seconds
             if deadline is not None and time.monotonic() > deadline:
                 self.record.kill_processes()
-        self.record.kill_processes()  # those that a replica has started and not ended
+        self.record.kill_processes()  # processes that a replica has started and not ended
 
     def poll(self) -> bool:
         """Records which replicas have ended, and returns whether some still run."""
@@ -214,8 +214,7 @@ class Supervisor:
     def final_message(self, state: str) -> str:
         """Returns the message of a job that has ended."""
         if state == "FAILED" and is_stopped(self.outcome):
-            most = self.job.max_free_restarts
-            allowed = f"{most} restart{'s' * (most != 1)} in a row that gained no step (max_free_restarts)"
+            allowed = f"max_free_restarts={self.job.max_free_restarts} restarts in a row that gained no step"
             return f"not started again after {allowed}; the last attempt {self.outcome}"
         return self.last_line() if state == "SUCCEEDED" else self.summary()
 
@@ -226,7 +225,7 @@ class Supervisor:
         return self.last_line() or ", ".join(failed)
 
     def last_line(self) -> str:
-        """Returns the outcome, unless it is that of a checkpoint, after which the job went on."""
+        """Returns the outcome, unless it only tells of a checkpoint, after which the job went on."""
         return self.outcome if is_final(self.outcome) else ""
 
 

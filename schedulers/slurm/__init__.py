@@ -1,1 +1,1 @@
-"""The scheduler `slurm`: jobs as Slurm batch jobs. Uses contract, errors and log_files."""
+"""The scheduler `slurm`: jobs as Slurm batch jobs."""

@@ -1,4 +1,4 @@
-# The run of a job: it starts the replicas, and tells from what they leave how the job ends.
+# Runs a job: starts the replicas, and decides from what they leave how the job ends.
 
 record=$job_dir/slurm-$SLURM_JOB_ID
 outcome_file=$record/outcome
@@ -17,7 +17,7 @@ if [[ $last == succeeded* ]]; then
 fi
 bound "$restarts" "$last"
 
-# With this, `torchx status`, `log` and `list` also find a job that plain sbatch submitted.
+# So that `torchx status`, `log` and `list` also find a job that plain sbatch submitted.
 index=${XDG_STATE_HOME:-$HOME/.local/state}/$index_folder/$SLURM_CLUSTER_NAME
 mkdir -p "$index" && printf '%s\n' "$job_dir" > "$index/$SLURM_JOB_ID"
 
@@ -37,10 +37,10 @@ trap 'report "stop requested"; warned=yes; ${step:+kill -USR1 "$step"}' USR1
 [[ $warned ]] && again "stop requested before anything started"
 trap 'ended_by_slurm=yes' TERM
 
-# Runs one replica. The first notes which of them is on which node, for `torchx status`; each notes its exit code below
-# $1, as srun of Slurm 22.05 ends with 0 when a node is lost. Signals are for the replica, after which the shell ends.
-# proctrack/cgroup signals this shell alone, so it passes them on; linuxproc and pgid signal the replica themselves, to
-# which a second signal would mean that it must not save.
+# Runs one replica. The first replica notes which replica is on which node, for `torchx status`. Each replica notes its
+# exit code below $1, as srun of Slurm 22.05 ends with 0 when a node is lost. Signals are for the replica, and the shell
+# ends after it. proctrack/cgroup signals only this shell, so the shell passes signals on; linuxproc and pgid signal the
+# replica themselves, and a second signal would tell the replica not to save.
 run_replica() {
     local name child= early= code
     for name in HUP INT QUIT TERM USR1 USR2; do
@@ -58,12 +58,12 @@ run_replica() {
     return "$code"
 }
 
-# Which processes of a replica Slurm signals: the first, or all.
+# The processes of a replica that Slurm signals: the first, or all.
 signalled=first
 [[ $(scontrol show config) =~ ProctrackType\ *=\ *proctrack/(linuxproc|pgid) ]] && signalled=all
 
-# Ends the replicas that are left when the others have had time to save after the first failure. srun's own --wait would
-# also count from a replica that has ended well, and end those that have more to do.
+# Ends the remaining replicas once the others have had time to save after the first failure. srun's own --wait would
+# also count from a replica that succeeded, and end replicas that have more to do.
 end_after_failure() {
     grep -qm 1 "^$failed_replica" < <(tail --pid=$$ --lines="+$1" -f "$log") || return
     sleep "$wait_seconds"
@@ -71,7 +71,7 @@ end_after_failure() {
     kill "$step"
 }
 
-# `wait` returns early when a signal comes. All of the environment is passed on even where sbatch passed on none
+# `wait` returns early when a signal comes. The whole environment is passed on even where sbatch passed on none
 # (SBATCH_EXPORT=NONE).
 lines=$(wc -l < "$log")
 srun --kill-on-bad-exit=0 --wait=0 --distribution=block --open-mode="$open_mode" --export=ALL \
@@ -100,7 +100,7 @@ elif [[ $code == 0 && ! $outcome ]]; then
     again "a node of $nodes was lost: only $proofs of ${replicas:-all} replicas ended with 0"
 fi
 
-# Slurm's signal may reach the ranks before it reaches this script. A job that it ends is COMPLETING by then.
+# Slurm's signal may reach the ranks before this script. A job that Slurm ends is COMPLETING by then.
 [[ $outcome ]] || sleep 2
 for pause in 1 1 2 4; do
     [[ $ended_by_slurm || $(scontrol show job "$SLURM_JOB_ID") != *JobState=COMPLETING* ]] && break
@@ -131,7 +131,7 @@ if [[ $lost ]]; then
     again "the node $lost was lost"
 fi
 
-# A node that went down shows first as a failure of the others.
+# The loss of a node first shows as a failure of the other nodes.
 answer=$(timeout 60 srun --overlap --quiet --export=ALL --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" \
     --ntasks-per-node=1 bash -c 'echo "$SLURMD_NODENAME"') || {
     silent=$(tr , '\n' <<< "$nodes" | grep -vxF "$answer")

@@ -1,4 +1,4 @@
-"""Slurm's commands, and jobs as they print them: in text that is the same since 22.05, for JSON is not."""
+"""Slurm's commands, and jobs read from the text that they print: it is the same since 22.05, unlike JSON."""
 
 import logging
 import os
@@ -27,10 +27,10 @@ STATES = {
     **dict.fromkeys(("OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL", "TIMEOUT"), AppState.FAILED),
 }
 UNKNOWN_JOB = "Invalid job id specified"
-# sbatch has sent the job, and got no answer.
+# sbatch has sent the job but got no answer.
 UNANSWERED = "timed out"
 AWAY = re.compile("contact|connect|communication|timed out", re.IGNORECASE)
-# Variables that users may set for all jobs, with the options that they stand for: what is asked of a job goes first.
+# Variables that users may set for all jobs, and the options that they stand for. The options of a job win.
 DEFAULTS = {
     "SBATCH_ACCOUNT": "account",
     "SBATCH_CONSTRAINT": "constraint",
@@ -41,9 +41,9 @@ DEFAULTS = {
     "SBATCH_TIMELIMIT": "time",
     "SBATCH_WCKEY": "wckey",
 }
-# A controller that is set up anew is back within minutes; `log -f` and `run --wait` must outlive that.
+# A controller that is restarted is back within minutes; `log -f` and `run --wait` must outlast that.
 PATIENCE_SECONDS = 600
-# Pauses after which a job is looked for that a controller may have taken without an answer, and may be slow to show.
+# Pauses before each look for a job that a controller may have taken without an answer, and may be slow to list.
 LOOKS_AFTER_SECONDS = (0, 1, 2, 4, 8)
 
 
@@ -52,11 +52,11 @@ class ControllerAway(SchedulerError):
 
 
 class MaybeSubmitted(SchedulerError):
-    """The controller did not answer to a job, and may start it yet."""
+    """The controller did not answer a submission, and may still start the job."""
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """A job as Slurm shows it; fields that Slurm leaves out are empty."""
 
     slurm_state: str
@@ -82,7 +82,7 @@ def run(*command: str, env: dict[str, str] | None = None) -> str:
     """Runs a command of Slurm and returns what it printed.
 
     Raises:
-        SchedulerError: It is not installed, or refused; the message is Slurm's own.
+        SchedulerError: The command is not installed or failed; the message is Slurm's own.
     """
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=env)
@@ -145,13 +145,13 @@ def _job_of(script: Path) -> str:
 
 
 def _environment(script: str) -> dict[str, str]:
-    """Returns the variables for sbatch, to which SBATCH_* count more than what the script says."""
+    """Returns the environment for sbatch, which lets SBATCH_* variables override the script."""
     contradicting = {name for name, option in DEFAULTS.items() if f"\n#SBATCH --{option}=" in script}
 
     def belongs(name: str) -> bool:
         if name.startswith("SBATCH_"):
             return name in DEFAULTS and name not in contradicting
-        # Within a job of Slurm, the variables of that job would count for the new one.
+        # Within a Slurm job, the variables of that job would apply to the new one.
         return name == "SLURM_CONF" or not name.startswith("SLURM_")
 
     return {name: value for name, value in os.environ.items() if belongs(name)}
@@ -169,7 +169,7 @@ def _commands() -> str:
 
 
 @_patiently
-def job(job_id: str) -> Job | None:
+def job(job_id: str) -> SlurmJob | None:
     """Returns a job; None if Slurm has no job of that number, or has forgotten it.
 
     Raises:
@@ -184,10 +184,10 @@ def job(job_id: str) -> Job | None:
 
 
 @_patiently
-def states(job_ids: list[str]) -> dict[str, Job]:
+def states(job_ids: list[str]) -> dict[str, SlurmJob]:
     """Returns the states of several jobs, by two commands; jobs that Slurm has forgotten are left out."""
     listed = run("squeue", "--me", "--states=all", "--noheader", "--format=%A|%T").splitlines()
-    known = {number: Job(state) for number, state in (line.split("|") for line in listed)}
+    known = {number: SlurmJob(state) for number, state in (line.split("|") for line in listed)}
     missing = [number for number in job_ids if number not in known]
     return {number: known[number] for number in job_ids if number in known} | _from_accounting(missing)
 
@@ -207,12 +207,12 @@ def hostnames(nodes: str) -> list[str]:
     return run("scontrol", "show", "hostnames", nodes).split() if nodes else []
 
 
-def _from_scontrol(text: str) -> Job:
+def _from_scontrol(text: str) -> SlurmJob:
     def value(key: str, pattern: str = r"\S*") -> str:
         found = re.search(rf"\b{key}=({pattern})", text)
         return found[1] if found and found[1] not in ("(null)", "None", "Unknown", "N/A") else ""
 
-    return Job(
+    return SlurmJob(
         slurm_state=value("JobState"),
         command=value("Command", ".*"),
         reason=value("Reason"),
@@ -222,13 +222,13 @@ def _from_scontrol(text: str) -> Job:
     )
 
 
-def _from_accounting(job_ids: list[str]) -> dict[str, Job]:
+def _from_accounting(job_ids: list[str]) -> dict[str, SlurmJob]:
     if not job_ids:
         return {}
     wanted = ("--allocations", "--noheader", "--parsable2", "--format=JobIDRaw,State,ExitCode")
     try:
         lines = run("sacct", *wanted, f"--jobs={','.join(job_ids)}").splitlines()
-    except SchedulerError:  # no accounting here: the record of the job has to do
+    except SchedulerError:  # no accounting here: the record of the job must suffice
         return {}
     found = (line.split("|") for line in lines)
-    return {number: Job(state.partition(" ")[0], exit_code=exit_code) for number, state, exit_code in found}
+    return {number: SlurmJob(state.partition(" ")[0], exit_code=exit_code) for number, state, exit_code in found}

@@ -46,7 +46,7 @@ class SlurmOpts(StructuredOpts):
     """Put the job back into the queue after a time limit, a preemption, a lost node or a failure to be retried."""
 
     max_free_restarts: int = MAX_FREE_RESTARTS
-    """Restarts in a row, after preemptions, time limits and lost nodes, that may gain no step; then the job failed."""
+    """Most restarts in a row that gain no step, after preemptions, time limits, lost nodes; then the job has failed."""
 
     ntasks_per_node: int = 1
     """Replicas on each node."""
@@ -73,7 +73,7 @@ class SlurmOpts(StructuredOpts):
     """Memory of each node, such as 64G; 0: all of it; none: no request; the component's if unset."""
 
     nice: int | None = None
-    """Lowers the priority of the job by this much."""
+    """Amount by which the priority of the job is lowered."""
 
     dependency: list[str] | None = None
     """Jobs to wait for, such as afterok:1234."""
@@ -112,7 +112,7 @@ class SlurmOpts(StructuredOpts):
     """New directory, on storage that all nodes share, for a copy of the workspace; the job then runs in it."""
 
     def check(self) -> None:
-        """Refuses values that Slurm would accept and that do not work.
+        """Refuses values that Slurm accepts but that cannot work.
 
         Raises:
             SchedulerError: An option has a value that cannot work.
@@ -159,7 +159,7 @@ class SlurmOpts(StructuredOpts):
 
 
 def _with_commas(args: list[str]) -> list[str]:
-    """Returns options whose values were taken apart at commas, at which TorchX ends each item of a list."""
+    """Joins options that TorchX has split at commas, where it ends each item of a list."""
     whole: list[str] = []
     for arg in args:
         if whole and not arg.startswith("-"):
@@ -179,7 +179,7 @@ def _value(value: str | int | list[str]) -> str:
 
 
 def _seconds(time: str) -> int | None:
-    """Returns the length of a time limit as Slurm reads it; None if it is none, which Slurm itself refuses."""
+    """Returns a time limit in seconds, as Slurm reads it; None for any other text, which Slurm itself refuses."""
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
     if not found:
         return None

@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from schedulers.contract import state_directory
+from schedulers.state_directory import state_directory
 
 ABOUT = "torchx-job.json"
 SCRIPT = "torchx-job.sh"

@@ -1,4 +1,4 @@
-# How a job ends or is put back into the queue: functions for batch.sh, which follows and sets what they use, too.
+# How a job ends or is put back into the queue: functions for batch.sh, which follows and sets variables they use.
 # Assigned before, by script.py: job_dir log role max_retries max_free_restarts open_mode srun_args environment_file
 # index_folder wait_seconds outcome_variable saved_step_variable rank0_variable finished_word saved_word
 # stopped_word stopped_code wrong_input_words wrong_input_code.
@@ -8,7 +8,7 @@ failed_replica='srun: error: \([^:]*\): tasks\? \([^:]*\): '
 
 report() { printf '[torchx] %(%F %T)T %s\n' -1 "$*"; }
 
-# Writes the line $1 to the end of the file $2 of the record, if need be once a full disk has space again.
+# Appends the line $1 to the file $2 of the record; if the disk is full, tries again until it has space.
 keep() {
     local pause
     for pause in 1 2 4 8 16; do
@@ -22,8 +22,8 @@ keep() {
 note() { report "$1"; printf '%s\n' "$1" > "$record/state"; }
 end() { note "$1"; exit "$2"; }
 
-# Ends a job whose restart number $1 is due for the reason $2, if too many before it have gained no checkpoint. Sets
-# `saved_step`, of the newest one.
+# Ends a job before its restart number $1, due to the reason $2, if too many restarts before gained no checkpoint. Sets
+# `saved_step` to the step of the newest checkpoint.
 bound() {
     local since=0 saved idle
     saved_step=0
@@ -34,7 +34,7 @@ bound() {
     end "failed: restarts in a row that gained no step: $((idle - 1)) (-cfg max_free_restarts=$max_free_restarts); at last $2" 1
 }
 
-# Prints nodes on which two attempts failed, and those that are excluded anyway, if enough others are left to choose.
+# Prints the nodes on which two attempts failed and those that are excluded anyway, if enough other nodes are left.
 bad_nodes() {
     local job left bad
     bad=$(sort "$record/blamed" 2> /dev/null | uniq -d)
@@ -45,8 +45,8 @@ bad_nodes() {
     ((left < SLURM_JOB_NUM_NODES)) || sort -u <<< "$bad" | paste -sd ,
 }
 
-# Keeps the nodes $1 from the next attempt, which Slurm allows only once the job waits. Then it also signals everything
-# that this script has started, so a command may have to be repeated.
+# Excludes the nodes $1 from the next attempt, which Slurm allows only once the job waits. By then Slurm also signals
+# everything that this script has started, so a command may have to be repeated.
 exclude() {
     local pause
     for pause in 0 1 2; do
@@ -57,7 +57,7 @@ exclude() {
 }
 
 # Puts the job back into the queue for the reason $1, unless Slurm has done so. A controller that is away comes back,
-# and the allocation lasts until its time limit. A signal to the whole job ends scontrol without a word.
+# and the allocation lasts until its time limit. A signal to the whole job ends scontrol without a message.
 again() {
     local answer bad pause=1
     bound "$((restarts + 1))" "$1"
@@ -74,18 +74,18 @@ again() {
     exit "$stopped_code"
 }
 
-# Prints what the log has of this attempt.
+# Prints the part of the log that is about this attempt.
 this_attempt() { tac "$log" | sed '/^\[torchx\] .* running on /q' | tac; }
 
-# Prints a node that is up again already, or whose slurmd has died, if there is one: srun misses the step there, or gets
-# no answer, and kills the other replicas.
+# Prints a node that went down and is up again, or whose slurmd has died, if there is one: srun misses the step there or
+# gets no answer, and kills the other replicas.
 lost_node() {
     local number
     number=$(this_attempt | sed -En 's/^srun: .*(missing step on|Cannot communicate with) node ([0-9]+).*/\2/p' | head -n 1)
     [[ ! $number ]] || cut -d , -f $((number + 1)) <<< "$nodes"
 }
 
-# Prints srun's first message on a replica in this attempt, or else the exit code.
+# Prints srun's first message about a replica in this attempt, or else the exit code.
 cause() {
     local first="s/^$failed_replica\(.*\)/replica \2 on \1: \3/p" found
     found=$(this_attempt | sed -n "$first" | head -n 1)

@@ -20,13 +20,13 @@ from torchx.specs import AppDef, AppDryRunInfo, CfgVal, Role, Workspace, is_term
 from torchx.workspace import WorkspaceMixin, walk_workspace
 
 from schedulers import log_files
-from schedulers.contract import check_state_directory
 from schedulers.errors import SchedulerError
 from schedulers.slurm import commands as slurm
 from schedulers.slurm.options import SlurmOpts
 from schedulers.slurm.record import SCRIPT, Index, Record
-from schedulers.slurm.script import Request, request
+from schedulers.slurm.script import SlurmRequest, request
 from schedulers.slurm.status import View
+from schedulers.state_directory import check_state_directory
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
     ) -> None:
         """Does nothing: a dry run must not copy the workspace, `schedule` does."""
 
-    def _submit_dryrun(self, app: AppDef, cfg: SlurmOpts) -> AppDryRunInfo[Request, SlurmOpts]:
+    def _submit_dryrun(self, app: AppDef, cfg: SlurmOpts) -> AppDryRunInfo[SlurmRequest, SlurmOpts]:
         here = Path.cwd()
         if cfg.job_dir is None:
             job_dir, work_dir = here / JOBS / make_unique(app.name), here
@@ -62,7 +62,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
                 raise SchedulerError(f"-cfg job_dir={cfg.job_dir}: exists already: name a new directory{again}")
         return AppDryRunInfo(request(app, cfg, job_dir, work_dir), str)
 
-    def schedule(self, dryrun_info: AppDryRunInfo[Request]) -> str:
+    def schedule(self, dryrun_info: AppDryRunInfo[SlurmRequest]) -> str:
         """Writes the job directory, submits the script in it, and returns the number of the Slurm job.
 
         Raises:
@@ -174,7 +174,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         job, record = slurm.job(app_id), self._index.find(app_id)
         if job and job.command:
             script = Path(job.command)
-            # Job numbers start anew on a cluster that was set up again, and plain sbatch adds none to the index.
+            # A cluster that was set up again counts jobs from 1 again, and plain sbatch adds no job to the index.
             if record is None or record.job_dir != script.parent:
                 record = Record(script.parent, app_id) if script.name == SCRIPT and os.access(script, os.R_OK) else None
         return View(job, record)
@@ -193,7 +193,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _check_lead(opts: SlurmOpts) -> None:
-    """Refuses a warning that would come before the job has begun, where its time limit is that of its partition."""
+    """Refuses a warning that would come before the job has begun, if its time limit is its partition's."""
     if not opts.time:
         limits = slurm.default_limits()
         for partition in opts.partition or [None]:

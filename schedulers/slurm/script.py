@@ -8,10 +8,11 @@ from pathlib import Path
 
 from torchx.specs import AppDef, BindMount, Role, macros
 
-from schedulers.contract import RANK0_HOST, SHELL_CONTRACT, SHUTDOWN_TIMEOUT_SECONDS, STATE_FOLDER, assignments
+from schedulers.contract import RANK0_HOST, SHELL_CONTRACT, SHUTDOWN_TIMEOUT_SECONDS, assignments
 from schedulers.errors import SchedulerError
 from schedulers.slurm.options import SlurmOpts, sbatch_word
 from schedulers.slurm.record import INDEX, SCRIPT, About
+from schedulers.state_directory import STATE_FOLDER
 
 ENVIRONMENT = "torchx-job.env"
 COMMON = (
@@ -24,17 +25,17 @@ COMMON = (
     + Path(__file__).with_name("batch.sh").read_text()
 )
 
-# Of a replica: Linux takes no longer argument of a program, and the command is one of bash, with some code.
+# The most bytes of a replica's command: it is an argument of bash, with some code, and Linux takes no longer ones.
 MOST_COMMAND_BYTES = 120_000
 
 log = logging.getLogger(__name__)
 
-# Values that are known only when the job runs. A NUL can be part of no argument, and makes shlex quote what holds it.
+# Marks for values that are known only when the job runs. No argument can hold a NUL, and shlex quotes text that does.
 RUN_TIME = {"\0app_id\0": "SLURM_JOB_ID", "\0replica_id\0": "SLURM_PROCID"}
 
 
 @dataclass(frozen=True)
-class Request:
+class SlurmRequest:
     """A job as it is submitted: the files of its directory."""
 
     about: About
@@ -57,7 +58,7 @@ class Request:
         return f"# {self.job_dir / SCRIPT}\n{self.script}\n{held}\n"
 
 
-def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> Request:
+def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> SlurmRequest:
     """Renders an app.
 
     Args:
@@ -83,7 +84,7 @@ def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> Requ
     for name in role.env:
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise SchedulerError(f"--env {name}: must be the name of a variable: letters, digits and _")
-    return Request(
+    return SlurmRequest(
         about=About(app.name, role.name, role.num_replicas),
         opts=opts,
         job_dir=job_dir,

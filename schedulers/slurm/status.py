@@ -9,7 +9,7 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Role, RoleStatus, is_terminal
 
 from schedulers.first_error import first_error, structured, tail
-from schedulers.slurm.commands import Job, hostnames
+from schedulers.slurm.commands import SlurmJob, hostnames
 from schedulers.slurm.record import Record
 from trainer.core.outcome import STOPPED_WORD, WRONG_INPUT_WORDS
 
@@ -24,7 +24,7 @@ CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
 class View:
     """The two sources on a job: `job` is None if Slurm has forgotten it, `record` if TorchX did not submit it."""
 
-    job: Job | None
+    job: SlurmJob | None
     record: Record | None
 
     @cached_property
@@ -40,7 +40,7 @@ class View:
     def state(self) -> AppState:
         """The state; a job that finished has succeeded, even if Slurm killed it while it ended."""
         if self.job is None:
-            # Slurm forgets no job before its end. What ended while it waited was cancelled.
+            # Slurm forgets no job before its end. A job that ended while it waited was cancelled.
             ran = self._note.startswith("running") and not CANCELLED.search(self._last_log)
             return self._noted or (AppState.FAILED if ran else AppState.CANCELLED)
         if self.job.slurm_state == "COMPLETING":
@@ -146,7 +146,7 @@ class View:
         return self.job.slurm_state.lower() if self.state == AppState.RUNNING else ""
 
     def _why(self) -> str:
-        """Returns why a job ended of which its batch script has noted nothing."""
+        """Returns why a job ended if its batch script has noted nothing."""
         assert self.job
         if self.job.reason == NEVER_MET:
             return f": a job that it depends on did not end as asked ({self.job.reason})"
@@ -162,7 +162,7 @@ class View:
         return f"replica {shown}{more}" if hosts else ""
 
 
-def _ending(job: Job) -> str:
+def _ending(job: SlurmJob) -> str:
     if job.signal:
         return f", signal {job.signal}"
     code = job.exit_code.partition(":")[0]

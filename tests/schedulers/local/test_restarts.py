@@ -39,7 +39,7 @@ def test_a_job_that_stops_and_gains_no_step_has_failed_after_the_bound(torchx, t
     status = torchx.status(done.stdout.strip())
     assert (status["state"], status["num_restarts"]) == ("FAILED", 3)
     assert status["msg"] == (
-        "not started again after 2 restarts in a row that gained no step (max_free_restarts); "
+        "not started again after max_free_restarts=2 restarts in a row that gained no step; "
         f"the last attempt {STOPPED.format(3)}"
     )
     assert (tmp_path / "attempts").read_text() == 4 * "x\n"

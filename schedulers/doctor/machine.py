@@ -1,4 +1,4 @@
-"""Checks of this machine. Child processes import what is heavy or may be broken (probe_*.py)."""
+"""Checks of this machine. Processes of their own import what is heavy or may be broken (probes.py)."""
 
 import json
 import platform

@@ -76,7 +76,7 @@ class Histograms:
         ]
 
     def _chunks(self, value: Tensor) -> Iterator[Tensor]:
-        """Yields the values that this rank counts; those of a weight that every rank has are counted by rank 0."""
+        """Yields the values that this rank counts; rank 0 alone counts a weight that every rank has."""
         if isinstance(value, ShardedTensor) or self._context.is_rank0:
             for shard in local_shards_of(value):
                 yield from shard.detach().reshape(-1).split(CHUNK)
@@ -110,7 +110,7 @@ def _edges(between: tuple[float, float]) -> Tensor:
 
 
 def _widened(low: float, high: float) -> tuple[float, float] | None:
-    """Returns bounds between which equal values have a bin, too; None for values without bounds."""
+    """Returns bounds that leave equal values a bin; None for values that are not finite."""
     if math.isinf(low) or math.isinf(high):
         return None
     margin = 0.0 if high > low else 1e-3 * max(1.0, abs(low))

@@ -2,7 +2,7 @@
 
 `RUN_DIR/lock.json` names that job, which renews it every few seconds. Another job takes the lock over if its holder is
 dead: the same TorchX job (it was restarted), a process of this machine that has ended, or one that does not renew the
-lock. Clocks of two machines are never compared; the lock is watched.
+lock. Clocks of two machines are never compared: the other job watches the lock for a change.
 """
 
 import json

@@ -1,8 +1,8 @@
 """The speed at which ranks exchange data, in pairs and all together.
 
-A pair is as slow as the slower of the two, and an all-reduce as the slowest of all, so neither names it. Every rank
-therefore has another partner in each round, and counts by its best exchange: a slow one is slow with every partner,
-while these are fast with others. DLRover checks nodes in this way before training, in two rounds:
+A pair is as slow as the slower of the two, and an all-reduce as the slowest rank, so neither names the slow rank.
+Therefore every rank has another partner in each round, and counts by its best exchange: a slow rank is slow with every
+partner, while its partners are fast with others. DLRover checks nodes in this way before training, in two rounds:
 https://github.com/intelligent-machine-learning/dlrover/blob/master/docs/design/straggler-detection.md
 """
 
@@ -22,7 +22,7 @@ ROUNDS = 3  # a rank counts as slow by mistake if all its partners are
 def pair_speed(
     context: DistributedContext, hosts: list[str], group: dist.ProcessGroup, note: Callable[[int], None]
 ) -> float | None:
-    """Exchanges data with one partner after the other, and returns the best speed of one direction, in GB/s.
+    """Exchanges data with several partners in turn, and returns the best speed of one direction, in GB/s.
 
     Args:
         context: This process among the ranks.
@@ -59,7 +59,7 @@ def all_reduce_speed(context: DistributedContext, group: dist.ProcessGroup) -> f
 def partners(hosts: list[str], rank: int) -> list[int]:
     """Returns the ranks that a rank exchanges data with, in order.
 
-    They are on other hosts, whose network is measured; on the same host if there is only one.
+    The partners are on other hosts, so that the network is measured; on the same host if there is only one host.
 
     Args:
         hosts: The host of each rank.
@@ -96,7 +96,7 @@ def _opponent(player: int, number: int, players: int) -> int | None:
 
 
 def _best_seconds(exchange: Callable[[], object], device: torch.device) -> float:
-    """Returns the shortest time of an exchange: whatever else the machines do only adds to it."""
+    """Returns the shortest time of an exchange: other work of the machines only adds to the time."""
     seconds = []
     for _ in range(REPEATS):
         started = time.perf_counter()

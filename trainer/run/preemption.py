@@ -28,7 +28,7 @@ TRAINING_WORDS = (
 
 
 class Action(IntEnum):
-    """An action between two steps; the greatest that any rank requests is taken on all."""
+    """An action between two steps; all ranks take the greatest that any rank requests."""
 
     CONTINUE = 0
     PROFILE = 1
@@ -50,7 +50,7 @@ class StopRequests:
 
     Args:
         context: This process among the ranks that stop together.
-        words: What the first signal and another one do, for messages.
+        words: What the first and the second signal do, for messages.
     """
 
     def __init__(self, context: DistributedContext, words: tuple[str, str] = TRAINING_WORDS) -> None:
@@ -66,18 +66,18 @@ class StopRequests:
         return 0.0 if self._requested_at is None else time.monotonic() - self._requested_at
 
     def all_reduce(self, save: bool = False, profile: bool = False) -> Action:
-        """Returns the greatest request of any rank at the time of the last call, the same on every rank.
+        """Returns the greatest action that any rank requested at the last call, the same on every rank.
 
         Every rank has to call it equally often. The all-reduce runs between two calls, so that no step waits for it.
 
         Args:
             save: Whether this rank requests a save.
-            profile: Whether this rank requests a profile; again at every call, as greater requests go first.
+            profile: Whether this rank requests a profile; repeat it at every call, as greater actions go first.
         """
         if self._reduced is not Action.STOP:
             self._reduced = self._finish_all_reduce()
             local = self._local(save, profile)
-            # A save that begins now fulfils this rank's request, too; passed on, it would lead to a second one.
+            # A save that begins now fulfils this rank's request, too; passed on, the request would save twice.
             self._start_all_reduce(local if local is not self._reduced else Action.CONTINUE)
         return self._reduced
 
@@ -100,7 +100,7 @@ class StopRequests:
         self._pending = value, work
 
     def take(self, number: int) -> None:
-        """Takes a signal: the first requests a stop, the next ends the process and loses what is not saved."""
+        """Takes a signal: the first requests a stop, the next ends the process and loses unsaved steps."""
         name = signal.Signals(number).name
         if self._requested_at is None:
             self._requested_at = time.monotonic()
@@ -116,7 +116,7 @@ class StopRequests:
 
 @contextmanager
 def stop_on_signals(context: DistributedContext, words: tuple[str, str] = TRAINING_WORDS) -> Iterator[StopRequests]:
-    """Lets SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 request a stop, as long as the block runs; the same arguments."""
+    """Lets SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 request a stop inside the block; arguments as for StopRequests."""
     request = StopRequests(context, words)
     if dist.is_torchelastic_launched():
         _follow_parent()

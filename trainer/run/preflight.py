@@ -32,7 +32,7 @@ REMEDY = "check these hosts or leave them out, or raise train.preflight_seconds"
 
 
 def preflight(context: DistributedContext, seconds: float) -> None:
-    """Lets all ranks exchange data and reports how fast hosts are; ends the process if a rank does not answer.
+    """Exchanges data between all ranks and reports how fast hosts are; ends the process if a rank does not answer.
 
     Args:
         context: This process among the ranks.
@@ -46,11 +46,11 @@ def preflight(context: DistributedContext, seconds: float) -> None:
 
 
 class Notes:
-    """Notes of the ranks, one of each rank on a subject.
+    """Notes of the ranks to each other, in the store of the process group, which works while a collective hangs.
 
     Args:
         context: This process among the ranks.
-        about: What they are about, so that they do not mix with other keys of the store.
+        about: What the notes are about: a prefix of their keys in the store.
     """
 
     def __init__(self, context: DistributedContext, about: str) -> None:
@@ -64,12 +64,12 @@ class Notes:
         self._store.set(f"{subject}/{self._rank}", json.dumps(note))
 
     def read(self, subject: str, ranks: Collection[int] | None = None) -> dict[int, Any]:
-        """Returns the notes of ranks, or of all of them, by rank; those that there are."""
+        """Returns the notes of some ranks, or of all, by rank; ranks without a note are left out."""
         keys = {rank: f"{subject}/{rank}" for rank in self._those(ranks)}
         return {rank: json.loads(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])}
 
     def wait(self, subject: str, ranks: Collection[int] | None = None, seconds: float = math.inf) -> bool:
-        """Waits for the notes of ranks, or of all of them, and returns whether they came in time."""
+        """Waits for the notes of some ranks, or of all, and returns whether they came in time."""
         keys = [f"{subject}/{rank}" for rank in self._those(ranks)]
         deadline = time.monotonic() + seconds
         while not self._store.check(keys):
@@ -103,7 +103,7 @@ def _follow(context: DistributedContext) -> int:
     notes.write("answer")
     notes.wait("lost", RANK0)
     if lost := notes.read("lost", RANK0)[0]:
-        _record(lost)  # torchrun shows the records of ranks whose end it has seen, and rank 0 is the last to end
+        _record(lost)  # torchrun shows the records of ranks that ended, and rank 0 is the last to end
         notes.write("left")
         return FAILED
     exchange.join()
@@ -111,8 +111,8 @@ def _follow(context: DistributedContext) -> int:
 
 
 def _follow_in_time(context: DistributedContext, seconds: float) -> int:
-    """Follows rank 0 for a limited time, twice that of rank 0, which may be the last to come here."""
-    # In a thread, as nothing ends a call to the store, which is a part of rank 0, when that stands still.
+    """Follows rank 0 for a limited time: rank 0 may be the last to come here, and may not answer."""
+    # In a thread: a call to the store, which lives in rank 0, never returns if rank 0 stands still.
     result: Future[int] = Future()
 
     def follow() -> None:
@@ -188,26 +188,26 @@ def _watch(context: DistributedContext, notes: Notes, seconds: float) -> str | N
 
 
 def _diagnose(context: DistributedContext, notes: Notes, in_time: Collection[int]) -> str:
-    """Returns which ranks keep the exchange from ending, and their hosts.
+    """Returns the ranks that keep the exchange from ending, and their hosts.
 
     Args:
         context: This process among the ranks.
         notes: Those of all ranks, with an `answer` of each rank that lives.
-        in_time: The ranks that came to the preflight in its time.
+        in_time: The ranks that came to the preflight in time.
     """
     hosts, partner, broken = _hosts(context, notes), notes.read("partner"), notes.read("broken")
     if silent := hosts.keys() - (notes.read("answer").keys() & in_time):
         return f"{_names(silent, hosts)} did not answer"
     if broken:
         return "; ".join(f"{_names([rank], hosts)} failed with '{text}'" for rank, text in broken.items())
-    # Others wait for these two: their partners have partners of their own.
+    # Two ranks that wait for each other: a rank whose partner waits for a third is not to blame.
     stuck = [(rank, other) for rank, other in partner.items() if other in hosts and partner.get(other) == rank < other]
     pairs = (" and ".join(_names([rank], hosts) for rank in pair) for pair in stuck)
     return f"no data passed between {', '.join(pairs)}" if stuck else "not all ranks exchanged data"
 
 
 def _hosts(context: DistributedContext, notes: Notes) -> dict[int, str]:
-    """Returns the host of every rank; of one that has not come here, that of another rank of its node."""
+    """Returns the host of every rank; for a rank that has not come here, the host of another rank of its node."""
     known, size = notes.read("host"), context.local_world_size
     of_node = {rank // size: host for rank, host in known.items()}
     nodes = {rank: rank // size for rank in range(context.world_size)}

@@ -37,7 +37,7 @@ def check_profile(config: ProfileConfig, context: DistributedContext) -> None:
     """Refuses a profile that this job cannot make.
 
     Raises:
-        InputError: It names a rank that there is not, or a GPU's memory without a GPU.
+        InputError: The profile names a rank that does not exist, or a GPU's memory without a GPU.
     """
     if config.memory and context.device.type != "cuda":
         raise InputError(
@@ -69,7 +69,7 @@ class ProfileRequests:
         return self._pending is not None
 
     def take(self) -> ProfileConfig:
-        """Returns the request, which is then no longer pending."""
+        """Returns the request and clears it."""
         taken, self._pending = self._pending, None
         assert taken is not None
         return taken
@@ -206,7 +206,7 @@ class ProfiledSteps:
 class Profiler:
     """Profiles windows of steps, on all ranks at once.
 
-    All ranks are measured, also those that write no trace: a rank that alone was slowed down by the profiler would
+    All ranks are measured, also those that write no trace: if the profiler slowed down only one rank, that rank would
     seem to be the slow one.
 
     Args:
@@ -255,7 +255,7 @@ class Profiler:
         self._begin_if_due(step)
 
     def after(self, step: int) -> bool:
-        """Goes on to the step after one; returns whether a profile ended, which took time of its own."""
+        """Goes on to the next step; returns whether a profile ended, which took time of its own."""
         if self._recording is None:
             self._begin_if_due(step)
             return False
@@ -275,7 +275,7 @@ class Profiler:
         self._windows.append(ProfiledSteps(first, min(first + options.steps - 1, self._last_step), options))
 
     def _begin_if_due(self, step: int) -> None:
-        """Begins a window whose warm-up is the next step; of one that began before a resume, the rest."""
+        """Begins a window whose warm-up is the next step, or the rest of a window that began before a resume."""
         due = next((window for window in self._windows if window.first <= step + 2 <= window.last), None)
         if due and self._recording is None:
             self._recording = Recording(step + 2, due.last, due.options, self._context)

@@ -116,7 +116,7 @@ class Reporter:
                 reported as means over the steps of an interval; empty if the step was skipped.
             samples: Samples of the global batch.
             stalled_seconds: Time that this rank has waited for batches since its start.
-            counts: Values that are reported as they are at the end of an interval.
+            counts: Values at the end of an interval, which are reported as they are.
         """
         now = time.perf_counter()
         self._step_seconds.append(now - self._clock)
@@ -178,14 +178,14 @@ class Reporter:
         )
 
     def scalars(self, step: int, make: Callable[[], dict[str, float]]) -> None:
-        """Adds scalars to TensorBoard; they are made only where it is written, on rank 0."""
+        """Adds scalars to TensorBoard; calls `make` only on rank 0, if TensorBoard is written."""
         if self._context.is_rank0 and self._board:
             with self.tolerate_failed_writes():
                 for name, value in make().items():
                     self._board.add_scalar(name, value, step)
 
     def histograms(self, step: int, histograms: list[Histogram]) -> None:
-        """Adds histograms to TensorBoard; their time counts for no step."""
+        """Adds histograms to TensorBoard; the time that this takes counts for no step."""
         if self._context.is_rank0 and self._board:
             with self.tolerate_failed_writes():
                 for one in histograms:
@@ -203,7 +203,7 @@ class Reporter:
         self.resume_clock()
 
     def evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
-        """Records an evaluation, in place of an earlier one of this step; its time counts for no step."""
+        """Records an evaluation and replaces an earlier one of this step; its time counts for no step."""
         self.resume_clock()
         if not self._context.is_rank0:
             return
@@ -234,7 +234,7 @@ class Reporter:
 
     @contextmanager
     def tolerate_failed_writes(self) -> Iterator[None]:
-        """Logs a failure of storage in the block, which must not end training; `flush` writes the rest later."""
+        """Logs a failure of storage in the block, as it must not end training; `flush` writes the rest later."""
         try:
             with os_errors():
                 yield
@@ -277,7 +277,7 @@ class Reporter:
 
 
 def _tag(group: str, name: str) -> str:
-    """Returns a number's name in TensorBoard, whose page sorts groups and names: the loss is what it begins with."""
+    """Returns a number's name in TensorBoard, which sorts groups by name: the loss comes first."""
     return f"loss/{group}" if name == "loss" else f"{group}/{name}"
 
 
@@ -292,7 +292,7 @@ def _shown(mean: float | None, form: str) -> str:
 
 
 def format_metrics(metrics: dict[str, float]) -> str:
-    """Returns metrics for a console line, without the bounds of their errors."""
+    """Returns metrics for a console line, without their error bounds."""
     return "  ".join(
         f"{name} {value:,.0f}" if name == "samples" else f"{name} {value:.5f}"
         for name, value in metrics.items()

@@ -1,11 +1,11 @@
 """The split of a step: where its time goes, from a trace of torch.profiler.
 
 A step is split by the clock, so that its parts add up. On a CPU an instant belongs to the innermost range of the
-training thread that has a part. On a GPU it belongs to the kernel that runs: an exchange counts only while nothing else
-computes, and an instant without a kernel counts as input while the training thread waits for data. What is left is
-"other".
+training thread that has a part. On a GPU an instant belongs to the kernel that runs: an exchange counts only while
+nothing else computes, and an instant without a kernel counts as input while the training thread waits for data. What is
+left is "other".
 
-HTA (Holistic Trace Analysis) was weighed: it breaks GPU time down, but knows neither CPUs nor the parts of such a step.
+HTA (Holistic Trace Analysis) was weighed: it breaks GPU time down, but knows neither CPUs nor these parts.
 """
 
 import bisect
@@ -117,7 +117,7 @@ def innermost(ranges: Iterable[Named]) -> Iterator[Named]:
 
 
 def _parts_on_host(thread: list[Event], exchanges: list[Span]) -> list[Named]:
-    """Returns what the training thread does, in parts; time in no part is left out."""
+    """Returns the parts that the training thread is in; time in no part is left out."""
     ranges = []
     for event in thread:
         if part := _part(event["name"]):
@@ -136,7 +136,7 @@ def _parts_on_host(thread: list[Event], exchanges: list[Span]) -> list[Named]:
 
 
 def _parts_on_gpu(kernels: list[Event], events: list[Event], host: list[Named], window: Span) -> dict[str, float]:
-    """Returns the time of each part in microseconds: that of kernels, and the waits for data without any kernel."""
+    """Returns the microseconds of each part: of kernels, and of the input stall while no kernel runs."""
     launches = {event["args"]["correlation"]: event["ts"] for event in events if event["cat"] == "cuda_runtime"}
     starts = [start for start, _, _ in host]
     spans: dict[str, list[Span]] = defaultdict(list)

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 from trainer.core.distributed import DistributedContext
 
-COLLECTIVES = "distributed_c10d.py"  # torch's file of them: its frame names the collective that a rank waits in
+COLLECTIVES = "distributed_c10d.py"  # torch's file of collectives: its frame names the collective that a rank waits in
 
 
 class Watchdog:
-    """Prints the stack of this rank when it makes no progress; every rank has one of its own.
+    """Prints the stack of this rank when it makes no progress; every rank has its own watchdog.
 
     NCCL has a watchdog, Gloo has none, and neither knows the step. faulthandler.dump_traceback_later does not, either.
 

@@ -21,7 +21,7 @@ Sequences = dict[str, JaggedTensor]
 
 
 def needs_cut(config: Config) -> bool:
-    """Returns whether anything has to be done between the gradients and the update of the tables."""
+    """Returns whether the configuration needs the gradients before the tables are updated."""
     train = config.train
     return (
         train.micro_batches > 1
@@ -36,7 +36,7 @@ class Cut:
     """The cut through all tables of a model.
 
     Args:
-        model: A sharded model. Without a `CutCollection` in it nothing is cut, and all of this does nothing.
+        model: A sharded model. Without a `CutCollection` in it nothing is cut, and every method does nothing.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -62,18 +62,18 @@ class Cut:
         return [tables.embeddings_of_step for tables in self._tables if tables.embeddings_of_step]
 
     def slice_next_batch(self, slices: int) -> None:
-        """Lets the next batch be looked up as a whole, and be trained on in slices."""
+        """Looks the next batch up as a whole, and gives it to the dense part in slices."""
         for tables in self._tables:
             tables.slices = slices
 
     def serve_again(self) -> None:
-        """Lets the model be called on the batch of the step in progress once more."""
+        """Allows another call of the model on the batch of the step in progress."""
         for found in self.embeddings:
             found.next_slice = 0
 
     def backward(self) -> None:
         """Continues backward into the tables, which updates the sharded ones, and ends the step."""
-        # As in a backward without a cut, what the model made no use of gets no gradient.
+        # As without a cut, embeddings that the model did not use get no gradient.
         used = [pair for found in self.embeddings if found.gradients for pair in found.backward_arguments()]
         self.end()
         if used:
@@ -87,7 +87,7 @@ class Cut:
 
 
 class CutEmbeddings(Generic[Embeddings]):
-    """The embeddings of a local batch out of one collection of tables, on either side of the cut.
+    """The embeddings of a local batch from one collection of tables, on both sides of the cut.
 
     Args:
         awaitable: The tables' side, on its way between the ranks.
@@ -103,7 +103,7 @@ class CutEmbeddings(Generic[Embeddings]):
         self._parts: list[list[Tensor]] = []  # of each whole, by slice
 
     def take_slice(self) -> LazyAwaitable[Embeddings]:
-        """Returns the next slice, for which nobody waits yet."""
+        """Returns the next slice, without waiting for it."""
         self.next_slice += 1
         return self._lazy(self.next_slice - 1)
 
@@ -236,7 +236,7 @@ class CutCollection:
     """Sharded tables whose embeddings are inputs to the rest of the model while it trains.
 
     Attributes:
-        slices: Slices of the next batch; each call of this module returns another, the first one looks all of them up.
+        slices: Slices of the next batch. Each call of this module returns the next slice; the first call looks all up.
         embeddings_of_step: The embeddings of the step in progress.
     """
 
@@ -246,14 +246,14 @@ class CutCollection:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Returns the next slice."""
-        # Not in `forward`, which TorchRec's pipeline replaces by one that may run only once for a batch.
+        # Not in `forward`: TorchRec's pipeline replaces that by a function that may run only once for a batch.
         found = self.embeddings_of_step
         if found and found.next_slice < found.slices:
             return found.take_slice()
         return super().__call__(*arguments, **named)  # pyrefly: ignore[missing-attribute]
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
-        """Looks a batch up; the only way to the embeddings, pipelined or not."""
+        """Looks a batch up; all embeddings come from here, pipelined or not."""
         awaitable = super().compute_and_output_dist(ctx, input)  # pyrefly: ignore[missing-attribute]
         if not (self.training and torch.is_grad_enabled()):  # pyrefly: ignore[missing-attribute]
             return awaitable

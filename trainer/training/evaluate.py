@@ -84,8 +84,8 @@ class Evaluator:
             The metrics, None if the evaluation was given up.
         """
         files, context = self.splits[split], self._context
-        # Only training needs an order that does not depend on the number of ranks: here each rank is a lane. The last
-        # batch is padded with samples of weight 0, as row-wise sharding fails on batches of unequal size.
+        # Only training needs an order that does not depend on the number of ranks: here each rank is a lane. Samples of
+        # weight 0 pad the last batch, as row-wise sharding fails on batches of unequal size.
         lanes = Lanes(files.rows, context.world_size, self._batch_size)
         loader = Loader(files, self._config.data, lanes, context.rank, context.world_size, seed=0, shuffle=False)
         model.eval()
@@ -122,7 +122,7 @@ def open_catalogue(
         start: The checkpoint that a run resumes from.
 
     Raises:
-        InputError: It cannot be used, or changed since the checkpoint.
+        InputError: The catalogue cannot be used, or changed since the checkpoint.
     """
     if not config.data.catalogue.items:
         return None
@@ -167,7 +167,7 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
 
 
 def restore_evaluated(config: Config, checkpoint: Checkpoint, context: DistributedContext) -> ShardedModel:
-    """Builds a model and fills it with what evaluations look at; they are made inside of `averaged()`.
+    """Builds a model and fills it with the weights to evaluate; evaluate inside of `averaged()`.
 
     Raises:
         InputError: The checkpoint is another model's, or the model cannot be built.

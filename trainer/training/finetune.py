@@ -76,7 +76,7 @@ def find_source(url: str, take: str = NEWEST) -> Checkpoint:
         InputError: There is no such checkpoint, or it is damaged.
     """
     check_choice(TAKE, take)
-    # Two empty parts in front, so that a URL of one part can be taken apart as well.
+    # Two empty names in front, so that a URL of one name can be split as well.
     *run, folder, name = ["", "", *url.rstrip("/").split("/")]
     if folder == FOLDER and NAME.fullmatch(name):
         if take != NEWEST:
@@ -89,7 +89,7 @@ def find_source(url: str, take: str = NEWEST) -> Checkpoint:
 
 def _match(config: FinetuneConfig, data: DataConfig, here: Weights, source: Checkpoint) -> WeightMap:
     found = match(config, data, here, Weights.of(saved_shapes(source.url)))
-    # Printed before anything is refused: the table shows all that has to be allowed or renamed.
+    # Printed before anything is refused: the table shows everything that has to be allowed or renamed.
     print(
         f"fine-tuning from step {source.step:,}, {without_secrets(source.url)}\n\n"
         f"{render(found, config.optimizer_state)}\n",
@@ -109,7 +109,7 @@ def _match(config: FinetuneConfig, data: DataConfig, here: Weights, source: Chec
 
 
 def _check_vocabularies(config: FinetuneConfig, data: DataConfig, found: WeightMap, source: Checkpoint) -> None:
-    """Refuses a table whose ids had other rows in the checkpoint; it may have had another name there."""
+    """Refuses a table whose ids had other rows in the checkpoint, where the table may have had another name."""
     filled = {table_of(name) for name in found.sources if is_table(name)}
     known = source.train_state.get("vocabularies", {}).values()
     for name, fingerprint in fingerprints(data.sparse).items():

@@ -1,4 +1,4 @@
-"""The end of a run, after its last step or early: the final evaluation, and what is said of the result."""
+"""The end of a run, after its last step or early: the final evaluation, and the summary."""
 
 from tabulate import tabulate
 from torch import nn
@@ -20,7 +20,7 @@ def finish(session: Session, step: int, training_step: TrainingStep) -> None:
     Args:
         session: The run.
         step: Steps done.
-        training_step: The pipeline that took them.
+        training_step: The pipeline that took these steps.
 
     Raises:
         Stopped: A signal requested a stop.
@@ -69,7 +69,7 @@ def _restore_best(session: Session, step: int) -> int:
     best = broadcast_from_rank0(
         session.context, lambda: best_checkpoint(checkpoints, metric, session.reporter.evaluations())
     )
-    # If the last step could not be saved, a stop request would save what the model holds then, under its number.
+    # If the last step could not be saved, a stop request would save the best weights under the last step's number.
     if best is None or best.step == step or session.saver.saved_step != step:
         return step
     restore(best, session.model.evaluated(), session.context, partial=True)

@@ -1,4 +1,4 @@
-"""The vectors of all items of the catalogue, as the model in training gives them."""
+"""The vectors of all items of the catalogue, computed by the model in training."""
 
 from collections.abc import Callable, Collection
 
@@ -23,7 +23,7 @@ def item_vectors(
 ) -> dict[str, ItemVectors] | None:
     """Returns the vectors of all items by prediction, `I x D x 4` bytes each, on every rank.
 
-    Each rank computes those of a share of the items; all of them call the model equally often.
+    Each rank computes the vectors of a share of the items; all ranks call the model equally often.
 
     Args:
         model: The model with its loss, in evaluation.

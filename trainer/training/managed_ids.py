@@ -1,4 +1,4 @@
-"""Managed ids: gives the ids of every global batch their rows, the same on every rank."""
+"""Managed ids: raw ids get their rows of a table while training, the same on every rank."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -22,11 +22,11 @@ from trainer.optim.table_averages import CACHING
 from trainer.rules.managed import EVICTED, LAST_USED, OVERFLOWED, USED, Change, RowMap
 
 Reset = Callable[[str, Tensor, int], None]
-DEFAULT, EARLIER_DEFAULT = "least_used", "least_recent"  # of `evict`; checkpoints with the earlier one do not record it
+DEFAULT, EARLIER_DEFAULT = "least_used", "least_recent"  # of `evict`; checkpoints of the earlier do not record it
 
 
 def check_managed(config: DataConfig, plan: ShardingPlan) -> None:
-    """Refuses managed ids of tables whose rows are partly in a cache, which a reset of a row would miss.
+    """Refuses managed ids of tables with a cache: a reset of a row would miss the cached copy.
 
     Raises:
         InputError: The plan has such a table.
@@ -45,8 +45,8 @@ class ManagedIds:
 
     TorchRec's own are not used: those with eviction need CUDA kernels, and place an id by the number of ranks.
 
-    Batches are taken ahead of their step. So a row is reset when the step begins that gives it to another id, and what
-    looks at the map between two steps, as a save does, goes back to the latest that began.
+    Batches are taken ahead of their step. So a row is reset when the step begins that gives the row to another id. A
+    save, which looks at the map between two steps, goes back to the latest step that began.
 
     Args:
         config: The data.
@@ -67,12 +67,12 @@ class ManagedIds:
         return {table: one.evict for table, one in self._maps.items()}
 
     def keep_rules(self, saved: Mapping[str, str]) -> None:
-        """Takes the `rules` of a checkpoint for the tables whose configuration leaves `evict` unset."""
+        """Takes the `rules` of a checkpoint for tables whose configuration leaves `evict` unset."""
         for table in self._kept:
             self._maps[table].evict = saved.get(table, EARLIER_DEFAULT)
 
     def batches(self, batches: Iterator[Batch], steps_done: int) -> Iterator[Batch]:
-        """Yields batches with rows in the place of ids, which get their rows in the order of the steps."""
+        """Yields batches with rows in place of raw ids, which get their rows in the order of the steps."""
         return self._mapped(batches, steps_done) if self._maps else batches
 
     def _mapped(self, batches: Iterator[Batch], steps_done: int) -> Iterator[Batch]:
@@ -83,7 +83,7 @@ class ManagedIds:
             yield self.looked_up(batch)
 
     def looked_up(self, batch: Batch) -> Batch:
-        """Returns a batch with rows in the place of ids, and changes nothing: new ids get the row for unseen ones."""
+        """Returns a batch with rows in place of raw ids, and changes nothing: new ids get the row for unseen ids."""
         if not self._maps:
             return batch
         values = batch.sparse.values()
@@ -96,11 +96,11 @@ class ManagedIds:
         return replace(batch, sparse=with_values(batch.sparse, rows.pin_memory() if values.is_pinned() else rows))
 
     def begin(self, step: int, reset: Reset) -> None:
-        """Begins a step: resets the rows that it gives to other ids.
+        """Begins a step: resets the rows that the step gives to other ids.
 
         Args:
             step: Its number.
-            reset: Sets rows of a table to initial values, and their optimizer state to none.
+            reset: Sets rows of a table to initial values, and clears their optimizer state.
         """
         if not self._maps:
             return
@@ -112,7 +112,7 @@ class ManagedIds:
 
     @contextmanager
     def rewound(self) -> Iterator[None]:
-        """Inside the block the rows are those of the latest step that began."""
+        """Inside the block the map is that of the latest step that began."""
         self._undo()
         try:
             yield
@@ -122,7 +122,7 @@ class ManagedIds:
                     self._maps[table].redo(change)
 
     def end(self) -> None:
-        """Goes back to the latest step that began for good, as training ends."""
+        """Goes back for good to the latest step that began, as training ends."""
         self._undo()
         self._ahead.clear()
 
@@ -143,7 +143,7 @@ class ManagedIds:
         return found
 
     def report(self) -> dict[str, float]:
-        """Returns the number of rows in use and free, and of evictions and ids without a row, of each table."""
+        """Returns the rows in use and free, the evictions, and the ids without a row, of each table."""
         found: dict[str, float] = {}
         for table, one in self._maps.items():
             totals = self._ahead[0][1][table].totals_before if self._ahead else one.totals

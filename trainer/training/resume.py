@@ -18,10 +18,10 @@ Resume = Literal["auto", "never", "must"]
 
 
 def check_saved_before(directory: RunDirectory) -> None:
-    """Refuses to begin anew in place of a job's earlier attempt; leaves nothing where its directory was moved away.
+    """Refuses to start from scratch where an earlier attempt of this job has saved; writes nothing then.
 
     Raises:
-        InputError: It has saved a checkpoint, and the directory holds none.
+        InputError: The earlier attempt has saved a checkpoint, and the directory holds none.
     """
     if (step := step_saved_before()) and not _has_checkpoints(directory):
         raise InputError(
@@ -31,13 +31,13 @@ def check_saved_before(directory: RunDirectory) -> None:
 
 
 def open_run(directory: RunDirectory, config: Config) -> None:
-    """Creates a run directory, or reuses that of an earlier attempt.
+    """Creates a run directory, or reuses the directory of an earlier attempt.
 
     An attempt without a checkpoint left nothing to resume, so its configuration does not matter.
 
     Raises:
-        InputError: The directory cannot be written, or holds a configuration of something else, or checkpoints of one
-            that must not change.
+        InputError: The directory cannot be written, or holds a configuration that is no run's, or checkpoints of a
+            configuration that may not change.
     """
     with named(directory.key, directory.url):
         earlier, is_run = directory.read("config.toml"), directory.read("run.json") is not None
@@ -52,7 +52,7 @@ def open_run(directory: RunDirectory, config: Config) -> None:
 
 
 def _has_checkpoints(directory: RunDirectory) -> bool:
-    # One listing: `Checkpoints.steps` reads a manifest for each.
+    # One listing: `Checkpoints.steps` reads the manifest of each checkpoint.
     return any(path.endswith(f"/{MANIFEST}") for path in directory.fs.find(directory.path(FOLDER)))
 
 
@@ -68,7 +68,7 @@ def find_start(checkpoints: Checkpoints, resume: Resume, url: str) -> Checkpoint
     """Returns the checkpoint to resume from, None for a start from scratch.
 
     Raises:
-        InputError: `resume` is must and there is no checkpoint, or never and there is one, or none can be read.
+        InputError: `resume` is must without a checkpoint, or never with one, or no checkpoint can be read.
     """
     with named("--out", url):
         newest = checkpoints.newest()
@@ -89,7 +89,7 @@ def check_start(start: Checkpoint, lanes: int, config: Config, files: FileSet) -
         InputError: They differ; the message names the change, and the flag that accepts it.
     """
     saved = start.train_state
-    if lanes != saved["lanes"]:  # they decide which samples every step has
+    if lanes != saved["lanes"]:  # lanes decide which samples a step has
         raise InputError(
             f"data.lanes is {lanes}, but the checkpoint at {start.url} was made with {saved['lanes']}; leave it unset"
         )

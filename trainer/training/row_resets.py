@@ -1,4 +1,4 @@
-"""Sets rows of tables to initial values, wherever their shards are."""
+"""Sets rows of sharded tables to initial values."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -15,15 +15,15 @@ from trainer.optim.optimizers import ACCUMULATORS
 
 
 @dataclass(frozen=True)
-class _Part:
+class _LocalShard:
     """A local shard of a table, of its average, or of its optimizer state.
 
     Attributes:
         name: Its name in checkpoints.
         shard: The shard.
-        first: The row of the table where it begins.
-        column: The column of the table where it begins.
-        size: The whole table's.
+        first: The first row of the table in the shard.
+        column: The first column of the table in the shard.
+        size: The size of the whole table.
     """
 
     name: str
@@ -45,7 +45,7 @@ class RowResets:
     def __init__(self, tensors: Callable[[], State], config: OptimizerConfig, seed: int) -> None:
         self._tensors, self._config, self._seed = tensors, config, seed
         self._steps: Tensor | None = None
-        self._parts: dict[str, list[_Part]] = {}
+        self._parts: dict[str, list[_LocalShard]] = {}
 
     @torch.no_grad()
     def __call__(self, table: str, rows: Tensor, step: int) -> None:
@@ -67,11 +67,11 @@ class RowResets:
                 size = sizes[table_of(name)]
                 for shard, offsets in placed_shards(value):
                     # Row-wise state of a table with column shards has all rows for each of them.
-                    part = _Part(name, shard, offsets[0] % size[0], (offsets[1:] or [0])[0], size)
+                    part = _LocalShard(name, shard, offsets[0] % size[0], (offsets[1:] or [0])[0], size)
                     parts[table_of(name)].append(part)
         self._parts = dict(parts)
 
-    def _values(self, part: _Part, rows: Tensor, table: str, step: int) -> Tensor:
+    def _values(self, part: _LocalShard, rows: Tensor, table: str, step: int) -> Tensor:
         if is_table(part.name):  # or its average, which begins at the weight
             columns = torch.arange(part.column, part.column + part.shard.shape[1], device=rows.device)
             return initial_rows(rows, columns, part.size, table, self._seed, step).to(part.shard.dtype)

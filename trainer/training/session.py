@@ -127,7 +127,7 @@ class Session:
         return TrainingStep(self.model, self.config, self.context, self.step_state, where)
 
     def record(self, step: int, result: StepResult) -> None:
-        """Records a step's loss, samples and time, and what else is to be recorded of it."""
+        """Records a step's loss, samples, time, scalars and histograms."""
         self.watchdog.note(f"the work after step {step}")
         epoch, epoch_step = divmod(step - 1, self.order.lanes.steps)
         samples = self.order.lanes.samples_in_step(epoch_step)
@@ -144,7 +144,7 @@ class Session:
             self.reporter.resume_clock()
 
     def _scalars(self, step: int, result: StepResult) -> dict[str, float]:
-        """Returns the rates of a step, and the norm of its gradients where clipping does not report that already."""
+        """Returns the rates of a step, and the norm of its gradients unless clipping reports the norm already."""
         optimizers = self.model.optimizers
         norm = {"train/gradient_norm": optimizers.gradient_norm()} if result.gradient_norm is None else {}
         return {f"rate/{key}": rate for key, rate in optimizers.rates(step).items()} | norm
@@ -165,7 +165,7 @@ class Session:
             yield step
 
     def reason_to_stop(self, step: int) -> str | None:
-        """Returns why training ends early after a step; None if it goes on, or has reached its last step."""
+        """Returns why training ends early after a step; None if training goes on, or has reached its last step."""
         config, evaluated = self.config.train.stop_early, step == self.order.first_step or self.evaluator.due(step)
         if config.metric is None or not evaluated or step >= self.order.last_step:
             return None
@@ -178,7 +178,7 @@ class Session:
             step: Steps done.
             model: The model, not attached to a training pipeline.
             split: validation or test.
-            of_step: The step whose weights the model has, if not those of the last one.
+            of_step: The step whose weights the model has; None: the last step.
 
         Raises:
             Stopped: A signal requested a stop.
@@ -197,7 +197,7 @@ class Session:
         return 0 < step < self.order.last_step and self.evaluator.due(step) and not self.is_validated(step)
 
     def is_validated(self, step: int) -> bool:
-        """Returns whether there is an evaluation of a step on the validation split."""
+        """Returns whether a step was evaluated on the validation split."""
 
         def validated() -> bool:
             return any(line["step"] == step and line["split"] == "validation" for line in self.reporter.evaluations())
@@ -223,20 +223,20 @@ class Session:
             "evict": self.model.managed.rules(),
         }
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}
-        self.reporter.flush()  # storage without append gets the lines up to here, which a resume does not write again
+        self.reporter.flush()  # on storage without append: a resumed run does not write the lines up to here again
         with named_range("save"), self.model.managed.rewound():
             self.saver.save(step, self.model.tensors(), train_state, texts)
         self.reporter.resume_clock()
 
     def stop(self, step: int) -> NoReturn:
-        """Ends training before its last step, with a checkpoint if the grace period is long enough for one.
+        """Ends training before its last step, with a checkpoint if the grace period is long enough to save.
 
         Raises:
             Stopped: Always.
         """
-        self.saver.wait()  # the save in the background may be that of this step
+        self.saver.wait()  # the save in the background may be the save of this step
         left = self.config.checkpoint.grace_seconds - self.stop_requests.waiting_seconds
-        # One rank decides: clocks differ, and every rank has to take part in a save.
+        # One rank decides: clocks differ, and all ranks have to take part in a save.
         if self.saver.saved_step != step and broadcast_from_rank0(self.context, lambda: self.saver.save_seconds < left):
             self.save(step)
             self.saver.wait()
@@ -247,7 +247,7 @@ class Session:
         raise Stopped
 
     def saved(self, step: int) -> str:
-        """Returns words for the newest checkpoint, and for the steps up to `step` that it lacks."""
+        """Returns words for the newest checkpoint, and for later steps up to `step`, which are lost."""
         first, url = self.saver.saved_step + 1, self.saver.newest_url
         if first > step:
             return f"{SAVED_WORD} {url}" if url else "nothing saved"

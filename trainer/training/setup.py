@@ -51,7 +51,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
     broadcast_from_rank0(context, lambda: check_profile(config.report.profile, context))
     directory = broadcast_from_rank0(context, lambda: RunDirectory(out))
     broadcast_from_rank0(context, lambda: check_saved_before(directory))
-    # A start can hang and be stopped, too, so both are watched for before the lock is taken.
+    # A start can hang, and can be stopped, so the watchdog and the signals come before the lock.
     with (
         watched(context, config.train.stuck_seconds) as watchdog,
         stop_on_signals(context) as stop_requests,
@@ -118,7 +118,7 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
     """Finds the training data and decides the order of its samples, from the first step to the last.
 
     Raises:
-        InputError: The data cannot be used, changed since the checkpoint, or cannot be split over so many ranks.
+        InputError: The data cannot be used, changed since the checkpoint, or cannot be split over the ranks.
     """
     files = broadcast_when_done(context, lambda: find_training_files(config.data, config.train.seed))
     lanes = _plan_lanes(config, files, start, context)
@@ -140,7 +140,7 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
 
 
 def _plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context: DistributedContext) -> Lanes:
-    """Returns the lanes of a run; one that is resumed keeps those of its checkpoint.
+    """Returns the lanes of a run; a resumed run keeps the lanes of its checkpoint.
 
     Raises:
         InputError: Lanes, batches and ranks do not divide one another, or the checkpoint is of other data.
@@ -181,7 +181,7 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
         if model.averages:
             model.averages.begin()
         return facts
-    initialize()  # before the restore: torch's optimizers have no state to fill before their first step
+    initialize()  # before the restore: without it torch's optimizers have no state to fill
     started = time.monotonic()
     restore(claimed.start, model.tensors(), context)
     model.optimizers.tables.earlier_steps = claimed.start.train_state.get("earlier_table_steps", 0)
@@ -193,7 +193,7 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
 
 
 def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
-    """Opens the reports of a run, which continue those up to its checkpoint."""
+    """Opens the reports of a run; a resumed run continues the reports up to its checkpoint."""
     running = claimed.start.train_state["running"] if claimed.start else None
     return Reporter(
         claimed.directory, claimed.config.report, claimed.context, order.last_step, order.first_step, running
@@ -215,7 +215,7 @@ def _open_profiler(claimed: ClaimedRun, order: EpochOrder, requests: ProfileRequ
 
 @contextmanager
 def _open_saver(claimed: ClaimedRun, order: EpochOrder, lock: RunLock, reporter: Reporter) -> Iterator[Saver]:
-    """Opens the saver of a run, which looks at the lock before each commit, and waits for its last save."""
+    """Opens the saver of a run, which checks the lock before each commit; waits for its last save."""
     saver = Saver(
         Checkpoints(claimed.directory),
         claimed.config.checkpoint,
@@ -228,7 +228,7 @@ def _open_saver(claimed: ClaimedRun, order: EpochOrder, lock: RunLock, reporter:
     try:
         yield saver
     except Exception:
-        # The ranks save together, so none may leave before; the error is told instead of one of the save.
+        # The ranks save together, so no rank may leave before. The original error is reported, not one of the save.
         with suppress(Exception, SystemExit):
             saver.wait()
         raise
@@ -238,11 +238,11 @@ def _open_saver(claimed: ClaimedRun, order: EpochOrder, lock: RunLock, reporter:
 def _announce(session: Session, origin: dict[str, Any]) -> None:
     """Prints the plan and the facts of the run, and writes config.toml, plan.json and run.json.
 
-    Only here, since an attempt that is refused must leave the files of an earlier one as they are.
+    Nothing is written before, as an attempt that is refused must leave the files of an earlier attempt as they are.
 
     Args:
         session: The run.
-        origin: Facts for run.json about the weights that training starts from; none for a start from scratch.
+        origin: Facts for run.json about the weights that training starts from; empty for a start from scratch.
     """
     model, log = session.model, session.reporter.log
     if session.context.is_rank0:
@@ -272,7 +272,7 @@ def _announce(session: Session, origin: dict[str, Any]) -> None:
 
 
 def _measured_before(session: Session) -> dict[str, Any]:
-    """Returns what a run that is complete already has measured."""
+    """Returns what the run has measured, if all of its steps are done already."""
     earlier = json.loads(session.directory.read("run.json") or "{}")
     is_complete = session.order.first_step >= session.order.last_step
     return {"measured": earlier["measured"]} if is_complete and "measured" in earlier else {}

@@ -8,7 +8,7 @@ from trainer.metrics.registry import higher_is_better, result_name
 
 
 def reason_to_stop(config: StopEarlyConfig, evaluations: Evaluations, step: int) -> str | None:
-    """Returns why training ends after the evaluation of a step; None if it goes on, or if none was made.
+    """Returns why training ends after the evaluation of a step; None if training goes on or nothing was evaluated.
 
     Args:
         config: The metric, and how long to wait for a better value.

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench.features import FEATURES
+from benchmarks.bench.training import FEATURES
 from docs.generate import ROOT, table, write_measured
 
 PAGE = ROOT / "docs" / "training.md"

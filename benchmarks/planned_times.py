@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 import torch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from apps.calibrate.machine import describe_machine
-from apps.calibrate.setting import batches_in_memory
+from apps.calibrate.steps import batches_in_memory
+from benchmarks.machine import describe_machine
 from docs.generate import ROOT, table, write_measured
 from planner.hardware import Cluster
 from trainer.config.root import Config

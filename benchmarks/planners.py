@@ -17,7 +17,7 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from torchrec.distributed.types import CacheParams, ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from apps.calibrate.machine import describe_machine
+from benchmarks.machine import describe_machine
 from docs.generate import ROOT, table, write_measured
 from planner.hardware import Cluster
 from planner.problem import SHARDING_TYPES, Topology

@@ -8,17 +8,17 @@ import contextlib
 import datetime
 import io
 import platform
+import re
 import statistics
 from dataclasses import asdict, fields
+from pathlib import Path
 
 import torch
 from tabulate import tabulate
 
 from apps.calibrate.exchanges import exchange_speeds
-from apps.calibrate.machine import describe_machine
-from apps.calibrate.replicated import replicated_speed
 from apps.calibrate.steps import step_speeds
-from apps.calibrate.tables import input_speeds, table_speeds
+from apps.calibrate.tables import input_speeds, replicated_speed, table_speeds
 from planner.speeds import Speeds, cpu_speeds, data_sheet_speeds
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
 from trainer.core.errors import InputError
@@ -104,13 +104,20 @@ def _describe(
     return Calibration(
         date=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         host=platform.node(),
-        processor=torch.cuda.get_device_name(context.device) if on_gpu else describe_machine()["processor"],
+        processor=torch.cuda.get_device_name(context.device) if on_gpu else processor_name(),
         device="cuda" if on_gpu else "cpu",
         ranks=context.world_size,
         input_samples_per_second=samples_per_second,
         assumed=assumed,
         speeds=speeds,
     )
+
+
+def processor_name() -> str:
+    """Returns the model of the host's processor."""
+    # platform.processor() is the architecture on Linux, and psutil does not know the model.
+    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return model[1] if model else platform.machine()
 
 
 def _render(calibration: Calibration) -> str:

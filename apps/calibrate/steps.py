@@ -1,21 +1,23 @@
 """Speed of dense parts, what a step takes beside them and its tables, and how fast data is read."""
 
+import contextlib
 import itertools
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from apps.calibrate.setting import batches_in_memory, make_config, scratch_run
 from apps.calibrate.timing import explain, nanoseconds
-from apps.datasets.synthetic import synthetic
+from apps.datasets.synthetic import DENSE_FEATURES, synthetic
 from planner.speeds import Speeds
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
 from trainer.core.run_directory import RunDirectory
+from trainer.data.batch import Batch
 from trainer.plan.cluster import cluster_of_job
 from trainer.plan.problem import problem_of
 from trainer.plan.sharding_plan import time_of_plan
@@ -25,6 +27,8 @@ from trainer.training.setup import open_session
 from trainer.training.sharded_model import build_unsharded_model
 
 TABLE_ROWS = 100
+MEMORY_BATCHES = 8
+SCRATCH = "scratch-run"
 ENDLESS = 10**6
 SMALL = 8  # a batch that is so many times smaller
 STEPS = 8  # of batches that are read at a time
@@ -77,13 +81,36 @@ def step_speeds(
         return dict(zip(FIGURES, explain(counts, left), strict=True)), rates[0]
 
 
+@contextlib.contextmanager
+def scratch_run(out: RunDirectory, context: DistributedContext) -> Iterator[RunDirectory]:
+    """Yields a run directory below another directory: empty at first, and deleted at the end."""
+    scratch = RunDirectory(out.url_of(SCRATCH))
+
+    def remove() -> None:
+        if scratch.fs.exists(scratch.path()):
+            scratch.fs.rm(scratch.path(), recursive=True)
+
+    broadcast_from_rank0(context, remove)
+    yield scratch
+    gather_to_all(None, context)  # every rank has done with it
+    broadcast_from_rank0(context, remove)
+
+
+def batches_in_memory(session: Session) -> list[Batch]:
+    """Returns the first few batches of a session's data."""
+    return list(session.order.loader.batches(0, MEMORY_BATCHES))
+
+
 def _config(url: str, global_batch_size: int, features: int, model: dict[str, Any]) -> Config:
     """Returns the configuration of a model with small tables, placed on the ranks in turns."""
-    tree = make_config(url, global_batch_size).model_dump()
-    names = [*tree["data"]["sparse"]][:features]
-    tree["data"]["sparse"] = {name: {"rows": TABLE_ROWS} for name in names}
+    data = {
+        "train": [f"{url}/data/train"],
+        "dense": {f"int_{number}": {} for number in range(DENSE_FEATURES)},
+        "sparse": {f"cat_{number}": {"rows": TABLE_ROWS} for number in range(features)},
+        "global_batch_size": global_batch_size,
+    }
     settings = {"planner": {"sharding_types": ["table_wise"]}, "train": {"steps": ENDLESS}}
-    return Config.model_validate({"data": tree["data"], "model": model, **settings})
+    return Config.model_validate({"data": data, "model": model, **settings})
 
 
 def _unexplained(session: Session, others: Speeds, repeats: int) -> tuple[list[float], float]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import ComputeDevice, EmbeddingLocation
-from torch import Tensor
+from torch import Tensor, nn
+from torchrec.optim import RowWiseAdagrad
 
 from apps.calibrate.timing import explain, nanoseconds
 from planner.step_costs import GRADIENT_BYTES, LEAST_BYTES
@@ -118,3 +119,24 @@ def _kernel(rows: int, columns: int, device: torch.device) -> TableKernel:
         learning_rate=0.01,
         device=device,
     )
+
+
+COLUMNS = 32
+
+
+def replicated_speed(table_bytes: int, device: torch.device, repeats: int) -> dict[str, float]:
+    """Returns the nanoseconds of a byte of a replicated table, by its name in `Speeds`.
+
+    Args:
+        table_bytes: Bytes of the table.
+        device: Where to measure.
+        repeats: Updates of it.
+    """
+    table = nn.Parameter(torch.zeros(max(1, table_bytes // (4 * COLUMNS)), COLUMNS, device=device))
+    optimizer = RowWiseAdagrad([table])
+
+    def update() -> None:
+        table.grad = torch.zeros_like(table)
+        optimizer.step()
+
+    return {"replicated_byte": nanoseconds(update, device, repeats) / table.nbytes}

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 Columns = dict[str, Tensor]
-Run = Callable[[Columns], Columns]
+RunModel = Callable[[Columns], Columns]
 
 
 @dataclass(frozen=True)
-class Request:
+class PendingRequest:
     """A request that waits.
 
     Attributes:
@@ -35,9 +35,9 @@ class Batcher:
         samples: Samples of a batch at most, unless a single request has more.
     """
 
-    def __init__(self, run: Run, wait_seconds: float, samples: int) -> None:
+    def __init__(self, run: RunModel, wait_seconds: float, samples: int) -> None:
         self._run, self._wait, self._samples = run, wait_seconds, samples
-        self._queue: asyncio.Queue[Request] = asyncio.Queue()
+        self._queue: asyncio.Queue[PendingRequest] = asyncio.Queue()
 
     async def answer(self, inputs: Columns, samples: int) -> Columns:
         """Returns the outputs for inputs.
@@ -46,7 +46,7 @@ class Batcher:
             inputs: The inputs, in the model's order.
             samples: How many samples they have.
         """
-        request = Request(inputs, samples, asyncio.get_running_loop().create_future())
+        request = PendingRequest(inputs, samples, asyncio.get_running_loop().create_future())
         self._queue.put_nowait(request)
         return await request.outputs
 
@@ -58,7 +58,7 @@ class Batcher:
             await self._compute(batch)
             first = first or await self._queue.get()
 
-    async def _collect(self, first: Request) -> tuple[list[Request], Request | None]:
+    async def _collect(self, first: PendingRequest) -> tuple[list[PendingRequest], PendingRequest | None]:
         """Returns a batch, and the request that found no room in it."""
         batch, samples = [first], first.samples
         end = asyncio.get_running_loop().time() + self._wait
@@ -74,7 +74,7 @@ class Batcher:
             samples += request.samples
         return batch, None
 
-    async def _compute(self, batch: list[Request]) -> None:
+    async def _compute(self, batch: list[PendingRequest]) -> None:
         inputs = {name: torch.cat([request.inputs[name] for request in batch]) for name in batch[0].inputs}
         try:
             outputs = await asyncio.to_thread(_without_gradients, self._run, inputs)
@@ -90,6 +90,6 @@ class Batcher:
                 request.outputs.set_result(dict(zip(outputs, part, strict=True)))
 
 
-def _without_gradients(run: Run, inputs: Columns) -> Columns:
+def _without_gradients(run: RunModel, inputs: Columns) -> Columns:
     with torch.inference_mode():
         return run(inputs)

@@ -49,7 +49,7 @@ def serve(
     try:
         import uvicorn
 
-        from apps.serve.app import make_app
+        from apps.serve.http import make_app
     except ImportError as error:
         raise InputError(f"serve needs the package {error.name}; pip install 'torchx-recsys[serve]'") from error
     with _local(directory) as folder:

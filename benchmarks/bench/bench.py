@@ -17,18 +17,15 @@ import io
 from dataclasses import asdict
 from typing import Literal
 
-from apps.calibrate.machine import describe_machine
-from apps.calibrate.setting import make_config, make_data, scratch_run
+from apps.calibrate.steps import scratch_run
 from benchmarks.bench.checkpoint import compare_checkpoints, render_restores, time_restores
-from benchmarks.bench.checks import compare_check
 from benchmarks.bench.comparison import Comparison, render_comparisons
-from benchmarks.bench.criteo import compare_criteo
-from benchmarks.bench.csv_files import compare_csv
-from benchmarks.bench.features import compare_features
-from benchmarks.bench.inference import compare_inference
-from benchmarks.bench.loops import compare_loops
 from benchmarks.bench.models import compare_models
-from benchmarks.bench.readers import compare_readers
+from benchmarks.bench.predict import compare_inference
+from benchmarks.bench.reading import compare_check, compare_criteo, compare_csv, compare_readers
+from benchmarks.bench.setting import make_config, make_data
+from benchmarks.bench.training import compare_features, compare_loops
+from benchmarks.machine import describe_machine
 from trainer.core.distributed import broadcast_from_rank0, process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory

@@ -7,16 +7,15 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from tqdm import tqdm
 
-from apps.calibrate.setting import MEMORY_BATCHES, batches_in_memory
-from apps.datasets.movielens import TRAIN
+from apps.calibrate.steps import MEMORY_BATCHES, batches_in_memory
+from apps.datasets.movielens import TRAIN, write_data_set
 from benchmarks.bench.comparison import Comparison, alternate
-from benchmarks.bench.features import changed
-from benchmarks.bench.loops import LEARNING_RATE, samples_per_second, train
-from benchmarks.bench.ratings import make_ratings
+from benchmarks.bench.training import LEARNING_RATE, changed, samples_per_second, train
 from trainer.config.root import READY_MADE, Config, load_config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError, nearest
@@ -30,6 +29,8 @@ from trainer.training.setup import open_session
 BASELINE = "a bare torch loop"
 TARGET = 0.9
 READY_MADE_DATA = "data/movielens"
+FILMS, USERS, GENRES, OCCUPATIONS = 1682, 943, 19, 21  # as in MovieLens-100k
+SECONDS_BETWEEN = 60  # ratings
 
 
 def movielens_config(name: str, data: str) -> Config:
@@ -115,3 +116,42 @@ def _step(model: ModelWithLoss, optimizer: torch.optim.Optimizer, batches: Itera
     loss, _ = model(next(batches))
     loss.backward()
     optimizer.step()
+
+
+def make_ratings(out: str, ratings: int, seed: int = 0) -> None:
+    """Writes random ratings in the form of MovieLens, on which the ready-made configurations train.
+
+    Some films are liked more than others.
+
+    Args:
+        out: Directory to write to, on any fsspec URL.
+        ratings: Ratings of all splits together.
+        seed: Other seeds give other ratings.
+    """
+    random = np.random.default_rng(seed)
+    rated_film = np.minimum(random.zipf(1.3, ratings), FILMS)  # ids as skewed as in real data share rows in caches
+    quality = random.integers(1, 6, FILMS + 1)
+    rated = {
+        "user_id": random.integers(1, USERS + 1, ratings),
+        "item_id": rated_film,
+        "rating": np.where(random.random(ratings) < 0.7, quality[rated_film], random.integers(1, 6, ratings)),
+        "timestamp": 880_000_000 + SECONDS_BETWEEN * np.arange(ratings),
+    }
+    genres = [" ".join(sorted({f"genre{one:02}" for one in row})) for row in random.integers(0, GENRES, (FILMS, 2))]
+    films = {
+        "item_id": np.arange(1, FILMS + 1),
+        "movie_title": [f"film {number}" for number in range(1, FILMS + 1)],
+        "release_year": random.integers(1930, 1999, FILMS),
+        "class": genres,
+    }
+    users = {
+        "user_id": np.arange(1, USERS + 1),
+        "age": random.integers(7, 74, USERS),
+        "gender": random.choice(["F", "M"], USERS),
+        "occupation": random.integers(0, OCCUPATIONS, USERS),
+        "zip_code": random.integers(10_000, 99_999, USERS),
+    }
+    tables = (
+        {name: np.asarray(column).astype(str) for name, column in table.items()} for table in (rated, films, users)
+    )
+    write_data_set(out, *tables)

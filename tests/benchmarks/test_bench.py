@@ -15,12 +15,12 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from apps.calibrate.setting import MEMORY_BATCHES, WARM_STEPS, make_config, make_data
+from apps.calibrate.steps import MEMORY_BATCHES
 from benchmarks.bench.bench import bench
 from benchmarks.bench.comparison import Comparison, render_comparisons
-from benchmarks.bench.features import BASELINE, FEATURES, changed
-from benchmarks.bench.loops import compare_loops
 from benchmarks.bench.models import compare_models
+from benchmarks.bench.setting import WARM_STEPS, make_config, make_data
+from benchmarks.bench.training import BASELINE, FEATURES, changed, compare_loops
 from benchmarks.costs import render
 from trainer.core.distributed import process_group
 from trainer.core.errors import InputError
@@ -93,7 +93,7 @@ def test_bench(tmp_path, what, targets):
     assert [(one["ranks"], len(one["seconds"])) for one in written.get("restores", [])] == [(1, 1), (2, 1), (4, 1)] * (
         what == "checkpoint"
     )
-    assert not (tmp_path / "bench-run").exists()
+    assert not (tmp_path / "scratch-run").exists()
 
 
 @pytest.fixture

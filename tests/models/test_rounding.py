@@ -10,8 +10,8 @@ from forked import run_forked
 from jobs import losses, run_rounds
 from ready_made import sampled
 
-from benchmarks.bench.features import changed
-from benchmarks.bench.ratings import make_ratings
+from benchmarks.bench.models import make_ratings
+from benchmarks.bench.training import changed
 from trainer.config.root import READY_MADE, Config, load_config
 
 RANKS, STEPS = (1, 2, 4), 40

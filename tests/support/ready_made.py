@@ -3,9 +3,8 @@
 import random
 from pathlib import Path
 
-from benchmarks.bench.features import changed
-from benchmarks.bench.models import movielens_config
-from benchmarks.bench.ratings import make_ratings
+from benchmarks.bench.models import make_ratings, movielens_config
+from benchmarks.bench.training import changed
 from trainer.models.builder import MODELS
 
 NAMES = [*MODELS]

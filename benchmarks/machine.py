@@ -1,13 +1,13 @@
-"""The machine that something is measured on."""
+"""The machine that a benchmark runs on."""
 
 import os
 import platform
-import re
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+
+from apps.calibrate.calibrate import processor_name
 
 
 def available_cores() -> int:
@@ -17,11 +17,9 @@ def available_cores() -> int:
 
 def describe_machine() -> dict[str, Any]:
     """Returns the properties of the machine that rates depend on."""
-    # platform.processor() is the architecture on Linux, and psutil does not know the model.
-    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {
         "system": platform.platform(),
-        "processor": model[1] if model else platform.machine(),
+        "processor": processor_name(),
         "cores": available_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "torch_threads": torch.get_num_threads(),

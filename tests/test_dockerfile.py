@@ -1,16 +1,22 @@
 """The Dockerfile as far as it can be checked where there is no Docker daemon: what it copies, pins and runs."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PLACES = [place for place in ("apps", "components", "planner", "schedulers", "trainer") if (ROOT / place).is_dir()]
 
 
 def ignored(name):
@@ -61,19 +67,55 @@ def test_it_does_not_run_as_root():
     assert re.findall(r"^USER (.*)$", DOCKERFILE, re.MULTILINE) == ["1000:1000"]
 
 
-def test_what_it_copies_is_enough_to_install_the_project(tmp_path):
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built of what is copied into the image."""
+    folder = tmp_path_factory.mktemp("copied")
     for name in copied():
         source = ROOT / name
         copy = shutil.copytree if source.is_dir() else shutil.copy
-        copy(source, tmp_path / name)
+        copy(source, folder / name)
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
-    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(build, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    return zipfile.ZipFile(*(folder / "dist").glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """Python of an environment that has the wheel, and this environment's packages without the project."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    wheel.extractall(site)
+    (site / "packages.pth").write_text(f"{sysconfig.get_path('purelib')}\n")  # whose own .pth files are not read
+    return folder / "bin" / "python"
+
+
+def test_what_it_copies_is_enough_to_install_the_project(wheel):
+    names = wheel.namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {*PLACES}
     assert {
         "components/dlrm.py",
         "schedulers/jobset/scheduler.py",
         "schedulers/slurm/batch.sh",
         "trainer/config/presets/movielens.toml",
     } <= set(names)
+
+
+BENCH = "error: bench is part of the project's checkout, not of the installed package; run it in the root of a checkout"
+
+
+def test_bench_says_in_one_line_that_it_is_not_installed(installed, tmp_path):
+    bench = [str(installed), "-m", "trainer", "bench", "training", "--out", "bench"]
+    done = subprocess.run(bench, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{BENCH}\n")
+
+
+def test_bench_says_so_through_torchx(installed, tmp_path):
+    torchx = [str(installed), "-m", "torchx.cli.main", "run", "-s", "local_cwd", "tools.bench", "--out", "bench"]
+    path = f"{installed.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(torchx, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert BENCH in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr

@@ -119,16 +119,28 @@ def read_command(words: list[str]) -> Callable[[], Any]:
         words: The name of a command and its arguments. `--help` among these prints them and ends the process.
 
     Raises:
-        InputError: There is no such command, or an argument is wrong.
+        InputError: There is no such command, the command is not installed, or an argument is wrong.
     """
     name, *arguments = words
     if name not in COMMANDS:
         raise InputError(f"unknown command '{name}'{nearest(name, COMMANDS)}")
     place, _, example = COMMANDS[name]
     module, _, function = place.partition(":")
+    if not _is_there(module):
+        raise InputError(
+            f"{name} is part of the project's checkout, not of the installed package; run it in the root of a checkout"
+        )
     # What is wrong is found before torch is imported, which takes longer than anything else.
     bound = parse(declaration(module, function), arguments, f"{PROGRAM} {name}", example)
     return partial(getattr(import_quickly(module), function), *bound.args, **bound.keywords)
+
+
+def _is_there(module: str) -> bool:
+    """Returns whether a module can be imported; `benchmarks` is not in the wheel."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package above it
+        return False
 
 
 def declaration(module: str, name: str) -> Callable[..., Any]:

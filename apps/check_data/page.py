@@ -10,10 +10,9 @@ from apps.check_data.figures import edges_of
 from apps.check_data.finding import percent
 from apps.check_data.profile import Profile
 from apps.check_data.report import COLUMNS, Report, is_of_ids, note_on_sample, role_of, row_of
+from apps.pages.figures import COLORS, Lying
+from apps.pages.html import draw_figure, whole_page
 from trainer.core.console import plural
-from trainer.plan.page.figures import COLORS, Lying
-from trainer.plan.page.html import whole_page
-from trainer.plan.page.svg import draw_figure
 
 BARS, WIDTH, HEIGHT = 40, 1000, 160
 TOP = 10

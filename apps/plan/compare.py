@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
+from apps.plan.text import samples_per_second, shortage
 from planner.hardware import GIB
 from planner.planned import Planned
-from trainer.plan.text import samples_per_second, shortage
 
 
 def compare(planned: Sequence[Planned]) -> str:

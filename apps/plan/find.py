@@ -8,6 +8,8 @@ import numpy as np
 from tabulate import tabulate
 from torch import nn
 
+from apps.plan.prices import Prices
+from apps.plan.text import named_cluster, shortage
 from planner.hardware import HOSTS, Cluster
 from planner.plan import least_milliseconds
 from planner.planned import Planned
@@ -15,9 +17,7 @@ from trainer.config.root import Config
 from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.plan.cluster import parse_cluster
-from trainer.plan.prices import Prices
 from trainer.plan.problem import plan_on, problem_on
-from trainer.plan.text import named_cluster, shortage
 
 ALL = "all"
 MOST_HOSTS = 64

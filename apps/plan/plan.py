@@ -8,7 +8,10 @@ from torchrec.distributed.types import ShardingPlan
 
 from apps.plan.compare import compare
 from apps.plan.find import Found, find_clusters, render_found
+from apps.plan.page import draw_page, draw_png
+from apps.plan.prices import read_prices
 from apps.plan.run import compare_with_plan
+from apps.plan.text import render, shortage
 from apps.plan.vary import effects_of
 from planner.hardware import Cluster
 from planner.planned import Planned
@@ -23,15 +26,11 @@ from trainer.optim.table_optimizers import check_table_optimizers
 from trainer.plan.cluster import cluster_of, parse_cluster
 from trainer.plan.communication import check_comms
 from trainer.plan.make_plan import plan_for
-from trainer.plan.page.html import draw_page
-from trainer.plan.page.image import draw_image
 from trainer.plan.plan_file import plan_to_json
-from trainer.plan.prices import read_prices
 from trainer.plan.problem import plan_on
 from trainer.plan.report import render_plan
 from trainer.plan.sharding_plan import to_sharding_plan
 from trainer.plan.statistics import with_statistics
-from trainer.plan.text import render, shortage
 from trainer.training.sharded_model import build_unsharded_model, local_batch_sizes
 
 DEFAULT_RANKS = 2
@@ -172,7 +171,7 @@ def _plan(
     if page:
         write_file("--page", page, draw_page(planned))
     if png:
-        write_file("--png", png, draw_image(planned))
+        write_file("--png", png, draw_png(planned))
     if len(planned) > 1:
         print(compare(planned))
         return

@@ -10,6 +10,9 @@ import torch
 from tabulate import tabulate
 from torch import nn
 
+from apps.pages.figures import Figure, Lying
+from apps.pages.html import draw_figures
+from apps.plan.page import draw_page
 from planner.hardware import GIB, Cluster
 from planner.rank_memory import RankMemory
 from planner.step_time import StepTime
@@ -19,8 +22,6 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, write_file
 from trainer.models.embeddings import table_shapes
-from trainer.plan.page.figures import Figure, Lying
-from trainer.plan.page.html import draw_figures, draw_page
 from trainer.plan.plan_file import load_plan
 from trainer.plan.problem import plan_on, problem_of
 from trainer.plan.sharding_plan import memory_of_plan, time_of_plan

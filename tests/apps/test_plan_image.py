@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageDraw
 from plan_command import planned, refused, write_tables
 
-from trainer.plan.page.image import FAINT, FONT, HEIGHT, INK, LARGE, MARGIN, NAMES, PLOT, VALUES
+from apps.pages.image import FAINT, FONT, HEIGHT, INK, LARGE, MARGIN, NAMES, PLOT, VALUES
 
 pytestmark = pytest.mark.slow
 

@@ -1,85 +1,21 @@
-"""What is drawn of a plan: figures of bars, without a word on how they are drawn."""
+"""The figures of a plan: ranks, parts of a step, tables, and clusters beside each other."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from apps.pages.figures import Figure, Lying, Stacked
+from apps.plan.text import samples_per_second
 from planner.exchange import sent_by_hosts
 from planner.hardware import GIB
 from planner.planned import Planned
 from planner.reasons import step_milliseconds
-from trainer.plan.text import samples_per_second
 
 NAMED = 8  # tables with a color of their own
 HEAVIEST = 15
 MOST_LYING = 16  # hosts, each of which takes a line
 REST = "all other tables"
 BESIDE = "batches, dense part, process"
-COLORS = ("#1f6fb4", "#e07b39", "#3a9c5f", "#b8478f", "#8a6d3b", "#5566c9", "#2aa198", "#c94f4f")
-GREY = "#b9bec6"
-
-
-@dataclass(frozen=True)
-class Stacked:
-    """A standing bar for each rank or host, of parts on top of each other.
-
-    Attributes:
-        title: What is shown.
-        remark: A sentence on it.
-        unit: Unit of the values.
-        parts: The value of each part in each bar, `[bars]`; the last of several parts is grey.
-        limit: What there is, drawn as a line.
-        of: A bar's name, before its number.
-    """
-
-    title: str
-    remark: str
-    unit: str
-    parts: Mapping[str, np.ndarray]
-    limit: float | None = None
-    of: str = "rank"
-
-
-@dataclass(frozen=True)
-class Lying:
-    """Lying bars, one below the other.
-
-    Attributes:
-        title: What is shown.
-        remark: A sentence on it.
-        unit: Unit of the values.
-        names: Names of the bars.
-        series: Their values; of several series the bars of a name lie below each other.
-    """
-
-    title: str
-    remark: str
-    unit: str
-    names: Sequence[str]
-    series: Mapping[str, Sequence[float]]
-
-
-Figure = Stacked | Lying
-
-
-def colors_of(figure: Figure) -> dict[str, str]:
-    """Returns the color of each part or series."""
-    names = [*(figure.parts if isinstance(figure, Stacked) else figure.series)]
-    found = [COLORS[number % len(COLORS)] for number in range(len(names))]
-    if isinstance(figure, Stacked) and len(names) > 1:
-        found[-1] = GREY
-    return dict(zip(names, found, strict=True))
-
-
-def has_key(figure: Figure) -> bool:
-    """Returns whether there are several colors to explain."""
-    return len(colors_of(figure)) > 1
-
-
-def number_in_words(value: float) -> str:
-    """Returns a number at a bar."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def best_of(planned: Sequence[Planned]) -> Planned:

@@ -1,7 +1,4 @@
-"""A plan as one PNG, with the figures of its page.
-
-Not by matplotlib, which the trainer needs for nothing else: Pillow comes with TensorBoard.
-"""
+"""Figures as one PNG."""
 
 import io
 import textwrap
@@ -10,9 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from planner.planned import Planned
-from trainer.plan.page.figures import Figure, Lying, Stacked, best_of, colors_of, figures_of, has_key, number_in_words
-from trainer.plan.text import named_cluster, shortage, summary
+from apps.pages.figures import Figure, Lying, Stacked, colors_of, has_key, number_in_words
 
 INK, FAINT, LIMIT = "#1d2228", "#5b6570", "#cc0000"
 MARGIN = 30
@@ -25,16 +20,17 @@ FONT, LARGE = ImageFont.load_default(13), ImageFont.load_default(18)
 LETTERS = 150  # of a line of words
 
 
-def draw_image(planned: Sequence[Planned]) -> bytes:
-    """Returns an image of the fastest plan that fits, and of all clusters beside each other where there are several."""
-    best = best_of(planned)
-    width = 2 * MARGIN + max(PLOT, best.topology.ranks)
-    facts = [named_cluster(best.cluster), *(f"{name}: {line}" for name, line in summary(best).items())]
-    facts += [f"{one.cluster} does not fit: {shortage(one)}" for one in planned if not one.fits]
-    drawn = [
-        _words(width, str(best.cluster), facts, GROUND),
-        *(_drawn(width, figure) for figure in figures_of(planned)),
-    ]
+def draw_image(title: str, lines: Sequence[str], figures: Sequence[Figure], ranks: int = 0) -> bytes:
+    """Returns an image of a title, lines of words and figures, one below the other.
+
+    Args:
+        title: The title.
+        lines: The lines.
+        figures: The figures.
+        ranks: The most bars that stand side by side.
+    """
+    width = 2 * MARGIN + max(PLOT, ranks)
+    drawn = [_words(width, title, lines, GROUND), *(_drawn(width, figure) for figure in figures)]
     file = io.BytesIO()
     _below_each_other([Image.new("RGB", (width, MARGIN), "white"), *drawn]).save(file, "PNG")
     return file.getvalue()

@@ -1,13 +1,26 @@
-"""Bars as inline SVG, which scales with the page; words stand beside it, so that they do not."""
+"""Pages to look at: one HTML file without scripts, that opens without a server. Bars are inline SVG.
 
+SVG scales with the page; words stand beside it, so that they do not.
+"""
+
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
 
-from trainer.plan.page.figures import Figure, Lying, Stacked, colors_of, has_key, number_in_words
+from apps.pages.figures import Figure, Lying, Stacked, colors_of, has_key, number_in_words
 
 WIDTH, HEIGHT = 1000, 200
 STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1d2228; max-width: 1180px; margin: 0 auto; padding: 0 16px 48px }
+h1 { font-size: 1.5em; margin: 1em 0 0 } h2 { font-size: 1.15em; margin: 2em 0 .4em }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px } dt { color: #5b6570 } dd { margin: 0 }
+.wide { overflow-x: auto } table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; padding: 4px 12px 4px 0; border-bottom: 1px solid #e3e6ea; vertical-align: top }
+td { white-space: nowrap } td.number { text-align: right; font-variant-numeric: tabular-nums }
+td li { white-space: normal; min-width: 240px }
+summary { cursor: pointer; color: #1f6fb4 } p.note { color: #5b6570 }
+@media (max-width: 600px) { dl { grid-template-columns: 1fr } dt { margin-top: 8px } }
 svg.ranks { width: 100%; height: 200px; display: block; border-bottom: 1px solid #9aa3ad }
 .ends { display: flex; justify-content: space-between; color: #5b6570; font-size: 13px }
 .bars { display: grid; grid-template-columns: minmax(80px, 22%) 1fr minmax(86px, max-content); gap: 3px 10px;
@@ -16,6 +29,23 @@ svg.ranks { width: 100%; height: 200px; display: block; border-bottom: 1px solid
 .key span { display: inline-block; margin-right: 14px }
 .key i { display: inline-block; width: 11px; height: 11px; margin-right: 5px }
 """
+
+
+def whole_page(title: str, parts: Sequence[str]) -> str:
+    """Returns a page in the style of all pages."""
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>\n"
+        f"{body}\n</body></html>\n"
+    )
+
+
+def draw_figures(title: str, remark: str, figures: Sequence[Figure]) -> str:
+    """Returns a page of nothing but figures."""
+    head = f'<h1>{escape(title)}</h1><p class="note">{escape(remark)}</p>'
+    return whole_page(title, [head, *(draw_figure(figure) for figure in figures)])
 
 
 def draw_figure(figure: Figure) -> str:

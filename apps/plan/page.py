@@ -1,28 +1,17 @@
-"""A plan as a page to look at: one HTML file without scripts, that opens without a server."""
+"""A plan to look at: its figures, summary and tables, as an HTML page and as a PNG."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
 
 import numpy as np
 
+from apps.pages.figures import Figure
+from apps.pages.html import draw_figure, whole_page
+from apps.pages.image import draw_image
+from apps.plan.figures import best_of, figures_of
+from apps.plan.text import named_cluster, shortage, summary, where_is
 from planner.planned import Planned
 from planner.reasons import alternatives, memory_gib, named_option, step_milliseconds
-from trainer.plan.page.figures import Figure, best_of, figures_of
-from trainer.plan.page.svg import STYLE as BARS
-from trainer.plan.page.svg import draw_figure
-from trainer.plan.text import named_cluster, shortage, summary, where_is
-
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1d2228; max-width: 1180px; margin: 0 auto; padding: 0 16px 48px }
-h1 { font-size: 1.5em; margin: 1em 0 0 } h2 { font-size: 1.15em; margin: 2em 0 .4em }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px } dt { color: #5b6570 } dd { margin: 0 }
-.wide { overflow-x: auto } table { border-collapse: collapse; width: 100% }
-th, td { text-align: left; padding: 4px 12px 4px 0; border-bottom: 1px solid #e3e6ea; vertical-align: top }
-td { white-space: nowrap } td.number { text-align: right; font-variant-numeric: tabular-nums }
-td li { white-space: normal; min-width: 240px }
-summary { cursor: pointer; color: #1f6fb4 } p.note { color: #5b6570 }
-@media (max-width: 600px) { dl { grid-template-columns: 1fr } dt { margin-top: 8px } }
-"""
 
 
 def draw_page(planned: Sequence[Planned], measured: Sequence[Figure] = ()) -> str:
@@ -37,21 +26,12 @@ def draw_page(planned: Sequence[Planned], measured: Sequence[Figure] = ()) -> st
     return whole_page(f"Plan for {best.cluster}", [_head(best), *_too_small(planned), *figures, *_tables(best)])
 
 
-def draw_figures(title: str, remark: str, figures: Sequence[Figure]) -> str:
-    """Returns a page of nothing but figures."""
-    head = f'<h1>{escape(title)}</h1><p class="note">{escape(remark)}</p>'
-    return whole_page(title, [head, *(draw_figure(figure) for figure in figures)])
-
-
-def whole_page(title: str, parts: Sequence[str]) -> str:
-    """Returns a page in the style of all pages."""
-    body = "\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}{BARS}</style></head>\n<body>\n"
-        f"{body}\n</body></html>\n"
-    )
+def draw_png(planned: Sequence[Planned]) -> bytes:
+    """Returns the same as an image, without the table of tables."""
+    best = best_of(planned)
+    facts = [named_cluster(best.cluster), *(f"{name}: {line}" for name, line in summary(best).items())]
+    facts += [f"{one.cluster} does not fit: {shortage(one)}" for one in planned if not one.fits]
+    return draw_image(str(best.cluster), facts, figures_of(planned), best.topology.ranks)
 
 
 def _head(planned: Planned) -> str:

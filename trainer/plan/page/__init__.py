@@ -1,1 +1,0 @@
-"""A plan to look at: figures, which are drawn as HTML and as an image."""

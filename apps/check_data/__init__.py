@@ -1,1 +1,1 @@
-"""Checks data sets before jobs are spent on them: reading, figures, findings, and what is written of them."""
+"""Checks data sets before jobs are spent on them."""

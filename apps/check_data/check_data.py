@@ -54,24 +54,24 @@ def check_data(
 ) -> dict[str, Any]:
     """Finds what is wrong with a data set before a job is spent on it. CONFIG is a TOML file or a name.
 
-    Without CONFIG, --source names the files; what each column is, is guessed then.
+    Without CONFIG, --source names the files, and the use of each column is guessed.
 
-    Counts and extremes are of all rows that are read: some row groups of every split, or all of them with --all.
-    Distributions, ids and AUCs are of --rows of these rows, in memory.
+    Counts and extremes cover all rows that are read: some row groups of every split, or all row groups with --all.
+    Distributions, ids and AUCs cover a sample of --rows of these rows, in memory.
 
     Args:
         config: The configuration.
         source: Files, globs or directories on any fsspec URL, in place of a configuration.
         label: The column to predict, with --source. Unset: guessed.
         reader: Format of the files, as in data.reader, with --source.
-        rows: Rows of each split that figures are from.
-        all: Read all rows, not some row groups.
+        rows: Rows of the sample of each split.
+        all: Read all row groups.
         time: A column of numbers or times, to follow the label rate along.
         seed: Decides which rows are read.
         json: A file to write everything to as JSON, any fsspec URL.
         page: An HTML file to draw everything to, any fsspec URL; a browser opens it.
         statistics: A JSON file to write for planner.statistics, any fsspec URL.
-        write_config: A TOML file to write a first configuration to, which trains as it is; with --source.
+        write_config: A TOML file to write a first configuration to, ready to train with; with --source.
         overwrite: Replace files that exist.
         strict: End with exit code 2 if there is an error.
 
@@ -152,7 +152,7 @@ def _files_of(data: DataConfig) -> dict[str, list[str]]:
 def _read(
     splits: Sequence[Split], data: DataConfig, columns: Sequence[str], rows: int, everything: bool, seed: int
 ) -> list[Measured]:
-    """Returns what was read of every split."""
+    """Reads every split."""
     groups = {split.name: chosen_groups(split, rows, everything, seed) for split in splits}
     mask = sampling_mask(sum(group.rows for some in groups.values() for group in some))
     found: list[Measured] = []
@@ -201,9 +201,9 @@ def _print_next(write_config: str | None, report: Report) -> None:
 
 
 def plain_features(config: DataConfig) -> DataConfig:
-    """Returns the data with those features alone that can be judged by the column of their name.
+    """Returns the data with only the features that can be judged by the column of their name.
 
-    What others are made of, such as buckets, times, clipped values and crossed columns, is measured only.
+    The columns of other features, such as buckets, times, clipped values and crosses, are only measured.
     """
     dense = {name: feature for name, feature in config.dense.items() if _is_plain_number(name, feature)}
     sparse = {name: feature for name, feature in config.sparse.items() if _is_plain_id(name, feature)}

@@ -1,4 +1,4 @@
-"""All checks of a data set, and those of files and splits: columns and types, row groups, leaks, shifts, duplicates."""
+"""All checks of a data set; here those of files and splits: schemas, row groups, leaks, shifts, duplicates, rates."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -33,7 +33,7 @@ PERIODS = 10
 def all_findings(
     config: DataConfig, splits: Sequence[Measured], profiles: Mapping[str, Profile], time: str | None
 ) -> list[Finding]:
-    """Returns what is wrong with a data set that is used as configured, the worst first.
+    """Returns the findings on a data set that is used as configured, the worst first.
 
     Args:
         config: The configuration.
@@ -58,7 +58,7 @@ def all_findings(
 
 
 def schema_findings(splits: Sequence[Split], config: DataConfig | None) -> list[Finding]:
-    """Returns what is wrong with columns and types: missing ones, and files that differ, in any split."""
+    """Returns the columns that files of any split lack or have in different types."""
     ids = id_columns(config) if config else []
     names = config.columns if config else [name for name in splits[0].files.files[0].schema.names if name]
     severity, remedy = "error" if config else "warning", "write all files with the same columns"
@@ -71,7 +71,7 @@ def schema_findings(splits: Sequence[Split], config: DataConfig | None) -> list[
 
 
 def index_findings(splits: Sequence[Split]) -> list[Finding]:
-    """Returns that a column has no name: of CSV files, mostly the index of the rows, which no feature is made of."""
+    """Returns a note on a column without a name: in CSV files mostly the index of the rows, which is left out."""
     unnamed = [file for split in splits for file in split.files.files if "" in file.schema.names]
     if not unnamed:
         return []
@@ -88,7 +88,7 @@ def index_findings(splits: Sequence[Split]) -> list[Finding]:
 
 
 def _differences(name: str, splits: Sequence[Split], of_ids: bool) -> Iterator[tuple[str, str]]:
-    """Yields the files that lack a column or have others values in it than the first file with any, and how."""
+    """Yields each file that lacks a column or has another type than the first file with values, and what differs."""
     first: tuple[str, DataFile] | None = None
     for file in (file for split in splits for file in split.files.files):
         if name not in file.schema.names:
@@ -102,13 +102,13 @@ def _differences(name: str, splits: Sequence[Split], of_ids: bool) -> Iterator[t
 
 
 def _meaning(dtype: pa.DataType, of_ids: bool) -> str | None:
-    """Returns what values count, to training and in lists or not; None if there are none."""
+    """Returns the meaning of values to training, in lists or not; None if a file has no values."""
     found = meaning(dtype, of_ids)
     return f"lists of {found}" if found and is_list(dtype) else found
 
 
 def _refused(splits: Sequence[Split], config: DataConfig) -> list[Finding]:
-    """Returns the first thing for which training would refuse the files of each split."""
+    """Returns the first reason for which training would refuse the files of each split."""
     found = []
     for split in splits:
         try:
@@ -120,7 +120,7 @@ def _refused(splits: Sequence[Split], config: DataConfig) -> list[Finding]:
 
 
 def check_layout(config: DataConfig, split: Split) -> Iterator[Finding]:
-    """Yields what is wrong with the sizes of files and row groups."""
+    """Yields findings on the sizes of files and row groups, for the order in which training reads them."""
     files = split.files.files
     rows = np.array([sum(file.row_groups) for file in files])
     if empty := [file.name for file, count in zip(files, rows, strict=True) if not count]:
@@ -150,7 +150,7 @@ def _check_row_groups(config: DataConfig, split: Split) -> Iterator[Finding]:
 
 
 def check_leak(config: DataConfig, profile: Profile) -> Iterator[Finding]:
-    """Yields that a feature alone knows the label."""
+    """Yields a finding if a feature alone predicts the label."""
     name, where = profile.name, profile.first.name
     remedy = "leave it out unless it is known before the label is"
     if name in config.dense or name in config.sparse:
@@ -162,7 +162,7 @@ def check_leak(config: DataConfig, profile: Profile) -> Iterator[Finding]:
 
 
 def deciding_value(profile: Profile) -> str:
-    """Returns in words that one frequent value always comes with the same label; empty if none does."""
+    """Returns a sentence if all rows with one frequent value have the same label; else empty."""
     if profile.kind not in ("integer", "text") and not (profile.kind == "number" and profile.has_few_values):
         return ""
     ids = profile.first_ids
@@ -180,7 +180,7 @@ def deciding_value(profile: Profile) -> str:
 
 
 def check_shift(config: DataConfig, profile: Profile) -> Iterator[Finding]:
-    """Yields that the values of a dense feature are others in another split."""
+    """Yields a finding if the values of a dense feature are distributed differently in another split."""
     if profile.name not in config.dense:
         return
     for measured in profile.measured[1:]:
@@ -193,7 +193,7 @@ def check_shift(config: DataConfig, profile: Profile) -> Iterator[Finding]:
 
 
 def check_duplicates(splits: Sequence[Measured]) -> Iterator[Finding]:
-    """Yields that rows occur twice, within a split or in two."""
+    """Yields a finding if rows occur twice, within a split or in two splits."""
     seen: list[tuple[str, np.ndarray]] = []
     for measured in splits:
         distinct, counts = np.unique(measured.hashes, return_counts=True)
@@ -211,7 +211,7 @@ def check_duplicates(splits: Sequence[Measured]) -> Iterator[Finding]:
 
 
 def check_label_rates(name: str, measured: Measured) -> Iterator[Finding]:
-    """Yields that the mean label of a file is another than those of others."""
+    """Yields a finding if the mean label of a file deviates from the other files."""
     tallies = [(file.name, one) for file, one in zip(measured.split.files.files, measured.tallies[name], strict=True)]
     whole = measured.tally(name)
     if len(tallies) < 2 or not (0 < whole.rate < 1):
@@ -235,7 +235,7 @@ def _differs(rate: float, rows: int, others: float) -> bool:
 
 
 def rates_over_time(label: np.ndarray, times: np.ndarray) -> Mapping[str, np.ndarray]:
-    """Returns equal numbers of rows in the order of time: where each period begins, its mean label, its rows."""
+    """Divides rows into periods of equally many rows; returns the start, the mean label and the rows of each."""
     order = np.argsort(times, kind="stable")
     parts = [part for part in np.array_split(order, PERIODS) if len(part)]
     return {
@@ -246,7 +246,7 @@ def rates_over_time(label: np.ndarray, times: np.ndarray) -> Mapping[str, np.nda
 
 
 def check_time(label: str, time: str, profiles: Mapping[str, Profile]) -> Iterator[Finding]:
-    """Yields that the label rate of a period is another than that of all."""
+    """Yields a finding if the label rate of a period deviates from the other periods."""
     first = profiles[time].first
     values = profiles[label].numbers(first)
     found = rates_over_time(np.nan_to_num(values), profiles[time].numbers(first))

@@ -21,16 +21,16 @@ MOSTLY_NULL = 0.9
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 HUGE = 1e6  # standard deviations
 MOSTLY_ZERO = 0.5
-ENOUGH = 1000  # ids of a sample, for its figures to mean anything
+ENOUGH = 1000  # ids that a sample needs before its figures mean anything
 UNIQUE = 0.9
 SHARED = 0.5
 TOO_LARGE = 20
-SMALL = 10_000  # rows of a table of which nobody minds how many are used
+SMALL = 10_000  # rows of a table; unused rows of a smaller table do not matter
 UNKNOWN = 0.95
 
 
 def check_values(config: DataConfig, profile: Profile) -> Iterator[Finding]:
-    """Yields what is wrong with the values of a column that the configuration uses."""
+    """Yields findings on the values of a column that the configuration uses."""
     name = profile.name
     for measured in profile.measured:
         tally = measured.tally(name)
@@ -57,7 +57,9 @@ def _check_feature(profile: Profile, measured: Measured, tally: Tally) -> Iterat
         yield Finding("warning", "mostly null", where, name, f"{share} of the rows have no value", "leave it out")
     if _is_constant(profile, measured, tally):
         value = measured.sample.column(name).drop_null()[0].as_py()
-        yield Finding("warning", "constant", where, name, f"every value is {value!r}", "leave it out: it tells nothing")
+        yield Finding(
+            "warning", "constant", where, name, f"every value is {value!r}", "leave it out: it carries no signal"
+        )
 
 
 def _is_constant(profile: Profile, measured: Measured, tally: Tally) -> bool:
@@ -86,7 +88,7 @@ def _check_number(profile: Profile, measured: Measured, tally: Tally, feature: D
 
 
 def _refused(name: str, tally: Tally, feature: DenseFeature) -> str:
-    """Returns why training refuses the smallest or the largest value; empty if it takes both."""
+    """Returns why training refuses the smallest or the largest value; empty if training takes both."""
     config = DataConfig(dense={name: feature}).model_copy(update={"labels": []})
     for value in (tally.minimum, tally.maximum):
         try:
@@ -152,14 +154,14 @@ def _check_weight(profile: Profile, measured: Measured, tally: Tally) -> Iterato
 
 
 def check_tables(config: DataConfig, profile: Profile) -> Iterator[Finding]:
-    """Yields what is wrong with the ids of a sparse feature and the size of its table."""
+    """Yields findings on the ids of a sparse feature and on the size of its table."""
     if profile.name not in config.sparse:
         return
     ids, whole = profile.first_ids, profile.first.is_whole
     if len(ids.codes) >= ENOUGH and len(ids.distinct) > UNIQUE * len(ids.codes):
         found = f"{len(ids.distinct):,} different ids among {len(ids.codes):,}: they hardly repeat"
         remedy = "leave it out: what is learned of an id is never used again"
-        # Of many users, a sample has each but once though all rows have many.
+        # A sample of many users may have each user once, though all rows have each user many times.
         yield Finding(
             "warning" if whole else "note", "as good as unique", profile.first.name, profile.name, found, remedy
         )
@@ -202,13 +204,13 @@ def _check_known(profile: Profile) -> Iterator[Finding]:
 
 
 def suggested_rows(ids: pa.Array, distinct: int) -> int:
-    """Returns rows for a table of hashed ids: a power of two, of at least twice as many.
+    """Returns the rows of a table for hashed ids: a power of two, at least twice the number of ids.
 
-    More in a small table, until no two ids share a row: of a few ids, chance gives two the same one sooner than not.
+    A small table gets more rows, until no two ids share a row: even a few ids are likely to collide.
 
     Args:
-        ids: The different ids that are known.
-        distinct: How many there are.
+        ids: The known distinct ids.
+        distinct: The number of distinct ids in all rows.
     """
     rows = 2 ** int(np.ceil(np.log2(max(4, 2 * distinct))))
     while 2 * rows <= SMALL and _sharing(ids, rows):
@@ -217,6 +219,6 @@ def suggested_rows(ids: pa.Array, distinct: int) -> int:
 
 
 def _sharing(ids: pa.Array, rows: int, salt: int = 0) -> int:
-    """Returns how many ids share their row of a table with another one by their hash."""
+    """Returns how many ids share their row of a table with another id by their hash."""
     _, counts = np.unique(mix(salted(as_integers(ids), salt)) % np.uint64(rows), return_counts=True)
     return int(counts[counts > 1].sum())

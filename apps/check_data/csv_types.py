@@ -1,4 +1,4 @@
-"""Types of the columns of CSV files that no configuration names, guessed from their values."""
+"""Guesses the types of columns in CSV files from their values, for data without a configuration."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -15,11 +15,11 @@ from trainer.core.errors import InputError
 from trainer.core.section import Tree
 from trainer.data.row_groups import RowGroupReader
 
-NULLS = ("NA", "N/A", "NULL", "Null", "null", "NaN", "nan", "None", "\\N")  # as others write them, beside nothing
+NULLS = ("NA", "N/A", "NULL", "Null", "null", "NaN", "nan", "None", "\\N")  # as programs write them, beside nothing
 DELIMITERS = ",;\t|"
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 KINDS = {"int64": "integer", "float64": "number", "list": "integers"}  # the first that all values can be
-LISTS = 0.1  # the part of texts with a separator from which on they are lists
+LISTS = 0.1  # texts are lists if more than this fraction of them has a separator
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _Values:
     nulls: set[str] = field(default_factory=set)
 
     def add(self, texts: pa.ChunkedArray, separator: str) -> None:
-        """Adds values, of which nulls are none."""
+        """Adds the values that are not null."""
         is_null = pc.is_in(texts, value_set=pa.array(NULLS))  # pyrefly: ignore[missing-attribute]
         self.nulls.update(texts.filter(is_null).unique().to_pylist())
         texts = texts.filter(pc.invert(is_null)).drop_null()  # pyrefly: ignore[missing-attribute]
@@ -68,7 +68,7 @@ def _can_be(texts: pa.ChunkedArray, dtype: str) -> bool:
 def guess_types(
     config: DataConfig, files: Mapping[str, Sequence[str]], rows: int, everything: bool, seed: int
 ) -> DataConfig:
-    """Returns a data section that reads columns as what their values look like, in all blocks that a check reads.
+    """Returns a data section with types that fit all values in the blocks that a check reads.
 
     Args:
         config: Names the reader.
@@ -96,14 +96,14 @@ def guess_types(
 
 
 def _delimiter(split: Split, config: DataConfig) -> str | None:
-    """Returns what is between the columns, if it is not what the reader takes: the header is one name then."""
+    """Returns the delimiter; if the header reads as one name, the delimiter that it has most often."""
     (header, *more) = split.files.files[0].schema.names
     best = max(DELIMITERS, key=header.count)
     return best if not more and best in header else config.csv.delimiter
 
 
 def _own_columns(split: Split) -> list[str]:
-    """Returns the columns that all files have themselves, not by their paths."""
+    """Returns the columns that are in all files, without columns of their paths."""
     for file in split.files.files:
         if numbers := [name for name in file.schema.names if NUMBER.fullmatch(name)]:
             raise InputError(
@@ -115,7 +115,7 @@ def _own_columns(split: Split) -> list[str]:
 
 
 def _section(config: DataConfig, columns: Mapping[str, _Values]) -> DataConfig:
-    """Returns the data section that reads each column as its kind."""
+    """Returns a data section that reads each column as its kind."""
     kinds = {name: values.kind for name, values in columns.items()}
     texts = [name for name, kind in kinds.items() if kind in ("text", "texts")]
     lists = [name for name, kind in kinds.items() if kind in ("integers", "texts")]
@@ -132,7 +132,7 @@ def _section(config: DataConfig, columns: Mapping[str, _Values]) -> DataConfig:
 
 
 def csv_keys(csv: CsvConfig, used: Collection[str]) -> Tree:
-    """Returns the section `data.csv` for those of its columns that are used."""
+    """Returns the section `data.csv`, limited to the columns that are used."""
     tree = csv.model_dump(exclude_defaults=True)
     tree |= {key: [name for name in tree.get(key, ()) if name in used] for key in ("strings", "lists")}
     return {key: value for key, value in tree.items() if value}

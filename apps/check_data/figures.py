@@ -9,19 +9,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 BUCKETS = 10
-FLOOR = 1e-4  # the part of samples that an empty bucket is taken to have: the logarithm of none is infinite
+FLOOR = 1e-4  # the share of an empty bucket: the logarithm of 0 is infinite
 TRANSFORMS: dict[str, tuple[float, Callable[[np.ndarray], np.ndarray]]] = {
     "log1p": (-1.0, np.log1p),
     "log3": (-3.0, lambda x: np.log(x + 3)),
 }
-"""Transforms that are suggested: what values must be above, and the function."""
+"""Transforms that are suggested: the bound below all values, and the function."""
 SKEWED = 3.0
-FREQUENT = 20  # of an id with fewer occurrences, its place among the others is mostly chance
-SHRINK = 1.0  # samples of the mean label rate that every id's own is averaged with
+FREQUENT = 20  # the rank of an id with fewer occurrences is mostly chance
+SHRINK = 1.0  # samples with the mean label rate that are added to the samples of each id
 
 
 def auc(scores: np.ndarray, negatives: np.ndarray, positives: np.ndarray) -> float:
-    """Returns the area under the ROC curve, of equal scores the mean of all their orders; NaN for labels of one class.
+    """Returns the area under the ROC curve, with ties counted as half; NaN for labels of one class.
 
     Args:
         scores: Any finite or infinite numbers, ascending, `[N]`.
@@ -52,12 +52,12 @@ def auc_alone(values: np.ndarray, labels: np.ndarray) -> float:
 
 
 def edges_of(values: np.ndarray) -> np.ndarray:
-    """Returns where buckets with equal numbers of values end, without the first and the last, of finite values."""
+    """Returns the inner edges of buckets with equal numbers of values; the values are finite."""
     return np.unique(np.quantile(values, np.linspace(0, 1, BUCKETS + 1)[1:-1])) if len(values) else np.zeros(0)
 
 
 def bucket_shares(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Returns the part of values in each bucket, and of missing ones (NaN) last."""
+    """Returns the share of values in each bucket, and last the share of missing values (NaN)."""
     missing = np.isnan(values)
     places = np.searchsorted(edges, values[~missing], side="right")
     counts = np.bincount(places, minlength=len(edges) + 1)
@@ -80,16 +80,16 @@ def skewness(values: np.ndarray) -> float:
 
 
 def middle_std(values: np.ndarray) -> float:
-    """Returns the standard deviation of ascending values but for the lowest and the highest hundredth."""
+    """Returns the standard deviation of ascending values without the lowest and the highest hundredth."""
     low, high = np.quantile(values, [0.01, 0.99])
     return float(values[np.searchsorted(values, low) : np.searchsorted(values, high, side="right")].std())
 
 
 def best_transform(values: np.ndarray) -> str:
-    """Returns the transform to suggest for finite values: of skewed ones a logarithm that all of them have."""
+    """Returns the transform to suggest for finite values: for skewed values, a logarithm that is defined for all."""
     if len(values) and skewness(values) > SKEWED:
         for name, (above, _) in TRANSFORMS.items():
-            # Half of the way to where the logarithm ends is left to values that nobody has seen yet.
+            # Half of the way to the pole of the logarithm is left for values that have not been seen yet.
             if values.min() >= above / 2:
                 return name
     return "none"
@@ -123,7 +123,7 @@ class Ids:
 
     @cached_property
     def is_single(self) -> bool:
-        """Whether no row has more than one."""
+        """Whether no row has more than one id."""
         return bool((np.diff(self.row_of) > 0).all())
 
     def counts_in(self, groups: np.ndarray, number: int) -> np.ndarray:
@@ -143,12 +143,12 @@ class Ids:
 
     @cached_property
     def estimated(self) -> int:
-        """Different ids of all rows, at least: from those that the sample has once and twice (Chao 1984)."""
+        """A lower bound of the distinct ids in all rows, from the ids that occur once and twice (Chao 1984)."""
         once, twice = int((self.counts == 1).sum()), int((self.counts == 2).sum())
         return len(self.distinct) + once * (once - 1) // (2 * (twice + 1))
 
     def top(self, number: int) -> list[tuple[object, int, int]]:
-        """Returns the most frequent ids: each with its place in `distinct`, and how often it occurs."""
+        """Returns the most frequent ids, each with its place in `distinct` and its count."""
         least = np.partition(self.counts, -number)[-number] if number < len(self.counts) else 0
         often = np.flatnonzero(self.counts >= least)
         best = often[np.argsort(-self.counts[often], kind="stable")][:number]
@@ -170,7 +170,7 @@ def ids_of(column: pa.ChunkedArray | pa.Array) -> Ids:
 
 
 def zipf_exponent(counts: np.ndarray) -> float:
-    """Returns Zipf's exponent of ids by maximum likelihood: of those that are frequent enough to have a rank.
+    """Returns Zipf's exponent by maximum likelihood, from the ids that are frequent enough to have a rank.
 
     Args:
         counts: How often each id occurs, `[D]`.
@@ -205,7 +205,7 @@ def auc_of_ids(ids: Ids, labels: np.ndarray, seed: int) -> float:
             continue
         mean = rows[counted, 1] / rows[counted].sum()
         rates = (counts[:, counted, 1] + SHRINK * mean) / (counts[:, counted].sum(axis=1) + SHRINK)
-        if ids.is_single:  # rows of an id, and those without one, have the same score, and need not be looked at
+        if ids.is_single:  # all rows with an id have one score, and all rows without an id another
             others = counts[:, 1 - counted]
             scores, others = np.append(rates, mean), np.vstack([others, rows[1 - counted] - others.sum(axis=0)])
         else:
@@ -218,13 +218,13 @@ def auc_of_ids(ids: Ids, labels: np.ndarray, seed: int) -> float:
 
 
 def _mean_of_rows(ids: Ids, rates: np.ndarray, mean: float) -> np.ndarray:
-    """Returns the mean of the rates of each row's ids, of a row without ids another, `[R]`."""
+    """Returns the mean rate of each row's ids; `mean` for a row without ids, `[R]`."""
     sums = np.bincount(ids.row_of, rates[ids.codes], minlength=ids.rows)
     sizes = np.bincount(ids.row_of, minlength=ids.rows)
     return np.where(sizes > 0, sums / np.maximum(sizes, 1), mean)
 
 
 def known_share(ids: Ids, earlier: Ids) -> float:
-    """Returns the part of ids that another sample has, too."""
+    """Returns the share of ids that are also in another sample."""
     known = pc.is_in(ids.distinct, earlier.distinct)  # pyrefly: ignore[missing-attribute]
     return float(ids.counts[known.to_numpy(zero_copy_only=False)].sum() / max(1, len(ids.codes)))

@@ -1,4 +1,4 @@
-"""A finding: one thing that is wrong with a data set, or worth knowing."""
+"""A finding: a fault of a data set, or a note."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,14 +9,14 @@ ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: training would refuse it or learn nothing of use (error), or may suffer (warning).
+    """A fault: training would refuse the data or learn nothing useful (error), or may suffer (warning); or a note.
 
     Attributes:
         severity: How bad it is; a note is no fault.
         check: Name of the check, which stays the same in all versions.
         where: The split, or the files.
-        column: The column; empty if it is about files or rows.
-        found: What was found, with figures.
+        column: The column; empty for a finding about files or rows.
+        found: The finding in words, with figures.
         remedy: What to do.
     """
 
@@ -34,6 +34,6 @@ def by_severity(findings: list[Finding]) -> list[Finding]:
 
 
 def percent(part: float, whole: float = 1.0) -> str:
-    """Returns a part of a whole in words; of a few in a million, still not 0 %."""
+    """Returns a share in percent; a share of a few in a million is not shown as 0 %."""
     share = 100 * part / whole if whole else 0.0
     return f"{share:.2g} %" if 0 < share < 10 else f"{share:.0f} %"

@@ -30,7 +30,7 @@ ID = re.compile(
     re.IGNORECASE,
 )
 TIME = re.compile(r"(\w+_)?(time|timestamp|ts|date|datetime)|\w+_at", re.IGNORECASE)
-COMPACT = 4  # numbered ids: the highest is not above so many times their number
+COMPACT = 4  # ids are numbered if the highest is below this many times their number
 ROUNDED = 1000
 LARGE = 100_000  # rows of all tables above which the model has its own default sizes
 STEPS_PER_EPOCH = 256
@@ -57,10 +57,10 @@ class Suggestion:
 
 
 def guess_label(profiles: Mapping[str, Profile], label: str | None) -> str:
-    """Returns the column to predict: the one that is named, or the one that looks most like one.
+    """Returns the column to predict: `label`, or the column that looks most like a label.
 
     Raises:
-        InputError: It is not there or has other values than 0 and 1, or no column looks like a label.
+        InputError: The column is missing or has values other than 0 and 1, or no column looks like a label.
     """
     if label is not None:
         if label not in profiles:
@@ -81,7 +81,7 @@ def guess_label(profiles: Mapping[str, Profile], label: str | None) -> str:
 
 
 def guess_data(profiles: Mapping[str, Profile], label: str) -> tuple[Tree, dict[str, str]]:
-    """Returns the columns' part of the section `data`, and the columns that are left out, each with the reason.
+    """Returns the keys of the section `data` for columns, and the columns that are left out, each with the reason.
 
     Args:
         profiles: The columns; their `labels` are `label`.
@@ -110,7 +110,7 @@ def guess_config(data: Tree, files: Mapping[str, Sequence[str]], reader: str, ro
     """Returns a whole configuration.
 
     Args:
-        data: What `guess_data` found.
+        data: The result of `guess_data`.
         files: The files of each split.
         reader: Their format.
         rows: Rows to train on.
@@ -132,7 +132,7 @@ def guess_config(data: Tree, files: Mapping[str, Sequence[str]], reader: str, ro
 
 
 def suggestions(config: DataConfig, profiles: Mapping[str, Profile]) -> list[Suggestion]:
-    """Returns keys that would suit the data better than those of a configuration."""
+    """Returns values of keys that would suit the data better than the configuration."""
     found = []
     for name in config.dense:
         if name in profiles and profiles[name].kind in ("integer", "number"):
@@ -149,7 +149,7 @@ def suggestions(config: DataConfig, profiles: Mapping[str, Profile]) -> list[Sug
 
 
 def sparse_rule(profile: Profile) -> dict[str, Any]:
-    """Returns the rule for ids that no id of the data breaks."""
+    """Returns the rule for ids that all ids of the data fit."""
     tallies = [measured.tally(profile.name) for measured in profile.measured]
     ids, whole = profile.first_ids, all(measured.is_all_read for measured in profile.measured)
     distinct = len(ids.distinct) if profile.first.is_whole else ids.estimated
@@ -180,7 +180,7 @@ def dense_rule(profile: Profile, transform: str | None = None) -> dict[str, Any]
 
 
 def batch_size_for(rows: int) -> int:
-    """Returns a batch with some hundred steps in an epoch of so many rows: a power of two."""
+    """Returns a global batch size, a power of two, with a few hundred steps in an epoch of `rows` rows."""
     power = 2 ** int(np.log2(max(1, rows // STEPS_PER_EPOCH)))
     return min(max(power, SMALLEST_BATCH), LARGEST_BATCH)
 
@@ -190,7 +190,7 @@ def _named_like_a_label(name: str) -> bool:
 
 
 def _no_label(profile: Profile) -> str:
-    """Returns why a column is no label, and what to do; empty if it is one."""
+    """Returns why a column is not a label, and what to do; empty if it is a label."""
     tally = profile.first.tally(profile.name)
     if profile.kind == "text":
         values = " and ".join(sorted(repr(value) for value, _, _ in profile.first_ids.top(2)))
@@ -226,7 +226,7 @@ def _is_sparse(profile: Profile) -> bool:
 
 
 def _why_not(profile: Profile) -> str:
-    """Returns why a column is no feature; empty if it is one."""
+    """Returns why a column is not a feature; empty if it is a feature."""
     tallies = [measured.tally(profile.name) for measured in profile.measured]
     if profile.kind == "time" or (profile.kind == "integer" and TIME.fullmatch(profile.name)):
         return "a time"

@@ -1,4 +1,4 @@
-"""The report of a check as a page: one HTML file without scripts, with plots of every column."""
+"""Draws the report of a check as one HTML page without scripts, with plots of every column."""
 
 from collections.abc import Iterator, Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""Figures of each column, from the sample: what findings, suggestions and the page are made from."""
+"""Figures of each column in the sample; findings, suggestions and the page are made from them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class Profile:
     Attributes:
         name: Its name.
         kind: Its kind in the first split.
-        measured: The splits that have it; the first one is what others are compared with.
+        measured: The splits that have the column; the others are compared with the first.
         labels: Whether each row of the first split's sample is of the positive class, by label, `[R]`.
     """
 
@@ -43,7 +43,7 @@ class Profile:
 
     @property
     def first(self) -> Measured:
-        """The split that others are compared with."""
+        """The split that the others are compared with."""
         return self.measured[0]
 
     def numbers(self, measured: Measured) -> np.ndarray:
@@ -77,7 +77,7 @@ class Profile:
 
     @cached_property
     def has_few_values(self) -> bool:
-        """Whether the first rows have so few different numbers that each may stand for something."""
+        """Whether the first rows have so few distinct numbers that each may be a category."""
         values = self.numbers(self.first)[:FIRST]
         return len(np.unique(values[np.isfinite(values)])) <= FEW
 
@@ -108,7 +108,7 @@ class Profile:
         return psi(bucket_shares(self.numbers(self.first), edges), bucket_shares(self.numbers(measured), edges))
 
     def known(self, measured: Measured) -> float:
-        """Returns the part of another split's ids that the first one has."""
+        """Returns the share of another split's ids that the first split has."""
         return known_share(self.ids[measured.name], self.first_ids)
 
 
@@ -122,7 +122,7 @@ def profiles_of(measured: Sequence[Measured], labels: Sequence[str]) -> dict[str
 
     Args:
         measured: The splits.
-        labels: Columns to predict; those that hold no probabilities are left out.
+        labels: Columns to predict; columns that are not probabilities are left out.
     """
     first, of_labels = measured[0], {}
     for name in labels:

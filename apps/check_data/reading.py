@@ -16,24 +16,24 @@ from trainer.data.readers.base import Column
 from trainer.data.row_groups import RowGroupReader
 from trainer.rules.plain_types import plain_array
 
-KEPT = 100_000  # hashes, about: more rows are sampled, the same ones wherever they occur
+KEPT = 100_000  # hashes, about; of more rows, a sample is hashed that has all copies of a row or none
 KEYS = 2
 LOOKED_AT = 4000
-NULL = np.uint64(0x9D39247E33776D41)  # of no number that is likely
+NULL = np.uint64(0x9D39247E33776D41)  # the bits of no likely number
 
 
 @dataclass
 class Tally:
-    """A column in some rows.
+    """Counts of a column in some rows.
 
     Attributes:
         rows: The rows.
         nulls: Rows without a value.
-        values: Values: of lists, their elements.
+        values: Values; in lists, their elements.
         minimum: The smallest finite value.
         maximum: The largest finite value.
-        total: Sum of the values, where all of a row group are in [0, 1].
-        nan: Values that are no number.
+        total: Sum of the values in row groups whose values are all in [0, 1].
+        nan: NaN values.
         infinite: Infinite values.
     """
 
@@ -58,7 +58,7 @@ class Tally:
         return self.minimum <= self.maximum
 
     def add(self, array: pa.Array, kind: Kind) -> None:
-        """Counts rows of a column, of plain values."""
+        """Adds rows of a column of plain values."""
         self.rows += len(array)
         self.nulls += array.null_count
         values = pc.list_flatten(array) if kind in ("integers", "texts") else array  # pyrefly: ignore
@@ -84,10 +84,10 @@ class Measured:
 
     Attributes:
         split: The split.
-        tallies: By column, of each file, all rows that were read.
-        sample: Rows of them, in the types of `COMPUTED`.
+        tallies: By column, a tally of each file over all rows that were read.
+        sample: A sample of the rows, in the types of `COMPUTED`.
         file_of: The file of each row of the sample, `[R]`.
-        hashes: Hashes of some rows, the same ones in every split.
+        hashes: Hashes of some rows, the same rows in every split.
         rows_read: Rows that were read.
     """
 
@@ -110,7 +110,7 @@ class Measured:
 
     @property
     def is_all_read(self) -> bool:
-        """Whether every row was read, so that counts and extremes are those of all."""
+        """Whether every row was read, so that counts and extremes cover all rows."""
         return self.rows_read == self.split.files.rows
 
     def tally(self, column: str) -> Tally:
@@ -128,7 +128,7 @@ def read_split(
     keys: list[str],
     mask: np.uint64,
 ) -> tuple[Measured, list[str]]:
-    """Reads row groups of a split; memory is that of a row group and of the sample.
+    """Reads row groups of a split; memory holds one row group and the sample.
 
     Args:
         split: The split.
@@ -138,10 +138,10 @@ def read_split(
         rows: Rows of the sample.
         seed: Decides which rows are sampled.
         keys: The columns by which rows are chosen to be hashed. Empty: chosen from the first row group.
-        mask: Bits that choose them.
+        mask: The bits that choose these rows.
 
     Returns:
-        What was read, and the key columns.
+        The figures, and the key columns.
 
     Raises:
         InputError: A file cannot be read.
@@ -184,7 +184,7 @@ class _Pass:
     hashes: list[np.ndarray] = field(default_factory=list)
 
     def add(self, group: RowGroup, column: Column, rows: np.ndarray) -> None:
-        """Adds a row group, of which `rows` go to the sample."""
+        """Adds a row group; `rows` go to the sample."""
         kinds = self.split.kinds
         self.file_of.append(np.full(len(rows), group.file))
         if not self.keys:
@@ -208,12 +208,12 @@ def _indices(rows: np.ndarray, group: RowGroup) -> pa.Array | None:
 
 
 def _taken(array: pa.Array, rows: pa.Array | None, kind: Kind) -> pa.Array:
-    """Returns some rows, or all, in the type that they are computed in."""
+    """Returns some rows, or all rows, in the type of their kind in `COMPUTED`."""
     return computed(array if rows is None else array.take(rows), kind)
 
 
 def joined(tallies: Iterable[Tally]) -> Tally:
-    """Returns the tally of the rows of several."""
+    """Returns the sum of tallies."""
     whole = Tally()
     for one in tallies:
         for name in ("rows", "nulls", "values", "total", "nan", "infinite"):
@@ -230,17 +230,17 @@ def _numbers(array: pa.Array, kind: Kind) -> pa.Array:
 
 
 def _extremes(array: pa.Array) -> tuple[float, float]:
-    """Returns the smallest and the largest value, both NaN if any is; without values, infinity and its negative."""
+    """Returns the smallest and the largest value: NaN if a value is NaN, infinity and -infinity without values."""
     if array.null_count == len(array):
         return math.inf, -math.inf
     if array.null_count:
         array = array.fill_null(array[array.is_valid().index(True).as_py()])
-    values = array.to_numpy()  # whose extremes NumPy finds in a fifth of Arrow's time
+    values = array.to_numpy()  # NumPy finds extremes in a fifth of Arrow's time
     return values.min().item(), values.max().item()
 
 
 def key_columns(columns: Mapping[str, pa.ChunkedArray], kinds: Mapping[str, Kind]) -> list[str]:
-    """Returns the columns by which rows are chosen: those of most different values, so that the choice is even."""
+    """Returns the columns by which rows are chosen: those with most distinct values, so that the choice is even."""
     single = [name for name in columns if kinds[name] in ("integer", "number", "time")] or [*columns]
     first = {name: computed(plain_array(columns[name][:LOOKED_AT]), kinds[name]) for name in single}
     distinct = {name: len(np.unique(bits_of(values, kinds[name]))) for name, values in first.items()}
@@ -250,7 +250,7 @@ def key_columns(columns: Mapping[str, pa.ChunkedArray], kinds: Mapping[str, Kind
 
 
 def sampling_mask(rows: int) -> np.uint64:
-    """Returns the bits that are zero in the hashes of chosen rows, of so many rows in all."""
+    """Returns the bits that are zero in the hashes of chosen rows, for `rows` rows in all."""
     return np.uint64(2 ** max(0, int(np.ceil(np.log2(max(1, rows) / KEPT)))) - 1)
 
 
@@ -271,14 +271,14 @@ def hash_rows(columns: Sequence[np.ndarray]) -> np.ndarray:
 def bits_of(values: pa.Array, kind: Kind) -> np.ndarray:
     """Returns 64 bits for each value of a type in `COMPUTED`, `[R]` uint64: equal for equal values.
 
-    Those of numbers are their own, those of others are hashes, which differ from process to process.
+    Numbers keep their own bits. Other values are hashed, differently in every process.
     """
     if kind in ("integers", "texts"):
         return _hash_lists(values, kind)
     missing = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
     if kind == "text":
         coded = values.dictionary_encode()
-        # Python's own hash is another one in every process, which does not matter here.
+        # Python's own hash differs between processes, which does not matter here.
         words = np.fromiter(map(hash, [*coded.dictionary.to_pylist(), ""]), np.int64)
         bits = words[coded.indices.fill_null(len(words) - 1).to_numpy()].view(np.uint64)
     else:
@@ -288,7 +288,7 @@ def bits_of(values: pa.Array, kind: Kind) -> np.ndarray:
 
 
 def _hash_lists(values: pa.LargeListArray, kind: Kind) -> np.ndarray:
-    """Returns hashes of lists, in which the order of elements counts; null is as an empty one."""
+    """Returns hashes of lists; the order of elements matters, and null is an empty list."""
     lengths = values.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     elements = bits_of(values.flatten(), "integer" if kind == "integers" else "text")
     starts = np.cumsum(lengths) - lengths

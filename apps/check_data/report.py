@@ -24,11 +24,11 @@ COLUMNS = ("column", "as", "type", "null", "values", "ids/row", "AUC alone")
 
 @dataclass(frozen=True)
 class Report:
-    """All that a check found.
+    """The result of a check.
 
     Attributes:
-        config: How the data is used.
-        splits: What was read.
+        config: The use of the data.
+        splits: The figures of each split.
         profiles: Figures of its columns.
         findings: What is wrong, the worst first.
         suggestions: Keys to set.
@@ -45,12 +45,12 @@ class Report:
     time: str | None = None
 
     def count(self, severity: str) -> int:
-        """Returns how many findings are so severe."""
+        """Returns the number of findings of a severity."""
         return sum(one.severity == severity for one in self.findings)
 
 
 def role_of(name: str, config: DataConfig) -> str:
-    """Returns what a column is used as."""
+    """Returns the use of a column: dense, sparse, label, weight, group, or `-`."""
     roles = {"dense": config.dense, "sparse": config.sparse, "label": config.labels, "weight": [config.weight]}
     return next((role for role, names in roles.items() if name in names), "group" if name in config.groups else "-")
 
@@ -76,7 +76,7 @@ def render(report: Report) -> str:
 
 
 def _alike(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Returns findings in groups of the same check in the same place: a hundred columns are one line."""
+    """Groups findings of one check in one place, so that a hundred columns take one line."""
     groups: dict[tuple[str, str, str], list[Finding]] = {}
     for one in findings:
         groups.setdefault((one.severity, one.check, one.where), []).append(one)
@@ -103,7 +103,7 @@ def _read(report: Report) -> Iterator[str]:
 
 
 def note_on_sample(report: Report) -> str:
-    """Returns in words which figures are of a sample; empty if none is."""
+    """Returns a sentence on the figures of a sample; empty if all rows were read into it."""
     if all(one.is_whole for one in report.splits):
         return ""
     return (
@@ -198,9 +198,9 @@ def _column_tree(profile: Profile, report: Report) -> dict[str, Any]:
 
 
 def statistics_of(config: DataConfig, profiles: Mapping[str, Profile]) -> Statistics:
-    """Returns hotness, skew and different ids of every sparse feature, in the rows of the sample.
+    """Returns hotness, skew and distinct ids of every sparse feature, in the rows of the sample.
 
-    Plans estimate from these how many different ids all rows have.
+    Plans estimate the distinct ids of all rows from these figures.
     """
     first = next(iter(profiles.values())).first
     features = {}

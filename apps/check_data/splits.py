@@ -41,7 +41,7 @@ class Split:
     Attributes:
         name: train, validation or test.
         files: The files.
-        kinds: The columns that can be measured in all of them, by name.
+        kinds: The kind of each column that can be measured in all files, by name.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Split:
 
 
 def split_sources(source: Sequence[str], config: DataConfig) -> dict[str, list[str]]:
-    """Returns the files or directories of each split; those that name none are to train on.
+    """Returns the files or directories of each split; files whose path names no split are to train on.
 
     Args:
         source: Files, globs or directories.
@@ -69,20 +69,20 @@ def split_sources(source: Sequence[str], config: DataConfig) -> dict[str, list[s
         for split in dict.fromkeys(splits.values()):
             found.setdefault(split, []).extend(_shortened(split, splits, pattern))
     if "train" not in found:
-        # All names have the same word, as in latest-test-data/: it divides nothing.
+        # All names have the same word, as in latest-test-data/, so it does not divide the files.
         return {"train": [*source]}
     return {name: found[name] for name in SPLITS if name in found}
 
 
 def open_split(name: str, key: str, patterns: Sequence[str], config: DataConfig, seed: int) -> Split:
-    """Lists and inspects the files of a split without regard to what a configuration needs of their columns.
+    """Lists and inspects the files of a split, without checking their columns.
 
     Args:
         name: train, validation or test.
         key: The key or flag that gave the patterns, for messages.
         patterns: Files, globs or directories.
         config: Names the reader, and the samples that training sees.
-        seed: Decides which these are.
+        seed: Decides which samples training sees.
 
     Raises:
         InputError: A pattern matches nothing, a file cannot be read, there are no rows, or data.select cannot be used.
@@ -97,9 +97,9 @@ def open_split(name: str, key: str, patterns: Sequence[str], config: DataConfig,
 
 
 def numbers_alike(splits: Sequence[Split], but: Collection[str]) -> list[Split]:
-    """Returns splits in which a column is of numbers everywhere if it is of integers in some and of numbers in others.
+    """Returns splits in which a column that is of integers in some and of numbers in others is of numbers in all.
 
-    So what is compared between splits is compared. Not the columns of ids, whose other splits are refused.
+    Then splits can be compared. Columns of ids in `but` stay: training refuses ids of different types.
     """
     kinds = {name: {split.kinds.get(name) for split in splits} for name in splits[0].kinds if name not in but}
     numbers: dict[str, Kind] = {name: "number" for name, found in kinds.items() if found == {"integer", "number"}}
@@ -107,7 +107,7 @@ def numbers_alike(splits: Sequence[Split], but: Collection[str]) -> list[Split]:
 
 
 def chosen_groups(split: Split, rows: int, everything: bool, seed: int) -> list[RowGroup]:
-    """Returns the row groups to read: all, or some that are spread evenly over the files.
+    """Returns the row groups to read: all, or some, spread evenly over the files.
 
     Args:
         split: The files.
@@ -125,7 +125,7 @@ def chosen_groups(split: Split, rows: int, everything: bool, seed: int) -> list[
 
 
 def kind_of(dtype: pa.DataType) -> Kind:
-    """Returns the kind of a column of a type; `other` cannot be measured, such as structs."""
+    """Returns the kind of a column by its type; `other`, such as structs, cannot be measured."""
     dtype = plain_type(dtype)
     if is_list(dtype):
         inner = kind_of(dtype.value_type)
@@ -142,7 +142,7 @@ def kind_of(dtype: pa.DataType) -> Kind:
 
 
 def computed(array: pa.Array, kind: Kind) -> pa.Array:
-    """Returns plain values in the type that their kind is computed in; integers above 63 bits wrap."""
+    """Returns plain values in the type of their kind in `COMPUTED`; integers above 63 bits wrap."""
     if array.type == COMPUTED[kind]:
         return array
     if pa.types.is_date32(array.type):
@@ -153,7 +153,7 @@ def computed(array: pa.Array, kind: Kind) -> pa.Array:
 
 
 def _once(files: FileSet) -> FileSet:
-    """Returns files without what data.select.mixture repeats: these copies are meant."""
+    """Returns files without the copies that data.select.mixture makes: they are intended."""
     chosen = files.chosen and tuple(group for group in files.chosen if not (group.choice and group.choice.copy))
     return replace(files, chosen=chosen)
 
@@ -175,7 +175,7 @@ def _common_kind(files: FileSet, name: str) -> Kind:
 
 
 def _as_given(url: str, pattern: str) -> str:
-    """Returns a file that a pattern names as the pattern does: from the working directory on, if it begins there.
+    """Returns a file in the style of its pattern: relative to the working directory if the pattern is.
 
     The jobs of a configuration may run elsewhere, and resolve its paths from where they run.
     """
@@ -183,7 +183,7 @@ def _as_given(url: str, pattern: str) -> str:
 
 
 def _shortened(split: str, splits: Mapping[str, str], pattern: str) -> list[str]:
-    """Returns the pattern or directories in place of files that are all of one split: new files are found there."""
+    """Returns the pattern, or directories, in place of files of one split: new files are found there later."""
     if len({*splits.values()}) == 1:
         return [pattern]
     named = []
@@ -195,5 +195,5 @@ def _shortened(split: str, splits: Mapping[str, str], pattern: str) -> list[str]
 
 
 def _split_of(path: str) -> str:
-    """Returns the split that a part of a path names."""
+    """Returns the split that a path names, or `train`."""
     return next((name for name, word in NAMES.items() if word.search(path.lower())), "train")

@@ -78,7 +78,7 @@ class Progress:
         """Counts malformed lines.
 
         Raises:
-            InputError: They are more than allowed.
+            InputError: There are more malformed lines than allowed.
         """
         with self._lock:
             self.malformed_lines += count
@@ -165,7 +165,7 @@ def criteo(
 
 
 def find_sources(patterns: tuple[str, ...]) -> list[str]:
-    """Returns the files that the patterns name: the patterns in their order, what a glob finds by number.
+    """Returns the files that the patterns name: in the order of the patterns, the files of a glob by their number.
 
     Raises:
         InputError: There is no pattern, or one names a directory or finds nothing.
@@ -190,13 +190,13 @@ def find_sources(patterns: tuple[str, ...]) -> list[str]:
 
 
 def plan_parts(sources: list[tsv.Source], layout: str, evaluation_source: str, part_bytes: int) -> list[SourceSlice]:
-    """Cuts the sources into splits, and those into parts, by the lengths alone.
+    """Cuts the sources into splits, and the splits into slices, by the lengths alone.
 
     Raises:
         InputError: No source, or more than one, is the evaluation source, or all are empty.
     """
-    # By bytes, not lines: where a part begins is known without reading what comes before, so that parts can be
-    # converted at the same time, and again after an interruption.
+    # By bytes, not lines: the start of a slice is known without reading the lines before. So slices can be converted at
+    # the same time, and again after an interruption.
     parts = []
     segments = _kaggle_segments(sources) if layout == "kaggle" else _terabyte_segments(sources, evaluation_source)
     for source, split, start, end in segments:
@@ -239,7 +239,7 @@ def _terabyte_segments(sources: list[tsv.Source], evaluation_source: str) -> Ite
 
 
 def _tasks(parts: list[SourceSlice]) -> list[list[SourceSlice]]:
-    """Groups the parts that one thread converts: one, or all of a source that can only be read from its beginning."""
+    """Groups the slices that one thread converts: one slice, or all slices of a compressed source."""
     groups = groupby(parts, key=lambda part: part.source if part.source.compressed else part)
     return [list(group) for _, group in groups]
 

@@ -30,7 +30,7 @@ ID_RULE = "hexadecimal string read as an unsigned 32-bit integer; take it modulo
 DenseTransform = Literal["log", "none"]
 TRANSFORM_RULES = {"log": "log(max(x, -2) + 3), missing stays null", "none": "x, missing stays null"}
 
-# The fields of a line, column by column, and the fault of any other.
+# The pattern of each field of a line, and the fault if a field does not match.
 FIELDS = [
     (re.compile(rb"[01]"), "neither 0 nor 1"),
     *[(re.compile(rb"-?[0-9]+|"), "not an integer")] * len(DENSE),
@@ -46,7 +46,7 @@ PARSE = csv.ParseOptions(delimiter="\t", quote_char=False)
 
 
 class Malformed(ValueError):
-    """A block of lines is not what Criteo's files hold."""
+    """A block of lines is not in Criteo's format."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class LineReader:
     def skip_to(self, start: int) -> None:
         """Moves to the first line that begins at `start` or later."""
         if self.position < start:
-            # One byte back: if it is a line feed, a line begins at `start` and belongs to this part.
+            # One byte back: if that byte is a line feed, a line begins at `start` and belongs to this slice.
             self._file.seek(start - 1)
             self.position = start - 1
             self._rest_of_line()
@@ -117,7 +117,7 @@ def lines_before(url: str, end: int) -> int:
 
 
 def length(url: str) -> int:
-    """Returns the bytes of text in a source; a compressed one is read through for it.
+    """Returns the bytes of text in a source; a compressed source is read from beginning to end.
 
     Raises:
         InputError: It cannot be decompressed.
@@ -152,7 +152,7 @@ def parse(block: bytes, transform: DenseTransform) -> pa.Table:
         transform: Transform of the 13 integers.
 
     Raises:
-        Malformed: A line is malformed; `sift` finds it. Empty lines are not: they are no rows.
+        Malformed: A line is malformed; `sift` finds it. Empty lines are skipped.
     """
     if block.translate(None, CHARACTERS):
         raise Malformed("a character that no field has")

@@ -1,4 +1,4 @@
-"""Makes data in Criteo's shape from a known model, which bounds the AUC that any other can reach on it.
+"""Makes data in Criteo's shape from a known model, which bounds the AUC that any other model can reach.
 
 python -m trainer synthetic --out data/synthetic --rows 1000000
 """
@@ -25,7 +25,7 @@ class Shape:
     """The shape of rows.
 
     Attributes:
-        hotness: Ids per row and feature, at most; above 1 a row has between one and as many.
+        hotness: Most ids per row and feature; above 1 a row has between one id and this many.
         zipf: Exponent of the ids' frequencies.
         table_rows: Ids of every sparse feature.
         null_rate: Fraction of values that are missing.
@@ -51,7 +51,7 @@ class Truth:
 
     Attributes:
         dense: Weight of every dense feature, `[13]`.
-        sparse: Effect of the most frequent ids of every sparse feature, and of all others: 0, `[26, HEAD_IDS + 1]`.
+        sparse: Effects of the most frequent ids of every sparse feature, then 0 for other ids, `[26, HEAD_IDS + 1]`.
     """
 
     dense: np.ndarray
@@ -60,7 +60,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class FilePlan:
-    """One file: its split, its number there, its rows, and the first one's row_id."""
+    """One file: its split, its number in the split, its rows, and the row_id of the first row."""
 
     split: str
     number: int
@@ -133,7 +133,7 @@ def synthetic(
 
 
 def plan_files(splits: dict[str, tuple[int, int]]) -> list[FilePlan]:
-    """Spreads the rows of every split over its files, and numbers them through; what would be empty is left out."""
+    """Spreads the rows of every split over its files, and numbers all rows; empty files are left out."""
     parts, first = [], 0
     for split, (rows, files) in splits.items():
         for number in range(files):
@@ -157,14 +157,14 @@ def make_truth(seed: int, signal: float) -> Truth:
 def _make(
     data_set: DataSetWriter, part: FilePlan, shape: Shape, truth: Truth, seed: int
 ) -> tuple[str, dict[str, float | None]] | None:
-    """Writes one file, and returns its split and the best metrics there; None to train, where rows may be too many."""
+    """Writes one file; returns its split and the best metrics, or None for train, which may have too many rows."""
     if part.split == "train" and data_set.counts(part.split, part.name) is not None:
         return None
     logits, labels = [], []
     with data_set.part(part.split, part.name, shape.schema) as writer:
         for number, start in enumerate(range(0, part.rows, ROW_GROUP_ROWS)):
-            # A generator per row group: no file waits for the one before it, and more rows leave the first ones as they
-            # are.
+            # A generator per row group: no file waits for the file before it, and adding rows leaves the first rows as
+            # they are.
             random = np.random.default_rng([seed, SPLITS.index(part.split), part.number, number])
             count = min(ROW_GROUP_ROWS, part.rows - start)
             columns, logit = _features(random, shape, truth)
@@ -223,7 +223,7 @@ def _ids(ranks: np.ndarray, count: int) -> np.ndarray:
 
 
 def _best(logits: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
-    """Returns what predictions of the true logits reach."""
+    """Returns the metrics of predictions by the true logits."""
     surprise = np.logaddexp(0, np.where(labels, -logits, logits))
     return {"best_auc": ranking_auc(logits, labels), "best_log_loss": float(surprise.mean())}
 

@@ -2,7 +2,7 @@
 
 Files under OUT:
 
-* `settings.json`: the source and the arguments; a second call with other ones stops.
+* `settings.json`: the source and the arguments; a second call with other arguments stops.
 * `{train,validation,test}/part-*.parquet`: row groups of 65,536 rows. A file is written as `*.partial` and then moved.
 * `NAME.parquet`: a table beside the splits, where a data set has one.
 * `summary.json`: written last, when every file is there.
@@ -26,7 +26,7 @@ from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, os_errors
 
 ROW_GROUP_ROWS = 65_536  # as many as a shuffle window by default, which then reads one row group at a time
-FOOTER_THREADS = 16  # a footer costs requests of an object store, which wait for one another on one thread
+FOOTER_THREADS = 16  # reading a footer from an object store takes several requests, one after the other
 SPLITS = ("train", "validation", "test")
 
 Item = TypeVar("Item")
@@ -57,7 +57,7 @@ class PartWriter:
     def close(self) -> None:
         """Writes the last, short row group and the counts."""
         self._flush(self._waiting.num_rows)
-        # In the footer, so that a call that continues an interrupted one need not read finished files again.
+        # In the footer, so that a call after an interruption need not read finished files again.
         self._writer.add_key_value_metadata({"counts": json.dumps(self.counts)})
 
     def _flush(self, rows: int) -> None:
@@ -71,7 +71,7 @@ class DataSetWriter:
 
     Args:
         out: Directory, on any fsspec URL.
-        settings: The source and the arguments, as JSON values. Parts made with other settings never mix with these.
+        settings: The source and the arguments, as JSON values. Files made with other settings never mix with these.
         beside: Names of the tables that `beside` writes.
 
     Raises:
@@ -90,7 +90,7 @@ class DataSetWriter:
             self._write_json("settings.json", self.settings)
 
     def counts(self, split: str, part: str) -> dict[str, int] | None:
-        """Returns the numbers recorded in a part that is already there, or None."""
+        """Returns the numbers recorded in a file that is already there, or None."""
         try:
             with self._fs.open(self._path(split, part)) as file:
                 return json.loads(pq.read_metadata(file).metadata[b"counts"])
@@ -114,7 +114,7 @@ class DataSetWriter:
         self._fs.mv(f"{path}.partial", path)
 
     def beside(self, name: str, table: pa.Table) -> None:
-        """Writes a table that is no part of a split, as `OUT/NAME.parquet`."""
+        """Writes a table beside the splits, as `OUT/NAME.parquet`."""
         with os_errors(), self._fs.open(f"{self._root}/{name}.parquet", "wb") as file:
             pq.write_table(table, file, compression="lz4")
 
@@ -122,7 +122,7 @@ class DataSetWriter:
         """Writes `summary.json`, which marks the data set as complete.
 
         Args:
-            parts: The split and the name of every part.
+            parts: The split and the name of every file.
             about: More to record: values under a split's name describe that split, the rest the whole data set.
 
         Returns:
@@ -177,7 +177,7 @@ def print_summary(summary: Mapping[str, Any], title: str, config: str, out: str,
     Args:
         summary: The result of `DataSetWriter.commit`.
         title: Name of the data set.
-        config: The preset that trains on it, which expects it in data/NAME.
+        config: The preset that trains on the data set, and expects it in data/NAME.
         out: Its directory.
         columns: Values of each split to show besides its files, rows and label rate.
     """

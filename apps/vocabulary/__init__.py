@@ -1,1 +1,1 @@
-"""Vocabularies: ids counted, and the rows that they get."""
+"""Makes vocabularies: counts ids and gives them rows."""

@@ -14,13 +14,13 @@ PARTITIONS = 64
 
 
 class IdCounts:
-    """Counts of ids, in memory up to a limit and beyond it in files, by a hash of the id.
+    """Counts of ids: in memory up to a limit, then in files, partitioned by a hash of the id.
 
-    Counting takes about twice the limit at most, and reading the counts a 64th of all distinct ids at a time.
+    Counting takes at most about twice the limit. Reading the counts takes a 64th of all distinct ids at a time.
 
     Args:
         folder: A local directory for the files.
-        limit_bytes: Size of the counts in memory, 16 bytes for each distinct integer, from which they go to files.
+        limit_bytes: Largest size of the counts in memory, 16 bytes for each distinct integer.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -29,16 +29,16 @@ class IdCounts:
         self._spills: list[Path] = []
 
     def add(self, ids: pa.Array) -> None:
-        """Counts ids: any integers, or strings; nulls are left out."""
+        """Counts ids, integers or strings; nulls do not count."""
         ids = _plain(ids).drop_null()
         self._waiting.append(_grouped(pa.table({"id": ids, "count": pa.array(np.ones(len(ids), np.int64))})))
         if self._bytes() > self._limit:
             self._waiting = [_grouped(pa.concat_tables(self._waiting))]
-            if self._bytes() > self._limit / 2:  # else most ids are in memory already, and more will fit
+            if self._bytes() > self._limit / 2:  # else grouping has freed enough memory
                 self._spill()
 
     def parts(self) -> Iterator[pa.Table]:
-        """Yields all `id`, of int64 or bytes, with its `count`, in parts of which no two have an id in common."""
+        """Yields tables of `id`, int64 or bytes, and `count`; no two tables have an id in common."""
         if not self._spills:
             if self._waiting:
                 yield _grouped(pa.concat_tables(self._waiting))
@@ -66,7 +66,7 @@ class IdCounts:
 
 
 def _plain(ids: pa.Array) -> pa.Array:
-    """Returns integers as int64, unsigned ones above that wrapped, and strings as bytes, which need not be text."""
+    """Returns integers as int64, where large unsigned integers wrap, and strings as bytes, which need not be text."""
     if pa.types.is_dictionary(ids.type):
         ids = ids.dictionary_decode()
     return ids.cast(pa.large_binary()) if is_string(ids.type) else ids.cast(pa.int64(), safe=False)
@@ -78,7 +78,7 @@ def _grouped(table: pa.Table) -> pa.Table:
 
 def _partition(ids: pa.Array) -> np.ndarray:
     """Returns the partition of each id, `[N]`."""
-    # hash() of a text differs between processes, which does not matter here: it only spreads the ids of this one.
+    # hash() of a text differs between processes, which does not matter here: it only spreads the ids of this process.
     text = is_string(ids.type)
     keys = np.fromiter(map(hash, ids.to_pylist()), np.int64, len(ids)) if text else ids.to_numpy()
     return modulo(mix(keys), np.uint64(PARTITIONS))

@@ -1,4 +1,4 @@
-"""Counts the ids of columns and writes those that get a row of their own: vocabularies.
+"""Counts the ids of columns and writes vocabularies: the ids that get a row of their own.
 
 python -m trainer vocabulary --source data/mine/train.parquet --columns item --out data/mine/vocabulary
 """
@@ -32,7 +32,8 @@ from trainer.rules.plain_types import is_list, is_string, to_ids, to_plain
 from trainer.rules.vocabulary import METADATA
 
 MIB = 2**20
-# Of a limit of counts: they are there twice while they are joined, and Arrow groups in a hash table.
+# The limit of counts is this fraction of memory: counts exist twice while they are joined, and Arrow groups in a hash
+# table.
 SHARE_OF_MEMORY = 4
 
 
@@ -51,29 +52,29 @@ def vocabulary(
 ) -> dict[str, Any]:
     """Counts the ids of columns and writes a vocabulary of each: the ids that get a row of their own in its table.
 
-    A vocabulary is a Parquet file, OUT/COLUMN.parquet, with the columns `id` (int64 or string) and `count`: the most
-    frequent id first, of equal ones the smallest. Its metadata hold the settings. The table begins with the rows for
-    unseen ids, and has one for each id in the order of the file then.
+    A vocabulary is a Parquet file, OUT/COLUMN.parquet, with the columns `id` (int64 or string) and `count`. The most
+    frequent id comes first; ids with equal counts are in ascending order. The metadata hold the settings. The table
+    begins with the rows for unseen ids; then each id has a row, in the order of the file.
 
-    Memory is `memory_mib` for the counts, besides the row group that is read and the ids that are kept. What does not
-    fit goes to files in the temporary directory, 16 bytes for each distinct integer and time that it goes there; these
-    are read a 64th at a time.
+    Memory is `memory_mib` for the counts, besides the row group that is read and the ids that are kept. Counts that do
+    not fit go to files in the temporary directory: 16 bytes for each distinct integer, each time. The files are read a
+    64th at a time.
 
     Args:
-        source: Files, globs or directories to count in, on any fsspec URL. Those to train on.
+        source: Files, globs or directories to count in, on any fsspec URL: the data to train on.
         columns: Columns of integers or strings, or of lists of either.
         out: Directory to write to, on any fsspec URL.
         together: Name of one vocabulary of all columns, for features that share a table. Unset: one for each column.
         min_count: Occurrences that an id needs for a row of its own.
-        max_rows: Rows of a table at most, which the most frequent ids get. Unset: no limit.
-        unseen_rows: Rows that all other ids are hashed over, today's and those of the future.
+        max_rows: Most rows of a table; the most frequent ids get them. Unset: no limit.
+        unseen_rows: Rows that all other ids are hashed over, now and in the future.
         memory_mib: Memory for counts, in MiB.
         reader: Format of the files, as in data.reader. csv and tsv need a configuration instead.
         types_from: Configuration file, or name of a ready-made one, whose data section says how the files are read.
         overwrite: Replace vocabularies that exist; runs and exports that use them need the old ones.
 
     Returns:
-        Of each vocabulary its settings and numbers, as in the metadata.
+        The settings and numbers of each vocabulary, as in its metadata.
 
     Raises:
         InputError: A file or column cannot be used, an argument is wrong, or no id is frequent enough.
@@ -151,7 +152,7 @@ def _ids(chunk: pa.Array, where: str) -> pa.Array:
 
 
 def _check_alike(counts: dict[str, IdCounts], file: DataFile) -> None:
-    """Refuses columns that are counted together and of which one has integers and the other strings."""
+    """Refuses to count a column of integers together with a column of strings."""
     for column, found in counts.items():
         for other in counts:
             if counts[other] is found and column in file.texts and other not in file.texts:
@@ -162,7 +163,7 @@ def _check_alike(counts: dict[str, IdCounts], file: DataFile) -> None:
 
 
 def _kept(name: str, counts: IdCounts, min_count: int, limit: int | None) -> tuple[pa.Table, dict[str, int]]:
-    """Returns the ids to keep, and numbers of them and of all."""
+    """Returns the ids to keep, and the numbers of distinct, kept and counted ids."""
     kept, distinct, occurrences = [], 0, 0
     for part in counts.parts():
         distinct += part.num_rows
@@ -190,7 +191,7 @@ def _as_text(ids: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _most_frequent(table: pa.Table, limit: int | None) -> pa.Table:
-    """Returns the first ids by count, of equal ones the smallest first."""
+    """Returns the most frequent ids; ids with equal counts are in ascending order."""
     return table.sort_by([("count", "descending"), ("id", "ascending")]).slice(0, limit)
 
 

@@ -25,18 +25,18 @@ class Batch(Pipelineable):
 
     Attributes:
         dense: Dense features, `[B, D]` float32.
-        sparse: Ids; its keys are the sparse features in the order of the configuration. If the ids of a feature have
-            weights, those of all have, by which a weighted sum is their pooling.
+        sparse: Ids; the keys are the sparse features in the order of the configuration. If the ids of one feature have
+            weights, all ids have weights, and the pooling is a weighted sum.
         labels: Labels, `[B, L]` float32.
         weights: Weight of each sample, `[B]` float32; 0 for padding.
-        scale: Factor of the sum of these samples' weighted losses that makes its mean over the ranks the mean over the
-            real samples of the global batch; a scalar.
-        groups: The groups that each sample is in, `[B, G]` int64.
-        log_q: Logarithm of the probability of the sample's item in a draw from the catalogue, `[B]` float32; minus
-            infinity if it cannot be drawn, 0 without a catalogue.
+        scale: A scalar. The sum of these samples' weighted losses times `scale`, averaged over the ranks, is the mean
+            over the real samples of the global batch.
+        groups: The groups of each sample, `[B, G]` int64.
+        log_q: Logarithm of the probability that a draw from the catalogue gives the sample's item, `[B]` float32; minus
+            infinity if no draw can give the item, 0 without a catalogue.
 
-    Negatives from the catalogue follow the samples of each lane (`LaneRows`): samples of weight 0, and so of no task
-    and no metric, with an item and without a query.
+    Negatives from the catalogue follow the samples of each lane (`LaneRows`). A negative has an item and no query, and
+    weighs 0, so that no task and no metric counts it.
     """
 
     dense: Tensor
@@ -62,18 +62,18 @@ class Batch(Pipelineable):
         """Returns the batch in memory that a GPU can copy from without waiting."""
         return Batch(*(getattr(self, field.name).pin_memory() for field in fields(self)))
 
-    def split(self, parts: int) -> list["Batch"]:
-        """Returns equal parts of consecutive samples, whose losses add up to that of the whole."""
-        if parts == 1:
+    def split(self, number: int) -> list["Batch"]:
+        """Splits the batch into equal microbatches of consecutive samples; their losses add up to the batch's loss."""
+        if number == 1:
             return [self]
-        columns = [_split(getattr(self, field.name), parts) for field in fields(self)]
+        columns = [_split(getattr(self, field.name), number) for field in fields(self)]
         return [Batch(*values) for values in zip(*columns, strict=True)]
 
 
-def _split(value: Any, parts: int) -> Sequence[Any]:
+def _split(value: Any, number: int) -> Sequence[Any]:
     if isinstance(value, KeyedJaggedTensor):
-        return split_jagged(value, parts)
-    return value.chunk(parts) if value.dim() else [value] * parts
+        return split_jagged(value, number)
+    return value.chunk(number) if value.dim() else [value] * number
 
 
 def to_batch(lanes: Sequence[Rows], config: DataConfig, scale: float, log_q: np.ndarray | None = None) -> Batch:
@@ -96,14 +96,14 @@ def _by_row(blocks: Sequence[np.ndarray]) -> Tensor:
     shape = (sum(block.shape[1] for block in blocks), len(blocks[0]))
     if not shape[1]:  # most data has no groups, and the calls below take microseconds
         return torch.from_numpy(np.empty(shape, blocks[0].dtype))
-    # Joined and transposed at once; no view, as whatever uses the tensor would transpose it again.
+    # Joined and transposed at once, and not a view: each user of a view would transpose it again.
     return torch.from_numpy(np.concatenate([block.T for block in blocks], out=empty(shape, blocks[0].dtype)))
 
 
 def _to_jagged(ids: np.ndarray, bags: dict[str, pa.LargeListArray], config: DataConfig) -> KeyedJaggedTensor:
     """Returns ids feature by feature; ids and lengths are int32, which halves the bytes that ranks exchange."""
-    # The first two cases need no loop over features: most data has single ids only, and a block of them without nulls
-    # is laid out as TorchRec wants it already.
+    # The first two cases need no loop over features: most data has single ids only, and a block of single ids without
+    # nulls is already laid out as TorchRec expects.
     if not bags and (ids.size == 0 or ids.min() > NO_ID):
         values, lengths = ids.reshape(-1), _ones(ids.size)
     elif not bags:
@@ -126,5 +126,5 @@ def _to_jagged(ids: np.ndarray, bags: dict[str, pa.LargeListArray], config: Data
 
 @lru_cache(maxsize=2)
 def _ones(size: int) -> np.ndarray:
-    """Returns the lengths of single ids, which batches of one size share, as nothing changes them."""
+    """Returns the lengths of single ids. Batches of one size share the array, as nothing changes it."""
     return np.ones(size, np.int32)

@@ -7,25 +7,25 @@ import weakref
 import numpy as np
 
 # Windows and batches have nearly the same size again and again, and the allocators make that slow. NumPy's malloc gives
-# large blocks back to the system, and mimalloc, which Arrow uses, those that were unused for 10 ms, which is nearly
-# always when training comes between. The system returns them cleared, page by page, which takes longer than filling
+# large blocks back to the system. Mimalloc, which Arrow uses, gives back blocks that were unused for 10 ms, which is
+# nearly always, as training comes between. The system clears such blocks page by page, which takes longer than filling
 # them: without the pool the loader took up to twice as long.
-LARGE_BYTES = 1 << 16  # smaller arrays come from what malloc keeps anyway
+LARGE_BYTES = 1 << 16  # malloc keeps smaller blocks anyway
 
-# A block's columns begin so many elements further apart than they are long. Where a column is a power of 2 in bytes, as
-# those of whole row groups are, all columns would otherwise share the few places of the cache that their addresses map
-# to: transposing a batch took twice as long.
+# Elements between the end of a column and the beginning of the next one. Columns of whole row groups are a power of 2
+# in bytes. Without the gap their addresses would map to the same few places of the cache, and transposing a batch took
+# twice as long.
 APART = 16
 
-# By size, a power of 2: so arrays of nearly the same size share blocks, and what is never written takes no memory.
+# By size, a power of 2: arrays of nearly the same size share blocks, and bytes that are never written take no memory.
 # Each operation is atomic, as threads make arrays and give them up at the same time.
 unused_blocks: dict[int, list[np.ndarray]] = {}
 
 
 def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
-    """Returns an array to be filled; its memory is used again once nothing refers to it or to a view of it.
+    """Returns an array to be filled. Its memory is reused once nothing refers to the array or to a view of it.
 
-    The pool keeps no more blocks of a size than were ever in use at once.
+    The pool never keeps more blocks of a size than were in use at once.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size < LARGE_BYTES:

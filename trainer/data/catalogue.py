@@ -24,13 +24,13 @@ from trainer.data.rows import NO_ITEM, Rows
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All items, `I`, by rising id.
+    """All items, `I` of them, by rising id.
 
     Attributes:
         ids: Their ids, `[I]` int64, as in the groups of samples.
         weights: Their weights as negatives, `[I]` float64.
-        rows: `I + 1` rows as a data set has them, of weight 0 and without features of the query. The last one is no
-            item and has no features.
+        rows: `I + 1` rows as in a data set, of weight 0 and without features of the query. The last row is no item and
+            has no features.
         fingerprint: Changes with any item, its weight and its features.
     """
 
@@ -53,7 +53,7 @@ class Catalogue:
             return np.log(np.append(self.weights, 0.0) / self.ends[-1]).astype(np.float32)
 
     def find(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the row of each id, of any shape; `I` for one that is not in the catalogue."""
+        """Returns the row of each id, in the shape of `ids`; `I` for an id that is not in the catalogue."""
         found = np.minimum(np.searchsorted(self.ids, ids), len(self) - 1)
         return np.where(self.ids[found] == ids, found, len(self))
 
@@ -62,13 +62,13 @@ class Catalogue:
         return np.searchsorted(self.ends, uniform * self.ends[-1], side="right")
 
     def log_q(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the logarithm of the probability of each id in a draw, float32; minus infinity if it cannot be."""
+        """Returns the log probability of each id in a draw, float32; minus infinity for an id that cannot be drawn."""
         return self._log_q[self.find(ids)]
 
     def batches(self, data: DataConfig, rank: int, world_size: int, size: int) -> Iterator[Batch]:
-        """Yields the items of a rank's share in batches of `size` rows, as many on every rank.
+        """Yields the items of a rank's share in batches of `size` rows, the same number of batches on every rank.
 
-        Shares follow one another; what lacks of the last ones is filled with rows that are no item.
+        The share of a rank follows the share of the rank before. Rows that are no item fill the last shares.
         """
         share = -(-len(self) // world_size)
         for start in range(0, share, size):
@@ -83,11 +83,11 @@ def read_catalogue(data: DataConfig, item_features: Collection[str], samples: Da
     Args:
         data: The data.
         item_features: Names of the features of items.
-        samples: A file of the samples that items will be joined with; None if with none.
+        samples: A file of the samples that the items are joined with. Unset: the items stay alone.
 
     Raises:
-        InputError: A file cannot be read, a value is not allowed, an id is there twice, no item has a weight, or a
-            column is of another type in the samples.
+        InputError: A file cannot be read, a value is not allowed, an id occurs twice, no item has a weight, or a column
+            has another type in the samples.
     """
     columns = _columns(data, item_features)
     files = find_files("data.catalogue.items", data.catalogue.items, columns)
@@ -121,7 +121,7 @@ def _check_lists(files: FileSet, columns: DataConfig, here: Collection[str], the
 
 
 def _check_texts(files: FileSet, columns: DataConfig, hard_negatives: str | None, samples: DataFile) -> None:
-    """Refuses columns of which one has integers and the other strings: no id would be the same in both."""
+    """Refuses a pair of columns with integers in one and strings in the other: they have no id in common."""
     (item,), file = columns.groups, files.files[0]
     ids = [one for name, feature in columns.sparse.items() for one in columns_of(name, feature)]
     pairs = [(name, name) for name in (*ids, item)] + ([(item, hard_negatives)] if hard_negatives else [])
@@ -155,7 +155,7 @@ def _check_items(files: FileSet, ids: np.ndarray, weights: np.ndarray) -> None:
 
 
 def _as_samples(items: Rows, columns: DataConfig, data: DataConfig, lists: Collection[str]) -> Rows:
-    """Returns the rows of items as those of samples, and one more that is empty."""
+    """Returns the items as rows of samples, and an empty row at the end."""
     rows = Rows.padding(len(items) + 1, data, lists)
     single = [name for name in data.sparse if name not in lists]
     blocks = [

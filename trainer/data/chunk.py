@@ -20,8 +20,8 @@ class Chunk:
     Attributes:
         column: Returns a column of the row group.
         rows: Which of its rows.
-        where: Returns what messages call one of its rows, by number, or without one the row group. Unset: rows are not
-            of files.
+        where: Returns what messages call a row, given its number, or the row group, given None. Unset: the rows are not
+            from a file.
     """
 
     column: Column
@@ -51,7 +51,7 @@ class Chunk:
         raise InputError(message if number is None else f"row {number}, {message}")
 
     def check(self, column: str, values: np.ndarray, good: np.ndarray, why: str) -> np.ndarray:
-        """Returns values of a column, `[R]`, of which all must be good; the message names the first that is not."""
+        """Returns the values of a column, `[R]`; the error names the first value that is not good."""
         if not good.all():
             row = int(good.argmin())
             self.refuse(f"column '{column}': {values[row]} {why}", row)

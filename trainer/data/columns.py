@@ -82,7 +82,7 @@ def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
 
 
 def check_alike(config: DataConfig, schemas: dict[pa.Schema, str]) -> None:
-    """Checks that columns count the same in all files: a day is no second, and 5 and "5" have other hashes.
+    """Checks that columns mean the same in all files: a day is not a second, and 5 and "5" have different hashes.
 
     Args:
         config: The columns.
@@ -109,7 +109,7 @@ def _check_alike(names: Iterable[str], schemas: dict[pa.Schema, str], of_ids: bo
 
 
 def lists_of(config: DataConfig, schemas: dict[pa.Schema, str]) -> tuple[str, ...]:
-    """Returns the sparse features whose ids are in lists: in all files that have values in them, or for their weights.
+    """Returns the sparse features whose ids are in lists in every file with values, or whose ids have weights.
 
     Raises:
         InputError: One is a list in some files and a single id in others.

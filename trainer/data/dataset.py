@@ -1,4 +1,4 @@
-"""A data set: a sorted list of files on any fsspec URL, their row groups, and whether they are what they were."""
+"""A data set: a sorted list of files on any fsspec URL, their row groups, and whether they have changed."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -22,7 +22,7 @@ from trainer.data.partitions import PathColumn, path_types, texts_in_path
 from trainer.data.readers.base import FileContents, Reader
 from trainer.data.readers.registry import make_reader
 
-FOOTER_THREADS = 16  # a footer costs requests of an object store, which wait for one another on one thread
+FOOTER_THREADS = 16  # reading a footer from an object store takes several requests, one after the other
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DataFile:
         url: Where it is.
         size_bytes: Its size.
         row_groups: The rows of each of its row groups.
-        schema: The names and types of its columns and of those in its path; files with equal ones share it.
+        schema: The names and types of the columns in the file and in its path; files with equal schemas share one.
         lists: The sparse features that are lists of ids.
         texts: The columns of ids that are strings: sparse features, groups and hard negatives.
         index: What readers need to open its row groups.
@@ -51,7 +51,7 @@ class DataFile:
 
     @property
     def name(self) -> str:
-        """The URL without its secrets, for messages and checkpoints: a signed URL is another one every day."""
+        """The URL without its secrets, for messages and checkpoints: a signed URL changes every day."""
         return without_secrets(self.url)
 
 
@@ -60,10 +60,10 @@ class RowChoice:
     """How the rows of a row group are chosen by data.select.
 
     Attributes:
-        copy: How often an epoch has the row group before.
+        copy: How many copies of the row group come before in the epoch.
         matching: Rows that meet the filter; None if all do.
-        negatives: Rows that meet it and have a first label of 0; 0 if all of them are kept.
-        kept: Those of them that are kept.
+        negatives: Rows that meet the filter and have a first label of 0; 0 if all negatives are kept.
+        kept: Negatives that are kept.
     """
 
     copy: int
@@ -74,13 +74,13 @@ class RowChoice:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group, by the place of its file in the data set and its own in the file.
+    """A row group, by the place of its file in the data set and its place in the file.
 
     Attributes:
         file: The place of the file.
-        index: Its own place.
-        rows: Its rows that are chosen.
-        choice: How; None if all rows are.
+        index: The place in the file.
+        rows: The chosen rows.
+        choice: How they are chosen; None if all rows are.
     """
 
     file: int
@@ -117,7 +117,7 @@ class FileSet:
 
     @cached_property
     def rows(self) -> int:
-        """Rows of the whole set, those that are chosen."""
+        """Chosen rows of the whole set."""
         return sum(group.rows for group in self.row_groups)
 
     @cached_property
@@ -159,7 +159,7 @@ def find_files(
         choose: Returns the URLs to keep.
 
     Raises:
-        InputError: As of `inspect_files`, or a column is missing or of a type that cannot be used.
+        InputError: The same as `inspect_files`, or a column is missing or has a type that cannot be used.
     """
     names = [*config.columns, *(clause.column for clause in config.select.clauses)]
     return check_files(inspect_files(key, patterns, config, choose, names), config)
@@ -172,14 +172,14 @@ def inspect_files(
     choose: Callable[[list[str]], list[str]] = list,
     names: Collection[str] | None = None,
 ) -> FileSet:
-    """Lists the files of a data set and inspects each, whatever their columns are.
+    """Lists the files of a data set and inspects each file, without checking its columns.
 
     Args:
         key: The key or flag that gave the patterns, for messages.
         patterns: Files, globs or directories, on any fsspec URL.
         config: Names the reader.
         choose: Returns the URLs to keep.
-        names: The columns that paths may give. Unset: all that they have.
+        names: The columns that paths may give. Unset: all columns in the paths.
 
     Raises:
         InputError: No pattern is given or one matches nothing, a file cannot be read, or there are no rows.
@@ -201,7 +201,7 @@ def list_files(key: str, pattern: str, reader: Reader) -> list[str]:
     """Returns the URLs that a file, glob or directory stands for.
 
     Raises:
-        InputError: There is none; the message names `key`.
+        InputError: There is no such file; the message names `key`.
     """
     with named(key, pattern):
         fs, path = open_storage(pattern)
@@ -220,12 +220,12 @@ def list_files(key: str, pattern: str, reader: Reader) -> list[str]:
 
 
 def check_files(files: FileSet, config: DataConfig) -> FileSet:
-    """Returns files with what their columns are to a configuration.
+    """Checks the columns of files, and returns the files with their lists and texts.
 
     Raises:
         InputError: A column is missing, of a type that cannot be used, or of different types in two files.
     """
-    first: dict[pa.Schema, str] = {}  # the file that has one first
+    first: dict[pa.Schema, str] = {}  # the first file with each schema
     for file in files.files:
         if file.schema not in first:
             check_columns(file.name, file.schema, config)
@@ -238,10 +238,10 @@ def check_files(files: FileSet, config: DataConfig) -> FileSet:
 def _data_files(
     urls: Sequence[str], contents: Sequence[FileContents], names: Collection[str] | None
 ) -> tuple[DataFile, ...]:
-    """Returns the files, with the columns of their paths that they lack."""
+    """Returns the files; columns that only their paths give are in the schema, too."""
     texts = [texts_in_path(url, names) for url in urls]
     types = path_types(texts)
-    equal: dict[pa.Schema, pa.Schema] = {}  # equal ones are one object, which all ranks are sent once
+    equal: dict[pa.Schema, pa.Schema] = {}  # equal schemas are one object, which is sent to the ranks once
     files = []
     for url, found, given in zip(urls, contents, texts, strict=True):
         fields = [pa.field(name, types[name]) for name in given if name not in found.schema.names]
@@ -286,10 +286,10 @@ def readable(refused: str) -> Iterator[None]:
         first_line = str(error).strip().split("\n")[0]
         if any(map(_is_damage, (error, error.__cause__))):
             raise InputError(f"{refused}, is it whole? ({first_line})") from error
-        kind = StorageError if type(error) is StorageError else InputError  # gone, or refused: so it will stay
+        kind = StorageError if type(error) is StorageError else InputError  # a file that is gone or refused stays so
         raise kind(f"{refused} ({first_line})") from error
 
 
 def _is_damage(error: BaseException | None) -> bool:
-    """Returns whether an error is what Arrow raises for a damaged file: its own, or one of no system call."""
+    """Returns whether Arrow raises this error for a damaged file: its own class, or an OSError of no system call."""
     return isinstance(error, pa.ArrowException) or (type(error) is OSError and error.errno is None)

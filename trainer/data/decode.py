@@ -1,4 +1,4 @@
-"""Decodes and checks columns: a chunk of a row group in, rows that can be trained on out."""
+"""Decodes and checks columns: turns a chunk of a row group into rows to train on."""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -66,7 +66,7 @@ def _stack(chunk: Chunk, decoders: list[Decoder], dtype: np.typing.DTypeLike, or
         values = decoder(chunk)
         if order is None or values.ndim == 0:
             np.copyto(target, values, casting="unsafe")
-        # Shuffled while it is in the cache; to permute the whole block later would move everything twice.
+        # Shuffled while it is in the cache; permuting the whole block later would move everything twice.
         elif words is not None and values.dtype == np.int64:
             take(values.view(np.int32), words, target)  # the low words of rows of tables, without a pass to narrow them
         else:

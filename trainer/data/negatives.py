@@ -1,4 +1,4 @@
-"""Negatives from the catalogue: a function of lane and step, the same on any number of ranks and after a resume."""
+"""Negatives from the catalogue: a function of lane and step, the same on any number of ranks and after a restart."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,10 +14,10 @@ STREAM = 1  # of the random numbers; 0 is that of the order of the samples
 
 
 class Negatives:
-    """Appends negatives to the samples of a lane, drawn by weight and listed by the samples themselves.
+    """Appends negatives to the samples of a lane: items drawn by weight, and hard negatives that the samples list.
 
     Args:
-        catalogue: The items, their rows with the same lists as the samples.
+        catalogue: The items; their rows have the same lists as the samples.
         config: The data.
         seed: Seed of the draws.
     """

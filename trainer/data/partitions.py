@@ -41,7 +41,7 @@ class PathColumn:
         return pa.chunked_array([pa.repeat(pa.scalar(self.text).cast(dtype), rows)])
 
     def statistics(self, dtype: pa.DataType, rows: int) -> Statistics:
-        """Returns the bounds of the column in a row group, so that a filter need not open files for it."""
+        """Returns the bounds of the column in a row group, so that a filter need not open the file."""
         if self.text is None:
             return Statistics(None, None, rows)
         value = pa.scalar(self.text).cast(dtype).as_py()
@@ -64,7 +64,7 @@ class PathColumn:
         return column
 
     def _equal(self, values: pa.Array) -> pa.BooleanArray:
-        """Returns which values are that of the path."""
+        """Returns which values equal the value in the path."""
         if self.text is None:
             return values.is_null()
         values = values.dictionary_decode() if isinstance(values, pa.DictionaryArray) else values
@@ -76,7 +76,7 @@ class PathColumn:
 
 
 def texts_in_path(url: str, names: Iterable[str] | None = None) -> dict[str, str | None]:
-    """Returns the values of those columns that the path of a file gives, as texts; without names, of all."""
+    """Returns the values that the path of a file gives to the columns `names`, as texts. Unset: to all columns."""
     folders = url.partition("?")[0].split("/")[:-1]
     pairs = [folder.partition("=") for folder in folders if "=" in folder]
     found = {unquote(name): unquote(text) for name, _, text in pairs}
@@ -88,7 +88,7 @@ def texts_in_path(url: str, names: Iterable[str] | None = None) -> dict[str, str
 
 
 def path_types(texts: Sequence[Mapping[str, str | None]]) -> dict[str, pa.DataType]:
-    """Returns the type of each column in the paths of a data set: integers if all values are, else strings."""
+    """Returns the type of each column in the paths of a data set: integers if all values are integers, else strings."""
     values: dict[str, list[str]] = {}
     for one in texts:
         for name, text in one.items():
@@ -105,11 +105,11 @@ def _type(texts: Sequence[str]) -> pa.DataType:
 def with_path_columns(
     column: Column, given: Mapping[str, PathColumn], schema: pa.Schema, rows: int, where: str
 ) -> Column:
-    """Returns the columns of a row group, of the file and of its path.
+    """Returns the columns of a row group: columns of the file and of its path.
 
     Args:
-        column: Those of the file.
-        given: Those of the path, by name.
+        column: Returns a column of the file.
+        given: The columns of the path, by name.
         schema: The types of both.
         rows: Rows of the row group.
         where: What messages call the row group.

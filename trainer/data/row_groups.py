@@ -20,7 +20,7 @@ class RowGroupReader:
     Args:
         files: The data set.
         config: Names the reader.
-        columns: The columns. Unset: those that training needs.
+        columns: The columns. Unset: the columns that training needs.
     """
 
     def __init__(self, files: FileSet, config: DataConfig, columns: Sequence[str] | None = None) -> None:
@@ -32,11 +32,11 @@ class RowGroupReader:
 
     @contextmanager
     def open(self, group: RowGroup, epoch: int = 0) -> Iterator[Column]:
-        """Opens a row group, whose columns may be read only as they are asked for.
+        """Opens a row group. A column may be read only when it is asked for.
 
         Args:
             group: The row group.
-            epoch: Which decides what data.select chooses of it.
+            epoch: Decides which rows data.select chooses.
 
         Raises:
             InputError: The file is gone or damaged, or a column has another value than the file's path.
@@ -64,13 +64,13 @@ class RowGroupReader:
         return select(read, rows, self._config, Draw(group, self._files.seed, epoch), self.where(group))
 
     def read(self, group: RowGroup) -> Column:
-        """Reads all columns of a row group into memory; the same errors."""
+        """Reads all columns of a row group into memory; raises the same errors as `open`."""
         with self.open(group) as column:
             columns = {name: column(name) for name in self._columns}.__getitem__
         return replace(column, column=columns) if isinstance(column, SelectedColumns) else columns
 
     def statistics(self, group: RowGroup, columns: Sequence[str]) -> dict[str, Statistics]:
-        """Returns the bounds of those columns of a row group whose format has any; the same errors."""
+        """Returns the bounds of the columns of a row group that have any; raises the same errors as `open`."""
         file = self._files.files[group.file]
         given = {one.name: one for one in file.path_columns if one.name in columns and not one.in_file}
         of_path = {name: one.statistics(file.schema.field(name).type, group.rows) for name, one in given.items()}
@@ -87,7 +87,7 @@ class RowGroupReader:
         return f"{file.name}, row group {group.index}" + ("" if row is None else f", row {row}")
 
     def where_row(self, group: RowGroup, row: int, epoch: int) -> str:
-        """Returns what messages call a row of a row group; of one that data.select chooses of, the row of the file."""
+        """Returns what messages call a row that was read; if data.select chooses rows, by its number in the file."""
         if group.choice:
             with self.open(group, epoch) as column:
                 row = row_in_file(column, row)

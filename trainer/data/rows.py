@@ -1,7 +1,7 @@
 """Rows in memory, as blocks of columns that can be sliced, joined and shuffled.
 
-Not as Arrow tables, which move rows column by column: a step of a lane is small, and the calls would cost more than the
-moving. Only lists of ids are Arrow's, as NumPy has none.
+Not as Arrow tables, which move rows column by column: a step of a lane is small, and the calls would cost more than
+moving the rows. Only lists of ids are Arrow's, as NumPy has no lists.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,11 +15,11 @@ from trainer.data.buffers import empty, empty_block
 from trainer.data.id_weights import weighted_type
 
 NO_ID = -1  # stands in `Rows.ids` where a row has no id
-NO_ITEM = np.iinfo(np.int64).min  # stands where a row has no item, or fewer hard negatives than others
+NO_ITEM = np.iinfo(np.int64).min  # stands where a row has no item, or fewer hard negatives than other rows
 
 
 def id_dtype(config: DataConfig) -> np.dtype:
-    """Returns the type of ids in memory: that of rows of tables, or that of managed ids, which get their rows later."""
+    """Returns the type of ids in memory: int32 rows of tables, or int64 for managed ids, which get their rows later."""
     return np.dtype(np.int64 if config.managed_tables else np.int32)
 
 

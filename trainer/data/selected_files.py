@@ -1,4 +1,4 @@
-"""Finds the files of a split with the row groups that data.select chooses, and how many rows of each."""
+"""Finds the files of a split, the row groups that data.select chooses, and the number of chosen rows in each."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ class Counts:
 
     Attributes:
         matching: Those that meet the filter.
-        negatives: Of these, those whose first label is 0; 0 if all of them are kept.
+        negatives: Matching rows whose first label is 0; 0 if all negatives are kept.
     """
 
     matching: int
@@ -43,7 +43,7 @@ Find = Callable[[str, Sequence[str], DataConfig, Callable[[list[str]], list[str]
 
 
 def find_training_files(config: DataConfig, seed: int, find: Find = find_files) -> FileSet:
-    """Lists the training files with the samples that are chosen.
+    """Lists the training files with the samples that data.select chooses.
 
     Args:
         config: The data.
@@ -51,14 +51,14 @@ def find_training_files(config: DataConfig, seed: int, find: Find = find_files) 
         find: Lists the files.
 
     Raises:
-        InputError: As of `find_files`, or data.select cannot be used with these files.
+        InputError: The same as `find_files`, or data.select cannot be used with these files.
     """
     select = config.select
     patterns: dict[str, str] = {}
 
     def choose(urls: list[str]) -> list[str]:
         patterns.update(_patterns_of_files(config, urls))
-        return _part_of(urls, select.files, seed)
+        return _some_of(urls, select.files, seed)
 
     files = find("data.train", config.train, config, choose)
     if select == SelectConfig():
@@ -71,19 +71,19 @@ def find_training_files(config: DataConfig, seed: int, find: Find = find_files) 
 def _chosen_groups(
     config: DataConfig, files: FileSet, counts: Sequence[Counts], patterns: Sequence[str]
 ) -> list[RowGroup]:
-    """Returns the row groups of an epoch, as often as it has them; `patterns` are those of the mixture, by file."""
+    """Returns the row groups of an epoch, repeated by the mixture; `patterns` has a pattern for each file."""
     negatives = np.array([one.negatives for one in counts])
     kept = spread(negatives, np.full(len(counts), config.select.keep_negatives), least=1)
     rows = np.array([one.matching for one in counts]) - negatives + kept
     of_groups = np.array([patterns[group.file] for group in files.row_groups])
     chosen: list[RowGroup] = []
-    parts = np.zeros_like(rows)
+    remainders = np.zeros_like(rows)
     times = np.array([config.select.mixture.get(pattern, 1.0) for pattern in of_groups])
     for pattern in {*patterns}:
         here = of_groups == pattern
-        parts[here] = spread(rows[here], times[here] % 1)
+        remainders[here] = spread(rows[here], times[here] % 1)
     for place, group in enumerate(files.row_groups):
-        sizes = [*[int(rows[place])] * int(times[place]), int(parts[place])]
+        sizes = [*[int(rows[place])] * int(times[place]), int(remainders[place])]
         chosen += [
             _chosen(group, copy, counts[place], int(kept[place]), size) for copy, size in enumerate(sizes) if size
         ]
@@ -91,7 +91,7 @@ def _chosen_groups(
 
 
 def find_evaluated_files(key: str, patterns: Sequence[str], config: DataConfig, find: Find = find_files) -> FileSet:
-    """Lists the files of a split with the samples that meet the filter; arguments and errors as of `find`."""
+    """Lists the files of a split with the samples that meet the filter; takes and raises the same as `find`."""
     files = find(key, patterns, config, list)
     if not config.select.filter:
         return files
@@ -100,20 +100,20 @@ def find_evaluated_files(key: str, patterns: Sequence[str], config: DataConfig, 
     return _announced(key, replace(files, chosen=tuple(chosen)), files.rows)
 
 
-def spread(counts: np.ndarray, part: np.ndarray, least: int = 0) -> np.ndarray:
-    """Returns parts of counts, rounded so that their sum is the rounded sum of the parts, `[N]`.
+def spread(counts: np.ndarray, fraction: np.ndarray, least: int = 0) -> np.ndarray:
+    """Returns a fraction of each count, rounded so that the sum of the results is the rounded sum, `[N]`.
 
     Args:
         counts: The counts, `[N]`.
-        part: The part of each, in [0, 1], `[N]`.
-        least: Less than this is only returned for a count that is less.
+        fraction: The fraction of each count, in [0, 1], `[N]`.
+        least: The smallest result, where the count is not smaller.
     """
-    ends = np.floor(np.cumsum(counts * part) + 0.5).astype(np.int64)
+    ends = np.floor(np.cumsum(counts * fraction) + 0.5).astype(np.int64)
     return np.maximum(np.diff(ends, prepend=0), np.minimum(counts, least))
 
 
 def _chosen(group: RowGroup, copy: int, counts: Counts, kept: int, rows: int) -> RowGroup:
-    """Returns a row group of which so many rows are chosen."""
+    """Returns the row group, limited to `rows` selected rows."""
     negatives = counts.negatives if kept < counts.negatives else 0
     matching = counts.matching if counts.matching < group.rows else None
     choice = RowChoice(copy, matching, negatives, kept if negatives else 0)
@@ -135,7 +135,7 @@ def _patterns_of_files(config: DataConfig, urls: Sequence[str]) -> dict[str, str
     """Returns the pattern of data.select.mixture for each URL that has one.
 
     Raises:
-        InputError: A pattern has no file among them, or two have the same.
+        InputError: A pattern matches none of the URLs, or two patterns match the same URL.
     """
     reader, found = make_reader(config), dict[str, str]()
     for pattern in config.select.mixture:
@@ -155,14 +155,14 @@ def _patterns_of_files(config: DataConfig, urls: Sequence[str]) -> dict[str, str
     return found
 
 
-def _part_of(urls: list[str], part: float, seed: int) -> list[str]:
-    number = max(1, round(part * len(urls)))
+def _some_of(urls: list[str], fraction: float, seed: int) -> list[str]:
+    number = max(1, round(fraction * len(urls)))
     keys = philox(seed, 0, FILES, FILES, stream=2).random_raw(len(urls))
     return [urls[place] for place in np.sort(np.argsort(keys, kind="stable")[:number])]
 
 
 def _count(key: str, files: FileSet, config: DataConfig, negatives: bool) -> list[Counts]:
-    """Counts rows of every row group, where possible without reading it."""
+    """Counts the chosen rows of every row group; reads a row group only if its statistics do not decide."""
     clauses = config.select.clauses
     for file in files.files:
         check_clauses(clauses, file.name, file.schema)
@@ -195,7 +195,7 @@ def _count_one(
 
 
 def _with_progress(key: str, counts: Iterator[Counts], total: int) -> Iterator[Counts]:
-    """Yields counts, and says from time to time how many there were."""
+    """Yields counts, and prints the progress from time to time."""
     said = time.monotonic()
     for number, count in enumerate(counts, 1):
         yield count

@@ -14,17 +14,17 @@ from trainer.data.readers.base import Column
 from trainer.data.shuffling import philox
 from trainer.rules.plain_types import plain_array, plain_column, to_numbers
 
-STREAM = 2  # of the random numbers, two for each copy; 0 is that of the order of the samples, 1 that of the catalogue
+STREAM = 2  # of random numbers, two streams for each copy; 0 orders the samples, 1 draws from the catalogue
 
 
 @dataclass(frozen=True)
 class SelectedColumns:
-    """The columns of the rows of a row group that are chosen.
+    """The columns of the chosen rows of a row group.
 
     Attributes:
-        column: Returns a column of all of them.
+        column: Returns a column of the chosen rows.
         places: Their places in the row group, `[R]`.
-        factors: What their weights are multiplied by, `[R]` float32; None for 1.
+        factors: The factors of their weights, `[R]` float32; None for 1.
     """
 
     column: Column
@@ -32,17 +32,17 @@ class SelectedColumns:
     factors: np.ndarray | None
 
     def __call__(self, name: str) -> pa.ChunkedArray:
-        """Returns a column of the rows that are chosen."""
+        """Returns a column of the chosen rows."""
         return self.column(name)
 
 
 def row_in_file(column: Column, row: int) -> int:
-    """Returns the place in a row group of a row of its columns."""
+    """Returns the place in the row group of a row of `column`."""
     return int(column.places[row]) if isinstance(column, SelectedColumns) else row
 
 
 def weight_factors(column: Column, rows: range) -> np.ndarray:
-    """Returns what the weights of rows are multiplied by, `[R]` float32; a scalar, 1, if all are chosen."""
+    """Returns the factors of the weights of rows, `[R]` float32; a scalar, 1, if all rows are chosen."""
     factors = column.factors if isinstance(column, SelectedColumns) else None
     return np.array(1, np.float32) if factors is None else factors[rows.start : rows.stop]
 
@@ -61,7 +61,7 @@ def is_negative(column: Column, config: DataConfig) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Draw:
-    """What decides the choice in a row group.
+    """Random choices in a row group: a function of seed, epoch and row group.
 
     Attributes:
         group: The row group.
@@ -74,7 +74,7 @@ class Draw:
     epoch: int
 
     def sample(self, places: np.ndarray, number: int, stream: int) -> np.ndarray:
-        """Returns so many of some places at random, in their order."""
+        """Returns `number` of the places at random, in their order."""
         if number >= len(places):
             return places
         random = philox(self.seed, self.epoch, self.group.file, self.group.index, STREAM + stream)
@@ -96,7 +96,7 @@ def select(column: Column, rows: int, config: DataConfig, draw: Draw, where: str
     """
     choice = draw.group.choice
     assert choice is not None
-    # The columns that choose are often features, too, and would be read again.
+    # The columns that decide are often features, too, and would be read again.
     known = {name: column(name) for name in dict.fromkeys(selecting_columns(choice, config))}
     chosen, factors = np.ones(rows, bool), None
     if choice.matching is not None:
@@ -122,7 +122,7 @@ def _check_counted(found: np.ndarray, counted: int, what: str, where: str) -> No
 
 
 def _taken(column: Column, places: np.ndarray, rows: int) -> Column:
-    """Returns the columns of the rows at some places, of so many."""
+    """Returns the columns of the rows at some places of a row group with `rows` rows."""
     if len(places) == rows:
         return column
     mask = np.zeros(rows, bool)

@@ -20,7 +20,7 @@ class ArrowReader:
         """Returns the outline of a file."""
         with _opened(url, []) as file:
             schema = file.schema
-        # A footer does not have the rows of a batch. To read one column is little, and that of all of them is the file.
+        # A footer does not hold the number of rows of a batch. Reading one column is little; all columns are the file.
         with _opened(url, schema.names[:1]) as file:
             rows = tuple(file.get_batch(number).num_rows for number in range(file.num_record_batches))
         fs, path = fsspec.core.url_to_fs(url)
@@ -31,7 +31,7 @@ class ArrowReader:
         """Opens a record batch."""
         with _opened(url, columns) as file:
             batch = file.get_batch(row_group)
-        # Arrow takes offsets and lengths in a file for true, and would read beyond its buffers.
+        # Arrow trusts the offsets and lengths in a file, and would read beyond its buffers.
         batch.validate(full=True)
         yield pa.Table.from_batches([batch]).column
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-# Arrow's types are the seam because every format that was weighed (CSV, Arrow IPC, tables services) has an Arrow reader
-# already, and decoding needs nulls and lists, which NumPy arrays do not have.
+# Readers return Arrow's types because every format that was weighed (CSV, Arrow IPC, table services) has an Arrow
+# reader already, and decoding needs nulls and lists, which NumPy arrays do not have.
 Column = Callable[[str], pa.ChunkedArray]
 """Returns a column of an open row group by its name."""
 
@@ -19,9 +19,10 @@ class FileContents:
 
     Attributes:
         size_bytes: Its size.
-        row_groups: The rows of each of its row groups. A format without row groups calls so what it can read alone.
+        row_groups: The rows of each row group. In a format without row groups, a row group is a piece that the reader
+            can read alone.
         schema: The names and types of its columns.
-        index: What else the readers of other ranks need to open its row groups; see `IndexedReader`.
+        index: More that the readers of other ranks need to open its row groups; see `IndexedReader`.
     """
 
     size_bytes: int
@@ -48,15 +49,15 @@ class Statistics:
 class Reader(Protocol):
     """Reads files of one format, and is used by several threads at once.
 
-    It is made without arguments, or, if the class has a method `from_config`, by that from the data section.
+    A reader is made without arguments. If the class has a method `from_config`, that makes it from the data section.
 
-    Both methods raise OSError or `pyarrow.ArrowException` for a file that cannot be read. A third one is optional,
-    `statistics(url, row_group, columns)`: the Statistics of those of the columns that have any, by name. With it, row
+    Both methods raise OSError or `pyarrow.ArrowException` for a file that cannot be read. A third method is optional:
+    `statistics(url, row_group, columns)` returns the Statistics, by name, of the columns that have any. With it, row
     groups in which data.select.filter finds nothing are never read.
 
     Attributes:
         format: The format's name, for messages.
-        suffix: How names of its files end, or several such ends: a directory stands for all such files below it.
+        suffix: The end of the names of its files, or several ends. A directory stands for all such files below it.
     """
 
     format: str
@@ -67,13 +68,13 @@ class Reader(Protocol):
         ...
 
     def open(self, url: str, row_group: int, columns: Sequence[str]) -> AbstractContextManager[Column]:
-        """Opens a row group, by its place in the file, of which no other columns than these will be used."""
+        """Opens a row group, by its place in the file; only these columns will be used."""
         ...
 
 
 @runtime_checkable
 class IndexedReader(Protocol):
-    """What a reader has besides if `open` needs what `inspect` found: only rank 0 inspects."""
+    """A reader whose `open` needs what `inspect` found: only rank 0 inspects."""
 
     def use_index(self, url: str, index: bytes) -> None:
         """Takes the index that `inspect` returned for a file, on rank 0, before a row group of it is opened."""
@@ -82,7 +83,7 @@ class IndexedReader(Protocol):
 
 @runtime_checkable
 class PlacedReader(Protocol):
-    """What a reader has besides if its rows have places in the file that are easier to find than row groups."""
+    """A reader whose rows have places in the file that are easier to find than row groups, such as lines."""
 
     def place(self, url: str, row_group: int, row: int | None = None) -> str:
         """Returns what messages call a row group, such as `lines 2 to 90`, or a row of it."""

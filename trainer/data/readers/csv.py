@@ -27,7 +27,7 @@ from trainer.data.readers.csv_faults import Dialect, find_fault, shown
 from trainer.data.readers.csv_index import Blocks, CsvIndex, rows_of
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-# What file systems call the mark of a file's version.
+# The names that file systems give to the version of a file.
 VERSIONS = (
     "ETag",
     "etag",
@@ -40,15 +40,15 @@ VERSIONS = (
     "updated",
     "created",
 )
-SCANS = 4  # at once, of which each has a few blocks in memory
-LAYOUT = 1  # of what is kept in the cache
+SCANS = 4  # at once; each has a few blocks in memory
+LAYOUT = 1  # of the files in the cache
 
 
 class CsvReader:
     """Reads CSV and TSV files, whose row groups are blocks of whole rows.
 
-    Types follow from the configuration: a guess from the values of one block would take the same ids for text in one
-    block and for integers in another.
+    Types follow from the configuration: a guess from the values of a block would take ids for text in one block and for
+    integers in another.
     """
 
     def __init__(self, config: DataConfig) -> None:
@@ -71,7 +71,7 @@ class CsvReader:
     def inspect(self, url: str) -> FileContents:
         """Returns the outline of a file: from the cache, or by reading it once."""
         name = self._name(url)
-        with self._cache.lock(name):  # a second job that starts at the same time waits for the first one's
+        with self._cache.lock(name):  # a second job that starts at the same time waits for the index of the first
             if kept := self._cache.read(f"{name}.index"):
                 index = CsvIndex.from_bytes(kept)
             else:
@@ -105,7 +105,7 @@ class CsvReader:
         return f"lines {line} to {last}"
 
     def _scan(self, url: str) -> CsvIndex:
-        """Reads a file from beginning to end; a compressed one goes to the cache in blocks that can be read alone."""
+        """Reads a whole file; the blocks of a compressed file go to the cache, where each can be read alone."""
         (fs, path), blocks = fsspec.core.url_to_fs(url), []
         with self._scans, fs.open(path, "rb") as file:
             compression = _compression(path)
@@ -125,7 +125,7 @@ class CsvReader:
         return CsvIndex(fs.size(path), header, tuple(blocks))
 
     def _name(self, url: str) -> str:
-        """Returns what the cache calls a file: other contents and other blocks have another name."""
+        """Returns the name of a file in the cache, which changes with its contents and its blocks."""
         if url not in self._names:
             fs, path = fsspec.core.url_to_fs(url)
             info = fs.info(path)
@@ -163,13 +163,13 @@ class CsvReader:
             text = self._cache.read_block(f"{self._name(url)}.blocks", start, stop, block.size)
         else:
             text = fs.cat_file(path, start=block.start, end=block.start + block.size)
-        # Size and date of the file are no proof: hosts may have copies of their own.
+        # Size and date of the file prove nothing: hosts may have copies of their own.
         if zlib.crc32(text) != block.checksum:
             self._refuse_changed(url, number)
         return text
 
     def _stored(self, url: str) -> np.ndarray:
-        """Returns where the cache has the blocks of a compressed file, which every host makes for itself."""
+        """Returns where the cache has the blocks of a compressed file; every host has a cache of its own."""
         name = f"{self._name(url)}.blocks"
         with self._lock:
             if url not in self._offsets:

@@ -19,10 +19,10 @@ OFFSET = np.dtype("<i8")
 
 
 class CsvCache:
-    """A directory of files that are written whole, and may be deleted when no job runs.
+    """A directory of files that are written whole and may be deleted while no job runs.
 
     Args:
-        url: The directory, on any fsspec URL. None: torchx-recsys in the user's directory for caches.
+        url: The directory, on any fsspec URL. Unset: torchx-recsys in the user's cache directory.
 
     Raises:
         InputError: It cannot be used.
@@ -58,7 +58,7 @@ class CsvCache:
             return self._fs.exists(self._path(name))
 
     def write_blocks(self, name: str, blocks: Iterable[bytes]) -> None:
-        """Writes a file of blocks, each compressed alone, and then where they begin."""
+        """Writes a file of blocks, each compressed alone, and a footer with the place of each block."""
 
         def parts() -> Iterator[bytes]:
             codec, offsets = pa.Codec("zstd", 1), [0]
@@ -76,15 +76,15 @@ class CsvCache:
         return np.frombuffer(footer, OFFSET)
 
     def read_block(self, name: str, start: int, stop: int, size: int) -> bytes:
-        """Returns a block of so many bytes that are stored in a range of a file."""
+        """Returns the block of `size` bytes that is stored in `[start, stop)` of a file."""
         with self._named():
             stored = self._fs.cat_file(self._path(name), start=start, end=stop)
         return pa.Codec("zstd").decompress(stored, size, asbytes=True)
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Holds back the other processes and threads of this host that make the same file."""
-        if not self._fs.is_local:  # made twice at worst: what is written last counts, and both are the same
+        """Makes other processes and threads of this host that write the same file wait."""
+        if not self._fs.is_local:  # at worst two hosts write the same file, with the same content
             yield
             return
         with self._named():
@@ -100,9 +100,9 @@ class CsvCache:
         return named("data.csv.cache", self._url)
 
     def _write(self, name: str, parts: Iterable[bytes]) -> None:
-        """Writes a file, which gets its name once it is whole."""
+        """Writes a file under another name, and moves it once it is whole."""
         fs, path = (LOCAL, None) if self._fs.is_object_store else (self._fs, self._path(name))
-        # Of an object store only whole files are sent: fsspec would write the beginning of one whose parts failed.
+        # Only whole files go to an object store: if making a part failed, fsspec would store the beginning of the file.
         partial = f"{path or Path(tempfile.gettempdir(), name)}.{uuid.uuid4().hex}.partial"
         try:
             with self._named():

@@ -1,4 +1,4 @@
-"""Finds the first fault of a block that Arrow refuses, with its line: Arrow counts rows, and from the block's first."""
+"""Finds the line of the first fault in a block that Arrow refuses: Arrow counts rows, from the first of the block."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ SHOWN = 40  # characters of a value
 
 @dataclass(frozen=True)
 class Dialect:
-    """What stands between and around values.
+    """The characters between and around values.
 
     Attributes:
         delimiter: Between columns.
@@ -42,13 +42,13 @@ class Dialect:
 def find_fault(
     text: bytes, first_line: int, names: Sequence[str], types: Mapping[str, pa.DataType], dialect: Dialect
 ) -> str | None:
-    """Returns the first fault of a block, as `line 7: ...`; None if there is none that is known.
+    """Returns the first fault of a block, as `line 7: ...`; None if no known fault is found.
 
     Args:
         text: The block.
         first_line: The line that it begins with.
         names: The columns of the file.
-        types: The types of those that are read.
+        types: The types of the columns that are read.
         dialect: How values are written.
     """
     if fault := _stray_quote(text, first_line, dialect):
@@ -82,7 +82,7 @@ def find_fault(
 
 
 def _stray_quote(text: bytes, first_line: int, dialect: Dialect) -> str | None:
-    """Refuses a quote that is neither around a value nor doubled: rows cannot be told apart by their quotes then."""
+    """Finds a quote that is neither around a value nor doubled: then quotes cannot tell rows apart."""
     if not dialect.quote or dialect.quote.encode() not in text:
         return None
     q, d = (re.escape(mark.encode()) for mark in (dialect.quote, dialect.delimiter))
@@ -101,7 +101,7 @@ def _stray_quote(text: bytes, first_line: int, dialect: Dialect) -> str | None:
 
 
 def _first_wrong(values: Sequence[str], kind: pa.DataType, dialect: Dialect) -> int | None:
-    """Returns the place of the first value that is not of a type."""
+    """Returns the place of the first value that does not fit a type."""
     if _fits(values, kind, dialect):
         return None
     return bisect_left(range(len(values)), True, key=lambda place: not _fits(values[: place + 1], kind, dialect))

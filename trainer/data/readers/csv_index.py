@@ -1,4 +1,4 @@
-"""Divides a CSV file into blocks of whole rows, which can be read alone."""
+"""Divides a CSV file into blocks of whole rows that can be read alone."""
 
 import json
 import zlib
@@ -18,10 +18,10 @@ class Block:
     """Consecutive rows of a file.
 
     Attributes:
-        start: Its first byte, of the text that is not compressed.
+        start: Its first byte in the uncompressed text.
         size: Its bytes.
-        rows: Its rows; empty lines are none.
-        line: The line of the file that it begins with; the first is 1.
+        rows: Its rows; empty lines do not count.
+        line: The number of its first line in the file, from 1.
         checksum: CRC-32 of its bytes.
     """
 
@@ -47,7 +47,7 @@ class CsvIndex:
     blocks: tuple[Block, ...]
 
     def to_bytes(self) -> bytes:
-        """Returns it in a form that is short enough to be sent to all ranks."""
+        """Returns the index in a form that is short enough to send to all ranks."""
         blocks = [astuple(block) for block in self.blocks]
         return zlib.compress(json.dumps([self.size_bytes, self.header, blocks]).encode(), 1)
 
@@ -61,7 +61,7 @@ class CsvIndex:
 def row_ends(text: np.ndarray, quote: str, inside: bool = False) -> tuple[np.ndarray, bool]:
     """Returns where rows end, behind their newlines, and whether a quote is open at the end of the text.
 
-    A newline ends a row if the quotes before it are even in number: inside of a value they stand twice.
+    A newline ends a row if the number of quotes before it is even: inside of a value, a quote is doubled.
 
     Args:
         text: The text, uint8.
@@ -77,7 +77,7 @@ def row_ends(text: np.ndarray, quote: str, inside: bool = False) -> tuple[np.nda
 
 
 def rows_of(text: bytes, quote: str) -> np.ndarray:
-    """Returns where the rows of a block end; empty lines are none."""
+    """Returns where the rows of a block end; empty lines do not count."""
     array = np.frombuffer(text, np.uint8)
     ends, _ = row_ends(array, quote)
     return without_empty(array, ends if text.endswith(b"\n") else np.append(ends, len(text)))
@@ -95,10 +95,10 @@ class Blocks:
     """The blocks of a text that is read once, from beginning to end; memory is about three blocks.
 
     Args:
-        read: Returns the next bytes, at most so many; none at the end.
-        where: What messages call the file.
+        read: Returns the next bytes, at most the given number; no bytes at the end.
+        where: The name of the file in messages.
         quote: The quote, or nothing.
-        block_bytes: Bytes of a block, and of a row, at most.
+        block_bytes: The largest size of a block and of a row.
 
     Attributes:
         header: The first row, once the first block was made, if there is one.
@@ -127,7 +127,7 @@ class Blocks:
         """Yields the blocks and their texts."""
         self._begin()
         while not self._at_end or self._text:
-            # A cut depends on the text alone, not on how much of it a read returns.
+            # A cut depends on the text alone, not on how much text a read returns.
             while not self._at_end and len(self._text) <= self._block_bytes:
                 self._more()
             if not self._text:
@@ -145,7 +145,7 @@ class Blocks:
             self._text, self._ends = self._text[self._start :], self._ends - self._start
 
     def _more(self) -> None:
-        """Reads more, or ends the last row, which may have no newline."""
+        """Reads more text, or ends the last row, which may have no newline."""
         text = self._read(self._block_bytes)
         if (place := text.find(b"\0")) >= 0:
             line = self._line + self._text.count(b"\n") + text.count(b"\n", 0, place)
@@ -160,7 +160,7 @@ class Blocks:
             self._ends = np.append(self._ends, len(self._text))
 
     def _last_line(self) -> int:
-        """Returns the line that the row after the last end begins with."""
+        """Returns the number of the first line after the last complete row."""
         return self._line + self._text.count(b"\n", 0, int(self._ends[-1]) if len(self._ends) else 0)
 
     def _refuse_long_row(self) -> None:

@@ -11,7 +11,7 @@ from trainer.data.readers.base import Column, FileContents, Statistics
 
 
 class ParquetReader:
-    """Reads Parquet files, and keeps the footers of those it opened.
+    """Reads Parquet files, and keeps the footers of files that were opened.
 
     pyarrow.dataset is not used: its scanner reads ahead in an order and with threads of its own, while lanes need given
     row groups at given times, and a budget of threads per rank.
@@ -21,7 +21,7 @@ class ParquetReader:
     suffix = ".parquet"
 
     def __init__(self) -> None:
-        # Without it, every row group of a file would parse the footer of all of them again.
+        # Without this, opening a row group would parse the footer of the whole file again.
         self._footers: dict[str, pq.FileMetaData] = {}
         self._places: dict[str, dict[str, int]] = {}
 
@@ -34,7 +34,7 @@ class ParquetReader:
 
     @contextmanager
     def open(self, url: str, row_group: int, columns: Sequence[str]) -> Iterator[Column]:
-        """Opens a row group; a local one is read column by column, any other all at once."""
+        """Opens a row group: column by column in a local file, else all columns at once."""
         fs, path = fsspec.core.url_to_fs(url)
         local = isinstance(fs, LocalFileSystem)
         # Pre-buffering joins the columns' byte ranges into few requests, which on a local disk would only be a copy.
@@ -52,13 +52,13 @@ class ParquetReader:
                 yield file.read_row_group(row_group, list(columns), use_threads=False).column
 
     def statistics(self, url: str, row_group: int, columns: Sequence[str]) -> dict[str, Statistics]:
-        """Returns the bounds of columns of a row group, of those that the footer has."""
+        """Returns the bounds of the columns of a row group that the footer has."""
         footer = self._footers.get(url)
         if footer is None:
             fs, path = fsspec.core.url_to_fs(url)
             footer = self._footers.setdefault(url, pq.read_metadata(path, filesystem=fs))
         chunks = footer.row_group(row_group)
-        if url not in self._places:  # of thousands of columns not in every row group again
+        if url not in self._places:  # once a file, as it may have thousands of columns
             self._places[url] = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
         places = self._places[url]
         found = {name: chunks.column(places[name]).statistics for name in columns if name in places}

@@ -160,7 +160,7 @@ def forget(step, what):
     ("what", "expected"),
     [
         ("a tensor", "lacks 1 tensor of this model, such as 'model.model.sparse_arch"),
-        ("a part", "is not whole: it fills 0 of the 1,600 values of 'model.model.sparse_arch"),
+        ("a part", "is incomplete: it fills 0 of the 1,600 values of 'model.model.sparse_arch"),
     ],
 )
 def test_tensors_that_the_checkpoint_cannot_fill_are_an_error(copy, what, expected):

@@ -67,7 +67,7 @@ def test_a_damaged_one_is_named_and_the_next_is_taken(out, capsys):
         ("bets", "--checkpoint is 'bets'; allowed: newest, best, or the number of a step"),
         ("0", "--checkpoint is '0'; allowed"),
         ("-2", "--checkpoint is '-2'; allowed"),
-        ("3", "--checkpoint is 3, which is no committed checkpoint; that run has those of steps: 2, 4, 6"),
+        ("3", "--checkpoint is 3, which is no committed checkpoint; that run has checkpoints of steps: 2, 4, 6"),
     ],
 )
 def test_what_is_not_there_is_refused(out, choice, says):
@@ -77,7 +77,7 @@ def test_what_is_not_there_is_refused(out, choice, says):
 
 def test_a_damaged_step_is_refused(out):
     damage(out, 2)
-    with pytest.raises(InputError, match=r"--checkpoint is 2, which is damaged: .*; that run has also .*: 4, 6"):
+    with pytest.raises(InputError, match=r"--checkpoint is 2, which is damaged: .*; that run also has .*: 4, 6"):
         found(out, "2")
 
 

@@ -51,5 +51,5 @@ def test_a_file_that_ends_early(runs):
     saved.rows(name, 0, 1)
     for file in (runs / "table_wise").rglob("*.distcp"):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 100])
-    with pytest.raises(InputError, match=f"is not whole: it lacks values of '{name}'"):
+    with pytest.raises(InputError, match=f"is incomplete: it lacks values of '{name}'"):
         saved.rows(name, 0, rows)

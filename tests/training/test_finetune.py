@@ -238,7 +238,7 @@ def wrong(folder, changes, tables, names):
 FILE = {"names": "{folder}/wrong.txt"}
 CASES = [
     ("no checkpoint", {"checkpoint": "{folder}/data"}, {}, "", "holds no committed checkpoint"),
-    ("no such step", {"checkpoint": "{source}/checkpoints/step-000000009"}, {}, "", "has those of steps: 1, 2, 3"),
+    ("no such step", {"checkpoint": "{source}/checkpoints/step-000000009"}, {}, "", "checkpoints of steps: 1, 2, 3"),
     ("no such storage", {"checkpoint": "nowhere://base"}, {}, "", "finetune.checkpoint is 'nowhere://base'"),
     ("no file of names", {"names": "{folder}/no.txt"}, {}, "", "finetune.names is '{folder}/no.txt'"),
     ("one word", FILE, {}, "s0 s0\ns1\n", "{folder}/wrong.txt:2 has 1 word; two are needed"),
@@ -309,7 +309,7 @@ def test_a_damaged_checkpoint_is_refused(folder, tmp_path, capsys):
     assert trainer(["train", str(file), "--out", str(tmp_path / "out")]) == 2
     message = capsys.readouterr().err
     assert "which is damaged: __1_0.distcp" in message
-    assert "; that run has also those of steps: " in message
+    assert "; that run also has checkpoints of steps: " in message
 
 
 def test_keys_without_a_checkpoint_are_refused(folder, tmp_path, capsys):

@@ -93,12 +93,12 @@ CASES = [
     ),
     Case(
         "dependency on no task",
-        ["model.dependencies.label names 'clik', which no task is for; known: label"],
+        ["model.dependencies.label names 'clik', which no task predicts; known: label"],
         {"model": {"name": "dbmtl", "dependencies": {"label": ["clik"]}}},
     ),
     Case(
         "dependency on itself",
-        ["model.dependencies lead in a circle: label <- label; leave one of them out"],
+        ["model.dependencies form a cycle: label <- label; leave one of them out"],
         {"model": {"name": "dbmtl", "dependencies": {"label": ["label"]}}},
     ),
 ]

@@ -50,7 +50,7 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
             DIN | model("din", history="s3"),
             "model.history is 's3', but data.sparse.s3.pooling is 'sum'; set it to 'none'",
         ),
-        (DIN | model("din", history="s0"), "model.history is 's0', and model.target is, too; name two features"),
+        (DIN | model("din", history="s0"), "model.history and model.target are both 's0'; name two features"),
         (DIN | sequence("s0", 2), "data.sparse.s0.max_ids is 2, but model.target is 's0', which is one item"),
         (
             DIN | model("sasrec", attention_heads=3),

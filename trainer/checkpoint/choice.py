@@ -62,9 +62,9 @@ def checkpoint_of_step(checkpoints: Checkpoints, step: int, given: str) -> Check
     steps = checkpoints.steps()
     known = ", ".join(str(other) for other in steps if other != step) or "none"
     if step not in steps:
-        raise InputError(f"{given}, which is no committed checkpoint; that run has those of steps: {known}")
+        raise InputError(f"{given}, which is no committed checkpoint; that run has checkpoints of steps: {known}")
     if damage := checkpoints.damage(step):
-        raise InputError(f"{given}, which is damaged: {damage}; that run has also those of steps: {known}")
+        raise InputError(f"{given}, which is damaged: {damage}; that run also has checkpoints of steps: {known}")
     return checkpoints.at(step)
 
 

@@ -124,7 +124,7 @@ class _ChecksumStream:
     def _write(self, data: Any) -> int:
         try:
             return self._stream.write(data)
-        except Exception as error:  # those of object stores are no OSErrors
+        except Exception as error:  # errors of object stores are not OSErrors
             self.error = error
             raise
 

@@ -251,7 +251,7 @@ def _check_filled(
             found = found or f"{filled[name]:,} of the {expected:,} values of '{name}' on rank {context.rank}"
     if problems := [problem for problem in gather_to_all(found, context) if problem]:
         error = InputError(
-            f"checkpoint {url} is not whole: it fills {problems[0]}; delete it to resume from the one before it"
+            f"checkpoint {url} is incomplete: it fills {problems[0]}; delete it to resume from the checkpoint before it"
         )
         broadcast_from_rank0(context, lambda: _raise(error))
 

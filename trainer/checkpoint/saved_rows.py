@@ -61,7 +61,7 @@ class SavedRows:
                 target.copy_(part)
                 filled += part.numel()
         if filled != found.numel():
-            raise self._not_whole(name)
+            raise self._incomplete(name)
         return found
 
     def _read(self, name: str, shard: ChunkStorageMetadata, dtype: torch.dtype, start: int, stop: int) -> Tensor:
@@ -71,7 +71,7 @@ class SavedRows:
         begin, end = (place.begin + row * row_bytes for row in (start, stop))
         content = bytearray(self._fs.cat_file(place.path, start=begin, end=end))
         if len(content) != end - begin:
-            raise self._not_whole(name)
+            raise self._incomplete(name)
         return torch.frombuffer(content, dtype=dtype).view(shape)
 
     def _place(self, name: str, shard: ChunkStorageMetadata) -> _Place:
@@ -90,5 +90,7 @@ class SavedRows:
             self._places[index] = _Place(path, stored.offset + begin)
         return self._places[index]
 
-    def _not_whole(self, name: str) -> InputError:
-        return InputError(f"checkpoint {self._url} is not whole: it lacks values of '{name}'; name the one before it")
+    def _incomplete(self, name: str) -> InputError:
+        return InputError(
+            f"checkpoint {self._url} is incomplete: it lacks values of '{name}'; name the checkpoint before it"
+        )

@@ -46,7 +46,7 @@ class CsvConfig(Section):
         if self.delimiter == "":
             raise InputError("data.csv.delimiter is ''; it must be one ASCII character")
         if self.quote and self.quote == self.delimiter:
-            raise InputError(f"data.csv.quote is {self.quote!r}, as data.csv.delimiter is; make them different")
+            raise InputError(f"data.csv.quote and data.csv.delimiter are both {self.quote!r}; make them different")
         if not self.list_separator or set(self.list_separator) & {*NEWLINES, self.quote}:
             raise InputError(
                 f"data.csv.list_separator is {self.list_separator!r}; it must be a text without quote and newline"
@@ -79,9 +79,9 @@ class CsvConfig(Section):
                 )
         delimiter = self.delimiter_of(reader)
         if reader in CSV_READERS and self.quote == delimiter:
-            raise InputError(f"data.csv.quote is {delimiter!r}, which is the delimiter of '{reader}', too; change one")
+            raise InputError(f"data.csv.quote is {delimiter!r}, which is also the delimiter of '{reader}'; change one")
         if self.lists and not self.quote and delimiter in self.list_separator:
             raise InputError(
                 f"data.csv.list_separator is {self.list_separator!r}, which has the delimiter {delimiter!r} in it, and "
-                "data.csv.quote is empty; no value can hold it then, so change one of them"
+                "data.csv.quote is empty; then no value can contain it; change one of them"
             )

@@ -28,9 +28,9 @@ class DataConfig(Section):
     """The same, for the evaluation after training."""
     select: SelectConfig = SelectConfig()
     dense: dict[str, DenseFeature] = {}
-    """Dense features by name, which is that of their column unless they name another."""
+    """Dense features by name. A feature reads the column of its name, unless it names another column."""
     sparse: dict[str, SparseFeature] = {}
-    """Sparse features by name, which is the same."""
+    """Sparse features by name, in the same way."""
     labels: list[str] = ["label"]
     """Label columns, with values in [0, 1] except numeric_labels. Without [tasks], the model has one output each."""
     numeric_labels: list[str] = []
@@ -65,7 +65,7 @@ class DataConfig(Section):
         if self.select.keep_negatives < 1 and self.labels[0] in self.numeric_labels:
             raise InputError(
                 f"data.select.keep_negatives is {self.select.keep_negatives}, but data.numeric_labels names "
-                f"'{self.labels[0]}', the first of data.labels, of which 0 is one number of many; leave it 1"
+                f"'{self.labels[0]}', the first of data.labels, in which 0 does not mean a negative; leave it 1"
             )
         for name, feature in self.dense.items():
             check_dense(name, feature)
@@ -159,7 +159,7 @@ class DataConfig(Section):
 
     @property
     def has_id_weights(self) -> bool:
-        """Whether the ids of a feature have weights; then those of all others weigh 1."""
+        """Whether the ids of any feature have weights; the ids of all other features then weigh 1."""
         return any(feature.weights for feature in self.sparse.values())
 
     @property

@@ -38,7 +38,7 @@ def command_help(function: Callable[..., Any], arguments: type[pydantic.BaseMode
     """Returns what a command does, its own flags and an example.
 
     Args:
-        function: The command; its docstring tells what it does, and what its flags are.
+        function: The command; its docstring describes it and its flags.
         arguments: Its flags and words as a section.
         program: The words before them.
         example: What may follow the name of the command.
@@ -112,7 +112,7 @@ def _wrapped(text: str) -> str:
 
 
 def _columns(rows: Iterable[tuple[str, str]]) -> str:
-    """Returns names and what they mean, in two columns."""
+    """Returns names and their meanings, in two columns."""
     rows = [*rows]
     indent = max((len(name) for name, _ in rows), default=0) + 4
     return "\n".join(

@@ -197,7 +197,7 @@ def _check_roles(roles: dict[str, str | None], model: ModelConfig, data: DataCon
                 "'none', and max_ids"
             )
     if roles["history"] == target:
-        raise InputError(f"model.history is '{target}', and model.target is, too; name two features")
+        raise InputError(f"model.history and model.target are both '{target}'; name two features")
     if data.sequences[target] != 1:
         raise InputError(
             f"data.sparse.{target}.max_ids is {data.sequences[target]}, but model.target is '{target}', which is one "
@@ -234,7 +234,7 @@ def _check_esmm(predictions: list[str]) -> None:
             )
     for name in ESMM[:2]:
         if name not in predictions:
-            raise InputError(f"model.name is 'esmm', but no task is for its prediction '{name}'; add [tasks.{name}]")
+            raise InputError(f"model.name is 'esmm', but no task has its prediction '{name}'; add [tasks.{name}]")
 
 
 def _check_dependencies(dependencies: dict[str, list[str]], predictions: list[str]) -> None:
@@ -242,13 +242,13 @@ def _check_dependencies(dependencies: dict[str, list[str]], predictions: list[st
         for one in (name, *others):
             if one not in predictions:
                 raise InputError(
-                    f"model.dependencies.{name} names '{one}', which no task is for{nearest(one, predictions)}"
+                    f"model.dependencies.{name} names '{one}', which no task predicts{nearest(one, predictions)}"
                 )
     try:
         TopologicalSorter(dependencies).prepare()
     except CycleError as error:
-        circle = " <- ".join(error.args[1])
-        raise InputError(f"model.dependencies lead in a circle: {circle}; leave one of them out") from error
+        cycle = " <- ".join(error.args[1])
+        raise InputError(f"model.dependencies form a cycle: {cycle}; leave one of them out") from error
 
 
 def _check_item_features(model: ModelConfig, data: DataConfig) -> None:

@@ -13,14 +13,14 @@ Decay = Annotated[float, pydantic.Field(gt=0, lt=1)]
 
 
 class AverageConfig(Section):
-    """Exponential moving averages (EMA) of the weights, kept beside those that are trained."""
+    """Exponential moving averages (EMA) of the weights, kept beside the trained weights."""
 
     decay: Decay | None = None
     """Fraction of an average that a step keeps, such as 0.999. Unset: no averages."""
     tables: bool = False
     """Average embedding tables, too. It takes their memory once more, with evaluate twice. Off: only dense weights."""
     evaluate: Annotated[bool, MayChange] = True
-    """Evaluate the averages. Off: the weights that are trained."""
+    """Evaluate the averages. Off: evaluate the trained weights."""
 
     @pydantic.model_validator(mode="after")
     def _belongs_to_a_decay(self) -> Self:

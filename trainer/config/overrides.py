@@ -1,4 +1,4 @@
-"""Command lines: the arguments of a function, and values that replace those of a configuration file.
+"""Command lines: the arguments of a function, and values that replace values of a configuration file.
 
 The values are put onto the tree of the file before the tree is validated.
 
@@ -209,7 +209,7 @@ def _is_many(kind: Any) -> bool:
 
 
 def _convert(words: list[str], kind: Any) -> Any:
-    """Returns words as TOML would hold a value of a type; those that cannot be one stay, for validation to refuse."""
+    """Returns words as TOML would hold a value of a type; other words stay, for validation to refuse."""
     if get_origin(kind) is Annotated:
         return _convert(words, get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
@@ -232,7 +232,7 @@ def _validate_arguments(section: type[Section], given: Tree) -> Section:
 
 
 def _validate_config(tree: Tree, given: dict[Path, Any], name: str) -> Config:
-    """Returns the configuration of a file's tree and the values that flags give, which replace those of the file."""
+    """Returns the configuration of a file's tree, with the values of flags in place of the file's."""
     replaced = dict.fromkeys(LENGTHS) if not given.keys().isdisjoint(LENGTHS) else {}
     for path, value in (replaced | given).items():
         _put(tree, path, value)

@@ -12,7 +12,7 @@ class ProfileConfig(Section):
     """Steps that torch.profiler records: traces, and a table of where the time of a step goes."""
 
     first_step: Annotated[int | None, MayChange] = pydantic.Field(default=None, ge=2)
-    """First step to record; the one before it warms the profiler up. Unset: only steps that are requested."""
+    """First step to record; the step before warms the profiler up. Unset: only steps that are requested."""
     steps: Annotated[pydantic.PositiveInt, MayChange] = 5
     """Steps to record."""
     ranks: Annotated[list[pydantic.NonNegativeInt], MayChange] = [0]

@@ -62,7 +62,7 @@ class Config(Section):
         return not self.tasks and (default or ":" in self.model.loss)
 
     def named_tasks(self) -> dict[str, TaskConfig]:
-        """Returns the tasks, label, prediction and output set: those of the configuration, or one for each label."""
+        """Returns the tasks, with label, prediction and output set: the configured tasks, or one task per label."""
         tasks = self.tasks or {label: TaskConfig(loss=self.model.loss) for label in self.data.labels}
         return {name: task.named(name) for name, task in tasks.items()}
 

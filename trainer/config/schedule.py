@@ -36,7 +36,7 @@ class Schedule(Section):
     decay_start: pydantic.NonNegativeInt = 0
     """The decay begins after this many steps or epochs, if that is later than the warm-up."""
     decay_steps: pydantic.PositiveInt = 1
-    """Length of the decay in steps or epochs; of cosine_restarts, that of the first period."""
+    """Length of the decay in steps or epochs; in cosine_restarts, the length of the first period."""
     end_multiplier: pydantic.NonNegativeFloat = 0.0
     """Learning-rate multiplier after the decay, at its lowest."""
     power: pydantic.PositiveFloat = 1.0

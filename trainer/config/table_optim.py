@@ -26,7 +26,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "partial_rowwise_adam": MOMENTS,
     "partial_rowwise_lamb": MOMENTS,
 }
-"""Keys that each table optimizer takes besides those that all of them take."""
+"""Keys that each table optimizer takes besides the common ones."""
 COMMON = ("name", "learning_rate", "schedule", "max_gradient", "stochastic_rounding")
 
 
@@ -96,7 +96,7 @@ class TableOptimizerConfig(Section):
     """Learning-rate schedule."""
 
     def over(self, sparse: SparseOptimizerConfig, key: str) -> SparseOptimizerConfig:
-        """Returns the table's settings: those of all tables, replaced by its own.
+        """Returns the table's settings: the settings of all tables, with its own in their place.
 
         Args:
             sparse: The settings of all tables.

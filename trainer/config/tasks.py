@@ -76,13 +76,13 @@ class TaskConfig(Section):
     loss: str = "binary"
     """Its loss (see docs/models.md); package.module:function for one of your own."""
     output: Output | None = None
-    """Meaning of its prediction: logit, log_probability, value, or a pair of vectors. Unset: what the loss takes."""
+    """Meaning of its prediction: logit, log_probability, value, or a pair of vectors. Unset: as the loss takes it."""
     label_smoothing: float = pydantic.Field(default=0.0, ge=0, lt=1)
     """Fraction of every label that binary and softmax spread evenly over the classes."""
     gamma: pydantic.NonNegativeFloat = 2.0
     """Exponent by which focal lowers the weight of samples that are predicted well."""
     alpha: float = pydantic.Field(default=0.5, ge=0, le=1)
-    """Of focal, the weight of positives, that of negatives being 1 - alpha; of jrc, the weight of calibration."""
+    """In focal, the weight of positives; negatives weigh 1 - alpha. In jrc, the weight of calibration."""
     delta: pydantic.PositiveFloat = 1.0
     """Error up to which huber is quadratic."""
     temperature: pydantic.PositiveFloat = 1.0
@@ -96,7 +96,7 @@ class TaskConfig(Section):
     where: Where = Where()
     """The samples that the task is trained on."""
     group: str | None = None
-    """Column of data.groups, for losses and metrics within groups of samples; for those of vectors, the item's id."""
+    """Column of data.groups, for losses and metrics within groups of samples; for losses of vectors, the item's id."""
     metrics: Annotated[list[str] | None, MayChange] = None
     """Its metrics. Unset: evaluate.metrics."""
 

@@ -41,7 +41,7 @@ class Metrics:
         self._samples = torch.zeros(1, dtype=torch.float64, device=device)
 
     def update(self, outputs: BatchOutputs) -> None:
-        """Adds samples; those of weight 0 change nothing."""
+        """Adds samples; samples of weight 0 change nothing."""
         for task in self._tasks.values():
             task.update(outputs)
         self._samples += (outputs.weights > 0).sum()
@@ -56,7 +56,7 @@ class Metrics:
 
 
 class _TaskMetrics:
-    """The metrics of one task, and what they are computed from, by name."""
+    """The metrics of one task and their accumulators, by name."""
 
     def __init__(self, name: str, config: Config, device: torch.device, items: ItemVectors | None) -> None:
         self._task, self._data, self._items = config.named_tasks()[name], config.data, items

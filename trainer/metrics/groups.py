@@ -170,14 +170,14 @@ def mrr(groups: RankedGroups) -> dict[str, float]:
 
 
 def _changes(values: Tensor) -> Tensor:
-    """Returns where a value differs from the one before it, `[N]`; the first does."""
+    """Returns where a value differs from the value before it, `[N]`; True for the first."""
     changed = torch.ones(len(values), dtype=torch.bool, device=values.device)
     changed[1:] = values[1:] != values[:-1]
     return changed
 
 
 def _aucs(groups: RankedGroups) -> tuple[Tensor, Tensor]:
-    """Returns the AUC of each group, and its weight: that of its samples, 0 if it lacks a class; `[G]` both."""
+    """Returns the AUC and the weight of each group, `[G]` both: its samples' weight, or 0 if it lacks a class."""
     positive = groups.of_ties(groups.weights * groups.labels)
     negative = groups.of_ties(groups.weights * (1 - groups.labels))
     wrong = positive * (_sums_above(negative, groups.group) + negative / 2)

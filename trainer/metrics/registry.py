@@ -138,7 +138,7 @@ def built_in(name: str, kind: Kind | None = None) -> tuple[BuiltIn, tuple[float,
 
 
 def own_metric(key: str, name: str) -> Any:
-    """Returns the user's own metric class, or says what is wrong with the name of a built-in metric.
+    """Returns the user's own metric class, or explains the error in the name of a built-in metric.
 
     Args:
         key: The key, for messages.

@@ -40,7 +40,7 @@ def rmse(sums: Tensor) -> dict[str, float]:
 
 
 def r2(sums: Tensor) -> dict[str, float]:
-    """Returns the coefficient of determination: 1 minus the squared errors over those of always predicting the mean."""
+    """Returns the coefficient of determination: 1 minus the squared errors over the squared errors of the mean."""
     weight, _, squared, label, label_squared = sums.tolist()
     mean = ratio(label, weight)[""]
     return {"": 1 - ratio(squared, label_squared - label * mean)[""]}

@@ -8,7 +8,7 @@ from trainer.models.pooled import PooledModel, columns_that_share, equal_dimensi
 
 
 class WideAndDeep(nn.Module):
-    """Logits are a linear function of a sample's vector plus those of hidden layers.
+    """Logits are a linear function of a sample's vector plus the output of hidden layers.
 
     The wide part has a weight for each id in the paper. Here it is linear in the pooled embeddings, so that the weight
     of an id is the product of its embedding with a vector: it can take any value, and needs no second set of tables.
@@ -30,7 +30,7 @@ class WideAndDeep(nn.Module):
 class SecondOrder(nn.Module):
     """The products of all pairs of a sample's features, by a factorization machine (Rendle, ICDM 2010).
 
-    A sparse feature's factor is its pooled embedding; that of a dense feature is its value times a learned vector.
+    A sparse feature's factor is its pooled embedding; a dense feature's factor is its value times a learned vector.
     """
 
     def __init__(self, inputs: ModelInputs) -> None:

@@ -1,4 +1,4 @@
-"""Embedding tables: built from configuration, and the one place that knows what they are called inside a model."""
+"""Embedding tables: built from configuration, and the one place that knows their names inside a model."""
 
 import re
 from typing import Any

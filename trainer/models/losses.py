@@ -58,7 +58,7 @@ def huber(value: Tensor, label: Tensor, delta: float = 1.0) -> Tensor:
 LOSSES: dict[str, Callable[..., Tensor]] = {
     loss.__name__: loss for loss in (binary, focal, softmax, squared, absolute, huber)
 }
-"""Each takes a prediction, a label, and those of a task's options that `LOSS_KINDS` lists for it."""
+"""Each takes predictions, labels, and the options of a task that `LOSS_KINDS` lists for it."""
 
 
 def to_logit(log_probability: Tensor) -> Tensor:

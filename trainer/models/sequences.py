@@ -11,7 +11,7 @@ from trainer.models.pooled import columns_that_share, tower, vector_width
 class SequenceModel(nn.Module):
     """Tables and a network over the vector of each sample, its target and its history.
 
-    The vector is that of `PooledModel`: dense features, then a pooled embedding per feature.
+    The vector is the same as in `PooledModel`: dense features, then a pooled embedding per feature.
 
     Args:
         inputs: The inputs of the model's builder.

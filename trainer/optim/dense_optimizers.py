@@ -81,7 +81,7 @@ def split(weights: dict[str, nn.Parameter], parts: dict[str, DensePart]) -> dict
         chosen = {labels[label] for label in _matching(key, config.weights, labels)}
         groups[part] = {name: weight for name, weight in weights.items() if name in chosen}
         if not groups[part]:
-            raise InputError(f"{key} is {config.weights}, all of which are in earlier parts; put this one before them")
+            raise InputError(f"{key} is {config.weights}, all of which are in earlier parts; put this part before them")
         weights = {name: weight for name, weight in weights.items() if name not in chosen}
     return groups | {None: weights}
 

@@ -18,7 +18,7 @@ from trainer.optim.table_kernels import table_kernels
 from trainer.optim.table_optimizers import replicated_optimizer
 
 ALL = ""  # in place of a table's name: all tables without their own settings
-ACCUMULATORS = ("momentum1", "sum")  # of FBGEMM's Adagrad, and of the one for replicated tables
+ACCUMULATORS = ("momentum1", "sum")  # in FBGEMM's Adagrad, and in the Adagrad of replicated tables
 
 
 class Optimizers:

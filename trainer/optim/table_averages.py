@@ -95,8 +95,8 @@ class TableAverages:
     def tensors(self) -> dict[str, Any]:
         """Returns the state by its names in checkpoints, as views.
 
-        `ema.NAME` is a row's average as it was when it was last touched, `ema_touched.TABLE.steps` the number of steps
-        averaged until then, `ema_steps` that of all.
+        `ema.NAME` is a row's average when the row was last touched, `ema_touched.TABLE.steps` the number of steps
+        averaged until then, `ema_steps` the number of all steps.
         """
         found: dict[str, Any] = {"ema_steps": self._steps}
         for name, weight in self._weights.items():

@@ -90,7 +90,7 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """Returns pooled embeddings, `[B, columns of all features]`, or those of every id, `[N, columns]`."""
+        """Returns pooled embeddings, `[B, columns of all features]`, or embeddings of every id, `[N, columns]`."""
         if self._is_empty:  # FBGEMM would take the tables for ones on a GPU; all ids belong to rows of other ranks
             none = self._none(indices, offsets)
             return _UpdatedInBackward.apply(self.placeholder_autograd_tensor, none, lambda gradient: None)
@@ -172,10 +172,10 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
 
 
 class _Slot(str):
-    """The name of a slot, which TorchRec takes for that of row-wise state.
+    """The name of a slot that TorchRec takes for row-wise state.
 
-    It compares the name with momentum1 before it takes a state of one value for that of a whole table. A rank with a
-    shard of one row would so have another layout of the state than the ranks beside it.
+    TorchRec compares the name with momentum1 before it takes a state of one value for the state of a whole table. A
+    rank with a shard of one row would otherwise lay out the state differently from the other ranks.
     """
 
     __slots__ = ()
@@ -244,7 +244,7 @@ def _without_gradients(weights: Tensor | None, features: int) -> Tensor | None:
 
 def lookup_modules(model: nn.Module) -> list[Any]:
     """Returns TorchRec's modules that look up this rank's shards and replicated tables in a sharded model."""
-    # They are no submodules; DDP wraps those of replicated tables.
+    # They are not submodules; DDP wraps the modules of replicated tables.
     lookups = [lookup for module in model.modules() for lookup in getattr(module, "_lookups", [])]
     return [found for lookup in lookups for found in getattr(lookup, "module", lookup)._emb_modules]
 

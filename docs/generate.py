@@ -26,17 +26,22 @@ COMPONENT_FILES = ("dlrm", "data", "tools")
 SOURCES = ("movielens", "criteo", "synthetic")
 READING_ORDER = (
     "__main__",
+    "commands",
     "training/loop",
     "training/setup",
     "training/session",
     "training/step",
     "training/sharded_model",
-    "models/losses",
+    "plan/sharding",
+    "models/tasks",
     "optim/optimizers",
-    "data/lanes",
     "data/shuffling",
+    "data/lanes",
     "data/loader",
+    "data/decode",
+    "run/preemption",
     "checkpoint/saver",
+    "checkpoint/store",
 )
 
 

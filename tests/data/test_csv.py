@@ -188,7 +188,7 @@ def test_bad_values_are_named_with_their_line(tmp_path, cache, row, fault):
         ({"delimiter": ";;"}, r"data\.csv\.delimiter is ';;'; it must be one ASCII character"),
         ({"delimiter": ""}, r"data\.csv\.delimiter is ''"),
         ({"quote": "é"}, r"data\.csv\.quote is 'é'"),
-        ({"quote": ","}, r"data\.csv\.quote is ',', which is the delimiter"),
+        ({"quote": ","}, r"data\.csv\.quote is ',', which is also the delimiter"),
         ({"delimiter": "'", "quote": "'"}, r"data\.csv\.quote and data\.csv\.delimiter are both .*make them different"),
         ({"list_separator": ""}, r"data\.csv\.list_separator is ''"),
         (

@@ -9,16 +9,17 @@ from planner.planned_table import PlannedTable, options_of
 from planner.problem import DenseWork, Table, Topology
 from planner.rated import phases_of
 from planner.step_costs import MILLISECONDS, ring
+from planner.step_parts import EXCHANGE, FORWARD, OTHER, UPDATE
 from planner.systems import latency
 
-WORDS = {
-    "input": "exchange of ids",
-    "forward": "lookup",
-    "forward_comms": "exchange of embeddings",
-    "backward_comms": "exchange of gradients",
-    "backward": "update of tables",
+NAMES = {
+    "input": f"{EXCHANGE}: ids",
+    "forward": f"{FORWARD}: lookup",
+    "forward_comms": f"{EXCHANGE}: embeddings",
+    "backward_comms": f"{EXCHANGE}: gradients",
+    "backward": f"{UPDATE}: tables",
 }
-"""Phases in words."""
+"""Names of the phases. The dense part, which computes in forward and in backward, has a name of its own."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,10 @@ class StepTime:
         """The parts of the step, which add up to its time."""
         mean = self.by_rank.mean(axis=0)
         phases = [
-            StepPart(WORDS[name], float(self.slowest[number]), float(mean[number]))
+            StepPart(NAMES[name], float(self.slowest[number]), float(mean[number]))
             for number, name in enumerate(self.phases)
         ]
-        rest = {"dense part": self.dense, "latency of exchanges": self.latency, "anything else": self.constant}
+        rest = {"dense part": self.dense, f"{EXCHANGE}: latency": self.latency, OTHER: self.constant}
         return phases + [StepPart(name, time, time) for name, time in rest.items() if time]
 
     @property

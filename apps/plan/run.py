@@ -15,6 +15,7 @@ from apps.pages.html import draw_figures
 from apps.plan.page import draw_page
 from planner.hardware import GIB, Cluster
 from planner.rank_memory import RankMemory
+from planner.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, OTHER, PARTS, UPDATE
 from planner.step_time import StepTime
 from trainer.config.root import Config, load_config
 from trainer.core.errors import InputError
@@ -26,7 +27,6 @@ from trainer.plan.plan_file import load_plan
 from trainer.plan.problem import plan_on, problem_of
 from trainer.plan.sharding_plan import memory_of_plan, time_of_plan
 from trainer.plan.statistics import with_statistics
-from trainer.plan.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, OTHER, PARTS, UPDATE
 from trainer.training.cut import needs_cut
 from trainer.training.sharded_model import build_unsharded_model
 

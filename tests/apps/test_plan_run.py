@@ -87,13 +87,15 @@ def test_it_forecasts_what_the_planner_says_of_this_plan(run, both, capsys):
     text = capsys.readouterr().out
     assert float(re.search(r"^step +([\d.]+) ms", text, re.M)[1]) == pytest.approx(forecast["step_ms"], rel=5e-3)
     assert re.search(r"^figures +(.*)", text, re.M)[1] == forecast["figures"]
-    slowest = {name: float(value) for name, value in re.findall(r"^([a-z ]+?) {2,}([\d.]+) +[\d.]+ +\d+%$", text, re.M)}
+    slowest = {
+        name: float(value) for name, value in re.findall(r"^([a-z: ]+?) {2,}([\d.]+) +[\d.]+ +\d+%$", text, re.M)
+    }
     parts = forecast["parts"]
     assert sum(parts.values()) == pytest.approx(forecast["step_ms"])
-    assert parts["exchange"] == pytest.approx(slowest["exchange of ids"], abs=1e-3)
-    forward = slowest["lookup"] + slowest["exchange of embeddings"] + slowest["dense part"] / 3
+    assert parts["exchange"] == pytest.approx(slowest["exchange: ids"], abs=1e-3)
+    forward = slowest["forward: lookup"] + slowest["exchange: embeddings"] + slowest["dense part"] / 3
     assert parts["forward"] == pytest.approx(forward, abs=2e-3)
-    backward = slowest["exchange of gradients"] + slowest["update of tables"] + slowest["dense part"] * 2 / 3
+    backward = slowest["exchange: gradients"] + slowest["update: tables"] + slowest["dense part"] * 2 / 3
     assert parts["backward"] == pytest.approx(backward, abs=2e-3)
     assert parts["input"] == parts["update"] == 0
     assert measured == facts(out)["measured"]

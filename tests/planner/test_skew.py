@@ -93,7 +93,7 @@ def test_the_update_of_skewed_ids_is_that_of_fewer_rows(tables, statistics, caps
     """Of an embedding on a GPU, bytes count: 4 of each id's gradient, and twice those of each row that is touched."""
 
     def updates(text):
-        return [float(value) for value in re.search(r"update of tables +([\d.]+) +([\d.]+)", text).groups()]
+        return [float(value) for value in re.search(r"update: tables +([\d.]+) +([\d.]+)", text).groups()]
 
     def expected(zipf):
         ids = ids_behind(400_000, 20e6, zipf, 2_000_000)

@@ -5,8 +5,8 @@ from typing import Any
 
 from tabulate import tabulate
 
+from planner.step_parts import BACKWARD, FORWARD, UPDATE
 from trainer.core.console import plural
-from trainer.plan.step_parts import BACKWARD, FORWARD, UPDATE
 from trainer.run.step_split import StepSplit
 
 COMPUTING = (FORWARD, BACKWARD, UPDATE)

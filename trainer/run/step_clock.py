@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.profiler import record_function
 
+from planner.step_parts import OTHER, PARTS
 from trainer.core.distributed import DistributedContext, gather_to_all
 from trainer.plan.memory import GIB
-from trainer.plan.step_parts import OTHER, PARTS
 
 TIMED = [part for part in PARTS if part != OTHER]  # which is the rest of a step
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torchrec.distributed.train_pipeline import TrainPipelineContext, TrainPipelineSparseDist
 
+from planner.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, UPDATE
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.data.batch import Batch
 from trainer.optim.clipping import clamp, clip
-from trainer.plan.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, UPDATE
 from trainer.run.step_clock import StepClock, named_range
 from trainer.training.micro_batches import forward_in_slices
 from trainer.training.nonfinite import FiniteCheck, LossScale, StepState

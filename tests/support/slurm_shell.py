@@ -27,7 +27,7 @@ class Shell:
     def try_torchx(self, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         command = ["torchx", *args]
         return subprocess.run(
-            command, cwd=cwd or self.folder, env=self.env, capture_output=True, text=True, timeout=300
+            command, cwd=cwd or self.folder, env=self.env, capture_output=True, text=True, timeout=600
         )
 
     def submit(self, *args: str, cfg: str = "") -> str:

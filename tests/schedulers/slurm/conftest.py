@@ -32,6 +32,14 @@ def clusters():
         yield cluster
 
 
+def pytest_generate_tests(metafunc):
+    """Runs tests on a cluster with accounting; `--all` also on one without, which soon forgets a job that has ended."""
+    if "accounting" in metafunc.fixturenames:
+        both = metafunc.config.getoption("all")
+        cases = {"accounting": True} | ({"no accounting": False} if both else {})
+        metafunc.parametrize("accounting", cases.values(), ids=cases.keys(), scope="session")
+
+
 @pytest.fixture
-def shell(clusters, tmp_path):
-    return Shell(clusters(False), tmp_path)
+def shell(accounting, clusters, tmp_path):
+    return Shell(clusters(accounting), tmp_path)

@@ -1,6 +1,5 @@
 """Jobs of a few lines of bash on a real Slurm: status, log, list and cancel, and the files that remain."""
 
-import functools
 import json
 import re
 import subprocess
@@ -55,7 +54,7 @@ def submit_all(shell):
     handles["warned asleep"] = shell.shell_job(
         '[ -e "$TORCHX_OUTCOME_FILE.once" ] && exit 0; touch "$TORCHX_OUTCOME_FILE.once"; exec sleep 1000',
         *("--max_retries", "3"),
-        cfg="time=1,signal_lead=30",
+        cfg="time=1,signal_lead=10",  # Slurm looks every 30 s: one of 30 s may come as soon as the job starts
     )
     handles["limited"] = shell.shell_job(SAVES_WHEN_WARNED, cfg="time=1,signal_lead=5")
     handles["waits"] = shell.shell_job("true", cfg="begin=now+1hour")
@@ -63,15 +62,8 @@ def submit_all(shell):
 
 
 @pytest.fixture(scope="module")
-def submit(clusters, tmp_path_factory):
-    """Submits them to the cluster with (True) or without accounting (False), the first time."""
-    return functools.cache(lambda dbd: submit_all(Shell(clusters(dbd), tmp_path_factory.mktemp("jobs"))))
-
-
-@pytest.fixture(scope="module", params=[True, False], ids=["accounting", "no accounting"])
-def submitted(request, submit):
-    submit(False)  # so that these are about to end when the others have been looked at
-    return submit(request.param)
+def submitted(accounting, clusters, tmp_path_factory):
+    return submit_all(Shell(clusters(accounting), tmp_path_factory.mktemp("jobs")))
 
 
 def test_pending(submitted):
@@ -214,7 +206,7 @@ def test_options_count_more_than_the_users_variables(shell):
 
 
 def test_a_job_whose_dependency_failed_does_not_wait_for_ever(clusters, tmp_path):
-    shell = Shell(clusters(True), tmp_path)  # the other may have forgotten it, which noted nothing
+    shell = Shell(clusters(True), tmp_path)  # without accounting, it may be forgotten, and has noted nothing
     fails = shell.shell_job("exit 3")
     waits = shell.shell_job("true", cfg=f"dependency=afterok:{number(fails)}")
     assert shell.wait(fails)["state"] == "FAILED"
@@ -347,7 +339,7 @@ def test_a_job_that_saved_while_the_controller_was_away_goes_on(shell):
 
 
 def test_a_finished_run_is_never_started_again(clusters, tmp_path):
-    shell = Shell(clusters(True), tmp_path)  # the other may have forgotten it before it can be requeued
+    shell = Shell(clusters(True), tmp_path)  # without accounting, it may be forgotten before it can be requeued
     leaves = 'echo once; echo "finished at step 7" > "$TORCHX_OUTCOME_FILE"; exit 1'
     handle = shell.shell_job(leaves, "--max_retries", "3")
     status = shell.wait(handle)
@@ -420,10 +412,20 @@ def test_time_limit_comes_with_a_warning(submitted):
     assert "requeued: stop requested before anything was saved" in shell.batch_log(handles["warned asleep"])
 
 
-def test_status_survives_slurms_memory(submit):
-    """Without accounting, Slurm forgets a job some time after its end."""
-    shell, handles = submit(False)
+def test_without_accounting_the_status_survives_slurms_memory(clusters, tmp_path):
+    """Slurm forgets a job some time after its end."""
+    shell = Shell(clusters(False), tmp_path)
+    handles = {
+        "waits": shell.shell_job("true", cfg="begin=now+1hour"),
+        "sleeps": shell.shell_job("sleep 1000"),
+        "succeeds": shell.shell_job("echo hello"),
+        "fails": shell.shell_job("exit 3"),
+    }
+    shell.wait(handles["sleeps"], "RUNNING")
+    for job in ("waits", "sleeps"):
+        shell.torchx("cancel", handles[job])
     finals = {"waits": "CANCELLED", "sleeps": "CANCELLED", "succeeds": "SUCCEEDED", "fails": "FAILED"}
+    assert {job: shell.wait(handle)["state"] for job, handle in handles.items()} == finals
     while any(shell.cluster.run("scontrol", "show", "job", number(handles[job]), check=False) for job in finals):
         time.sleep(1)
     assert {job: shell.status(handles[job])["state"] for job in finals} == finals

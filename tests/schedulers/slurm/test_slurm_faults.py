@@ -119,7 +119,7 @@ def test_a_signal_reaches_a_replica_once(proctrack, clusters, tmp_path):
     if proctrack == "proctrack/cgroup" != default_proctrack():
         pytest.skip(CGROUPS)
     default = proctrack == default_proctrack()
-    shell = Shell(clusters(False) if default else clusters(False, proctrack), tmp_path)
+    shell = Shell(clusters(True) if default else clusters(False, proctrack), tmp_path)
     handle = shell.shell_job("trap 'echo got USR1' USR1;" + SAVES)
     wait_for_log(shell, handle, "ready")
     shell.cluster.run("scancel", "--signal=USR1", number(handle) + ".0")
@@ -222,7 +222,7 @@ def test_a_step_that_was_saved_is_passed_on_to_later_attempts(shell):
 
 def test_a_batch_script_that_was_killed_is_named_in_the_status(clusters, tmp_path):
     """Slurm does not requeue such a job, and nothing of the job is left that could."""
-    shell = Shell(clusters(True), tmp_path)  # the other may have forgotten it, which noted nothing
+    shell = Shell(clusters(True), tmp_path)  # without accounting, it may be forgotten, and has noted nothing
     handle = shell.shell_job("echo ready; sleep 1000", "--max_retries", "3")
     wait_for_log(shell, handle, "ready")
     (script,) = (
@@ -292,7 +292,7 @@ def test_a_log_that_is_deleted_while_it_is_followed_is_named(shell):
     assert follow.stdout.readline() == "sh/0 ready\n"
     log = shell.job_dir(handle) / f"slurm-{number(handle)}/sh-0.out"
     log.unlink()
-    _, errors = follow.communicate(timeout=120)
+    _, errors = follow.communicate(timeout=600)
     assert (follow.returncode, errors.splitlines()[-1]) == (
         *(2, f"torchx log: error: {log} was deleted while it was followed: what the job writes from now on is lost"),
     )
@@ -317,9 +317,9 @@ def test_commands_that_wait_outlast_an_absence_of_the_controller(shell):
     shell.wait(waited, "RUNNING")
     with shell.cluster.controller_away():
         time.sleep(12)
-    lines, _ = follow.communicate(timeout=120)
+    lines, _ = follow.communicate(timeout=600)
     assert (follow.returncode, lines.splitlines()) == (0, [f"sh/0 line {i}" for i in range(1, 7)])
-    assert waits.wait(timeout=120) == 0
+    assert waits.wait(timeout=600) == 0
     assert ended(shell, waited)[0] == "SUCCEEDED"
 
 

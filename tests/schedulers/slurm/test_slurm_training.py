@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -12,25 +13,58 @@ import torch
 from command import write_config
 from jobs import config, losses, saved_tensors
 from slurm_shell import Shell, number
-from trainer_process import committed
+from trainer_process import Gate, committed
 
 pytestmark = pytest.mark.slurm
 
-STEPS = 300
-FAR_ENOUGH = 45  # beyond the first checkpoints, and far from the end
+STEPS = 100
+GATE = 50  # beyond the first checkpoints, and far from the end
+STOPS = "training stops after this step"
 
 
 @pytest.fixture(scope="module")
 def trainings(clusters, rows, tmp_path_factory):
     shell = Shell(clusters(True), tmp_path_factory.mktemp("training"))
-    tree = config(rows, model__name="custom:unhurried", train__steps=STEPS, checkpoint__every_steps=20)
+    tree = config(rows, model__name="custom:gated", train__steps=STEPS, checkpoint__every_steps=20)
     write_config(shell.folder / "small.toml", tree)
     return shell
 
 
-def train(shell, name, *args, cfg=""):
-    job = ("dlrm.multi_node", "--config", "small.toml", "-j", "2x1", "--cpu", "1", "--memMB", "2000", "--out", name)
-    return shell.submit(*job, *args, cfg=cfg)
+class Disturbed:
+    """A job that waits at a gate for what the test does to it."""
+
+    def __init__(self, shell, name, *args, cfg="", **variables):
+        self.shell, self.name, self.gate = shell, name, Gate(shell.folder / f"{name}.gate", GATE)
+        self.handle = train(shell, name, *args, cfg=cfg, **self.gate.environment, **variables)
+
+    def wait_for_the_gate(self):
+        """Waits until all steps before the gate are done, and a checkpoint is committed."""
+        out = self.shell.folder / self.name
+        self._wait_until(lambda: committed(out) and losses_written(out) >= GATE - 2)
+
+    def open_once_warned(self):
+        """Opens the gate as soon as rank 0 has the signal to stop."""
+        logs = self.shell.job_dir(self.handle) / f"slurm-{number(self.handle)}"
+        self._wait_until(lambda: any(STOPS in log.read_text() for log in logs.glob("*.out")))
+        self.gate.open()
+
+    def _wait_until(self, condition):
+        deadline = time.monotonic() + 600
+        while not condition():
+            log = self.shell.batch_log(self.handle)
+            assert time.monotonic() < deadline, log + self.shell.torchx("log", self.handle)
+            time.sleep(0.1)
+
+
+def losses_written(out):
+    metrics = out / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+def train(shell, name, *args, cfg="", out="", **variables):
+    job = ("dlrm.multi_node", "--config", "small.toml", "-j", "2x1", "--cpu", "1", "--memMB", "2000")
+    env = ("--env", ",".join(f"{key}={value}" for key, value in variables.items())) if variables else ()
+    return shell.submit(*job, "--out", out or name, *env, *args, cfg=cfg)
 
 
 @pytest.fixture(scope="module")
@@ -40,23 +74,15 @@ def undisturbed(trainings):
     return trainings.folder / "undisturbed"
 
 
-def wait_for_steps(shell, handle, name, count=FAR_ENOUGH):
-    out = shell.folder / name
-    metrics = out / "metrics.jsonl"
-    deadline = time.monotonic() + 600
-    while not committed(out) or metrics.read_text().count("\n") < count:
-        assert time.monotonic() < deadline, shell.batch_log(handle) + shell.torchx("log", handle)
-        time.sleep(0.05)
-
-
-def assert_went_on(shell, handle, name, undisturbed):
+def assert_went_on(job, undisturbed):
     """The job has finished as the undisturbed one, bit for bit, and did not start from the beginning again."""
+    shell, handle = job.shell, job.handle
     status = shell.wait(handle, seconds=600)
     log = shell.torchx("log", handle)
     assert status["state"] == "SUCCEEDED", shell.batch_log(handle) + log
     assert status["num_restarts"] >= 1
     assert "resumed after step" in log
-    assert_as_if_undisturbed(shell.folder / name, undisturbed)
+    assert_as_if_undisturbed(shell.folder / job.name, undisturbed)
 
 
 def assert_as_if_undisturbed(run, undisturbed):
@@ -96,39 +122,44 @@ def test_movielens_to_the_end(trainings, tmp_path):
 def test_warnings_and_crash(trainings, undisturbed):
     """Three jobs at once: one comes to its time limit, one is warned as if it did, and a rank of the last is killed."""
     shell = trainings
-    limited = train(shell, "limited", "--env", "STEP_SECONDS=0.3", cfg="nodelist=n[2-3],time=2,signal_lead=30")
-    warned = train(shell, "warned", cfg="nodelist=n[1-2]")
-    crashed = train(shell, "crashed", "--max_retries", "1", cfg="nodelist=n[1-2]")
-    wait_for_steps(shell, warned, "warned")
-    shell.cluster.run("scancel", "--signal=USR1", "--batch", number(warned))
-    wait_for_steps(shell, crashed, "crashed")
-    os.kill(rank_of("crashed"), signal.SIGKILL)
-    for handle, name in ((warned, "warned"), (crashed, "crashed"), (limited, "limited")):
-        assert_went_on(shell, handle, name, undisturbed)
-    assert "requeued: stopped at step" in shell.batch_log(warned)
-    assert "requeued: stopped at step" in shell.batch_log(limited)
-    assert "failure 1 of at most 1 that are retried" in shell.batch_log(crashed)
+    limited = Disturbed(shell, "limited", cfg="nodelist=n[2-3],time=2,signal_lead=30")
+    warned = Disturbed(shell, "warned", cfg="nodelist=n[1-2]")
+    crashed = Disturbed(shell, "crashed", "--max_retries", "1", cfg="nodelist=n[1-2]")
+    with ThreadPoolExecutor(2) as pool:  # which open as soon as they may, as neither job has long to save
+        opened = [pool.submit(job.open_once_warned) for job in (limited, warned)]
+        warned.wait_for_the_gate()
+        shell.cluster.run("scancel", "--signal=USR1", "--batch", number(warned.handle))
+        crashed.wait_for_the_gate()
+        os.kill(rank_of("crashed"), signal.SIGKILL)
+        crashed.gate.open()
+    for each in opened:
+        each.result()
+    for job in (warned, crashed, limited):
+        assert_went_on(job, undisturbed)
+    assert "requeued: stopped at step" in shell.batch_log(warned.handle)
+    assert "requeued: stopped at step" in shell.batch_log(limited.handle)
+    assert "failure 1 of at most 1 that are retried" in shell.batch_log(crashed.handle)
 
 
 def test_the_error_of_a_rank_is_in_the_status(trainings):
     shell = trainings
     (shell.folder / "bad").write_text("n2")
     model = ("--", "--model.name", "custom:unhurried_on_good_nodes")
-    env = ("--env", f"BAD_NODES={shell.folder / 'bad'}")
-    handle = train(shell, "broken", *env, *model, cfg="nodelist=n[1-2]")
+    handle = train(shell, "broken", *model, cfg="nodelist=n[1-2]", BAD_NODES=shell.folder / "bad")
     assert shell.wait(handle)["state"] == "FAILED"
     expected = r"first error: trainer/1, rank \d: RuntimeError: a GPU of this node is broken"
     assert re.search(expected, shell.torchx("status", handle)), shell.batch_log(handle) + shell.torchx("log", handle)
 
 
 def test_preemption(trainings, undisturbed):
-    shell, name = trainings, "preempted"
-    handle = train(shell, name, cfg="exclusive=True")
-    wait_for_steps(shell, handle, name)
+    shell = trainings
+    job = Disturbed(shell, "preempted", cfg="exclusive=True")
+    job.wait_for_the_gate()
     urgent = shell.shell_job("true", "--num_replicas", "3", cfg="partition=high,exclusive=True")
+    job.open_once_warned()
     assert shell.wait(urgent)["state"] == "SUCCEEDED"
-    assert "stopped at step" in shell.batch_log(handle)
-    assert_went_on(shell, handle, name, undisturbed)
+    assert "stopped at step" in shell.batch_log(job.handle)
+    assert_went_on(job, undisturbed)
 
 
 @pytest.mark.parametrize("kill_wait", [30, 5])
@@ -140,23 +171,24 @@ def test_cancelled(kill_wait, trainings, undisturbed, clusters):
     cluster = clusters(kill_wait == 30)
     assert f"KillWait                = {kill_wait} sec" in cluster.run("scontrol", "show", "config")
     shell, name = Shell(cluster, trainings.folder), f"cancelled-{kill_wait}"
-    slower = shell.folder / f"{name}.slower"
-    slow = ("--env", f"SLOWER={slower}", "--", "--checkpoint.every_steps", "20")
-    handle = train(shell, f"slow://{shell.folder}/{name}", *slow)
-    wait_for_steps(shell, handle, name)
+    slower, url = shell.folder / f"{name}.slower", f"slow://{shell.folder}/{name}"
+    flags = ("--", "--checkpoint.every_steps", "20")
+    job = Disturbed(shell, name, *flags, out=url, SLOWER=slower)
+    job.wait_for_the_gate()
     slower.touch()
-    shell.torchx("cancel", handle)
-    status = shell.wait(handle)
+    shell.torchx("cancel", job.handle)
+    job.open_once_warned()
+    status = shell.wait(job.handle)
     slower.unlink()
-    assert (status["state"], status["num_restarts"]) == ("CANCELLED", 0), shell.batch_log(handle)
+    assert (status["state"], status["num_restarts"]) == ("CANCELLED", 0), shell.batch_log(job.handle)
     saved = committed(shell.folder / name)[-1]
     if kill_wait == 30:
-        assert f"cancelled: stopped at step {saved}, saved" in shell.batch_log(handle)
+        assert f"cancelled: stopped at step {saved}, saved" in shell.batch_log(job.handle)
         assert saved % 20, "only a save on request is of such a step"
     else:
-        assert "stopped at step" not in shell.batch_log(handle)
+        assert "stopped at step" not in shell.batch_log(job.handle)
         assert saved % 20 == 0
-    handle = train(shell, f"slow://{shell.folder}/{name}", *slow)
+    handle = train(shell, name, *flags, out=url, SLOWER=slower)
     assert shell.wait(handle)["state"] == "SUCCEEDED", shell.torchx("log", handle)
     assert f"resumed after step {saved}" in shell.torchx("log", handle)
     assert_as_if_undisturbed(shell.folder / name, undisturbed)
@@ -166,13 +198,15 @@ def test_power_cut(trainings, undisturbed):
     """A node is lost that runs the batch script of one job, and only a replica of the other."""
     shell = trainings
     nodes = {"low": "n[1-2]", "high": "n[2-3]"}
-    jobs = {name: train(shell, name, cfg=f"nodelist={nodes[name]}") for name in nodes}
-    for name, handle in jobs.items():
-        wait_for_steps(shell, handle, name)
+    jobs = [Disturbed(shell, name, cfg=f"nodelist={nodelist}") for name, nodelist in nodes.items()]
+    for job in jobs:
+        job.wait_for_the_gate()
     shell.cluster.cut_power("n2")
-    for handle in jobs.values():
-        shell.wait(handle, "PENDING")
+    for job in jobs:
+        job.gate.open()
+    for job in jobs:
+        shell.wait(job.handle, "PENDING")
     shell.cluster.start_node("n2")
-    for name, handle in jobs.items():
-        assert_went_on(shell, handle, name, undisturbed)
-        assert not (shell.job_dir(handle) / f"slurm-{number(handle)}" / "failures").exists()
+    for job in jobs:
+        assert_went_on(job, undisturbed)
+        assert not (shell.job_dir(job.handle) / f"slurm-{number(job.handle)}" / "failures").exists()

@@ -45,7 +45,7 @@ class Disturbed:
     def open_once_warned(self):
         """Opens the gate as soon as rank 0 has the signal to stop."""
         logs = self.shell.job_dir(self.handle) / f"slurm-{number(self.handle)}"
-        self._wait_until(lambda: any(STOPS in log.read_text() for log in logs.glob("*.out")))
+        self._wait_until(lambda: any(STOPS in log.read_text() for log in logs.glob("trainer-*")))
         self.gate.open()
 
     def _wait_until(self, condition):

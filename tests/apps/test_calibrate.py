@@ -69,7 +69,7 @@ def test_a_signal_stops_it_and_leaves_no_file(ranks, code, tmp_path):
         assert job.poll() is None, errors.read_text()
         time.sleep(0.01)
     job.send_signal(signal.SIGTERM)
-    assert job.wait(120) == code, errors.read_text()
+    assert job.wait(600) == code, errors.read_text()
     assert not [*tmp_path.glob("host.toml*")]
     assert "planner.calibration" not in (tmp_path / "output").read_text()
     assert "Traceback" not in errors.read_text()

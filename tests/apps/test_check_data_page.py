@@ -49,7 +49,7 @@ def test_the_page_has_everything_and_needs_nothing(page):
 def test_a_browser_shows_it_without_a_server(page, tmp_path, width):
     def browse(*words):
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},2400"]
-        done = subprocess.run([BROWSER, *flags, *words], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([BROWSER, *flags, *words], capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -67,7 +67,7 @@ def test_hosts_send_what_their_shards_give_to_others(drawn, tmp_path, capsys):
 
 def browse(*words):
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    done = subprocess.run([BROWSER, *flags, *words], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([BROWSER, *flags, *words], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -96,7 +96,7 @@ def test_a_second_signal_ends_it_at_once_even_in_a_collective(setting, gate, tmp
     job.wait_until(lambda: STOPS in job.output())
     time.sleep(SAME_REQUEST_SECONDS + 1)
     os.kill(first, signal.SIGTERM)
-    job.wait_until(lambda: not is_running(first), seconds=120)
+    job.wait_until(lambda: not is_running(first))
     os.kill(second, signal.SIGKILL)
     assert "SIGTERM: training ends at once; it resumes from the last checkpoint" in job.end()
     assert committed(job.out) == []

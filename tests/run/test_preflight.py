@@ -33,7 +33,7 @@ def run_disturbed(rank, disturbance, file, out, seconds):
         train, 3, rank, disturbance, *words, environment=os.environ | QUIET | STORE, output=log, errors=log
     )
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 600
         while process.poll() is None:
             assert time.monotonic() < deadline, log.read_text()
             output = log.read_text()

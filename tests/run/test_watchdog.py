@@ -20,7 +20,7 @@ def test_stuck_ranks_print_their_stack(file, tmp_path):
     _, second = job.workers()
     os.kill(second, signal.SIGSTOP)
     stuck = re.compile(r"rank 0 has been stuck for \d+ s in the work after step (\d+), in \w+ \(.*:\d+\):\n")
-    job.wait_until(lambda: stuck.search(job.output()), seconds=120)  # on a busy machine the start is slow, too
+    job.wait_until(lambda: stuck.search(job.output()))  # on a busy machine the start is slow, too
     os.kill(second, signal.SIGCONT)
     before = job.steps()
     job.wait_until(lambda: job.steps() > before)  # it was only slow
@@ -35,7 +35,7 @@ def test_a_collective_that_a_rank_does_not_join_in_time_ends_the_job(file, tmp_p
     job = Training(file, tmp_path / "out", *flags).after_steps(5)
     first, second = job.workers()
     os.kill(second, signal.SIGSTOP)
-    job.wait_until(lambda: not is_running(first), seconds=120)
+    job.wait_until(lambda: not is_running(first))
     os.kill(second, signal.SIGKILL)
     output = job.end()
     assert job.code == 1

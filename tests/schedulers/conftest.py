@@ -29,7 +29,7 @@ def torchx(environment, tmp_path):
 
     def run(*words, code=0, **changes):
         done = subprocess.run(
-            ["torchx", *words], cwd=tmp_path, env=environment | changes, capture_output=True, text=True, timeout=300
+            ["torchx", *words], cwd=tmp_path, env=environment | changes, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done

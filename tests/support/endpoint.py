@@ -17,7 +17,7 @@ class Served:
         self.output, self.errors = folder / "output", folder / "errors"
         words = ["serve", "--directory", directory.parent, "--port", "0", "--batch-samples", "256"]
         self.process = start_trainer(words, self.output, self.errors, 0)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while not (found := re.search(r"at (http://\S+)", self.output.read_text() if self.output.exists() else "")):
             assert self.process.poll() is None, self.errors.read_text()
             assert time.monotonic() < end

@@ -85,7 +85,7 @@ class FaultyRun:
 
     def _starts(self) -> bool:
         """Waits until the job was started, by torchrun or else by us, and builds its model; False once it is done."""
-        starts, deadline = self.log.starts, time.monotonic() + 120
+        starts, deadline = self.log.starts, time.monotonic() + 600
         while self.log.follow().starts == starts:
             if self._job is None or not self._is_running():
                 wait_for_exit(self._targets)  # ranks outlive torchrun for as long as they take to save
@@ -121,7 +121,7 @@ class FaultyRun:
 
 
 def wait_for_exit(processes: list[int]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while any(is_running(pid) for pid in processes):
         assert time.monotonic() < deadline
         time.sleep(POLL_SECONDS)

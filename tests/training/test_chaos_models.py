@@ -24,7 +24,7 @@ RANKS, STEPS, INTERRUPTIONS = 2, 40, 3
 SAVE_EVERY, EVALUATE_EVERY = 4, 10
 MOST_STEPS, MOST_SECONDS = 7, 0.1  # that an interruption comes after a start
 STOPPED = 1 / 3  # of the interruptions ask a rank to stop
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 600
 
 
 class Job:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 from command import write_config
 from forked import QUIET
 from jobs import config, losses
@@ -38,6 +39,12 @@ def cut_power(node: subprocess.Popen) -> None:
     node.wait()
 
 
+def listens(node: subprocess.Popen) -> bool:
+    agent = psutil.Process(node.pid)
+    connections = [each for process in (agent, *agent.children(recursive=True)) for each in process.net_connections()]
+    return any(each.status == psutil.CONN_LISTEN for each in connections)
+
+
 def wait_until(condition: Callable[[], object], *logs: Path) -> None:
     deadline = time.monotonic() + 600
     while not condition():
@@ -64,7 +71,8 @@ def test_a_lost_node_and_its_return_lose_no_step(rows, tmp_path):
         wait_until(lambda: max(committed(out), default=0) > before, first_log, second_log)
 
     first = start_node(app, first_log)
-    time.sleep(5)  # the node that comes first is where all meet, which is the one that cannot be spared
+    # The node that comes first is where all meet, which is the one that cannot be spared.
+    wait_until(lambda: listens(first), first_log)
     second = start_node(app, second_log)
     resumes_with(2)
     cut_power(second)
@@ -72,7 +80,7 @@ def test_a_lost_node_and_its_return_lose_no_step(rows, tmp_path):
     second = start_node(app, second_log)
     resumes_with(2)
     first.send_signal(signal.SIGTERM)
-    first.wait(60)
+    first.wait(600)
     cut_power(second)
 
     last = committed(out)[-1]

@@ -77,7 +77,7 @@ def test_follow_says_why_a_job_waits_before_it_starts_and_after_a_restart(cluste
         reason = next(line for line in follow.stderr if "no node is left" in line)
         assert "sh/0 has no log yet: Unschedulable" in reason
         cluster.why_unschedulable = ""
-        assert "sh/0 attempt\n" in follow.communicate(timeout=300)[0]
+        assert "sh/0 attempt\n" in follow.communicate(timeout=600)[0]
 
 
 def test_a_failing_replica_is_named_with_its_exit_code_and_last_words(cluster, quick, submit, status):

@@ -38,7 +38,7 @@ def supervise(start):
 
     def run(*arguments, **environment):
         process = start(*arguments, **environment)
-        printed, _ = process.communicate(timeout=300)
+        printed, _ = process.communicate(timeout=600)
         return subprocess.CompletedProcess(process.args, process.returncode, printed)
 
     return run

@@ -222,7 +222,14 @@ def _record(
 def _fingerprint(config: Config) -> str:
     """Returns a text that changes with what a model computes from its weights and a row."""
     tasks = {name: (task.prediction, task.output, task.loss) for name, task in config.named_tasks().items()}
-    about = (config.data.rules(), config.model.model_dump(mode="json"), tasks)
+    # Without empty options, as jobs that began before there were any go on.
+    rules = {
+        kind: {
+            name: {key: value for key, value in keys.items() if key != "options" or value} for name, keys in of.items()
+        }
+        for kind, of in config.data.rules().items()
+    }
+    about = (rules, config.model.model_dump(mode="json"), tasks)
     evaluated = config.optimizer.ema.model_dump(mode="json")
     text = json.dumps([about, evaluated, config.train.precision], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

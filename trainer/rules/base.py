@@ -33,7 +33,7 @@ class SparseKeys(Section):
     """What becomes of an id: error refuses one outside [0, rows), modulo wraps it, hash mixes it, vocabulary looks it
     up in a list of ids, managed gives it a row when it is first seen, and package.module:Rule is a rule of your own.
     Strings are for hash, vocabulary, managed, and your own if it takes them."""
-    options: dict[str, Option | list[Option]] = {}
+    options: dict[str, Option | list[Option]] = pydantic.Field({}, exclude_if=lambda options: not options)
     """Options of a rule of your own."""
 
 

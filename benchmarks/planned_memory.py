@@ -1,4 +1,4 @@
-"""Measures the memory that plans really take, beside what is predicted: `python -m benchmarks.planned_memory`.
+"""Measures the memory that plans really take, beside the forecast: `python -m benchmarks.planned_memory`.
 
 Each case trains a model on Gloo ranks of this machine under a profile that records every allocation, from the build of
 the model on. The peaks are kept in docs/planned_memory.json with the plans, so that predictions can be compared anew,
@@ -199,8 +199,8 @@ def _peak(record: profile) -> int:
     return max(int(np.cumsum(sizes).max()), 0)
 
 
-def predicted(case: str, plan: dict[str, Any]) -> list[int]:
-    """Returns the bytes that each rank is predicted to allocate, under a plan in the form of plan.json."""
+def forecast(case: str, plan: dict[str, Any]) -> list[int]:
+    """Returns the bytes that each rank is forecast to allocate, under a plan in the form of plan.json."""
     ranks, _ = CASES[case]
     config = case_config(case, "data")
     model = build_model(config.data, config.model, config.predictions(), torch.device("meta"))
@@ -215,17 +215,17 @@ def predicted(case: str, plan: dict[str, Any]) -> list[int]:
 
 
 def error(case: str, figures: dict[str, Any]) -> float:
-    """Returns by how much the prediction of the fullest rank is off, relative."""
-    return max(predicted(case, figures["plan"])) / max(figures["peaks"]) - 1
+    """Returns by how much the forecast of the fullest rank is off, relative."""
+    return max(forecast(case, figures["plan"])) / max(figures["peaks"]) - 1
 
 
 def render(figures: dict[str, dict[str, Any]]) -> str:
-    """Returns the cases as a table: measured and predicted bytes of the fullest rank."""
+    """Returns the cases as a table: measured and forecast bytes of the fullest rank."""
     rows = []
     for case, one in figures.items():
-        mib = [max(found) / 2**20 for found in (one["peaks"], predicted(case, one["plan"]))]
+        mib = [max(found) / 2**20 for found in (one["peaks"], forecast(case, one["plan"]))]
         rows.append([case, str(one["ranks"]), f"{mib[0]:.1f}", f"{mib[1]:.1f}", f"{error(case, one):+.1%}"])
-    return table(["Model and plan", "Ranks", "Measured MiB", "Predicted MiB", "Error"], rows)
+    return table(["Model and plan", "Ranks", "Measured MiB", "Forecast MiB", "Error"], rows)
 
 
 def main() -> None:

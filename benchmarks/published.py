@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from apps.plan.clusters import parse_cluster
+from apps.plan.planning import plan_on
 from docs.generate import ROOT, table, write_measured
 from planner.step_time import StepTime
 from planner.systems import ACHIEVED, SYSTEMS
 from trainer.config.root import Config
-from trainer.plan.cluster import parse_cluster
-from trainer.plan.problem import plan_on
 from trainer.training.sharded_model import build_unsharded_model
 
 PAGE, PUBLISHED = ROOT / "docs" / "planning.md", ROOT / "docs" / "published.json"

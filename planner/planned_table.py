@@ -1,6 +1,6 @@
 """The placement of a table: the little that decides its shards."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -84,3 +84,12 @@ def options_of(planned: Sequence[PlannedTable]) -> Options:
         shards=shards,
         rows=-(-np.array([table.rows for table in planned]) // parts),
     )
+
+
+def ranges(ranks: Sequence[int]) -> Iterator[str]:
+    """Yields runs of ranks, such as `0-3` and `8`."""
+    start = 0
+    for stop in range(1, len(ranks) + 1):
+        if stop == len(ranks) or ranks[stop] != ranks[stop - 1] + 1:
+            yield f"{ranks[start]}-{ranks[stop - 1]}" if stop - start > 1 else str(ranks[start])
+            start = stop

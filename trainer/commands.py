@@ -35,7 +35,7 @@ COMMANDS = {
     ),
     "plan": (
         "apps.plan.plan:plan",
-        "CONFIG [--on HOST:NODES]: plan for this machine, or a cluster that need not be there: memory, time, why.",
+        "CONFIG [--on HOST:NODES]: plan for this machine, or a cluster given by name: memory, time, why.",
         "criteo_terabyte --on h100:2 a100:4",
     ),
     "schedule": (

@@ -1,6 +1,6 @@
 """Charts of curves over steps: as text, as SVG and as PNG.
 
-Not by matplotlib, which the trainer needs for nothing else: Pillow, for the PNG, comes with TensorBoard.
+Not by matplotlib, for the reasons in `image`.
 """
 
 import io

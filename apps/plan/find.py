@@ -8,19 +8,17 @@ import numpy as np
 from tabulate import tabulate
 from torch import nn
 
+from apps.plan.clusters import clusters_of_hosts, sharing_batch
+from apps.plan.planning import plan_on, problem_on
 from apps.plan.prices import Prices
 from apps.plan.text import named_cluster, shortage
-from planner.hardware import HOSTS, Cluster
+from planner.hardware import Cluster
 from planner.plan import least_milliseconds
 from planner.planned import Planned
 from trainer.config.root import Config
 from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.plan.cluster import parse_cluster
-from trainer.plan.problem import plan_on, problem_on
 
-ALL = "all"
-MOST_HOSTS = 64
 LISTED = 8
 QUICK_TRIES = 100  # to pack tables anew; a plan alone takes 20 times as many
 HOUR_MS = 3_600_000
@@ -105,13 +103,9 @@ def find_clusters(model: nn.Module, config: Config, hosts: Sequence[str], prices
         InputError: A host is not known or has no price, no cluster shares the batch or fits, or the tables cannot be
             sharded as allowed.
     """
-    every = _clusters_of(hosts, prices)
+    every = clusters_of_hosts(hosts, prices)
     batch = config.data.global_batch_size
-    sharing = [cluster for cluster in every if batch % cluster.ranks == 0]
-    if not sharing:
-        raise InputError(
-            f"data.global_batch_size is {batch}, which the ranks of no cluster divide; use a multiple of 8"
-        )
+    sharing = sharing_batch(every, batch)
     search = _Search(model, config)
     least = [
         Offer(number, one, least_milliseconds(problem_on(model, config, one)), _per_hour(one, prices), batch)
@@ -156,18 +150,6 @@ def _first(number: int, rank: Rank, least: Sequence[Offer], search: _Search) -> 
         if offer := search.plan(one):
             insort(found, offer, key=rank)
     return found[:number]
-
-
-def _clusters_of(hosts: Sequence[str], prices: Prices) -> list[Cluster]:
-    with_gpus = [name for name in prices.hosts if HOSTS[name].gpu]
-    if ALL in hosts and not with_gpus:
-        raise InputError("--find is 'all', but --prices has no host with GPUs; name hosts in place of all")
-    if not hosts:
-        raise InputError("--find names no host; write all, or hosts such as h100")
-    names = dict.fromkeys([*(with_gpus if ALL in hosts else []), *(name for name in hosts if name != ALL)])
-    for name in names:
-        prices.of_host(name)
-    return [parse_cluster(f"{name}:{nodes}") for name in names for nodes in range(1, MOST_HOSTS + 1)]
 
 
 def _per_hour(cluster: Cluster, prices: Prices) -> float:

@@ -1,39 +1,12 @@
-"""`python -m trainer plan`: sharding plans for this machine, or for clusters that need not be there."""
+"""`python -m trainer plan`: sharding plans for this machine, or for clusters given by name."""
 
-import json
-
-import torch
-from torch import nn
-from torchrec.distributed.types import ShardingPlan
-
-from apps.plan.compare import compare
-from apps.plan.find import Found, find_clusters, render_found
-from apps.plan.page import draw_page, draw_png
+from apps.plan.clusters import clusters_of_hosts, named_by_on, sharing_batch
 from apps.plan.prices import read_prices
-from apps.plan.run import compare_with_plan
-from apps.plan.text import render, shortage
-from apps.plan.vary import effects_of
-from planner.hardware import Cluster
-from planner.planned import Planned
 from trainer.config.root import Config
-from trainer.core.console import next_commands, plural
-from trainer.core.distributed import current_context
 from trainer.core.errors import InputError
-from trainer.core.secrets import without_secrets
-from trainer.core.storage import refuse_existing, write_file
-from trainer.models.embeddings import table_shapes
-from trainer.optim.table_optimizers import check_table_optimizers
-from trainer.plan.cluster import cluster_of, parse_cluster
-from trainer.plan.communication import check_comms
-from trainer.plan.make_plan import plan_for
-from trainer.plan.plan_file import plan_to_json
-from trainer.plan.problem import plan_on
-from trainer.plan.report import render_plan
-from trainer.plan.sharding_plan import to_sharding_plan
+from trainer.core.storage import refuse_existing
 from trainer.plan.statistics import with_statistics
-from trainer.training.sharded_model import build_unsharded_model, local_batch_sizes
 
-DEFAULT_RANKS = 2
 EXCLUDED = {
     "--on": ("--world-size",),
     "--find": ("--on", "--world-size", "--vary", "--page", "--png", "--out"),
@@ -56,7 +29,7 @@ def plan(
     out: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Plans for this machine, or for clusters that need not be there. CONFIG is a TOML file or a name.
+    """Plans for this machine, or for clusters given by name. CONFIG is a TOML file or a name.
 
     Neither a GPU nor a process group nor data are needed.
 
@@ -101,31 +74,31 @@ def plan(
         raise InputError(f"--png is '{png}', but only .png can be drawn; give it that ending, or use --page for HTML")
     refuse_existing({"--page": page, "--png": png, "--out": out}, overwrite)
     if run:
+        from apps.plan.run import compare_with_plan
+
         print(compare_with_plan(run, config, page, out))
         return
     if config is None or config_words is None:
         raise InputError("which configuration? plan CONFIG ..., with a TOML file or the name of a ready-made one")
     _check_planner(flags, config)
-    config = with_statistics(config)
-    model = build_unsharded_model(config, torch.device("meta"))
-    if find is not None:
-        of_hosts = read_prices(prices)
-        found = find_clusters(model, config, find, of_hosts)
-        print(f"{render_found(found, of_hosts)}\n\n{_next_of(found, config_words)}")
-        return
-    clusters = _clusters(config, world_size, on)
-    for device_type in sorted({cluster.device_type for cluster in clusters}):
-        check_table_optimizers(config, device_type)
-    if len(clusters) > 1 and (vary or out):
+    clusters = None if on is None else named_by_on(on, config)
+    if clusters and len(clusters) > 1 and (vary or out):
         raise InputError(
             f"--on names {len(clusters)} clusters, but {'--vary' if vary else '--out'} takes one; name one"
         )
-    if vary is not None:
-        print(effects_of(config, clusters[0], vary))
-    elif config.planner.engine == "torchrec":
-        _plan_by_torchrec(config, model, clusters[0], out)
+    of_hosts = read_prices(prices) if find is not None else None
+    if find is not None and of_hosts:
+        sharing_batch(clusters_of_hosts(find, of_hosts), config.data.global_batch_size)
+    config = with_statistics(config)
+
+    from apps.plan import answer  # takes torch, and seconds: the dense part of a model is measured with it
+
+    if find is not None and of_hosts:
+        answer.find(config, config_words, find, of_hosts)
+    elif vary is not None:
+        answer.vary(config, clusters, world_size, vary)
     else:
-        _plan([plan_on(model, config, cluster) for cluster in clusters], model, config, config_words, page, png, out)
+        answer.plan(config, config_words, clusters, world_size, page, png, out)
 
 
 def _check_flags(given: set[str], prices: str | None) -> None:
@@ -154,75 +127,3 @@ def _check_planner(given: set[str], config: Config) -> None:
     for flag in ("--on", "--find", "--vary", "--page", "--png"):
         if config.planner.engine == "torchrec" and flag in given:
             raise InputError(f"planner.engine is 'torchrec', whose plans have no bound; {flag} takes 'search'")
-
-
-def _plan(
-    planned: list[Planned],
-    model: nn.Module,
-    config: Config,
-    config_words: list[str],
-    page: str | None,
-    png: str | None,
-    out: str | None,
-) -> None:
-    """Prints plans, and draws and saves them."""
-    if not any(one.fits for one in planned):
-        raise InputError("; ".join(f"{one.cluster} does not fit: {shortage(one)}" for one in planned))
-    if page:
-        write_file("--page", page, draw_page(planned))
-    if png:
-        write_file("--png", png, draw_png(planned))
-    if len(planned) > 1:
-        print(compare(planned))
-        return
-    cluster, found = planned[0].cluster, to_sharding_plan(planned[0].found, planned[0].tables, model)
-    check_comms(config.comms, found, config.data, local_batch_sizes(config, cluster.ranks))
-    print(render(planned[0]))
-    print(f"\n{_next(planned[0], config_words, out)}")
-    _write_plan(out, found, model, cluster)
-
-
-def _clusters(config: Config, world_size: int | None, on: list[str] | None) -> list[Cluster]:
-    """Returns the clusters that flags name."""
-    if on is None:
-        ranks = DEFAULT_RANKS if world_size is None else world_size
-        return [cluster_of(config.planner.hardware, ranks, current_context().device.type)]
-    if not on:
-        raise InputError("--on names no cluster; write HOST:NODES, such as h100:8")
-    if config.planner.hardware:
-        raise InputError(
-            f"planner.hardware is '{config.planner.hardware}' and --on is '{' '.join(on)}', which names the host, too; "
-            "use one"
-        )
-    return [parse_cluster(one) for one in on]
-
-
-def _next(planned: Planned, config_words: list[str], out: str | None) -> str:
-    """Returns the command to type next."""
-    cluster, (name, *overrides) = planned.cluster, config_words
-    host = ["-h", cluster.name] if cluster.name else []
-    flags = [*overrides, *(["--planner.plan", out] if out else [])]
-    words = ["torchx", "run", "dlrm.multi_node", "--config", name, "-j", cluster.shape, *host, "--out", "runs/planned"]
-    return next_commands([*words, *(["--", *flags] if flags else [])])
-
-
-def _next_of(found: Found, config_words: list[str]) -> str:
-    """Returns the command that tells what is where, and why, on the cluster that was found."""
-    cluster = str(found.best["cheapest"][0].cluster)
-    return next_commands(["python", "-m", "trainer", "plan", *config_words, "--on", cluster])
-
-
-def _plan_by_torchrec(config: Config, model: nn.Module, cluster: Cluster, out: str | None) -> None:
-    """Prints TorchRec's plan, of which neither a bound nor prices of memory are known."""
-    found, _ = plan_for(model, config, cluster)
-    check_comms(config.comms, found, config.data, local_batch_sizes(config, cluster.ranks))
-    print(render_plan(found, model, cluster.ranks))
-    _write_plan(out, found, model, cluster)
-
-
-def _write_plan(out: str | None, found: ShardingPlan, model: nn.Module, cluster: Cluster) -> None:
-    if out:
-        text = json.dumps(plan_to_json(found, table_shapes(model), cluster.ranks), indent=2)
-        write_file("--out", out, text)
-        url = without_secrets(out)
-        print(f"\nwritten to {url}; use it with --planner.plan {url} on {plural(cluster.ranks, 'rank')}")

@@ -13,6 +13,7 @@ from torch import nn
 from apps.pages.figures import Figure, Lying
 from apps.pages.html import draw_figures
 from apps.plan.page import draw_page
+from apps.plan.planning import plan_on
 from planner.hardware import GIB, Cluster
 from planner.rank_memory import RankMemory
 from planner.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, OTHER, PARTS, UPDATE
@@ -24,7 +25,7 @@ from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, write_file
 from trainer.models.embeddings import table_shapes
 from trainer.plan.plan_file import load_plan
-from trainer.plan.problem import plan_on, problem_of
+from trainer.plan.problem import problem_of
 from trainer.plan.sharding_plan import memory_of_plan, time_of_plan
 from trainer.plan.statistics import with_statistics
 from trainer.training.cut import needs_cut

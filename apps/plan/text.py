@@ -7,11 +7,11 @@ from tabulate import tabulate
 
 from planner.hardware import GIB, Cluster
 from planner.planned import Planned, Shortage
+from planner.planned_table import ranges
 from planner.problem import Topology
 from planner.reasons import alternatives, memory_gib, named_option, step_milliseconds, takes
 from planner.step_time import StepTime
 from trainer.core.console import plural
-from trainer.plan.plan_file import ranges
 
 
 def named_cluster(cluster: Cluster) -> str:

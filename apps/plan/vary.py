@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
+from apps.plan.planning import plan_on
 from apps.plan.text import shortage
 from planner.hardware import GIB, Cluster
 from planner.planned import Planned
@@ -14,7 +15,6 @@ from trainer.config.features import SparseFeature
 from trainer.config.root import Config
 from trainer.core.console import plural
 from trainer.core.errors import InputError, nearest
-from trainer.plan.problem import plan_on
 from trainer.training.sharded_model import build_unsharded_model
 
 ALL = "all"

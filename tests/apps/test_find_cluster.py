@@ -8,12 +8,12 @@ import pytest
 import torch
 from plan_command import planned, refused, write_tables
 
+from apps.plan.clusters import parse_cluster
 from apps.plan.find import QUICK_TRIES
+from apps.plan.planning import plan_on
 from apps.plan.prices import SHIPPED
 from planner.hardware import HOSTS
 from trainer.commands import read_command
-from trainer.plan.cluster import parse_cluster
-from trainer.plan.problem import plan_on
 from trainer.training.sharded_model import build_unsharded_model
 
 pytestmark = pytest.mark.slow

@@ -11,12 +11,12 @@ from command import write_config
 from jobs import config
 from plan_command import planned
 
+from apps.plan.clusters import parse_cluster
+from apps.plan.planning import plan_on
 from benchmarks.published import PAGE, error, fit, forecast, published, render
 from planner.hardware import HOSTS
 from planner.systems import ACHIEVED, SYSTEMS
 from trainer.config.root import Config
-from trainer.plan.cluster import parse_cluster
-from trainer.plan.problem import plan_on
 from trainer.training.sharded_model import build_unsharded_model
 
 AIMED_AT = 0.15

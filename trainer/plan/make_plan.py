@@ -16,11 +16,10 @@ from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError, nearest
 from trainer.models.embeddings import table_shapes, value_bytes
 from trainer.plan.allowed_types import with_allowed_types
-from trainer.plan.cluster import cluster_of_job
 from trainer.plan.communication import REDUCING
 from trainer.plan.memory import table_bytes
 from trainer.plan.plan_file import load_plan
-from trainer.plan.problem import problem_of
+from trainer.plan.problem import cluster_of_job, problem_of
 from trainer.plan.sharding_plan import to_sharding_plan
 from trainer.plan.statistics import with_statistics
 from trainer.plan.tables import check_options, kinds_of
@@ -44,7 +43,7 @@ def make_plan(model: nn.Module, config: Config, context: DistributedContext) -> 
 
 
 def plan_for(model: nn.Module, config: Config, cluster: Cluster) -> tuple[ShardingPlan, str]:
-    """Plans for a cluster that need not be there, without a process group.
+    """Plans for a cluster given by name, without a process group.
 
     Returns:
         The plan, and a line on how good it is, if that is known.

@@ -5,7 +5,6 @@ its shards are not even, which only plans made by hand are.
 """
 
 import json
-from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import pydantic
@@ -13,7 +12,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleShardingPlan, ParameterSharding, ShardingPlan
 
-from planner.planned_table import PlannedTable
+from planner.planned_table import PlannedTable, ranges
 from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.section import explain
@@ -107,15 +106,6 @@ def _even(table: ParameterSharding, shape: tuple[int, int]) -> dict[str, Any]:
         "ranks": ",".join(ranges(planned.ranks)),
         **({"cache_load_factor": planned.cached} if planned.cached else {}),
     }
-
-
-def ranges(ranks: Sequence[int]) -> Iterator[str]:
-    """Yields runs of ranks, such as `0-3` and `8`."""
-    start = 0
-    for stop in range(1, len(ranks) + 1):
-        if stop == len(ranks) or ranks[stop] != ranks[stop - 1] + 1:
-            yield f"{ranks[start]}-{ranks[stop - 1]}" if stop - start > 1 else str(ranks[start])
-            start = stop
 
 
 def _spelled(table: ParameterSharding) -> dict[str, Any]:

@@ -6,19 +6,14 @@ from torch import nn
 
 from planner.hardware import Cluster
 from planner.plan import Problem
-from planner.planned import NotRatedError, Planned, plan, rate_plan
 from planner.problem import Topology
-from planner.solve import TRIES
 from planner.systems import SYSTEMS
 from trainer.config.plan import PlannerConfig
 from trainer.config.root import Config
-from trainer.core.errors import InputError
-from trainer.models.embeddings import table_shapes
+from trainer.core.distributed import DistributedContext
 from trainer.plan.allowed_types import with_allowed_types
 from trainer.plan.dense_part import dense_part
-from trainer.plan.plan_file import load_plan
-from trainer.plan.sharding_plan import even_table, table_plans
-from trainer.plan.tables import check_options, tables_to_plan
+from trainer.plan.tables import tables_to_plan
 from trainer.plan.topology import topology_to_plan_for
 
 RESERVE, RESERVE_OF_TORCHREC = 0.05, 0.15
@@ -60,66 +55,12 @@ def _of_systems(config: Config, planner: PlannerConfig, cluster: Cluster) -> dic
     return {name: _topology(config, planner.model_copy(update={"system": name}), cluster) for name in SYSTEMS}
 
 
-def problem_on(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
-    """Returns what is to be planned for a cluster that the command line names.
+def cluster_of_job(hardware: str | None, context: DistributedContext) -> Cluster:
+    """Returns the cluster that this job runs on.
 
     Args:
-        model: The unsharded model.
-        config: The configuration; its planner.hardware is replaced by the cluster's.
-        cluster: The cluster.
-
-    Raises:
-        InputError: The ranks cannot share the batch, or the tables cannot be sharded as allowed.
+        hardware: The kind of host to count with; None for this machine.
+        context: This process among the ranks.
     """
-    check_batch(config, cluster)
-    config = config.model_copy(update={"planner": config.planner.model_copy(update={"hardware": cluster.name})})
-    problem = problem_of(model, config, cluster)
-    check_options(problem)
-    return problem
-
-
-def check_batch(config: Config, cluster: Cluster) -> None:
-    """Refuses ranks that cannot share the batch.
-
-    Raises:
-        InputError: They do not divide it.
-    """
-    batch, ranks = config.data.global_batch_size, cluster.ranks
-    if batch % ranks:
-        raise InputError(
-            f"{cluster} has {ranks} ranks, which do not divide data.global_batch_size, {batch}; use another number of "
-            f"hosts, or a multiple of {ranks}, such as {max(1, round(batch / ranks)) * ranks}"
-        )
-
-
-def plan_on(model: nn.Module, config: Config, cluster: Cluster, tries: int = TRIES) -> Planned:
-    """Plans for a cluster, or rates the plan that planner.plan names.
-
-    Args:
-        model: The unsharded model.
-        config: The configuration; its planner.hardware is replaced by the cluster's.
-        cluster: The cluster.
-        tries: How often the search may pack tables anew; fewer for a quick answer.
-
-    Raises:
-        InputError: The tables cannot be sharded as allowed, or the plan does not belong to them and to the cluster.
-    """
-    problem = problem_on(model, config, cluster)
-    if config.planner.plan:
-        return _rated(config.planner.plan, model, problem)
-    return plan(problem, tries)
-
-
-def _rated(url: str, model: nn.Module, problem: Problem) -> Planned:
-    cluster = problem.cluster
-    shardings = table_plans(load_plan(url, table_shapes(model), cluster.ranks, cluster.per_host, cluster.device_type))
-    placed = [even_table(shardings[table.name], (table.rows, table.columns)) for table in problem.tables]
-    try:
-        return rate_plan(problem, placed)
-    except NotRatedError as error:
-        table, name = error.table, problem.tables[error.number].name
-        raise InputError(
-            f"planner.plan is '{url}', where table '{name}' is {table.kind} {table.kernel} in shards of "
-            f"{table.shard_columns} columns on ranks {table.ranks}, which the planner would not choose and cannot "
-            "rate; leave planner.plan out to plan anew"
-        ) from error
+    nodes = context.world_size // context.local_world_size
+    return Cluster(hardware, nodes, context.local_world_size, context.device.type != "cpu")

@@ -22,8 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.rules.error import is_outside
+from trainer.rules.max_ids import kept_range
+from trainer.rules.numbers import is_above
 from trainer.rules.own import checked_rows
 from trainer.rules.strings import hash_bytes
+from trainer.rules.weights import allowed_weights, is_weight
 
 Tensor = Any
 """A tensor of torch, or an array of NumPy, whose functions that are used here have the same names."""
@@ -33,7 +36,6 @@ ONNX = "model.onnx"
 ROWS, TABLES = "rows.pt2", "tables.json"  # of a model with tables in shards
 NO_ID = -(2**63)  # of a missing id, for exports of version 1; later ones are told which are there
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32
-BEYOND = {"log1p": -1.0, "log3": -3.0}  # what values must be above, by their transform
 
 
 class ColumnError(ValueError):
@@ -254,7 +256,7 @@ class _Reader:
         numbers = library.asarray(numbers, dtype=library.float32)
         transform, clip = column["transform"], column.get("clip")
         used = numbers.clip(*clip) if clip else numbers
-        wrong = (library.isinf(used) | (used <= BEYOND.get(transform, -math.inf))) & (not column.get("buckets"))
+        wrong = (library.isinf(used) | (used <= is_above(transform))) & (not column.get("buckets"))
         if wrong.any():
             row = int(library.argwhere(wrong)[0, 0])
             raise ColumnError(
@@ -339,16 +341,15 @@ class _Reader:
 
 def _kept(column: dict[str, Any], values: list[Any]) -> list[Any]:
     """Returns the values of a list that count."""
-    longest = column.get("max_ids")
-    if longest is None:
+    if column.get("max_ids") is None:
         return values
-    return values[:longest] if column["keep"] == "first" else values[-longest:]
+    begin, end = kept_range(len(values), column["max_ids"], column["keep"])
+    return values[begin:end]
 
 
 def _weight(column: dict[str, Any], row: int, value: Any) -> float:
-    is_mean = column["pooling"] == "mean"
-    if not isinstance(value, int | float) or not (0 if is_mean else -LARGEST) <= value <= LARGEST:
-        allowed = "finite and, for a mean, at least 0" if is_mean else "finite"
+    if not isinstance(value, int | float) or not is_weight(value, column["pooling"], LARGEST):
+        allowed = allowed_weights(column["pooling"])
         raise ColumnError(
             f"column '{column['name']}', row {row}: {_shown(value)} is not a weight; weights of ids are {allowed}"
         )

@@ -1,64 +1,20 @@
-"""The data rules in torch: what trainer/data/decode.py makes of raw columns, as a part of an exported model."""
+"""The rules of features in torch, with the arrays that they need as weights of an exported model."""
 
-from collections.abc import Callable, Sequence
-from functools import reduce
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from trainer.config.data import DataConfig
-from trainer.config.features import TIMES, DenseFeature, SparseFeature
-from trainer.core.splitmix import splitmix64
-from trainer.data.transforms import DAY, HOUR, day_start
+from trainer.config.features import SparseFeature
 from trainer.rules.base import IdRule as Rule
+from trainer.rules.buckets import bucketized_in_torch
 from trainer.rules.managed import Managed
 from trainer.rules.own import OwnRule
 from trainer.rules.registry import id_rule
 
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"log1p": torch.log1p, "log3": lambda x: torch.log(x + 3)}
-
 IdRule = Callable[[Tensor], Tensor]
 """Returns rows of a table, `[N]` int64, for raw ids, `[N]` int64."""
-
-
-def dense_values(raw: Tensor, present: Tensor, feature: DenseFeature) -> Tensor:
-    """Returns what the model reads for raw values, `[B]` float32.
-
-    Args:
-        raw: Numbers, float32; or times in seconds since 1970, int64; anything where they are missing.
-        present: Where they are not, `[B]`.
-        feature: The feature.
-    """
-    values = _present_values(raw, present, feature)
-    if feature.clip:
-        values = values.clamp(*feature.clip)
-    if feature.transform in FUNCTIONS:
-        values = FUNCTIONS[feature.transform](values)
-    return values if (feature.mean, feature.std) == (0.0, 1.0) else (values - feature.mean) / feature.std
-
-
-def _present_values(raw: Tensor, present: Tensor, feature: DenseFeature) -> Tensor:
-    """Returns numbers before the transform, or those that it makes of nulls and times, float32."""
-    if feature.transform == "is_missing":
-        return (~present).float()
-    if feature.transform not in TIMES:
-        return torch.where(present, raw, feature.missing)
-    seconds = torch.where(present, raw, 0)
-    if feature.transform == "age":
-        values = ((day_start(str(feature.now)) - seconds).double() / DAY).float()
-    else:
-        values = part_of_time(seconds, feature.transform).float()
-    return torch.where(present, values, feature.missing)
-
-
-def part_of_time(seconds: Tensor, part: str) -> Tensor:
-    """Returns the hour of times in seconds since 1970, or their weekday, int64."""
-    return seconds // HOUR % 24 if part == "hour" else (seconds // DAY + 3) % 7
-
-
-def crossed(columns: Sequence[Tensor]) -> Tensor:
-    """Returns an id for each combination of ids, int64."""
-    return reduce(lambda ids, more: splitmix64(ids) ^ more, columns)
 
 
 class Buckets(nn.Module):
@@ -74,7 +30,7 @@ class Buckets(nn.Module):
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Returns the buckets of numbers, `[B]` float32 to `[B]` int64."""
-        return (numbers[:, None] >= self.edges).sum(1)
+        return bucketized_in_torch(numbers, self.edges)
 
 
 def torch_rule(name: str, feature: SparseFeature, unsigned: bool, listed: "ListedIds | None") -> IdRule:

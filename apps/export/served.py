@@ -6,20 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from apps.export.features import IdLists, Ids, SingleIds
-from apps.export.rules import (
-    Buckets,
-    IdRule,
-    ListedIds,
-    crossed,
-    dense_values,
-    offset_in_torch,
-    part_of_time,
-    torch_rule,
-)
+from apps.export.rules import Buckets, IdRule, ListedIds, offset_in_torch, torch_rule
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
 from trainer.models.embeddings import name_in_model
 from trainer.models.outputs import ModelOutput, compute_outputs
+from trainer.rules.cross import crossed_in_torch, inputs_of_cross
+from trainer.rules.numbers import dense_in_torch
+from trainer.rules.times import part_of_time
 
 
 def names_of_list(column: str) -> tuple[str, str]:
@@ -35,11 +29,6 @@ def name_of_presence(column: str) -> str:
 def name_of_weights(column: str) -> str:
     """Returns the name of the tensor that the weights of a column's ids become."""
     return f"{column}.weights"
-
-
-def names_of_cross(name: str, feature: SparseFeature) -> list[str]:
-    """Returns the names of the tensors that the columns of a cross become."""
-    return [f"{name}.{column}" for column in feature.columns]
 
 
 class Rules(nn.Module):
@@ -75,7 +64,8 @@ class Rules(nn.Module):
                 float32; of crosses, the ids of each column.
         """
         dense = [
-            dense_values(columns[name], _present(name, columns), feature) for name, feature in self._data.dense.items()
+            dense_in_torch(columns[name], _present(name, columns), feature)
+            for name, feature in self._data.dense.items()
         ]
         sparse = {name: self._ids(name, columns) for name in self._data.sparse}
         if not dense:
@@ -96,9 +86,9 @@ class Rules(nn.Module):
     def _single(self, name: str, feature: SparseFeature, columns: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns ids before their rule, `[B]` int64, and which samples have one."""
         if feature.columns:
-            crosses = names_of_cross(name, feature)
+            crosses = inputs_of_cross(name, feature)
             present = torch.stack([_present(one, columns) for one in crosses]).all(0)
-            return crossed([columns[one] for one in crosses]), present
+            return crossed_in_torch([columns[one] for one in crosses]), present
         raw, present = columns[name], _present(name, columns)
         if feature.buckets:
             return self.buckets[name_in_model(name)](raw), present

@@ -5,15 +5,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from apps.export.served import name_of_presence, name_of_weights, names_of_cross, names_of_list
+from apps.export.served import name_of_presence, name_of_weights, names_of_list
 from trainer.config.data import DataConfig
 from trainer.config.features import DenseFeature, SparseFeature, columns_of, takes
 from trainer.core.errors import InputError
 from trainer.data.dataset import FileSet
-from trainer.data.transforms import SECONDS
 from trainer.models.outputs import ModelOutput
+from trainer.rules.cross import inputs_of_cross
 from trainer.rules.plain_types import has_values, id_type, is_list, is_moment, is_string, plain_type
 from trainer.rules.registry import id_rule
+from trainer.rules.times import SECONDS
 
 VERSION = 2  # 1 had no inputs that say which ids are there: -2^63, an id like any other, was a missing one
 HASH_OF_STRINGS = "BLAKE2b of the UTF-8 bytes, 8 bytes, little-endian, signed"
@@ -113,7 +114,7 @@ def _of_sparse(name: str, feature: SparseFeature, types: dict[str, pa.DataType],
     rules = {"rule": feature.ids, "rows": feature.rows, **feature.model_dump(include={"offset", "salt"})}
     rules |= id_rule(name, feature).described()
     cut = feature.model_dump(include={"max_ids", "keep"}) if feature.max_ids and is_list else {}
-    kind, inputs = "list" if is_list else "id", names_of_cross(name, feature) or [name]
+    kind, inputs = "list" if is_list else "id", inputs_of_cross(name, feature) or [name]
     ids = [
         {"name": column, "input": one, "kind": kind, "type": type_of_ids(types[column]), **rules, **cut}
         for column, one in zip(columns, inputs, strict=True)

@@ -14,9 +14,9 @@ from torchrec.streamable import Pipelineable
 
 from trainer.config.data import DataConfig
 from trainer.data.buffers import empty
-from trainer.data.id_weights import ids_in, pooling_weights, weights_of
 from trainer.data.jagged import split_jagged
 from trainer.data.rows import NO_ID, Rows, join_bags, join_blocks
+from trainer.rules.weights import ids_in, pooling_weights, weights_of
 
 
 @dataclass
@@ -115,10 +115,12 @@ def _to_jagged(ids: np.ndarray, bags: dict[str, pa.LargeListArray], config: Data
         found |= {name: (ids_in(bag), bag.value_lengths()) for name, bag in bags.items()}
         values = np.concatenate([found[name][0] for name in config.sparse])
         lengths = np.concatenate([found[name][1] for name in config.sparse]).astype(np.int32)
+    has_weights = config.has_id_weights
+    weights = torch.from_numpy(pooling_weights(config.sparse, lengths, weights_of(bags))) if has_weights else None
     return KeyedJaggedTensor(
         keys=list(config.sparse),
         values=torch.from_numpy(values),
-        weights=pooling_weights(config, lengths, weights_of(bags)) if config.has_id_weights else None,
+        weights=weights,
         lengths=torch.from_numpy(lengths),
         stride=ids.shape[1],
     )

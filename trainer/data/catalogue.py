@@ -17,9 +17,9 @@ from trainer.data.chunk import Chunk
 from trainer.data.dataset import DataFile, FileSet, find_files
 from trainer.data.decode import decode
 from trainer.data.features import features_only
-from trainer.data.id_weights import ids_in, weights_of
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.rows import NO_ITEM, Rows
+from trainer.rules.weights import ids_in, weights_of
 
 
 @dataclass(frozen=True)

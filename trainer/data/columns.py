@@ -8,7 +8,9 @@ import pyarrow as pa
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, columns_of, takes
 from trainer.core.errors import InputError
-from trainer.data.feature_columns import check_features
+from trainer.rules.cross import check_single
+from trainer.rules.max_ids import check_lists
+from trainer.rules.offset import check_integers
 from trainer.rules.plain_types import (
     INTEGERS,
     has_ids,
@@ -21,7 +23,9 @@ from trainer.rules.plain_types import (
     plain_type,
 )
 from trainer.rules.registry import id_rule
+from trainer.rules.times import check_time
 from trainer.rules.vocabulary import open_vocabulary
+from trainer.rules.weights import check_weight_type
 
 
 def _columns_of_ids(config: DataConfig) -> dict[str, list[str]]:
@@ -55,7 +59,7 @@ def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
             number = "no column" if name not in schema.names else "more than one column"
             raise InputError(f"{file}: {number} '{name}'; the file has: {', '.join(schema.names)}")
     weight = [config.weight] if config.weight else []
-    features = check_features(file, schema, config)
+    features = _check_features(file, schema, config)
     for name in (*features, *config.labels, *weight):
         dtype = schema.field(name).type
         empty = pa.types.is_null(plain_type(dtype)) and name in features
@@ -78,7 +82,7 @@ def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
         for column in columns:
             _check_ids(file, name, column, schema.field(column).type, config.sparse[name])
         if weights := config.sparse[name].weights:
-            _check_weights(file, weights, schema.field(weights).type, columns[0], schema.field(columns[0]).type)
+            check_weight_type(file, weights, schema.field(weights).type, columns[0], schema.field(columns[0]).type)
 
 
 def check_alike(config: DataConfig, schemas: dict[pa.Schema, str]) -> None:
@@ -157,17 +161,20 @@ def _check_ids(file: str, name: str, column: str, dtype: pa.DataType, feature: S
         )
 
 
-def _check_weights(file: str, name: str, dtype: pa.DataType, column: str, ids: pa.DataType) -> None:
-    plain = plain_type(dtype)
-    if pa.types.is_null(plain):
-        return
-    value = plain.value_type if is_list(plain) else plain
-    if not (is_number(value) or pa.types.is_null(value)):
-        raise InputError(
-            f"{file}: column '{name}' is of type {dtype}; the weights of ids must be a number, or a list of numbers"
-        )
-    if is_list(dtype) != is_list(ids) and not pa.types.is_null(plain_type(ids)):
-        raise InputError(
-            f"{file}: column '{name}' is of type {dtype}, but column '{column}', whose ids it weighs, of type {ids}; "
-            "lists of ids need lists of weights, and single ids single weights"
-        )
+def _check_features(file: str, schema: pa.Schema, config: DataConfig) -> list[str]:
+    """Checks the columns of times, crosses, offsets and cut lists, and returns those that must be numbers."""
+    numbers = []
+    for kind, features in (("dense", config.dense), ("sparse", config.sparse)):
+        for name, feature in features.items():
+            columns, key = columns_of(name, feature), f"data.{kind}.{name}"
+            if takes(feature) == "times":
+                check_time(file, columns[0], schema.field(columns[0]).type, key, feature.transform)
+            elif takes(feature) == "numbers" and feature.transform != "is_missing":  # which takes any type
+                numbers += columns
+            elif isinstance(feature, SparseFeature):
+                for column in columns:
+                    dtype = schema.field(column).type
+                    check_lists(file, column, dtype, key, feature)
+                    check_single(file, column, dtype, key, feature)
+                    check_integers(file, column, dtype, key, feature)
+    return numbers

@@ -12,15 +12,17 @@ from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
 from trainer.data.buffers import empty_block
 from trainer.data.chunk import Chunk
-from trainer.data.id_weights import weighted_lists, with_weights
 from trainer.data.rows import NO_ID, NO_ITEM, Rows, id_dtype, take
 from trainer.data.selection import weight_factors
-from trainer.data.transforms import dense_values, kept, shifted, single_ids
+from trainer.data.transforms import dense_values, single_ids, weighted_lists
 from trainer.rules.base import RefusedId
+from trainer.rules.max_ids import kept
 from trainer.rules.nulls import is_missing
+from trainer.rules.offset import shifted
 from trainer.rules.plain_types import as_lists, to_float32
 from trainer.rules.registry import id_rule
 from trainer.rules.strings import as_integers
+from trainer.rules.weights import with_weights
 
 Decoder = Callable[[Chunk], np.ndarray]
 """Makes a column of a chunk: a value for each row, or one for all."""

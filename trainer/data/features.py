@@ -9,7 +9,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from trainer.config.catalogue import CatalogueConfig
 from trainer.config.data import DataConfig
 from trainer.data.batch import Batch
-from trainer.data.id_weights import pooling_weights
+from trainer.rules.weights import pooling_weights
 
 
 def features_only(config: DataConfig, names: Collection[str] | None = None) -> DataConfig:
@@ -28,7 +28,7 @@ def features_only(config: DataConfig, names: Collection[str] | None = None) -> D
 
 
 def with_all_features(batch: Batch, here: DataConfig, config: DataConfig) -> Batch:
-    """Returns a batch of some features as one of all, of which the others are empty, as in a batch of items.
+    """Adds the missing features to a batch, as in a batch of items. The added features are empty.
 
     Args:
         batch: The batch.
@@ -44,7 +44,7 @@ def with_all_features(batch: Batch, here: DataConfig, config: DataConfig) -> Bat
     lengths[_places(here.sparse, config.sparse)] = batch.sparse.lengths().view(-1, samples)
     weights = batch.sparse.weights_or_none()
     if weights is None and config.has_id_weights:
-        weights = pooling_weights(here, batch.sparse.lengths().numpy(), {})
+        weights = torch.from_numpy(pooling_weights(here.sparse, batch.sparse.lengths().numpy(), {}))
     # The values of an empty feature take no place, and the others stand in the same order.
     sparse = KeyedJaggedTensor(
         keys=[*config.sparse],

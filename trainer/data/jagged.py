@@ -6,7 +6,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 def with_values(sparse: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
-    """Returns other ids, as many for each sample, with the same weights."""
+    """Returns `sparse` with other ids and the same lengths and weights."""
     return KeyedJaggedTensor(
         keys=sparse.keys(),
         values=values,
@@ -17,7 +17,7 @@ def with_values(sparse: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
 
 
 def split_jagged(sparse: KeyedJaggedTensor, parts: int) -> list[KeyedJaggedTensor]:
-    """Returns equal parts of consecutive samples."""
+    """Splits a batch into equal microbatches of consecutive samples."""
     features, samples = len(sparse.keys()), sparse.stride() // parts
     lengths = sparse.lengths().view(features, parts, samples)
     sizes = lengths.sum(2).flatten().tolist()  # feature by feature, and part by part in each

@@ -1,4 +1,4 @@
-"""Columns of a data set that go to an output as they are, of any Arrow type."""
+"""Columns that go from a data set to an output unchanged. They may have any Arrow type."""
 
 from collections.abc import Collection, Sequence
 
@@ -53,7 +53,7 @@ def _check(
 
 
 def _type_in_all(key: str, name: str, files: FileSet) -> pa.DataType:
-    """Returns the type of a column, of which files without any of its values may know nothing."""
+    """Returns the type of a column in all files. Files without a value in the column may not know the type."""
     types = {file.name: file.schema.field(name).type for file in files.files}
     known = {file: dtype for file, dtype in types.items() if has_values(dtype)}
     (first, there), *others = (known or types).items()
@@ -77,7 +77,7 @@ def _check_parquet(key: str, schema: pa.Schema) -> None:
 
 
 class KeptColumns:
-    """Reads the columns to keep, range by range.
+    """Reads ranges of the columns to keep.
 
     Args:
         files: The data set.
@@ -104,7 +104,7 @@ class KeptColumns:
         return dict(zip(table.column_names, table.columns, strict=True))
 
     def _slice(self, rows: RowSlice) -> pa.Table:
-        if self._latest is None or self._latest[0] != rows.group:  # of a large row group the next part needs more
+        if self._latest is None or self._latest[0] != rows.group:  # the next range needs the rest of a large row group
             column = self._reader.read(rows.group)
             self._latest = rows.group, pa.table([column(name) for name in self._schema.names], schema=self._schema)
         return self._latest[1].slice(rows.start, len(rows))

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from trainer.config.data import DataConfig
 from trainer.data.buffers import empty, empty_block
-from trainer.data.id_weights import weighted_type
+from trainer.rules.weights import weighted_type
 
 NO_ID = -1  # stands in `Rows.ids` where a row has no id
 NO_ITEM = np.iinfo(np.int64).min  # stands where a row has no item, or fewer hard negatives than other rows

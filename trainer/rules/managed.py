@@ -72,14 +72,14 @@ class Managed(IdRule):
 
 
 def own_rows(ids: np.ndarray) -> np.ndarray:
-    """Returns the rows of a table that an id has for itself, from the id of each row `[R]`."""
+    """Returns the rows that belong to one id each, for the id of each row, `[R]`."""
     rows = np.flatnonzero(ids != FREE)
     return rows[rows != SHARED]
 
 
 @dataclass(frozen=True)
 class Change:
-    """What the ids of a step change.
+    """The change that the ids of a step make to a row map.
 
     Attributes:
         rows: Rows that change, `[K]`.
@@ -123,7 +123,7 @@ class RowMap:
         self._index: tuple[np.ndarray, np.ndarray] | None = None
 
     def forget_index(self) -> None:
-        """Makes the next lookup sort the ids anew; for whoever changed `state` and `totals`."""
+        """Makes the next lookup sort the ids again. Call this after a change of `state` or `totals`."""
         self._index = None
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
@@ -182,12 +182,12 @@ class RowMap:
         self.totals[:] = totals
 
     def _counts(self, rows: np.ndarray, step: int, seen: int) -> np.ndarray:
-        """Returns the counts of rows in a step with so many ids: halved by `HALF_LIFE` since their ids were used."""
+        """Returns the counts of rows in a step with `seen` ids, halved by `HALF_LIFE` since their ids were used."""
         passed = (step - self.state[LAST_USED, rows]) * seen  # as if all steps had as many
         return self.state[COUNTS, rows] >> np.minimum(passed // (HALF_LIFE * self.state.shape[1]), 63)
 
     def _evicted(self, used: np.ndarray, number: int, step: int, seen: int) -> np.ndarray:
-        """Returns the rows to take from their ids, at most so many and none that this step uses."""
+        """Returns at most `number` rows to take from their ids. Rows that this step uses stay."""
         idle = np.ones(self.totals[USED] + 1, bool)
         idle[SHARED], idle[used] = False, False
         rows = np.flatnonzero(idle)

@@ -1,4 +1,4 @@
-"""Nulls of plain arrays, as NumPy needs them."""
+"""Nulls of plain Arrow arrays in NumPy."""
 
 import numpy as np
 import pyarrow as pa

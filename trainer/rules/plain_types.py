@@ -1,4 +1,4 @@
-"""Arrow's types by their meaning to training: many types and layouts in; numbers, integers and strings out.
+"""Reduces Arrow's many types and layouts to those that training knows: numbers, integers and strings.
 
 A layout changes no value: dictionaries, runs, views, lists of any kind, extension types by their storage.
 """

@@ -74,14 +74,14 @@ def look_up(ids: "Tensor", arrays: Mapping[str, "Tensor"], unseen: "Tensor") -> 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The ids of a column; rows of the table begin with those that all unseen ids share.
+    """The ids of a column. All other ids share the first rows of the table.
 
     Attributes:
         keys: The ids, strings by their hash, `[N]` int64, sorted.
         rows: The row of each, `[N]` int32.
         unseen_rows: Rows that other ids are hashed over.
         is_text: Whether the ids are strings.
-        fingerprint: Changes with the row of any id.
+        fingerprint: A hash of the ids and their rows.
     """
 
     keys: np.ndarray
@@ -107,7 +107,7 @@ def open_vocabulary(name: str, feature: VocabularyKeys) -> Vocabulary:
     """Returns the vocabulary of a sparse feature, which a process reads once.
 
     Raises:
-        InputError: It cannot be read, is none, or needs more rows than the table has.
+        InputError: The file cannot be read, is no vocabulary, or needs more rows than the table has.
     """
     assert feature.vocabulary is not None
     key = f"data.sparse.{name}.vocabulary"

@@ -1,0 +1,128 @@
+"""Dense features: `missing`, `clip`, `transform`, `mean` and `std` make a number of a number."""
+
+from collections.abc import Callable
+from datetime import date
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pydantic
+
+from trainer.core.errors import InputError
+from trainer.core.section import Section
+from trainer.rules.nulls import is_missing, zero_filled
+from trainer.rules.plain_types import to_float32
+from trainer.rules.times import TIMES, age, age_in_torch, check_now, part_of_time
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class NumberKeys(Section):
+    """The keys of a dense feature, in the order in which they are applied."""
+
+    column: str | None = None
+    """Column of the files. Unset: the feature's own name. One column can make several features."""
+    missing: float = 0.0
+    """Replaces a null, before the transform; of hour, weekday and age the result for one."""
+    clip: list[float] = []
+    """[low, high]: lower values become low, higher ones high, before the transform; of an age, its days. Unset: all
+    values stay."""
+    transform: Literal["none", "log1p", "log3", "is_missing", "hour", "weekday", "age"] = "none"
+    """log1p is log(x + 1), log3 is log(x + 3), the usual one for Criteo's counts, is_missing 1 for a null and else 0.
+    The others take times: hour of the day and weekday (0 is Monday) in UTC, and age, the days until `now`."""
+    now: str | None = None
+    """For age: the day at whose beginning, in UTC, an age is 0, such as "2026-01-31"."""
+    mean: float = 0.0
+    """Subtracted after the transform."""
+    std: float = 1.0
+    """Divides what is left: the feature is (transform(x) - mean) / std."""
+
+    @pydantic.field_validator("now", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        return value.isoformat() if isinstance(value, date) else value  # TOML has dates of its own
+
+    def check(self, key: str) -> None:
+        """Refuses keys that do not go together.
+
+        Raises:
+            InputError: The message names the key.
+        """
+        if self.std <= 0:
+            raise InputError(f"{key}.std is {self.std}; it must be greater than 0")
+        if self.clip and not (len(self.clip) == 2 and self.clip[0] < self.clip[1]):
+            raise InputError(f"{key}.clip is {self.clip}; it must be two numbers, [low, high], with low below high")
+        if self.transform == "is_missing" and (self.clip or self.missing):
+            other = "clip" if self.clip else "missing"
+            raise InputError(
+                f"{key}.{other} is {getattr(self, other)}, but {key}.transform is 'is_missing', which does not use "
+                "it; leave it out"
+            )
+        check_now(key, self.transform, self.now)
+
+
+FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"log1p": np.log1p, "log3": lambda x: np.log(x + 3)}
+TORCH_FUNCTIONS: "dict[str, Callable[[Tensor], Tensor]]" = {
+    "log1p": lambda x: x.log1p(),
+    "log3": lambda x: (x + 3).log(),
+}
+
+
+def is_above(transform: str) -> float:
+    """Returns the number that values must be above for their transform to be finite."""
+    return {"log1p": -1.0, "log3": -3.0}.get(transform, -float("inf"))
+
+
+def filled(array: pa.Array, feature: NumberKeys) -> np.ndarray:
+    """Returns numbers with `missing` in the place of nulls, `[R]` float32."""
+    array = to_float32(array)
+    values = zero_filled(array)
+    if array.null_count and feature.missing:
+        values[is_missing(array)] = feature.missing
+    return values
+
+
+def null_flags(array: pa.Array) -> np.ndarray:
+    """Returns 1 for a null or NaN and else 0, `[R]` float32."""
+    return array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False).astype(np.float32)
+
+
+def number_of_time(seconds: np.ndarray, missing: np.ndarray, feature: NumberKeys) -> np.ndarray:
+    """Returns the number that the transform makes of times, `[R]` float32."""
+    values = age(seconds, str(feature.now)) if feature.transform == "age" else part_of_time(seconds, feature.transform)
+    return np.where(missing, np.float32(feature.missing), values.astype(np.float32))
+
+
+def transformed(raw: np.ndarray, feature: NumberKeys) -> np.ndarray:
+    """Returns dense values for numbers without nulls, `[R]` float32; some may not be finite."""
+    values = np.clip(raw, *np.asarray(feature.clip, np.float32)) if feature.clip else raw
+    if feature.transform in FUNCTIONS:
+        values = FUNCTIONS[feature.transform](values)
+    if (feature.mean, feature.std) != (0.0, 1.0):
+        values = (values - np.float32(feature.mean)) / np.float32(feature.std)
+    return values
+
+
+def dense_in_torch(raw: "Tensor", present: "Tensor", feature: NumberKeys) -> "Tensor":
+    """Returns what the model reads for raw values, `[B]` float32.
+
+    Args:
+        raw: Numbers, float32; or times in seconds since 1970, int64; anything where they are missing.
+        present: Where they are not, `[B]`.
+        feature: The feature.
+    """
+    if feature.transform == "is_missing":
+        values = (~present).float()
+    elif feature.transform in TIMES:
+        seconds = raw.where(present, 0)
+        is_age = feature.transform == "age"
+        made = age_in_torch(seconds, str(feature.now)) if is_age else part_of_time(seconds, feature.transform)
+        values = made.float().where(present, feature.missing)
+    else:
+        values = raw.where(present, feature.missing)
+    if feature.clip:
+        values = values.clamp(*feature.clip)
+    if feature.transform in TORCH_FUNCTIONS:
+        values = TORCH_FUNCTIONS[feature.transform](values)
+    return values if (feature.mean, feature.std) == (0.0, 1.0) else (values - feature.mean) / feature.std

@@ -1,0 +1,139 @@
+"""`weights`: a number beside each id, from a column of their own, that its embedding is multiplied by."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.core.errors import InputError
+from trainer.rules.base import SparseKeys
+from trainer.rules.plain_types import as_lists, is_list, is_number, plain_type, to_numbers
+
+GREATEST = (2 - 2**-23) * 2.0**127  # of float32
+
+
+class WeightKeys(SparseKeys):
+    """The key of this rule."""
+
+    weights: str | None = None
+    """Column with a weight for each id: a number beside a single id, a list of them beside a list. A sum is weighted,
+    a mean divided by the sum of the weights. Unset: every id weighs 1."""
+
+    def check_weights(self, key: str, made: str | None) -> None:
+        """Refuses weights of what is not pooled, and of ids that are made; `made` is the key that makes ids."""
+        if self.weights is None:
+            return
+        if self.pooling == "none":
+            raise InputError(
+                f"{key}.weights is '{self.weights}', but {key}.pooling is 'none', which leaves the embeddings as they "
+                "are; set it to 'sum' or 'mean', or leave weights out"
+            )
+        if made:
+            raise InputError(
+                f"{key}.weights is '{self.weights}', but {key}.{made} makes ids, which have no weights; leave one out"
+            )
+
+
+def check_weight_type(file: str, name: str, dtype: pa.DataType, column: str, ids: pa.DataType) -> None:
+    """Refuses a column of weights that has no numbers, or lists of them where ids are single."""
+    plain = plain_type(dtype)
+    if pa.types.is_null(plain):
+        return
+    value = plain.value_type if is_list(plain) else plain
+    if not (is_number(value) or pa.types.is_null(value)):
+        raise InputError(
+            f"{file}: column '{name}' is of type {dtype}; the weights of ids must be a number, or a list of numbers"
+        )
+    if is_list(dtype) != is_list(ids) and not pa.types.is_null(plain_type(ids)):
+        raise InputError(
+            f"{file}: column '{name}' is of type {dtype}, but column '{column}', whose ids it weighs, of type {ids}; "
+            "lists of ids need lists of weights, and single ids single weights"
+        )
+
+
+def is_weight(value: Any, pooling: str, greatest: float) -> Any:
+    """Returns whether a number is a weight, or which of an array are; NaN is none."""
+    return (abs(value) <= greatest) & ((value >= 0) | (pooling != "mean"))
+
+
+def allowed_weights(pooling: str) -> str:
+    """Returns what weights may be, for messages."""
+    return "finite and, for a mean, at least 0" if pooling == "mean" else "finite"
+
+
+def aligned(ids: pa.Array, weights: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Returns ids and weights in lists; single ones in lists of one."""
+    if is_list(ids.type) or is_list(weights.type):
+        return as_lists(ids), as_lists(weights)
+    return _one_each(ids), _one_each(weights)
+
+
+def _one_each(array: pa.Array) -> pa.LargeListArray:
+    return pa.LargeListArray.from_arrays(np.arange(len(array) + 1), array)
+
+
+def list_lengths(lists: pa.Array) -> np.ndarray:
+    """Returns the lengths of lists, `[R]`; a null one has none."""
+    lengths = pc.list_value_length(lists)  # pyrefly: ignore[missing-attribute]
+    return lengths.fill_null(0).to_numpy(zero_copy_only=False)
+
+
+def to_weights(weights: pa.Array) -> pa.Array:
+    """Returns numbers as float32."""
+    return pc.cast(to_numbers(weights), pa.float32(), safe=False)
+
+
+def weighted_type(ids: pa.DataType) -> pa.StructType:
+    """Returns the type of ids with weights, for the type of the ids."""
+    return pa.struct([("id", ids), ("weight", pa.float32())])
+
+
+def with_weights(ids: pa.Array, weights: pa.Array) -> pa.StructArray:
+    """Returns ids with their weights, `[N]`, null where the id is."""
+    mask = ids.is_null() if ids.null_count else None
+    return pa.StructArray.from_arrays([ids, weights], fields=[*weighted_type(ids.type)], mask=mask)
+
+
+def ids_in(bags: pa.LargeListArray) -> pa.Array:
+    """Returns the ids in lists, `[N]`, which may have weights."""
+    found = bags.flatten()
+    return found.field("id") if pa.types.is_struct(found.type) else found
+
+
+def weights_of(bags: Mapping[str, pa.LargeListArray]) -> dict[str, np.ndarray]:
+    """Returns the weights of the ids in those lists that have weights, `[N]` float32 each."""
+    found = {name: one.flatten() for name, one in bags.items() if pa.types.is_struct(one.type.value_type)}
+    return {name: one.field("weight").to_numpy() for name, one in found.items()}
+
+
+def pooling_weights(
+    features: Mapping[str, SparseKeys], lengths: np.ndarray, weights: Mapping[str, np.ndarray]
+) -> np.ndarray:
+    """Returns the weights by which a weighted sum is the pooling of every feature, `[N]` float32.
+
+    FBGEMM leaves the division of a mean out on a CPU where ids have weights, and torch refuses it.
+
+    Args:
+        features: The sparse features.
+        lengths: Ids of each feature in each row, `[F * R]`.
+        weights: Weights of the ids of those features that have some, `[N]` float32 each.
+    """
+    of_features = lengths.reshape(len(features), -1)
+    return np.concatenate(
+        [
+            _pooling_weights(feature.pooling, ids, weights.get(name))
+            for (name, feature), ids in zip(features.items(), of_features, strict=True)
+        ]
+    )
+
+
+def _pooling_weights(pooling: str, lengths: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    found = np.ones(lengths.sum(), np.float32) if weights is None else weights
+    if pooling != "mean":
+        return found
+    row_of = np.repeat(np.arange(len(lengths)), lengths)
+    totals = np.bincount(row_of, found, minlength=len(lengths))
+    # Ids that all weigh 0 are as no ids.
+    return (found / np.where(totals > 0, totals, 1)[row_of]).astype(np.float32)

@@ -1,6 +1,8 @@
 """The calibration of a kind of host: a file with the speeds that were measured on one."""
 
+import math
 import tomllib
+from dataclasses import asdict
 from typing import Literal
 
 import pydantic
@@ -36,6 +38,15 @@ class Calibration(pydantic.BaseModel):
     assumed: list[str] = []
     """Speeds that could not be measured with these ranks, and are the built-in ones."""
     speeds: Speeds
+
+    @pydantic.field_validator("speeds")
+    @classmethod
+    def _are_times(cls, speeds: Speeds) -> Speeds:
+        """Refuses negative and infinite speeds here, as the planner knows nothing of files."""
+        for name, nanoseconds in asdict(speeds).items():
+            if not 0 <= nanoseconds < math.inf:
+                raise ValueError(f"{{key}}.{name} is {nanoseconds}: it must be a time in nanoseconds, 0 or more")
+        return speeds
 
     @property
     def source(self) -> str:

@@ -1,22 +1,21 @@
-"""`tools.verify_resume` passes where resume is exact, and fails where something is forgotten.
+"""`verify-resume` passes where resume is exact, and fails where something is forgotten.
 
-By default it proves one of the ready-made configurations; `--all` takes every one.
+By default it proves one of the ready-made configurations; `--all` takes every one. One case runs `tools.verify_resume`.
 """
 
+import contextlib
 import json
 import os
 import random
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from command import write_config
+from command import run_trainer, write_config
 from jobs import config, saved_tensors
 from managed import settings as managed
 from managed import write_ids
@@ -46,16 +45,21 @@ class Forgetful(nn.Module):
 """
 
 
-def verify(folder, *arguments):
-    """Runs the component in a folder: on one rank, resumed on one and on two."""
-    command = ["torchx", "run", "-s", "local_cwd", "tools.verify_resume", "--steps", STEPS]
-    command += ["--ranks", 1, "--other_ranks", 2, *arguments]
+def verify(file, *flags):
+    """Runs the command: on one rank, resumed on one and on two."""
+    return run_trainer("verify-resume", file, "--steps", STEPS, "--ranks", 1, "--other-ranks", 2, *flags)
+
+
+def verify_by_component(file):
+    """The same by the component, in real processes."""
+    command = ["torchx", "run", "-s", "local_cwd", "tools.verify_resume", "--config", file]
+    command += ["--steps", STEPS, "--ranks", 1, "--other_ranks", 2]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
 
 
-def make(*arguments, cwd):
-    done = subprocess.run([sys.executable, "-m", "trainer", *arguments], cwd=cwd, capture_output=True, text=True)
+def make(*arguments):
+    done = run_trainer(*arguments)
     assert done.returncode == 0, done.stderr
 
 
@@ -91,8 +95,9 @@ def folder(matrix, tmp_path_factory):
     folder = tmp_path_factory.mktemp("verify")
     for name in ("train.txt", "day_0", "day_23"):
         click_log(folder / name, 350)
-    for source in {data_of(name) for name in matrix}:
-        make(*DATA[source].split(), cwd=folder)
+    with contextlib.chdir(folder):
+        for source in {data_of(name) for name in matrix}:
+            make(*DATA[source].split())
     return folder
 
 
@@ -112,24 +117,24 @@ def shrunk(name):
 
 @pytest.fixture(scope="module")
 def verified(matrix, folder, rows):
-    """The component's end for ready-made configurations, managed ids, and a model that forgets; two run at a time."""
+    """How the command ended for ready-made configurations and managed ids, and the component for a forgetful model."""
     (folder / "forgetful.py").write_text(FORGETFUL)
     write_config(folder / "forgetful.toml", config(rows, model__name="forgetful:Forgetful"))
-    cases = {name: ["--config", name, "--keep", f"kept-{name}", "--", *shrunk(name)] for name in matrix}
     write_config(folder / "managed.toml", managed(write_ids(folder / "ids"), "row_wise"))
-    cases |= {name: ["--config", f"{name}.toml"] for name in ("forgetful", "managed")}
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(cases, pool.map(lambda arguments: verify(folder, *arguments), cases.values()), strict=True))
+    with contextlib.chdir(folder):
+        ready_made = {name: verify(name, "--keep", f"kept-{name}", *shrunk(name)) for name in matrix}
+        others = {"managed": verify("managed.toml"), "forgetful": verify_by_component("forgetful.toml")}
+        return ready_made | others
 
 
 def test_a_ready_made_configuration_passes(folder, verified, name):
     done = verified[name]
     assert done.returncode == 0, done.stderr[-3000:]
-    verdicts = re.findall(r"(PASS|FAIL) on (.*): (\d+) things compared, (.*)", done.stderr)
+    verdicts = re.findall(r"(PASS|FAIL) on (.*): (\d+) things compared, (.*)", done.stdout)
     in_fp32 = ", in fp32" if name == "criteo_terabyte" else ""
     assert [verdict[:2] for verdict in verdicts] == [("PASS", "1 rank again"), ("PASS", f"2 ranks{in_fp32}")]
     assert verdicts[0][3] == "all are equal"
-    assert re.search(r"interrupted with SIGKILL after step [4-8], on 1 rank", done.stderr)
+    assert re.search(r"interrupted with SIGKILL after step [4-8], on 1 rank", done.stdout)
     kept = folder / f"kept-{name}" / ("fp32" if in_fp32 else "")
     tensors = saved_tensors(kept / "baseline", STEPS)
     assert int(verdicts[0][2]) == len(tensors) + STEPS + len(json.loads(state(kept / "baseline").read_text())) - 1
@@ -139,8 +144,8 @@ def test_a_ready_made_configuration_passes(folder, verified, name):
 def test_managed_ids_pass(verified):
     done = verified["managed"]
     assert done.returncode == 0, done.stderr[-3000:]
-    assert re.findall(r"(PASS|FAIL) on ([^:]*):", done.stderr) == [("PASS", "1 rank again"), ("PASS", "2 ranks")]
-    assert re.search(r"rows of managed ids +equal \(8\) +equal \(8\)", done.stderr), done.stderr[-3000:]
+    assert re.findall(r"(PASS|FAIL) on ([^:]*):", done.stdout) == [("PASS", "1 rank again"), ("PASS", "2 ranks")]
+    assert re.search(r"rows of managed ids +equal \(8\) +equal \(8\)", done.stdout), done.stdout[-3000:]
 
 
 def state(run):

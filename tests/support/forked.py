@@ -12,6 +12,13 @@ import sys
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, BinaryIO, TextIO
+
+from apps.runs import local_job
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 QUIET = {"TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
 """Variables of every trainer: no progress bar, no GPU."""
@@ -43,6 +50,10 @@ class ForkedProcess:
         """Sends a signal."""
         os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        """Asks it to stop, if it still runs."""
+        self._process.terminate()
+
     def kill(self) -> None:
         """Kills it."""
         self._process.kill()
@@ -69,7 +80,8 @@ def run_forked(function: Callable[..., None], *arguments: object, folder: Path) 
 
 
 def trainer(*words: str) -> None:
-    """`python -m trainer WORDS`."""
+    """`python -m trainer WORDS`, which forks the jobs that it starts on this machine."""
+    vars(local_job)["subprocess"] = SimpleNamespace(Popen=_fork_job, STDOUT=subprocess.STDOUT)
     sys.argv[1:] = words
     runpy.run_module("trainer", run_name="__main__", alter_sys=True)
 
@@ -106,15 +118,24 @@ def _call(
     function(*arguments)
 
 
-def _fork_rank(_: object, command: tuple[str, ...], environment: dict[str, str]) -> ForkedProcess:
+def _fork_job(command: list[str], env: dict[str, str], stdout: BinaryIO, **_: object) -> ForkedProcess:
+    log = Path(stdout.name)
+    return start_forked(torchrun, *command[3:], environment=env, output=log, errors=log)
+
+
+def _fork_rank(handler: "SubprocessHandler", command: tuple[str, ...], environment: dict[str, str]) -> ForkedProcess:
     words = command[command.index("trainer") + 1 :]
-    rank = ForkedProcess(multiprocessing.get_context("fork"), _rank, words, environment)
+    files = handler._stdout, handler._stderr
+    rank = ForkedProcess(multiprocessing.get_context("fork"), _rank, words, environment, files)
     os.setpgid(rank.pid, rank.pid)  # here, too: torchrun may send the group a signal at once
     return rank
 
 
-def _rank(words: tuple[str, ...], environment: dict[str, str]) -> None:
+def _rank(words: tuple[str, ...], environment: dict[str, str], files: tuple[TextIO | None, ...]) -> None:
     os.setpgid(0, 0)
+    for stream, file in enumerate(files, 1):
+        if file:
+            os.dup2(file.fileno(), stream)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):  # torchrun's own
             signal.signal(number, signal.SIG_DFL)

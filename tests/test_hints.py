@@ -23,7 +23,7 @@ PRINTED_BY = {
     "trainer/training/finish.py": ["train config.toml --out RUN"],
     "apps/datasets/writer.py": ["synthetic --rows 2000 --validation-rows 100 --test-rows 100 --out PLACE/data"],
     "apps/check_data/check_data.py": ["check-data --source PLACE/clicks.parquet --write-config PLACE/clicks.toml"],
-    "apps/plan/plan.py": [
+    "apps/plan/answer.py": [
         "plan config.toml --out PLACE/plan.json",
         "plan config.toml --find aws_p5.48xlarge gcp_a3-highgpu-8g --train.steps 5",
     ],

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command import run_torchx, run_trainer, write_config
+from interpreter import forked_programs
 from jobs import config, write_rows
 from shell import free_port, hints, typed
 from torchx.cli.main import get_sub_cmds
@@ -57,6 +58,13 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory):
+    """A folder of forked programs, which a shell finds first."""
+    with forked_programs(tmp_path_factory.mktemp("programs")) as programs:
+        yield programs
+
+
 def printed_by(command: str, folder: Path) -> str:
     """Returns what a command prints, which is run in the folder, with the names of directories in place of words."""
     names = {"RUN": f"{PLACE}/run", "PLACE": PLACE}
@@ -102,11 +110,11 @@ def test_commands_that_messages_mention_exist():
 
 
 @pytest.mark.parametrize("command", COMMANDS_THAT_PRINT)
-def test_commands_that_a_program_prints_work(command, folder, monkeypatch):
+def test_commands_that_a_program_prints_work(command, folder, forked, monkeypatch):
     monkeypatch.chdir(folder)
     if "RUN" in command and "train " not in command:
         printed_by(COMMANDS_THAT_PRINT[0], folder)
     todo = hints(printed_by(command, folder))
     assert todo
     for hint in todo:
-        typed(hint, folder)
+        typed(f"PATH={forked}:$PATH; {hint}", folder)

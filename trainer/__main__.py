@@ -1,7 +1,7 @@
 """`python -m trainer COMMAND ...`: parses, runs, and maps errors to exit codes.
 
-0: done. 1: failed, with a traceback. 2: wrong input, said in one line. 75: stopped on request
-(preemption.py). 130: Ctrl-C.
+0: done. 1: failed, with a traceback, or with one line where storage or a rank failed. 2: wrong input, said in one line.
+75: stopped on request (preemption.py). 130: Ctrl-C.
 """
 # An interrupt is to be quiet from the first line on, also while torch is imported.
 
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process without taking the interpreter down, in which threads of libraries can abort a finished job."""
+    """Exits without shutting the interpreter down, during which threads of libraries can abort a finished job."""
     if code == WRONG_INPUT and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)):
         os.kill(os.getppid(), signal.SIGTERM)  # torchrun starts its ranks again whatever their exit code
     for stream in (sys.stdout, sys.stderr):

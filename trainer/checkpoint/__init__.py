@@ -1,4 +1,4 @@
 """Checkpoints: storing, staging, restoring, retention.
 
-Uses optim, models, data, config and core.
+Uses metrics, optim, models, config and core.
 """

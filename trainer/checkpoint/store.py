@@ -2,7 +2,7 @@
 
     RUN_DIR/checkpoints/step-000001000/
         *.distcp, .metadata     tensors, as torch.distributed.checkpoint writes them
-        state.json              step, data position, running metrics, data fingerprint
+        state.json              step, seed, lanes, running metrics, state of the step, fingerprints of the data
         config.toml, plan.json  as in the run directory
         manifest.json           size and checksum of every file above; written last
 
@@ -28,9 +28,11 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 NAME = re.compile(r"step-\d{9,}")
 FileEntry = dict[str, int]
-"""`bytes` and `crc32` of one file."""
-# CRC-32 against files that were cut or changed by accident, not against forgery. zlib's lets other threads run, so
-# it costs a save little.
+"""`bytes` and `crc32` of one file.
+
+CRC-32 detects accidental truncation and corruption, not forgery. zlib releases the GIL meanwhile, so it costs a save
+little.
+"""
 READ_BYTES = 1 << 22
 
 

@@ -1,4 +1,4 @@
 """Training: setup, the loop, one step, evaluation, resume, fine-tuning.
 
-Uses every room but tools and datasets.
+Uses every other room.
 """

@@ -16,7 +16,7 @@ def train(config: Config, out: str, resume: Resume = "auto") -> None:
     Args:
         config: The configuration.
         out: The run directory, any fsspec URL.
-        resume: auto resumes from a checkpoint if there is one; must needs one; never refuses to start with one.
+        resume: auto resumes if there is a checkpoint; must fails if there is none; never fails if there is one.
 
     Raises:
         InputError: The configuration, the data or the run directory cannot be used.
@@ -37,7 +37,7 @@ def _train(config: Config, out: str, resume: Resume, context: DistributedContext
 def run(session: Session) -> None:
     """Trains from the first step to the last, and evaluates the result."""
     training_step = session.training_step()
-    step, last = session.order.first_step, session.order.last_step
+    step, last = session.order.steps_done, session.order.last_step
 
     # An evaluation that a stop interrupted is made up for, so that a resumed run has the lines of any other.
     if session.lacks_evaluation():
@@ -51,6 +51,6 @@ def run(session: Session) -> None:
         if session.evaluator.due(step) and step < last:
             session.evaluate(step, training_step.detach(), "validation")
         if action is Action.STOP:
-            session.stop(step)
+            session.stop(step)  # raises Stopped
 
     finish(session, step, training_step)

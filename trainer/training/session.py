@@ -62,7 +62,7 @@ class EpochOrder:
         lanes: The samples of every step.
         loader: This rank's batches.
         catalogue: All items; None without data.catalogue.
-        first_step: Steps done before.
+        steps_done: Steps that the run has taken before this job; the next step is one more.
         last_step: The step that training ends with.
     """
 
@@ -70,7 +70,7 @@ class EpochOrder:
     lanes: Lanes
     loader: Loader
     catalogue: Catalogue | None
-    first_step: int
+    steps_done: int
     last_step: int
 
 
@@ -159,14 +159,14 @@ class Session:
 
     def steps(self) -> Iterator[int]:
         """Yields the steps to take: up to the last, or to the evaluation after which training ends early."""
-        for step in range(self.order.first_step + 1, self.order.last_step + 1):
+        for step in range(self.order.steps_done + 1, self.order.last_step + 1):
             if self.reason_to_stop(step - 1):
                 return
             yield step
 
     def reason_to_stop(self, step: int) -> str | None:
         """Returns why training ends early after a step; None if training goes on, or has reached its last step."""
-        config, evaluated = self.config.train.stop_early, step == self.order.first_step or self.evaluator.due(step)
+        config, evaluated = self.config.train.stop_early, step == self.order.steps_done or self.evaluator.due(step)
         if config.metric is None or not evaluated or step >= self.order.last_step:
             return None
         return broadcast_from_rank0(self.context, lambda: reason_to_stop(config, self.reporter.evaluations(), step))
@@ -193,7 +193,7 @@ class Session:
 
     def lacks_evaluation(self) -> bool:
         """Returns whether the run resumes from a step that was saved, but whose evaluation was interrupted."""
-        step = self.order.first_step
+        step = self.order.steps_done
         return 0 < step < self.order.last_step and self.evaluator.due(step) and not self.is_validated(step)
 
     def is_validated(self, step: int) -> bool:

@@ -76,7 +76,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
                 histograms=Histograms(config.report.histograms_every_steps, context),
                 profiler=_open_profiler(claimed, order, requests, reporter),
                 batches=StallTimer(
-                    model.managed.batches(order.loader.batches(order.first_step, order.last_step), order.first_step)
+                    model.managed.batches(order.loader.batches(order.steps_done, order.last_step), order.steps_done)
                 ),
                 stop_requests=stop_requests,
                 watchdog=watchdog,
@@ -122,11 +122,11 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
     """
     files = broadcast_when_done(context, lambda: find_training_files(config.data, config.train.seed))
     lanes = _plan_lanes(config, files, start, context)
-    first_step = start.step if start else 0
+    steps_done = start.step if start else 0
     last_step = config.train.steps if config.train.steps is not None else (config.train.epochs or 0) * lanes.steps
-    if start and first_step > last_step:
+    if start and steps_done > last_step:
         raise InputError(
-            f"--out is '{start.run_url}', where training took {plural(first_step, 'step')} already, more than the "
+            f"--out is '{start.run_url}', where training took {plural(steps_done, 'step')} already, more than the "
             f"{last_step:,} of train.steps or train.epochs; raise them, choose another --out, or evaluate this run "
             "with dlrm.evaluate"
         )
@@ -135,7 +135,7 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
     negatives = Negatives(catalogue, config.data, seed) if catalogue else None
     loader = Loader(files, config.data, lanes, rank, world_size, seed, config.data.shuffle, negatives)
     return EpochOrder(
-        files=files, lanes=lanes, loader=loader, catalogue=catalogue, first_step=first_step, last_step=last_step
+        files=files, lanes=lanes, loader=loader, catalogue=catalogue, steps_done=steps_done, last_step=last_step
     )
 
 
@@ -196,7 +196,7 @@ def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
     """Opens the reports of a run; a resumed run continues the reports up to its checkpoint."""
     running = claimed.start.train_state["running"] if claimed.start else None
     return Reporter(
-        claimed.directory, claimed.config.report, claimed.context, order.last_step, order.first_step, running
+        claimed.directory, claimed.config.report, claimed.context, order.last_step, order.steps_done, running
     )
 
 
@@ -207,7 +207,7 @@ def _open_profiler(claimed: ClaimedRun, order: EpochOrder, requests: ProfileRequ
         claimed.config.report.profile,
         requests,
         claimed.context,
-        order.first_step,
+        order.steps_done,
         order.last_step,
         reporter.log,
     )
@@ -220,7 +220,7 @@ def _open_saver(claimed: ClaimedRun, order: EpochOrder, lock: RunLock, reporter:
         Checkpoints(claimed.directory),
         claimed.config.checkpoint,
         claimed.context,
-        order.first_step,
+        order.steps_done,
         reporter.log,
         reporter.evaluations,
         lock.check,
@@ -274,7 +274,7 @@ def _announce(session: Session, origin: dict[str, Any]) -> None:
 def _measured_before(session: Session) -> dict[str, Any]:
     """Returns what the run has measured, if all of its steps are done already."""
     earlier = json.loads(session.directory.read("run.json") or "{}")
-    is_complete = session.order.first_step >= session.order.last_step
+    is_complete = session.order.steps_done >= session.order.last_step
     return {"measured": earlier["measured"]} if is_complete and "measured" in earlier else {}
 
 

@@ -44,8 +44,10 @@ class StepResult:
 class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
     """One optimizer step: set rates, forward, scale, backward, accumulate, check, clip, update, average.
 
-    TorchRec's pipeline calls the methods below in their order, and overlaps them with the input distribution of the
-    next batch. This class alone knows the parts of a step.
+    This class alone knows the parts of a step. `progress` of TorchRec's pipeline calls its methods in this order, and
+    overlaps them with the input distribution of the next batch: `start_sparse_data_dist` (of the next batch),
+    `enqueue_batch` (of the batch after it), `_forward`, `wait_sparse_data_dist`, `_backward`, `_optimizer_step`. After
+    `detach` it attaches the model again by itself.
 
     Of TorchRec's pipelines this one gives the losses of a plain loop and works on a CPU. SemiSync trains on stale
     embeddings, FusedSparseDist needs CUDA, and Prefetch a cache in front of tables in host memory.

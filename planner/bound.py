@@ -1,11 +1,11 @@
-"""A bound that no plan is better than, by Lagrangian relaxation, and the prices of memory that come with it.
+"""A bound that no plan can beat, by Lagrangian relaxation, and the prices of memory.
 
-Ranks are alike, so the slowest of them takes at least the mean of all, and all shards together take at most the memory
-of all ranks. Of these two sums the least cost under a limit of memory is bounded from below by the least of cost plus
-memory at any price, for each table by itself; the best prices give the value of the linear program (Geoffrion 1974).
+The ranks are identical. So the slowest rank takes at least the mean time, and all shards together take at most the
+memory of all ranks. At any price of memory, the sum over tables of the least cost plus priced memory bounds the total
+cost from below; the best prices give the value of the linear program (Geoffrion 1974).
 
-Not by HiGHS (scipy.optimize.linprog), whose values are the same to 2e-15: one takes it 7 to 34 ms on 200 tables x 16
-ranks and 50 to 220 on 1,000 x 1,024, here 0.3 to 2 and 1, and a search asks for hundreds. The tests compare the two.
+Not by HiGHS (scipy.optimize.linprog): its values are the same to 2e-15, but a bound takes 7 to 34 ms on 200 tables x 16
+ranks and 50 to 220 on 1,000 x 1,024, here 0.3 to 2 and 1. A search asks for hundreds. The tests compare the two.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ import numpy as np
 
 from planner.rated import Rated
 
-STEPS = 48  # of a bisection: to the last bits of a price
-BEYOND = 1e12  # times the mean price, at which nothing but memory counts
-CLOSE = 1e-7  # of the bound, relative
+STEPS = 48  # bisection steps, to the last bits of a price
+BEYOND = 1e12  # times the mean price: there, only memory counts
+CLOSE = 1e-7  # relative tolerance
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Relaxed:
     """The solution of the relaxed problem.
 
     Attributes:
-        cost: Milliseconds of all ranks together that no choice is below; infinite where nothing fits.
+        cost: Least milliseconds of all ranks together under any choice; infinite if nothing fits.
         prices: Milliseconds per byte of GPU and of host memory, `[2]`.
-        reduced: Cost of each option with its memory at these prices; infinite for a barred one, `[O]`.
+        reduced: Cost of each option plus its priced memory, `[O]`; infinite for a barred option.
     """
 
     cost: float
@@ -40,7 +40,7 @@ def relax(rated: Rated, allowed: np.ndarray, capacity: np.ndarray) -> Relaxed:
 
     Args:
         rated: The options.
-        allowed: Which of them are allowed, `[O]`.
+        allowed: Whether each option is allowed, `[O]`.
         capacity: Bytes of all ranks together, `[2]`.
     """
     nothing = Relaxed(np.inf, np.zeros(2), np.full(len(allowed), np.inf))
@@ -52,7 +52,7 @@ def relax(rated: Rated, allowed: np.ndarray, capacity: np.ndarray) -> Relaxed:
         return nothing
     prices = problem.best_prices()
     value = problem.value(prices)
-    if value > problem.most():  # no choice of options costs as much, so none fits
+    if value > problem.most():  # no choice of options costs this much, so none fits
         return nothing
     return Relaxed(value, prices, cost + rated.total_memory @ prices)
 
@@ -65,12 +65,12 @@ class _Problem:
         self._memory = np.where(np.isfinite(cost)[:, None], rated.total_memory, np.inf)
 
     def fits(self) -> bool:
-        """Returns whether either kind of memory holds the tables, each where it takes the least of it."""
+        """Returns whether each kind of memory holds the tables if every table takes its least of it."""
         least = np.minimum.reduceat(self._memory, self._rated.starts, axis=0).sum(axis=0)
         return bool((least <= self._capacity).all())
 
     def most(self) -> float:
-        """Returns the cost of the dearest options."""
+        """Returns the cost of the most expensive options."""
         return float(np.maximum.reduceat(np.where(np.isfinite(self._cost), self._cost, 0), self._rated.starts).sum())
 
     def value(self, prices: np.ndarray) -> float:
@@ -84,11 +84,11 @@ class _Problem:
         return self._rated.total_memory[chosen].sum(axis=0)
 
     def best_prices(self) -> np.ndarray:
-        """Returns prices at which the bound is the greatest."""
+        """Returns the prices that maximize the bound."""
         prices = np.zeros(2)
         if (self.used(prices) <= self._capacity).all():
             return prices
-        for memory in (0, 1):  # one price is enough where one kind of memory is scarce
+        for memory in (0, 1):  # one price is enough if one kind of memory is scarce
             prices = np.zeros(2)
             prices[memory] = self._price(prices, memory)
             if (self.used(prices) <= self._capacity).all():
@@ -96,7 +96,7 @@ class _Problem:
         return self._both_prices()
 
     def _both_prices(self) -> np.ndarray:
-        """Returns the prices where both kinds of memory are scarce: where the bound, which is concave, is greatest."""
+        """Returns the prices that maximize the concave bound if both kinds of memory are scarce."""
         prices = np.zeros(2)
 
         def value(price: float) -> float:
@@ -115,7 +115,7 @@ class _Problem:
         return prices
 
     def _price(self, prices: np.ndarray, memory: int) -> float:
-        """Returns the least price of one kind of memory at which it suffices, at given prices of the other."""
+        """Returns the least price at which one kind of memory suffices, given the price of the other."""
 
         def suffices(price: float) -> bool:
             prices[memory] = price
@@ -124,13 +124,13 @@ class _Problem:
         return _least(suffices, self._unit(memory))
 
     def _unit(self, memory: int) -> float:
-        """Returns a price of the right size."""
+        """Returns a price of the right magnitude."""
         finite = np.isfinite(self._cost)
         return float(self._cost[finite].mean() / max(1.0, self._rated.total_memory[finite, memory].mean()))
 
 
 def _least(suffices: Callable[[float], bool], unit: float) -> float:
-    """Returns the least price that suffices, by bisection; one beyond all prices if none does."""
+    """Returns the least price that suffices, by bisection; a price beyond the range if none does."""
     if suffices(0.0):
         return 0.0
     low, high = 0.0, unit
@@ -145,7 +145,7 @@ def _least(suffices: Callable[[float], bool], unit: float) -> float:
 
 
 def cheapest(reduced: np.ndarray, rated: Rated) -> np.ndarray:
-    """Returns the number of the cheapest option of each table, `[T]`; of equal ones the first."""
+    """Returns the number of each table's cheapest option, `[T]`; the first option on a tie."""
     least = np.minimum.reduceat(reduced, rated.starts)
     found = np.flatnonzero(reduced == least[rated.options.table])
     return found[np.searchsorted(rated.options.table[found], np.arange(rated.tables))]
@@ -153,7 +153,7 @@ def cheapest(reduced: np.ndarray, rated: Rated) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Bound:
-    """What no plan is better than.
+    """A cost that no plan can beat.
 
     Attributes:
         cost: Milliseconds of the slowest rank; infinite if nothing fits.
@@ -165,12 +165,12 @@ class Bound:
 
 
 def allowed_under(rated: Rated, limit: float, memory: np.ndarray) -> np.ndarray:
-    """Returns which options have no shard that alone is beyond a limit of cost, or the memory of a rank."""
+    """Returns whether a shard of each option alone stays within a cost limit and a rank's memory, `[O]`."""
     return (rated.cost <= limit) & (rated.memory <= memory).all(axis=1)
 
 
 def lower_bound(rated: Rated, memory: np.ndarray, ranks: int) -> Bound:
-    """Returns the cost that the slowest rank has at least: a shard that alone costs more than it is in no such plan.
+    """Returns the least cost of the slowest rank; a plan of that cost has no shard that alone costs more.
 
     Args:
         rated: The options.

@@ -1,4 +1,4 @@
-"""What leaves each host in a step: embeddings and gradients for ranks of other hosts."""
+"""Bytes that leave each host in a step: embeddings and gradients for ranks of other hosts."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ def sent_by_hosts(planned: Planned) -> np.ndarray:
     kind, columns = options.kind[chosen], options.columns[chosen]
     summed = np.isin(kind, OF_ROWS) & pooled
     ways = zip(*value_bytes(topology, value), strict=True)
-    each = sum(np.where(summed, partial, whole) for whole, partial in ways)  # bytes of a value, there and back
+    each = sum(np.where(summed, partial, whole) for whole, partial in ways)  # bytes of a value, forward and backward
     size = np.where(pooled, embeddings, ids) * topology.ranks * columns * each
     found = np.zeros(topology.ranks)
     for table, where in enumerate(placement.where):
@@ -26,7 +26,7 @@ def sent_by_hosts(planned: Planned) -> np.ndarray:
 
 
 def _leaving(kind: int, size: float, planned: Planned, table: int) -> float:
-    """Returns the bytes of a shard's rank that leave its host.
+    """Returns the bytes that a shard's rank sends to other hosts.
 
     Args:
         kind: The sharding type.
@@ -38,7 +38,7 @@ def _leaving(kind: int, size: float, planned: Planned, table: int) -> float:
     others, other_hosts = (topology.ranks - 1) / topology.ranks, (topology.hosts - 1) / topology.hosts
     if topology.hosts == 1:
         return 0.0
-    if kind == DATA_PARALLEL:  # a ring, which leaves a host through one of its ranks
+    if kind == DATA_PARALLEL:  # a ring, which leaves each host through one rank
         shape = planned.tables[table]
         return 2 * shape.rows * shape.columns * shape.value_bytes * others / topology.per_host
     if kind == ROW_WISE:

@@ -1,9 +1,9 @@
-"""Memory and bandwidths of common hosts, and clusters of them.
+"""Memory and bandwidths of common hosts, and clusters of hosts.
 
-AWS's hosts are here for the planner only: TorchX itself registers `aws_p5.48xlarge` and the like as resources.
+AWS's hosts serve only the planner: TorchX itself registers resources such as `aws_p5.48xlarge`.
 
-Figures are the vendors'. GB/s is 10^9 bytes per second. NVLink counts both directions of one GPU together, as data
-sheets do; a network counts one direction, all adapters of the host for traffic between GPUs together.
+Figures are the vendors'. GB/s is 10^9 bytes per second. NVLink bandwidth adds both directions of one GPU, as data
+sheets do. Network bandwidth is one direction, and adds all adapters of the host for traffic between GPUs.
 """
 
 from dataclasses import dataclass, replace
@@ -17,15 +17,15 @@ class Gpu:
     memory_gib: int
     """Total memory that the driver reports, rounded down; less than the round number on the data sheet."""
     hbm_gb_per_second: float
-    """Bandwidth of its memory."""
+    """Bandwidth of GPU memory."""
     nvlink_gb_per_second: float
-    """Bandwidth to the other GPUs of its host, both directions together."""
+    """Bandwidth to the other GPUs of the host, both directions together."""
     fp32_tflops: float
-    """Operations per second in fp32, in 10^12, without tensor cores."""
+    """Fp32 operations per second, in 10^12, without tensor cores."""
     tf32_tflops: float
-    """The same of tensor cores in TF32; data sheets from the H100 on have twice that, for sparse matrices."""
+    """TF32 operations per second on tensor cores, in 10^12; data sheets from the H100 on double it, for sparsity."""
     half_tflops: float
-    """The same in bf16 or fp16."""
+    """Operations per second in bf16 or fp16, in 10^12."""
     source: str
     """The vendor's data sheet."""
 
@@ -41,15 +41,15 @@ class Host:
     cpu: int
     """Logical cores."""
     memory_gib: int
-    """Host memory, of which the system keeps a part: a job can request 96 % of it, as in TorchX's resources of AWS."""
+    """Host memory. The system keeps a part: a job can request 96 % of it, as in TorchX's AWS resources."""
     gpus: int = 0
     """Number of GPUs."""
     gpu: Gpu | None = None
     """Kind of GPU."""
     network_gb_per_second: float = 0.0
-    """Bandwidth to other hosts, one direction; 0: not known."""
+    """Bandwidth to other hosts, one direction; 0 if unknown."""
     instance_type: str | None = None
-    """Name of the cloud's instance type; on Kubernetes the job is only placed on such nodes."""
+    """The cloud's instance type; Kubernetes places the job only on nodes of this type."""
     source: str
     """The vendor's page."""
 
@@ -59,7 +59,7 @@ class Host:
         return self.network_gb_per_second / max(1, self.gpus)
 
     def part(self, gpus: int) -> "Host":
-        """Returns the share of the host for a number of its GPUs."""
+        """Returns the part of the host that goes with `gpus` GPUs."""
         return replace(
             self,
             cpu=self.cpu * gpus // self.gpus,
@@ -101,7 +101,7 @@ def _host(
     )
 
 
-# Cores and memory: the least among NVIDIA's DGX, AWS's and Google's host with this GPU. Network: the DGX's.
+# Cores and memory: the least of NVIDIA's DGX, AWS's and Google's host with this GPU. Network: the DGX's.
 WHOLE = {
     "a100": _host(A100, 96, 1152, 8 * 200, f"{NVIDIA_DOCS}/dgxa100-user-guide/"),
     "h100": _host(H100, 192, 1872, 8 * 400, f"{NVIDIA_DOCS}/dgxh100-user-guide/"),
@@ -135,7 +135,7 @@ AMAZON = {
     )
 }
 
-# TorchX's own tiers end at cpu.xlarge, 8 cores; these continue with 4 GiB for each core, like AWS's m5 hosts.
+# TorchX's own tiers end at cpu.xlarge, 8 cores; these tiers continue with 4 GiB per core, like AWS's m5 hosts.
 CPU = {
     f"cpu.{cores // 8}xlarge": Host(cpu=cores, memory_gib=4 * cores, source=f"{AWS}/m5/") for cores in (16, 32, 64, 96)
 }
@@ -151,7 +151,7 @@ class Cluster:
     Attributes:
         name: Name of the kind of host; None for this machine.
         nodes: Number of hosts.
-        per_host: Ranks of each.
+        per_host: Ranks per host.
         on_gpu: Whether each rank has a GPU.
     """
 
@@ -169,7 +169,7 @@ class Cluster:
 
     @property
     def host(self) -> Host | None:
-        """Figures of a host; None for this machine's."""
+        """The host's figures; None for this machine."""
         return HOSTS[self.name] if self.name else None
 
     @property
@@ -189,5 +189,5 @@ class Cluster:
 
 
 def usual_ranks(host: Host) -> int:
-    """Returns one rank for each GPU, or one for a host without any."""
+    """Returns the usual ranks of a host: one per GPU, at least one."""
     return max(1, host.gpus)

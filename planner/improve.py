@@ -1,4 +1,4 @@
-"""Improvement of a placement: ranks above a target give tables away, swap shards, or are packed anew with others."""
+"""Improvement of a placement: ranks above a target give tables away, swap shards, or are repacked with others."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,21 +7,21 @@ import numpy as np
 from planner.options import COLUMN_WISE, ON_EVERY_RANK, TABLE_WISE
 from planner.placement import Placement
 
-FIRST_STEP, LAST_STEP = 0.02, 1e-5  # of the target below the slowest rank, relative
-MOST_TABLES = 24  # of a rank that are tried one by one
-PACKED_TABLES = 24  # that are packed anew at once
+FIRST_STEP, LAST_STEP = 0.02, 1e-5  # how far the target is below the slowest rank, relative
+MOST_TABLES = 24  # tables of a rank that are tried one by one
+PACKED_TABLES = 24  # tables that are repacked at once
 PACKINGS = 40  # tries per rank
 
 
 def improve(placement: Placement, bound: float, tries: int) -> Placement:
-    """Improves a placement in place, until it is at the bound, no change helps, or for a number of tries.
+    """Improves a placement in place, until it is at the bound, no change helps, or no tries are left.
 
-    Large neighbourhood search (Shaw 1998), whose random choices come from a seed: the same placement gives the same.
+    Large neighbourhood search (Shaw 1998) with seeded random choices: equal placements give equal results.
 
     Args:
         placement: The placement.
-        bound: Milliseconds that no placement is below.
-        tries: How often tables may be packed anew.
+        bound: Milliseconds that no placement can beat.
+        tries: How often tables may be repacked.
     """
     search = _Search(placement, tries)
     step = FIRST_STEP
@@ -32,20 +32,20 @@ def improve(placement: Placement, bound: float, tries: int) -> Placement:
 
 
 class _Search:
-    """Changes of a placement that lower the load of a rank and raise no other above a target."""
+    """Changes to a placement that lower the load of a rank and raise no other rank above a target."""
 
     def __init__(self, placement: Placement, tries: int) -> None:
         self._placement, self.tries = placement, tries
         self._random = np.random.default_rng(0)
         rated = placement.rated
-        self._reduced = rated.total_cost + rated.total_memory @ placement.prices  # with the memory at its price
+        self._reduced = rated.total_cost + rated.total_memory @ placement.prices  # with memory at its price
         self._orders = [
             rated.of_table(table).start + np.argsort(self._reduced[rated.of_table(table)], kind="stable")
             for table in range(rated.tables)
         ]
 
     def reach(self, target: float) -> bool:
-        """Brings all ranks below a target; returns whether it could."""
+        """Brings all ranks below a target; returns whether this succeeded."""
         changes: Sequence[Callable[[int, float], bool]] = (self._move, self._swap, self._pack)
         while (load := self._placement.load).max() > target:
             slowest = int(load.argmax())
@@ -54,7 +54,7 @@ class _Search:
         return True
 
     def _tables_on(self, rank: int) -> list[int]:
-        """Returns the tables with a shard on a rank, those on some ranks only first, and the dearest of these."""
+        """Returns the tables with a shard on a rank, first those not on every rank, most expensive first."""
         placement = self._placement
         on_all = np.isin(placement.rated.options.kind[placement.option], ON_EVERY_RANK)
         here = [table for table in range(len(on_all)) if on_all[table] or rank in placement.where[table]]
@@ -62,7 +62,7 @@ class _Search:
         return sorted(here, key=lambda table: (on_all[table], -costs[table]))
 
     def _move(self, slowest: int, target: float) -> bool:
-        """Places a table of the slowest rank anew, in any of its options."""
+        """Places a table of the slowest rank again, in any of its options."""
         placement = self._placement
         before = placement.load[slowest]
         for table in self._tables_on(slowest)[:MOST_TABLES]:
@@ -83,7 +83,7 @@ class _Search:
         return False
 
     def _pack(self, slowest: int, target: float) -> bool:
-        """Takes the tables of the slowest rank and of some others away, and places them anew, dearest first."""
+        """Removes tables from the slowest rank and some others, and places them again, most expensive first."""
         for _ in range(PACKINGS):
             self.tries -= 1
             if self._pack_once(slowest, target):
@@ -109,7 +109,7 @@ class _Search:
         return False
 
     def _neighbours(self, slowest: int) -> list[int]:
-        """Returns tables of the slowest rank and of random ones."""
+        """Returns tables of the slowest rank and of random ranks."""
         emptiest = np.argsort(self._placement.full(), kind="stable")[: max(8, len(self._placement.load) // 4)]
         ranks = [slowest, *self._random.choice(emptiest, 2), *self._random.choice(len(self._placement.load), 1)]
         kinds = self._placement.rated.options.kind[self._placement.option]
@@ -120,7 +120,7 @@ class _Search:
         return [*found]
 
     def _swap(self, slowest: int, target: float) -> bool:
-        """Swaps a shard of the slowest rank for a cheaper one of another: the pair that leaves both the fastest."""
+        """Swaps a shard of the slowest rank for a cheaper shard: the pair that leaves both ranks the fastest."""
         placement = self._placement
         table, rank = _single_shards(placement)
         option = placement.option[table]

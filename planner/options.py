@@ -1,4 +1,4 @@
-"""Every way to shard every table: sharding type, kernel, columns of a shard, part of the rows that is cached."""
+"""Every way to shard every table: sharding type, kernel, columns of a shard, cached part of the rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ ON_EVERY_RANK = (DATA_PARALLEL, ROW_WISE)
 ON_WHOLE_HOSTS = (TABLE_ROW_WISE, GRID)
 OF_ROWS = (ROW_WISE, TABLE_ROW_WISE, GRID)
 OF_COLUMNS = (COLUMN_WISE, TABLE_COLUMN_WISE, GRID)
-NEED_HOSTS = (TABLE_ROW_WISE, TABLE_COLUMN_WISE, GRID)  # on a single host they are another type by a longer name
+NEED_HOSTS = (TABLE_ROW_WISE, TABLE_COLUMN_WISE, GRID)  # on a single host these equal shorter-named types
 
 KERNELS = ("dense", "fused", "fused_uvm", "fused_uvm_caching")
 DENSE, FUSED, UVM, CACHED = range(len(KERNELS))
-CACHE_FACTORS = (0.05, 0.1, 0.2, 0.4, 0.7)  # parts of a table's rows in a cache on the GPU; TorchRec's default is 0.2
-LANES = 4  # FBGEMM's kernels take columns by fours
+CACHE_FACTORS = (0.05, 0.1, 0.2, 0.4, 0.7)  # parts of a table's rows that the GPU caches; TorchRec's default is 0.2
+LANES = 4  # FBGEMM's kernels take columns in fours
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Options:
         kind: Number of the sharding type in KINDS.
         kernel: Number of the kernel in KERNELS.
         columns: Columns of a shard.
-        cached: Part of the rows that is cached; 0 for other kernels.
-        pieces: Shards side by side, each with some of the columns.
-        shards: All shards; of a table on every rank one for each.
+        cached: Cached part of the rows; 0 for other kernels.
+        pieces: Number of shards side by side, each with some of the columns.
+        shards: Number of all shards; one per rank if on every rank.
         rows: Rows of the largest shard.
     """
 
@@ -50,7 +50,7 @@ class Options:
 
 
 def all_options(tables: Sequence[Table], topology: Topology) -> Options:
-    """Returns the options of tables; one that cannot be sharded as allowed has none."""
+    """Returns the options of tables; a table that cannot be sharded as allowed has none."""
     found = [(number, *option) for number, table in enumerate(tables) for option in _options(table, topology)]
     table, kind, kernel, columns, cached = (np.array(column) for column in zip(*found, strict=True))
     rows_of_table = np.array([one.rows for one in tables])[table]
@@ -88,7 +88,7 @@ def _kernels(table: Table, kind: int, topology: Topology) -> list[int]:
 
 
 def _widths(table: Table, kind: int, topology: Topology) -> list[int]:
-    """Returns the numbers of columns of a shard that a sharding type can have."""
+    """Returns the numbers of columns that a shard of a sharding type can have."""
     if kind == DATA_PARALLEL:
         return [table.columns]
     if kind not in OF_COLUMNS:
@@ -96,11 +96,11 @@ def _widths(table: Table, kind: int, topology: Topology) -> list[int]:
     widths = [one for one in range(LANES, table.columns + 1, LANES) if table.columns % one == 0]
     cut = [columns for columns in widths if table.min_columns <= columns < table.columns]
     if all(KINDS.index(one) in OF_COLUMNS for one in table.kinds):
-        # Cut alike on any number of ranks, so that a run goes on elsewhere with its row-wise state as it is.
+        # The same cut on any number of ranks lets a run resume elsewhere with its row-wise state unchanged.
         return cut[:1] or [one for one in widths if one == table.columns]
     return [columns for columns in cut if table.columns // columns <= places(kind, topology)]
 
 
 def places(kind: int, topology: Topology) -> int:
-    """Returns how many shards of columns can be side by side, each on ranks of its own."""
+    """Returns how many column shards fit side by side, each on its own ranks."""
     return {COLUMN_WISE: topology.ranks, TABLE_COLUMN_WISE: topology.per_host, GRID: topology.hosts}[kind]

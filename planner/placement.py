@@ -1,4 +1,4 @@
-"""Placement of shards on ranks: best fit under a limit of cost."""
+"""Placement of shards on ranks: best fit under a cost limit."""
 
 from dataclasses import dataclass, field
 
@@ -16,13 +16,13 @@ class Placement:
 
     Attributes:
         rated: The options.
-        topology: The ranks, which are all alike.
+        topology: The topology of identical ranks.
         memory_limit: Bytes of a rank, `[2]`.
         prices: Milliseconds per byte of memory, `[2]`.
         load: Milliseconds of each rank, `[R]`.
         memory: Bytes taken on each rank, `[R, 2]`.
-        option: The option of each table, `[T]`; -1 where there is none yet.
-        where: The ranks of the shards of each table; of those of rows on a whole host, its ranks in order.
+        option: The option of each table, `[T]`; -1 if not placed yet.
+        where: The ranks of each table's shards; for row shards on a whole host, the host's ranks in order.
     """
 
     rated: Rated
@@ -46,14 +46,14 @@ class Placement:
         return float(self.load.max())
 
     def room(self, option: int, limit: float, times: int = 1) -> np.ndarray:
-        """Returns which ranks have room for a number of shards of an option, `[R]`."""
+        """Returns whether each rank has room for `times` shards of an option, `[R]`."""
         fits = self.load <= limit - times * self.rated.cost[option]
         for kind in (0, 1):
             fits &= self.memory[:, kind] <= self.memory_limit[kind] - times * self.rated.memory[option, kind]
         return fits
 
     def find(self, option: int, limit: float) -> np.ndarray | None:
-        """Returns the ranks on which an option fits the most tightly under a limit of cost; None if it does not fit."""
+        """Returns the ranks where an option fits most tightly under a cost limit; None if the option does not fit."""
         kind, pieces = int(self.rated.options.kind[option]), int(self.rated.options.pieces[option])
         if kind in OF_COLUMNS and pieces > places(kind, self.topology):
             return self._repeated(option, kind, pieces, limit)
@@ -67,11 +67,11 @@ class Placement:
         return _fullest(np.flatnonzero(fits), self.full(), pieces)
 
     def full(self) -> np.ndarray:
-        """Returns how full each rank is, in milliseconds: its load, and its memory at its price, `[R]`."""
+        """Returns how full each rank is, in milliseconds: its load plus its priced memory, `[R]`."""
         return self.load + self.memory @ self.prices
 
     def _repeated(self, option: int, kind: int, pieces: int, limit: float) -> np.ndarray | None:
-        """Returns ranks of which some have several shards of the columns, as there are fewer than these."""
+        """Returns ranks for more column shards than there are ranks: some ranks take several shards."""
         fits = self.room(option, limit, -(-pieces // places(kind, self.topology)))
         every = np.arange(self.topology.ranks)
         if kind == TABLE_COLUMN_WISE:
@@ -105,7 +105,7 @@ class Placement:
         self._add(where, option, 1)
 
     def take(self, table: int) -> tuple[int, np.ndarray]:
-        """Takes a table away, and returns where it was."""
+        """Removes a table; returns its option and ranks."""
         option, where = int(self.option[table]), self.where[table]
         self._add(where, option, -1)
         self.option[table] = -1
@@ -117,7 +117,7 @@ class Placement:
 
 
 def _fullest(candidates: np.ndarray, full: np.ndarray, number: int) -> np.ndarray | None:
-    """Returns the fullest candidates, of equal ones the first; None if there are not enough."""
+    """Returns the `number` fullest candidates, the first on a tie; None if there are fewer."""
     if len(candidates) < number:
         return None
     if number == 1:
@@ -128,17 +128,17 @@ def _fullest(candidates: np.ndarray, full: np.ndarray, number: int) -> np.ndarra
 def place(
     rated: Rated, topology: Topology, memory: np.ndarray, limit: float, relaxed: Relaxed, grain: float
 ) -> Placement | None:
-    """Places all tables under a limit of cost: on all ranks, then on hosts, then single shards, dearest first.
+    """Places all tables under a cost limit: on all ranks, on hosts, then single shards, most expensive first.
 
-    A table whose choice fits nowhere takes its next cheapest option that does.
+    A table whose choice fits nowhere takes its next cheapest option that fits.
 
     Args:
         rated: The options.
-        topology: The ranks, which are all alike.
+        topology: The topology of identical ranks.
         memory: Bytes of a rank, `[2]`.
         limit: Milliseconds of a rank.
-        relaxed: The relaxed problem, whose choices are placed.
-        grain: How much dearer an option is if a shard of it fills a rank: small shards leave smaller gaps.
+        relaxed: The relaxed solution, whose choices are placed.
+        grain: How much an option's cost rises if its shard fills a rank: small shards leave smaller gaps.
 
     Returns:
         The placement; None if a table fits nowhere.

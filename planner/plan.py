@@ -1,9 +1,9 @@
-"""Plans that fit: what shards may take of a rank's memory, the search under it, and what is missing where nothing fits.
+"""Plans that fit: the room for shards in a rank's memory, the search within this room, and the shortage of memory.
 
-The search adds up what shards take, but phases of a step peak one after the other. So it counts the most of each shard
-in any phase first: such a plan fits in any case. Where it finds none, it counts one phase at a time, under which too
-much may pass, and takes a plan whose forecast peak fits; at last the plan that takes the least memory, if it fits.
-Where a phase alone has no room, it is proven that none fits.
+The search adds up the memory of shards, but phases of a step peak one after the other. So the search first counts each
+shard's most in any phase: such a plan always fits. If no such plan is found, the search counts one phase at a time,
+which may let too much pass, and takes a plan whose forecast peak fits. The last resort is the plan with the least
+memory, if that plan fits. If a single phase has no room, it is proven that no plan fits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,27 +22,26 @@ from planner.shard_memory import PHASES, memory_by_kind, memory_in_phase
 from planner.solve import TRIES, NothingFits, Solution, solve_within
 from planner.step_time import beside_tables
 
-MOST_TIMES = 2**20  # the memory that there is, after which no memory helps
+MOST_TIMES = 2**20  # times the memory, beyond which no memory helps
 BISECTIONS = 30
-NARROWER = 5  # times that a phase gets the less memory the more the others lack
-AT_ANY_COST = 100.0  # how much slower a plan may be that takes little memory, relative
-ROUNDING = 1e-9  # of sums in another order
+NARROWER = 5  # how often a phase gets less memory, as others lack some
+AT_ANY_COST = 100.0  # how much slower the leanest plan may be, relative
+ROUNDING = 1e-9  # of sums in another order, relative
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is to be planned, and the memory that there is for it.
+    """A planning problem: what to plan, and the memory for it.
 
     Attributes:
         cluster: The cluster to plan for.
         tables: The tables.
-        topology: The ranks of the cluster, with all of their memory.
-        measure_dense: Returns the dense part of the model. It is only called if something asks for the dense part, as
-            measuring takes seconds.
+        topology: The topology, with all memory of the ranks.
+        measure_dense: Returns the dense part of the model. Called only on demand, as measuring takes seconds.
         reserve: The part of the device's memory to keep free.
-        counts_all: Whether all memory is counted; else that of tables, and the rest is reserved.
-        slower: How much slower than the fastest plan found a plan may be, relative, to take the least memory.
-        of_systems: The ranks with the speeds of each system, by its name; empty where none is forecast.
+        counts_all: Whether all memory is counted; else only tables are, and the rest is reserved.
+        slower: How much slower than the fastest plan found the plan may be, relative, to save memory.
+        of_systems: The topology with each system's speeds, by system name; empty if none is forecast.
     """
 
     cluster: Cluster
@@ -61,12 +60,12 @@ class Problem:
 
     @property
     def work(self) -> DenseWork | None:
-        """What the dense part does in a step; None where its time is not counted."""
+        """The dense part's work in a step; None if its time is not counted."""
         return self.dense.work if self.topology.speeds else None
 
     @property
     def device(self) -> int:
-        """The kind of memory that ranks compute in: 0 for a GPU's, 1 for the host's."""
+        """Index of the memory that ranks compute in: 0 for GPU, 1 for host."""
         return 0 if self.topology.on_gpu else 1
 
     @property
@@ -76,17 +75,17 @@ class Problem:
 
     @property
     def usable(self) -> np.ndarray:
-        """Bytes of a rank without those to keep free, `[2]`."""
+        """Bytes of a rank without the reserve, `[2]`."""
         found = self.there
         found[self.device] *= 1 - self.reserve
         return found
 
     def for_shards(self, phase: str | None = None, times: float = 1.0) -> np.ndarray:
-        """Returns the bytes of a rank that shards may take, `[2]`; negative where there are none.
+        """Returns the bytes of a rank that shards may take, `[2]`; negative if there is no room.
 
         Args:
-            phase: The phase of a step that is counted; unset for all of them.
-            times: How many times its memory a rank has.
+            phase: The phase of a step to count; unset for all phases.
+            times: Multiple of the memory that a rank has.
         """
         found = times * self.usable
         if self.counts_all:
@@ -95,7 +94,7 @@ class Problem:
         return found
 
     def beside_shards(self) -> dict[str, float]:
-        """Returns the bytes of a rank's device that shards cannot have, by name."""
+        """Returns the bytes of a rank's device that shards cannot take, by name."""
         reserved = (self.there - self.usable)[self.device]
         beside = beside_shards(self.tables, self.topology, self.dense.memory) if self.counts_all else {}
         return beside | {"planner.reserve": reserved}
@@ -107,13 +106,13 @@ class Problem:
 
     @cached_property
     def by_phase(self) -> dict[str | None, Rated]:
-        """The options with the least memory that they need, in each phase that is counted."""
+        """The options with the least memory that they need in each counted phase."""
         if not self.counts_all:
             return {None: self.rated}
         return {phase: rate(self.tables, self.topology, partial(memory_in_phase, phase)) for phase in PHASES}
 
     def topology_for_shards(self) -> Topology:
-        """Returns the ranks with the memory that shards may take."""
+        """Returns the topology with the memory that shards may take."""
         gpu, host = self.for_shards()
         return replace(self.topology, gpu_bytes=int(gpu), host_bytes=int(host))
 
@@ -123,7 +122,7 @@ class Problem:
         return self.memory_of(shards_of_tables(planned))
 
     def memory_of(self, shards: Shards) -> RankMemory:
-        """Returns the memory of each rank at the peak, under the plan that has these shards."""
+        """Returns the memory of each rank at the peak, under a plan with these shards."""
         return memory_of(shards, self.tables, self.topology, self.dense.memory)
 
     def kept_by_shard(self, solution: Solution) -> np.ndarray:
@@ -136,11 +135,11 @@ def find_plan(problem: Problem, tries: int = TRIES) -> Solution:
     """Returns the best plan found that fits.
 
     Args:
-        problem: What is to be planned.
-        tries: How often the search may pack tables anew; fewer for a quick answer.
+        problem: The planning problem.
+        tries: How often the search may repack tables; fewer for a quick answer.
 
     Raises:
-        NothingFits: There is none, or none was found.
+        NothingFits: No plan fits, or none was found.
     """
     try:
         found = solve_within(problem.rated, problem.topology, problem.for_shards(), problem.slower, tries)
@@ -152,10 +151,10 @@ def find_plan(problem: Problem, tries: int = TRIES) -> Solution:
 
 
 def _fitting_in_phases(problem: Problem, tries: int) -> Solution:
-    """Returns the fastest plan that fits, of those found where one phase alone is counted.
+    """Returns the fastest plan that fits of those found by counting one phase alone.
 
     Raises:
-        NothingFits: There is none, or none was found.
+        NothingFits: No plan fits, or none was found.
     """
     if not np.isfinite(least_cost(problem)):
         raise NothingFits(is_proven=True)
@@ -167,12 +166,12 @@ def _fitting_in_phases(problem: Problem, tries: int) -> Solution:
 
 
 def _leanest(problem: Problem, tries: int) -> Solution:
-    """Returns the plan that takes the least memory, if it fits.
+    """Returns the plan with the least memory, if the plan fits.
 
     Raises:
-        NothingFits: It does not.
+        NothingFits: The plan does not fit.
     """
-    # A limit that leaves little room leads the search astray: with plenty, it found plans that take less than that.
+    # A tight limit misleads the search: with plenty of memory, it found plans that take less than the tight limit.
     memory = problem.for_shards()
     memory[problem.device] = MOST_TIMES * problem.there[problem.device]
     try:
@@ -185,7 +184,7 @@ def _leanest(problem: Problem, tries: int) -> Solution:
 
 
 def _fitting_in_phase(problem: Problem, phase: str | None, tries: int) -> Solution | None:
-    """Returns a plan that fits, of which other phases have what counting one of them leaves; None if none is found."""
+    """Returns a plan that fits, found by counting one phase with ever less room; None if none is found."""
     room = problem.for_shards(phase)
     for _ in range(NARROWER):
         try:
@@ -200,7 +199,7 @@ def _fitting_in_phase(problem: Problem, phase: str | None, tries: int) -> Soluti
 
 
 def with_bound_of_all(problem: Problem, found: Solution) -> Solution:
-    """Returns a solution with the bound of all plans that fit, also of those that fit in phases only."""
+    """Returns a solution with the bound of all plans that fit, even of plans that fit only in phases."""
     is_plenty = (problem.rated.memory <= problem.for_shards()).all() and not found.bound.prices.any()
     if is_plenty:
         return found
@@ -208,19 +207,19 @@ def with_bound_of_all(problem: Problem, found: Solution) -> Solution:
 
 
 def least_cost(problem: Problem) -> float:
-    """Returns the milliseconds of the slowest rank that no plan that fits is below; infinite where none fits."""
+    """Returns the least milliseconds of the slowest rank under any plan that fits; infinite if none fits."""
     number = problem.topology.ranks
     return max(lower_bound(rated, problem.for_shards(phase), number).cost for phase, rated in problem.by_phase.items())
 
 
 def least_milliseconds(problem: Problem) -> float:
-    """Returns the time that a step takes at least under any plan, as is proven; infinite where no plan fits."""
+    """Returns the proven least milliseconds of a step under any plan; infinite if no plan fits."""
     beside = sum(beside_tables(problem.topology, problem.work))
     return (least_cost(problem) + beside) * (1 - ROUNDING)
 
 
 def times_needed(problem: Problem) -> float:
-    """Returns how many times its memory every rank needs at least; infinite if no memory helps."""
+    """Returns the least multiple of its memory that every rank needs; infinite if none helps."""
     low, high = 1.0, 2.0
     while not _may_fit(problem, high):
         low, high = high, 2 * high

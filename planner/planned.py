@@ -1,4 +1,4 @@
-"""A plan for a cluster, with its time and memory, or by how much the tables do not fit."""
+"""A plan for a cluster, with its time and memory, or its shortage of memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ from planner.systems import SYSTEMS, System
 
 @dataclass(frozen=True)
 class Shortage:
-    """Tables that do not fit.
+    """A shortage of memory.
 
     Attributes:
-        times: How many times the memory of every rank they need at least; 1 if it is only that no place was found.
+        times: Least multiple of every rank's memory that the tables need; 1 if merely no placement was found.
     """
 
     times: float
@@ -36,8 +36,8 @@ class Planned:
     """A plan for a cluster.
 
     Attributes:
-        problem: What was to be planned.
-        solution: The placement and the bound; a shortage of memory where there is none.
+        problem: The planning problem.
+        solution: The placement and the bound; the shortage of memory if nothing fits.
     """
 
     problem: Problem
@@ -55,7 +55,7 @@ class Planned:
 
     @property
     def topology(self) -> Topology:
-        """The ranks, with all of their memory."""
+        """The topology, with all memory of the ranks."""
         return self.problem.topology
 
     @property
@@ -65,7 +65,7 @@ class Planned:
 
     @property
     def found(self) -> Solution:
-        """The placement and the bound, where the tables fit."""
+        """The placement and the bound, if the tables fit."""
         assert isinstance(self.solution, Solution)
         return self.solution
 
@@ -86,7 +86,7 @@ class Planned:
 
     @property
     def step_of_others(self) -> dict[System, StepTime]:
-        """The time of a step of the other systems, where the plan is forecast for one."""
+        """The time of a step under each other system, if the plan is for a system."""
         return {
             SYSTEMS[name]: step_time(self.placed, self.tables, topology, self.problem.work)
             for name, topology in self.problem.of_systems.items()
@@ -100,7 +100,7 @@ class Planned:
 
     @property
     def memory_by_kind(self) -> dict[str, np.ndarray]:
-        """Bytes of each rank at the peak by kind, `[R]` each, first of GPUs, such as `GPU: tables`, then of hosts."""
+        """Bytes of each rank at the peak by kind, `[R]` each: GPU kinds, such as `GPU: tables`, then host kinds."""
         found = {}
         for number, where in enumerate(("GPU", "host")):
             kinds = {kind: size[:, number] for kind, size in self.memory.by_kind().items() if size[:, number].any()}
@@ -117,8 +117,8 @@ def plan(problem: Problem, tries: int = TRIES) -> Planned:
     """Returns the best plan found, or the shortage of memory.
 
     Args:
-        problem: What is to be planned.
-        tries: How often the search may pack tables anew; fewer for a quick answer.
+        problem: The planning problem.
+        tries: How often the search may repack tables; fewer for a quick answer.
     """
     try:
         return Planned(problem, find_plan(problem, tries))
@@ -127,7 +127,7 @@ def plan(problem: Problem, tries: int = TRIES) -> Planned:
 
 
 class NotRatedError(ValueError):
-    """A table is placed as the planner would not choose, so that the planner cannot rate the plan.
+    """A table's placement that the planner would never choose, and so cannot rate.
 
     Attributes:
         table: The placement of the table.
@@ -140,14 +140,14 @@ class NotRatedError(ValueError):
 
 
 def rate_plan(problem: Problem, placed: Sequence[PlannedTable]) -> Planned:
-    """Returns a plan that was made elsewhere with the costs of this planner, and the bound beside it.
+    """Rates a plan made elsewhere: returns the plan with this planner's costs and bound.
 
     Args:
-        problem: What was to be planned.
+        problem: The planning problem.
         placed: The placement of each table.
 
     Raises:
-        NotRatedError: The planner would not place a table so.
+        NotRatedError: The planner would never place a table this way.
     """
     placement = Placement(problem.rated, problem.topology, problem.for_shards(), np.zeros(2))
     for number, table in enumerate(placed):

@@ -1,4 +1,4 @@
-"""The placement of a table: the little that decides its shards."""
+"""The placement of a table: the values that fix its shards."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class PlannedTable:
 
     Attributes:
         rows: Rows of the table.
-        columns: Its columns.
+        columns: Columns of the table.
         kind: Its sharding type.
         kernel: Its compute kernel.
         shard_columns: Columns of a shard.
-        ranks: The rank of each shard: all row shards of the first columns, then those of the next.
-        cached: Part of the rows that is cached on the GPU; unset for kernels without a cache.
+        ranks: The rank of each shard: all row shards of the first columns, then of the next.
+        cached: Part of the rows cached on the GPU; unset for kernels without a cache.
     """
 
     rows: int
@@ -40,7 +40,7 @@ class PlannedTable:
         return not left and len(self.ranks) % pieces == 0
 
     def blocks(self) -> list[tuple[list[int], list[int]]]:
-        """Returns offset and size of every shard; the last ones of the rows may be short, or empty."""
+        """Returns offset and size of every shard; the last row shards may be short, or empty."""
         pieces = self.columns // self.shard_columns
         parts = len(self.ranks) // pieces
         block = -(-self.rows // parts)
@@ -68,7 +68,7 @@ def planned_table(solution: Solution, number: int, table: Table) -> PlannedTable
 
 
 def options_of(planned: Sequence[PlannedTable]) -> Options:
-    """Returns the options that a plan has chosen, one for each table."""
+    """Returns the options that a plan chose, one for each table."""
     kind = np.array([KINDS.index(table.kind) for table in planned])
     columns = np.array([table.shard_columns for table in planned])
     pieces = np.array([table.columns for table in planned]) // columns

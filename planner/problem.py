@@ -1,4 +1,4 @@
-"""What is planned: embedding tables, the ranks that hold them, and the dense part of the model beside them."""
+"""The input of planning: embedding tables, the topology, and the dense part of the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ SHARDING_TYPES = (
 
 @dataclass(frozen=True)
 class Zipf:
-    """What ids are drawn from, as Zipf has it.
+    """A Zipf distribution of ids.
 
     Attributes:
-        exponent: How fast they get rarer from the most popular on; 0 if all are as popular.
-        ids: How many different ones there are.
+        exponent: How fast ids get rarer after the most popular; 0 if all are equally popular.
+        ids: Number of different ids.
     """
 
     exponent: float
@@ -39,19 +39,19 @@ class Table:
         name: Its name.
         rows: Its rows.
         columns: Its columns.
-        hotness: Average number of ids in a sample, of each of its features.
+        hotness: Average number of ids in a sample, per feature.
         is_pooled: Whether the embeddings of a sample are pooled, not a sequence.
-        value_bytes: Bytes of each of its values.
-        state_per_value: Values of the optimizer's state, of 4 bytes, for each value of the table.
-        state_per_row: The same for each row of each shard.
+        value_bytes: Bytes of a value.
+        state_per_value: 4-byte values of optimizer state for each value of the table.
+        state_per_row: 4-byte values of optimizer state for each row of each shard.
         averages_per_value: Bytes of averages for each value.
-        averages_per_row: The same for each row of each shard.
-        kinds: Sharding types that it can have.
-        kernels: Compute kernels that it can have.
-        min_columns: Least columns of a column shard.
-        skew: What the ids of each of its features are drawn from; empty if all rows are as popular.
-        weight_bytes: Bytes of the weight of an id; 0 if ids have none.
-        has_plain_update: Whether its update on a CPU is not FBGEMM's, which needs no copies of the rows.
+        averages_per_row: Bytes of averages for each row of each shard.
+        kinds: Sharding types that the table can have.
+        kernels: Compute kernels that the table can have.
+        min_columns: Minimum columns of a column shard.
+        skew: Distribution of each feature's ids; empty if all rows are equally popular.
+        weight_bytes: Bytes of an id's weight; 0 if ids have no weights.
+        has_plain_update: Whether its CPU update is not FBGEMM's; FBGEMM's needs no copies of the rows.
     """
 
     name: str
@@ -74,12 +74,12 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The ranks, which are all alike, and the links between them.
+    """Identical ranks, and the links between them.
 
     Attributes:
         ranks: Number of ranks.
         per_host: Ranks of each host.
-        on_gpu: Whether they have GPUs.
+        on_gpu: Whether the ranks have GPUs.
         gpu_bytes: GPU memory per rank; 0 without GPUs.
         host_bytes: Host memory per rank.
         gpu_bandwidth: Bandwidth of GPU memory; all bandwidths are in bytes per millisecond.
@@ -88,11 +88,11 @@ class Topology:
         intra_bandwidth: Bandwidth between two ranks of a host.
         inter_bandwidth: Bandwidth from a rank to other hosts.
         batch_size: Samples of a rank in a step.
-        bytes_of_value: Bytes of an exchanged value: of all-to-all forward and backward, of partial sums forward and
+        bytes_of_value: Bytes of an exchanged value: all-to-all forward and backward, then partial sums forward and
             backward; None for the bytes of the table's values.
-        speeds: The speeds that times are counted with; None for TorchRec's estimate, which takes the bandwidths.
-        speeds_source: Where the speeds are from, in words to print.
-        system: The system that reaches these speeds; None where speeds were measured, or are a usual CPU's.
+        speeds: The speeds to forecast times by; None for TorchRec's estimate, which uses the bandwidths.
+        speeds_source: Source of the speeds, as text to print.
+        system: The system that reaches these speeds; None if speeds were measured, or are a usual CPU's.
     """
 
     ranks: int
@@ -123,12 +123,12 @@ class DenseMemory:
 
     Attributes:
         weights: Its weights.
-        gradients: Gradients of the weights that train, in the buckets of DistributedDataParallel from the build on.
-        state: State of their optimizers.
+        gradients: Gradients of the trained weights, in the buckets of DistributedDataParallel from the build on.
+        state: State of the optimizers.
         averages: Averages of the weights.
-        activations: The most that a step has beside these at once: the embeddings that the dense part gets, with their
-            gradients, what backward needs, and temporaries.
-        sample: Values of a sample beside its ids: dense features, labels, groups, weights.
+        activations: The most that a step adds at once: the embeddings that the dense part receives, with their
+            gradients, values saved for backward, and temporaries.
+        sample: Values of a sample without its ids: dense features, labels, groups, weights.
         build: Temporaries that initialize tables.
     """
 
@@ -142,19 +142,19 @@ class DenseMemory:
 
     @property
     def kept(self) -> int:
-        """Bytes that are there between steps."""
+        """Bytes that stay between steps."""
         return self.weights + self.gradients + self.state + self.averages
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseWork:
-    """What the dense part of a rank does in a step, forward, backward and update.
+    """Work of a rank's dense part in a step: forward, backward and update.
 
     Attributes:
-        flops: Floating-point operations of products of matrices.
-        batched_flops: The same of products of many small matrices, one for each sample.
+        flops: Floating-point operations of matrix products.
+        batched_flops: Operations of products of many small matrices, one for each sample.
         bytes: Bytes that operations read and write.
-        gradients: Bytes of gradients, which ranks sum up.
+        gradients: Bytes of gradients that ranks sum.
     """
 
     flops: float

@@ -1,7 +1,7 @@
-"""The memory of each rank under a plan, by kind: what is there between steps, and the most that a build or step adds.
+"""The memory of each rank under a plan, by kind: memory kept between steps, and the most that a build or step adds.
 
-A rank's peak is not the sum of all that it ever allocates: the dense part has its activations when embeddings have been
-exchanged, and tables their gradients when activations are gone. So the phases of a step are counted one by one.
+A rank's peak is less than the sum of its allocations: activations exist only after embeddings were exchanged, and
+gradients of tables only after activations are gone. So each phase of a step is counted separately.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from planner.planned_table import PlannedTable
 from planner.problem import DenseMemory, Table, Topology
 from planner.shard_memory import LARGEST_OF_RANK, memory_by_kind
 
-BATCHES_ON_GPU = 3  # that TorchRec's pipeline copies ahead
+BATCHES_ON_GPU = 3  # batches that TorchRec's pipeline copies ahead
 INT, FLOAT = 4, 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overheads:
-    """Memory beside what the allocator gives out, per rank; figures of a calibration replace these.
+    """Memory per rank beyond what the allocator gives out; a calibration's figures replace these.
 
     Attributes:
         context: Bytes of the process on its device: CUDA's context and kernels, or Python with its libraries.
-        communication: Bytes of NCCL's buffers where there are several ranks.
-        fragmentation: Part of what is given out that the allocator holds beside it.
+        communication: Bytes of NCCL's buffers if there are several ranks.
+        fragmentation: Excess that the allocator holds, as a part of given memory.
     """
 
     context: float
@@ -34,8 +34,8 @@ class Overheads:
     fragmentation: float
 
 
-# CUDA: the middle of what its context (0.3 to 0.6 GiB), NCCL (0.1 to 1 GiB) and fragmentation (2 to 10 %) take. CPU:
-# measured with torch 2.13, imports and Gloo; malloc keeps 65 to 250 MiB of what was freed.
+# CUDA: the middle of the ranges of context (0.3 to 0.6 GiB), NCCL (0.1 to 1 GiB) and fragmentation (2 to 10 %). CPU:
+# measured with torch 2.13, imports and Gloo; malloc keeps 65 to 250 MiB of freed memory.
 ON_GPU = Overheads(context=0.45 * GIB, communication=0.5 * GIB, fragmentation=0.06)
 ON_CPU = Overheads(context=0.36 * GIB, communication=0.0, fragmentation=0.1)
 NONE = Overheads(context=0.0, communication=0.0, fragmentation=0.0)
@@ -47,18 +47,18 @@ class RankMemory:
 
     Attributes:
         tables: Weights of the shards.
-        state: Their optimizers' state.
-        averages: Their averages.
-        replicated: Buckets and, where that is the peak, gradients of tables that every rank holds.
+        state: Optimizer state of the shards.
+        averages: Averages of the shards.
+        replicated: Buckets and, if part of the peak, gradients of tables that every rank holds.
         dense: The dense part: weights, gradients in their buckets, state, averages.
         ids: Ids of batches in flight, and whole batches on a GPU.
-        exchanged: Embeddings on their way to other ranks, where that is the peak.
-        update: Gradients of embeddings and temporaries of the update, where that is the peak.
-        activations: Activations of the dense part, where that is the peak.
-        build: Temporaries of the build, where that is the peak.
+        exchanged: Embeddings on their way to other ranks, if part of the peak.
+        update: Gradients of embeddings and temporaries of the update, if part of the peak.
+        activations: Activations of the dense part, if part of the peak.
+        build: Temporaries of the build, if part of the peak.
         context: The process itself.
         communication: Buffers of the communication library.
-        fragmentation: What the allocator holds beside.
+        fragmentation: Excess that the allocator holds.
     """
 
     tables: np.ndarray
@@ -76,7 +76,7 @@ class RankMemory:
     fragmentation: np.ndarray
 
     def by_kind(self) -> dict[str, np.ndarray]:
-        """Returns all of them by name."""
+        """Returns all kinds by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
@@ -90,8 +90,8 @@ class Shards:
     """All shards of a plan.
 
     Attributes:
-        options: One option for each, whose rows are the shard's.
-        rank: The rank of each.
+        options: One option per shard, with the shard's rows.
+        rank: The rank of each shard.
     """
 
     options: Options
@@ -126,8 +126,8 @@ def shards_of_table(
         table: Number of the table.
         kind: Its sharding type.
         kernel: Its compute kernel.
-        columns: Columns of each shard, `[S]`, or of all.
-        cached: Part of the rows that is cached on the GPU.
+        columns: Columns of each shard, `[S]`, or one number for all.
+        cached: Part of the rows cached on the GPU.
         rows: Rows of each shard, `[S]`.
         where: The rank of each shard, `[S]`.
     """
@@ -156,9 +156,9 @@ def memory_of(
     Args:
         shards: The shards of the plan.
         tables: The tables.
-        topology: The ranks.
+        topology: The topology.
         dense: The memory of the dense part.
-        overheads: Memory beside what is allocated; unset for the defaults of the device.
+        overheads: Memory beyond allocations; unset for the defaults of the device.
     """
     kinds = _on_ranks(shards, tables, topology)
     phases = _phases(kinds, shards, tables, topology, dense)
@@ -167,7 +167,7 @@ def memory_of(
 
 
 def defaults(topology: Topology) -> Overheads:
-    """Returns the overheads of a kind of device, where none were measured."""
+    """Returns the overheads of a kind of device without measurements."""
     return ON_GPU if topology.on_gpu else ON_CPU
 
 
@@ -178,14 +178,14 @@ def beside_shards(
     overheads: Overheads | None = None,
     phase: str | None = None,
 ) -> dict[str, float]:
-    """Returns the bytes of a rank's device that are not its shards', by name.
+    """Returns the bytes of a rank's device beside its shards, by name.
 
     Args:
         tables: The tables.
-        topology: The ranks, which are all alike.
+        topology: The topology of identical ranks.
         dense: The memory of the dense part.
         overheads: As in `memory_of`.
-        phase: A phase of a step, of `shard_memory.PHASES`; unset for the most of any.
+        phase: A phase of a step, of `shard_memory.PHASES`; unset for the largest.
     """
     overheads = overheads or defaults(topology)
     local, received = (_local_ids(tables, topology), _received(tables, topology)) if topology.ranks > 1 else (0, 0)
@@ -214,13 +214,13 @@ def room_for_shards(
 ) -> float:
     """Returns the bytes of a rank's device that its shards may take; negative if nothing fits.
 
-    Shards that take no more by `shard_memory` fit in any case: it adds up the most of each shard in any phase. With a
-    phase, shards that take more by `memory_in_phase` do not fit.
+    Shards that take no more by `shard_memory` always fit: it adds up each shard's most in any phase. With a phase,
+    shards that take more by `memory_in_phase` do not fit.
 
     Args:
         capacity: Bytes of the device.
         tables: The tables.
-        topology: The ranks, which are all alike.
+        topology: The topology of identical ranks.
         dense: The memory of the dense part.
         overheads: As in `memory_of`.
         phase: As in `beside_shards`.
@@ -253,7 +253,7 @@ def _kept(
 def _phases(
     kinds: dict[str, np.ndarray], shards: Shards, tables: Sequence[Table], topology: Topology, dense: DenseMemory
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Returns what each phase adds to what is kept, by kind."""
+    """Returns the bytes that each phase adds, by kind."""
     received = _everywhere(_received(tables, topology) if topology.ranks > 1 else 0, topology)
     local = _everywhere(_local_ids(tables, topology) if topology.ranks > 1 else 0, topology)
     largest = np.zeros((topology.ranks, 2))
@@ -274,7 +274,7 @@ def _phases(
 def _at_peak(
     kept: dict[str, np.ndarray], phases: dict[str, dict[str, np.ndarray]], topology: Topology, overheads: Overheads
 ) -> RankMemory:
-    """Returns what is kept with what the phase adds that adds the most, rank by rank."""
+    """Returns the kept memory plus the largest phase's memory, rank by rank."""
     device = 0 if topology.on_gpu else 1
     added = np.stack([sum(phase.values())[:, device] for phase in phases.values()])  # pyrefly: ignore
     worst = added.argmax(axis=0)
@@ -296,13 +296,13 @@ def _everywhere(size: float, topology: Topology) -> np.ndarray:
 
 
 def _local_ids(tables: Sequence[Table], topology: Topology) -> float:
-    """Returns the bytes of a local batch's ids, their numbers and their weights."""
+    """Returns the bytes of a local batch's ids, lengths and weights."""
     of_sample = [(INT + one.weight_bytes) * sum(one.hotness) + INT * len(one.hotness) for one in tables]
     return topology.batch_size * sum(of_sample)
 
 
 def _batches(tables: Sequence[Table], topology: Topology, dense: DenseMemory) -> float:
-    """Returns the bytes of a rank's own batches: the ids of one, and all of those that were copied to a GPU."""
+    """Returns the bytes of a rank's own batches: the ids of one, and whole batches copied to a GPU."""
     whole = _local_ids(tables, topology) + topology.batch_size * dense.sample
     return _local_ids(tables, topology) + (BATCHES_ON_GPU * whole if topology.on_gpu else 0)
 

@@ -1,4 +1,4 @@
-"""Options with their costs: what the search knows of them."""
+"""Options with their costs, as the search uses them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from planner.torchrec_memory import shard_bytes, sum_of_shards
 
 @dataclass(frozen=True)
 class Rated:
-    """Options, what a shard of them costs and takes, and the same of all shards together.
+    """Options with the cost and memory of one shard, and of all shards together.
 
     Attributes:
         options: The options.
@@ -54,9 +54,9 @@ def rate(
 
     Args:
         tables: The tables.
-        topology: The ranks, which are all alike.
-        memory_of_shard: What counts the memory of shards; unset for the most that they take, or for TorchRec's
-            estimate if the ranks have no speeds.
+        topology: The topology of identical ranks.
+        memory_of_shard: Returns the memory of shards; unset for the most that shards take, or for TorchRec's estimate
+            if the topology has no speeds.
 
     Raises:
         ValueError: A table has no option.
@@ -77,7 +77,7 @@ def rate(
 def phases_of(options: Options, tables: Sequence[Table], topology: Topology) -> tuple[Sequence[str], np.ndarray]:
     """Returns the phases of a step, and the milliseconds of a shard of each option in each, `[O, phases]`.
 
-    They are those of the ranks' speeds, or TorchRec's if the ranks have none.
+    The phases are TorchRec's if the topology has no speeds.
     """
     if topology.speeds is None:
         return torchrec_costs.PHASES, torchrec_costs.costs(options, tables, topology)

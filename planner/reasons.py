@@ -1,4 +1,4 @@
-"""Why a table is where it is: what the other ways to shard it would have cost."""
+"""Reasons for a table's placement: what other ways to shard the table would cost."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class Alternative:
 
     Attributes:
         placement: Sharding type, kernel and shards.
-        milliseconds: The time that it takes of a step, a mean over the ranks.
-        memory_gib: The memory that it takes of a rank, a mean, on the GPU and on the host.
+        milliseconds: Its time in a step, a mean over the ranks.
+        memory_gib: Its memory on the GPU and on the host, a mean over the ranks.
         reason: Why it was not chosen.
     """
 
@@ -38,20 +38,20 @@ def named_option(solution: Solution, option: int) -> str:
 
 
 def step_milliseconds(solution: Solution, option: int) -> float:
-    """Returns the time that an option takes of a step, a mean over the ranks."""
+    """Returns an option's time in a step, a mean over the ranks."""
     return float(solution.placement.rated.total_cost[option]) / solution.placement.topology.ranks
 
 
 def memory_gib(solution: Solution, option: int) -> tuple[float, float]:
-    """Returns the memory that an option takes of a rank, a mean, on the GPU and on the host."""
+    """Returns an option's memory on the GPU and on the host, a mean over the ranks."""
     gpu, host = solution.placement.rated.total_memory[option] / solution.placement.topology.ranks / GIB
     return float(gpu), float(host)
 
 
 def alternatives(solution: Solution, table: int) -> list[Alternative]:
-    """Returns the best of each other sharding type and kernel for a table, the best first.
+    """Returns a table's best option of each other sharding type and kernel, best first.
 
-    Best is the least time with the memory at its price: the milliseconds of a step that a byte is worth elsewhere.
+    Best is the least time plus priced memory; the price is the milliseconds of a step that a byte saves elsewhere.
     """
     rated, chosen = solution.placement.rated, int(solution.placement.option[table])
     reduced = rated.total_cost + rated.total_memory @ solution.bound.prices
@@ -94,7 +94,7 @@ def _reason(solution: Solution, chosen: int, option: int) -> str:
 
 
 def _has_room(placement: Placement, table: int, option: int) -> bool:
-    """Returns whether a table has room as an option, all others where they are, without a slower slowest rank."""
+    """Returns whether a table fits as an option, with no other table moved and no slower slowest rank."""
     limit = placement.cost
     chosen, where = placement.take(table)
     found = placement.find(option, limit)
@@ -114,7 +114,7 @@ def _gib(more: np.ndarray) -> str:
 
 
 def in_words(size: float) -> str:
-    """Returns a number of bytes with the unit that suits it."""
+    """Returns a number of bytes with a suitable unit."""
     for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"
@@ -122,5 +122,5 @@ def in_words(size: float) -> str:
 
 
 def takes(beside: dict[str, float]) -> str:
-    """Returns what takes memory beside shards, in words."""
+    """Describes the memory beside shards in words."""
     return ", ".join(f"{in_words(size)} for {name}" for name, size in beside.items() if size > 0)

@@ -1,7 +1,7 @@
 """Memory that shards take on their ranks, by kind, for many options at once.
 
-What is there between steps, and what a step needs beside it for a while. TorchRec's own estimate, which is kept for
-comparison in `torchrec_memory`, leaves out most of it: real runs take up to three times as much.
+Counts memory kept between steps, and memory that a step needs for a while. TorchRec's own estimate, kept for comparison
+in `torchrec_memory`, leaves out most of this: real runs take up to three times as much.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from planner.problem import Table, Topology
 from planner.torchrec_memory import CACHE_BYTES_PER_ROW, CACHE_BYTES_PER_SLOT, STATE_BYTES
 
 INT, FLOAT = 4, 4  # bytes of an id, and of a value of an embedding, whatever the table's precision
-# Copies of a shard's ids at once: as received for this batch, for the next one, and twice the size for the lookup.
+# Copies of a shard's ids at once: received for this batch, received for the next batch, and two for the lookup.
 COPIES_OF_IDS = 4
-SENT, SENT_ON_GPU = 2, 2  # copies of pooled embeddings: what was looked up, and the buffer that is sent
-PLAIN_COPIES = 5  # of touched rows, in an update in plain operations
-SORTED_IDS = 48  # bytes per id that FBGEMM's backward on a GPU needs to sort them
+SENT, SENT_ON_GPU = 2, 2  # copies of pooled embeddings: the lookup's output, and the send buffer
+PLAIN_COPIES = 5  # copies of touched rows in an update by plain operations
+SORTED_IDS = 48  # bytes per id that FBGEMM's backward on a GPU needs to sort ids
 
 KEPT = ("tables", "state", "averages", "ids")
-# What a shard has in each phase of a step beside what is kept, at the least. The bucket of a replicated table is half
-# of `replicated`, and its gradient the other half.
+# The least memory that a shard adds to the kept memory in each phase of a step. The bucket of a replicated table is
+# half of `replicated`; the gradient is the other half.
 PHASES = {
     "exchange": {"exchanged": 1.0, "replicated": 0.5},
     "dense": {"replicated": 0.5},
@@ -29,7 +29,7 @@ PHASES = {
     "update": {"looked_up": 1.0, "replicated": 0.5},
 }
 KINDS = ("tables", "state", "averages", "replicated", "ids", "exchanged", "looked_up", "update")
-LARGEST_OF_RANK = ("update",)  # one table after the other
+LARGEST_OF_RANK = ("update",)  # tables update one after the other
 
 
 def memory_by_kind(
@@ -37,14 +37,14 @@ def memory_by_kind(
 ) -> dict[str, np.ndarray]:
     """Returns the bytes of a shard of each option by kind, on the GPU and on the host, `[O, 2]` each.
 
-    Kinds: `tables`, `state` and `averages` are what is kept. `replicated` is a bucket and a gradient of a table that
-    every rank holds. `ids` are those of batches in flight. `exchanged` are embeddings on their way to other ranks.
-    `looked_up` are gradients of embeddings in backward, and `update` temporaries of the update of one table.
+    Kinds: `tables`, `state` and `averages` are kept. `replicated` is a bucket and a gradient of a table that every rank
+    holds. `ids` belong to batches in flight. `exchanged` are embeddings on their way to other ranks. `looked_up` are
+    gradients of embeddings in backward, and `update` temporaries of one table's update.
 
     Args:
         options: The options.
         tables: The tables.
-        topology: The ranks, which are all alike.
+        topology: The topology of identical ranks.
         rows: Rows of the shard, `[O]`; unset for the largest.
     """
     rows = options.rows if rows is None else rows
@@ -78,7 +78,7 @@ OF_TABLE = (
 def _of_step(
     options: Options, tables: Sequence[Table], topology: Topology, rows: np.ndarray, of_table: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Returns what a step needs for a shard, `[O]` each; nothing for one without rows."""
+    """Returns the bytes that a step needs for a shard, `[O]` each; 0 without rows."""
     kind, columns = options.kind, options.columns
     replicated, of_rows = kind == DATA_PARALLEL, np.isin(kind, OF_ROWS)
     divisor = np.select([kind == ROW_WISE, np.isin(kind, ON_WHOLE_HOSTS)], [topology.ranks, topology.per_host], 1)
@@ -107,7 +107,7 @@ def _of_step(
 
 
 def _unique(ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns the rows that ids touch, as many as of uniform draws."""
+    """Returns the number of rows that uniformly drawn ids touch."""
     rows = np.maximum(rows, 1)
     return np.where(rows > 1, rows * -np.expm1(ids * np.log1p(-1 / np.maximum(rows, 2))), np.minimum(ids, 1))
 
@@ -118,7 +118,7 @@ def _on_device(size: np.ndarray, topology: Topology) -> np.ndarray:
 
 
 def _beside(options: Options, size: np.ndarray, topology: Topology) -> np.ndarray:
-    """Returns bytes that are where the table is: on the host for a table that is on it."""
+    """Returns bytes that lie where the table is: on the host for a table on the host."""
     on_host = np.isin(options.kernel, (UVM, CACHED)) | (not topology.on_gpu)
     return np.stack([np.where(on_host, 0.0, size), np.where(on_host, size, 0.0)], axis=1)
 
@@ -134,7 +134,7 @@ def _weights(options: Options, weights: np.ndarray, rows: np.ndarray, topology: 
 def shard_memory(
     options: Options, tables: Sequence[Table], topology: Topology, rows: np.ndarray | None = None
 ) -> np.ndarray:
-    """Returns the bytes that a shard of each option adds to its rank at most, `[O, 2]`; arguments as above."""
+    """Returns the most bytes that a shard of each option adds to its rank, `[O, 2]`; arguments as above."""
     kinds = memory_by_kind(options, tables, topology, rows)
     kept = sum(kinds[kind] for kind in (*KEPT, "replicated"))
     return kept + np.maximum(kinds["exchanged"], kinds["looked_up"] + kinds["update"])
@@ -143,7 +143,7 @@ def shard_memory(
 def memory_in_phase(
     phase: str, options: Options, tables: Sequence[Table], topology: Topology, rows: np.ndarray | None = None
 ) -> np.ndarray:
-    """Returns the bytes that a shard of each option has in a phase at the least, `[O, 2]`; arguments as above."""
+    """Returns the least bytes that a shard of each option has in a phase, `[O, 2]`; arguments as above."""
     kinds = memory_by_kind(options, tables, topology, rows)
     added = (part * kinds[kind] for kind, part in PHASES[phase].items())
     return sum(added, sum((kinds[kind] for kind in KEPT), np.zeros((len(options), 2))))

@@ -1,7 +1,7 @@
-"""Skewed ids: how many different rows they touch, and how many lookups a cache of the popular ones serves.
+"""Skewed ids: how many different rows they touch, and how many lookups a cache of popular rows serves.
 
-Ids are drawn as Zipf has it: the id of rank r as often as r to the power of minus an exponent. Sums over the ranks of
-a table are exact for the popular ones; of the others, whose terms hardly differ from one to the next, they are
+Ids follow a Zipf distribution: the id of rank r is drawn in proportion to r to the power of minus an exponent. Sums
+over the ranks of a table are exact for popular ids. For the other ids, whose neighbouring terms hardly differ, sums are
 integrals, each over ranks that at most double, so that a billion ranks take a few hundred terms.
 """
 
@@ -14,9 +14,9 @@ import numpy as np
 from planner.options import Options
 from planner.problem import Table, Zipf
 
-EXACT = 256  # ranks that are summed one by one; the integral of the others is off by a millionth
+EXACT = 256  # ranks summed one by one; the integral over the others is off by a millionth
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
-NEVER = 2.0**-53  # a probability that is taken for none
+NEVER = 2.0**-53  # a probability treated as zero
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,21 @@ class _Ranks:
     """Ranks of ids by popularity.
 
     Attributes:
-        rank: Some of them, between which terms hardly differ, `[P]`.
-        weight: How many each stands for, `[P]`.
+        rank: Selected ranks, between which terms hardly differ, `[P]`.
+        weight: Number of ranks that each stands for, `[P]`.
     """
 
     rank: np.ndarray
     weight: np.ndarray
 
     def share(self, zipf: Zipf) -> np.ndarray:
-        """Returns the part of draws that have an id of each rank, `[P]`."""
+        """Returns the part of draws that hit the id of each rank, `[P]`."""
         drawn = np.where(self.rank < zipf.ids + 0.5, self.rank**-zipf.exponent, 0.0)
         return drawn / (self.weight @ drawn)
 
 
 def _ranks(*ends: int) -> _Ranks:
-    """Returns the ranks up to the last of some, with none standing for others on both sides of one of these."""
+    """Returns the ranks up to the largest end; no rank stands for others on both sides of an end."""
     rank, weight = [np.arange(1.0, min(EXACT, max(ends)) + 1)], [np.ones(min(EXACT, max(ends)))]
     for start, stop in pairwise(sorted({EXACT, *(end for end in ends if end > EXACT)})):
         edges = np.geomspace(start + 0.5, stop + 0.5, int(np.ceil(np.log2(stop / start))) + 1)
@@ -49,11 +49,11 @@ def _ranks(*ends: int) -> _Ranks:
 
 
 def unique_ids(draws: np.ndarray, of: Sequence[Zipf]) -> np.ndarray:
-    """Returns how many different ids draws are expected to hit.
+    """Returns the expected number of different ids that draws hit.
 
     Args:
         draws: Draws of each feature, `[N, F]`.
-        of: What each feature's ids are drawn from; the popular ids of one are those of the others.
+        of: Distribution of each feature's ids; all features have the same popular ids.
     """
     ranks = _ranks(*(zipf.ids for zipf in of))
     missed = np.log1p(-np.minimum([ranks.share(zipf) for zipf in of], 1 - NEVER))
@@ -61,13 +61,13 @@ def unique_ids(draws: np.ndarray, of: Sequence[Zipf]) -> np.ndarray:
 
 
 def ids_behind(distinct: int, draws: float, exponent: float, most: int) -> int:
-    """Returns how many different ids there are, of which draws hit so many.
+    """Returns the number of ids for which the draws are expected to hit `distinct` different ones.
 
     Args:
-        distinct: Different ids that were seen.
-        draws: How many ids were seen.
+        distinct: Number of different ids seen.
+        draws: Number of ids seen.
         exponent: Zipf's exponent.
-        most: How many there can be.
+        most: Largest possible number of ids.
     """
     low, high = max(1, min(distinct, most)), most
     while low < high:
@@ -80,10 +80,10 @@ def ids_behind(distinct: int, draws: float, exponent: float, most: int) -> int:
 def touched_rows(
     uniform: np.ndarray, samples: np.ndarray, parts: np.ndarray, of: Options, tables: Sequence[Table]
 ) -> np.ndarray:
-    """Returns the rows that a step touches in a shard of each option, `[O]`; shards of rows have an equal part each.
+    """Returns the rows that a step touches in a shard of each option, `[O]`; row shards have an equal part each.
 
     Args:
-        uniform: The rows that it touches if all are drawn as often, `[O]`: kept for tables without skew.
+        uniform: The rows touched by uniform draws, `[O]`: kept for tables without skew.
         samples: Samples that a shard looks up, `[O]`.
         parts: Shards that share the rows, `[O]`.
         of: The options.
@@ -99,7 +99,7 @@ def touched_rows(
 
 
 def hit_rates(options: Options, tables: Sequence[Table]) -> np.ndarray:
-    """Returns the part of lookups that the cache of each option serves, `[O]`: of rows drawn alike that it holds."""
+    """Returns the part of lookups that each option's cache serves, `[O]`; without skew, its part of the rows."""
     found = options.cached.copy()
     for number, table in enumerate(tables):
         if table.skew:

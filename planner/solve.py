@@ -11,20 +11,20 @@ from planner.placement import Placement, place
 from planner.problem import Table, Topology
 from planner.rated import Rated, rate
 
-FIRST, WIDER = 1.05, 1.5  # the limit after one under which nothing was placed: times 1.05, then that to the 1.5, ...
+FIRST, WIDER = 1.05, 1.5  # growth of a limit under which nothing was placed: 1.05, then 1.05 to the 1.5, ...
 BISECTIONS = 10
 GRAINS = (0.0, 0.2)
-PARTS = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5)  # of the memory that choices may take, as shards leave gaps
-TRIES = 2000  # to pack tables anew
+PARTS = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5)  # of memory that choices may take, as shards leave gaps
+TRIES = 2000  # to repack tables
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A placement and what it is compared with.
+    """A placement and its bound.
 
     Attributes:
         placement: The placement.
-        bound: What no plan is better than.
+        bound: The cost that no plan can beat.
     """
 
     placement: Placement
@@ -37,10 +37,10 @@ class Solution:
 
 
 class NothingFits(Exception):
-    """No choice of options fits the memory of the ranks: proven, or not found.
+    """No choice of options fits the memory of the ranks, or none was found.
 
     Attributes:
-        is_proven: Whether it is certain.
+        is_proven: Whether it is proven that no choice fits.
     """
 
     def __init__(self, is_proven: bool) -> None:
@@ -49,17 +49,17 @@ class NothingFits(Exception):
 
 
 def solve(tables: Sequence[Table], topology: Topology, slower: float = 0.0, tries: int = TRIES) -> Solution:
-    """Returns the best placement found; the same tables and ranks give the same.
+    """Returns the best placement found; equal arguments give equal placements.
 
     Args:
         tables: The tables.
-        topology: The ranks, which are all alike.
-        slower: How much slower than the fastest placement found it may be, relative, to take the least memory of the
-            fullest rank.
-        tries: How often tables may be packed anew to improve a placement.
+        topology: The topology of identical ranks.
+        slower: How much slower than the fastest placement found the result may be, relative, to take the least memory
+            of the fullest rank.
+        tries: How often tables may be repacked to improve a placement.
 
     Raises:
-        NothingFits: There is none.
+        NothingFits: No placement was found.
     """
     memory = np.array([topology.gpu_bytes, topology.host_bytes], dtype=float)
     return solve_within(rate(tables, topology), topology, memory, slower, tries)
@@ -68,17 +68,17 @@ def solve(tables: Sequence[Table], topology: Topology, slower: float = 0.0, trie
 def solve_within(
     rated: Rated, topology: Topology, memory: np.ndarray, slower: float = 0.0, tries: int = TRIES
 ) -> Solution:
-    """Returns the best placement of rated options that is found within some memory.
+    """Returns the best placement found for rated options within some memory.
 
     Args:
         rated: The options.
-        topology: The ranks, whose own memory does not count.
+        topology: The topology, whose own memory does not count.
         memory: Bytes of a rank, `[2]`.
         slower: As in `solve`.
         tries: As in `solve`.
 
     Raises:
-        NothingFits: There is none.
+        NothingFits: No placement was found.
     """
     fastest = solve_rated(rated, topology, memory, tries)
     if not slower:
@@ -87,7 +87,7 @@ def solve_within(
 
 
 def _leanest(fastest: Solution, limit: float, kind: int, tries: int) -> Solution:
-    """Returns the solution under a limit of cost whose fullest rank takes the least of a kind of memory."""
+    """Returns the solution under a cost limit whose fullest rank takes the least of a kind of memory."""
     placement, best = fastest.placement, fastest.placement
     memory = placement.memory_limit.copy()
     low, high = 0.0, float(best.memory[:, kind].max())
@@ -105,16 +105,16 @@ def _leanest(fastest: Solution, limit: float, kind: int, tries: int) -> Solution
 
 
 def solve_rated(rated: Rated, topology: Topology, memory: np.ndarray, tries: int = TRIES) -> Solution:
-    """Returns the best placement of rated options that is found.
+    """Returns the best placement found for rated options.
 
     Args:
         rated: The options.
-        topology: The ranks, which are all alike.
+        topology: The topology of identical ranks.
         memory: Bytes of a rank, `[2]`.
-        tries: How often tables may be packed anew to improve it.
+        tries: How often tables may be repacked to improve it.
 
     Raises:
-        NothingFits: There is none.
+        NothingFits: No placement was found.
     """
     bound = lower_bound(rated, memory, topology.ranks)
     if not np.isfinite(bound.cost):
@@ -126,8 +126,8 @@ def solve_rated(rated: Rated, topology: Topology, memory: np.ndarray, tries: int
 
 
 def _tightest(rated: Rated, topology: Topology, memory: np.ndarray, bound: Bound) -> Placement | None:
-    """Returns the placement under the least limit at which one is found."""
-    widest = float(np.maximum.reduceat(rated.total_cost, rated.starts).sum())  # a rank holds all shards of any choice
+    """Returns the placement found under the least cost limit."""
+    widest = float(np.maximum.reduceat(rated.total_cost, rated.starts).sum())  # room for all shards on one rank
     low, limit, wider = bound.cost, bound.cost, FIRST
     while (found := _place(rated, topology, memory, limit)) is None:
         if limit > widest:

@@ -1,12 +1,12 @@
-"""Speeds of a rank: the figures that the model of a step's time counts with."""
+"""Speeds of a rank: the figures by which a step's time is forecast."""
 
 from dataclasses import dataclass
 
-# The dense part of a GPU of which nothing else is known: the A100's in fp32.
+# Dense operations of an unknown GPU: the A100's in fp32.
 DENSE_FLOPS_PER_SECOND = 19.5e12
 # Bytes moved to exchange, permute and sort an id, and to find the bounds of a bag.
 BYTES_PER_ID, BYTES_PER_BAG = 80, 16
-BYTES_PER_BUCKETED_ID = 32  # counted, then moved, each time read and written
+BYTES_PER_BUCKETED_ID = 32  # counted, then moved; each time read and written
 # Intra-host bandwidths count both directions of a link, as data sheets do.
 DIRECTIONS = 2
 # Bytes per millisecond to nanoseconds per byte.
@@ -15,27 +15,27 @@ NANOSECONDS = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Speeds:
-    """How many nanoseconds each thing takes that a rank does in a step.
+    """Nanoseconds of each piece of a rank's work in a step.
 
-    Bytes of an exchange are those that leave a rank for others.
+    Exchanges count the bytes that leave a rank.
 
     Attributes:
-        bag: Looking up a bag, beside the bytes of its embeddings.
+        bag: A bag that is looked up, without the bytes of its embeddings.
         lookup_byte: A byte of an embedding that is read.
         id: An id that is sent to its shard and sorted there.
-        bucketed_id: An id of a rank's own batch that is sorted by the shards of rows.
-        unique_row: A row that is updated, beside its bytes.
+        bucketed_id: An id of a rank's own batch that is sorted by row shard.
+        unique_row: A row that is updated, without its bytes.
         update_byte: A byte of a gradient, or of a row that is updated.
         all_to_all_byte: A byte of an all-to-all between the ranks of a host.
-        reduce_scatter_byte: The same of a reduce-scatter.
-        all_gather_byte: The same of an all-gather.
-        all_reduce_byte: The same of an all-reduce.
+        reduce_scatter_byte: A byte of a reduce-scatter between these.
+        all_gather_byte: A byte of an all-gather between these.
+        all_reduce_byte: A byte of an all-reduce between these.
         network_byte: A byte from a rank to other hosts.
         replicated_byte: A byte of a replicated table, all of which every step updates.
-        flop: A floating-point operation of the dense part's products of matrices.
-        batched_flop: The same of products of many small matrices, one of each sample.
+        flop: A floating-point operation of the dense part's matrix products.
+        batched_flop: An operation of products of many small matrices, one per sample.
         dense_byte: A byte that an operation of the dense part reads or writes.
-        step: A step without any of that.
+        step: A step without any of these.
     """
 
     bag: float
@@ -62,13 +62,13 @@ def data_sheet_speeds(
     inter_bandwidth: float,
     flops_per_second: float = DENSE_FLOPS_PER_SECOND,
 ) -> Speeds:
-    """Returns the speeds of a GPU that does everything at the bandwidths of its data sheet, which none does.
+    """Returns the speeds of an ideal GPU that reaches the bandwidths of its data sheet; no GPU does.
 
     Args:
-        memory_bandwidth: Of its memory; bandwidths are in bytes per millisecond.
+        memory_bandwidth: Of GPU memory; bandwidths are in bytes per millisecond.
         intra_bandwidth: Between two ranks of a host, both directions together.
         inter_bandwidth: From a rank to other hosts.
-        flops_per_second: Operations of the dense part.
+        flops_per_second: Of the dense part.
     """
     memory, link = NANOSECONDS / memory_bandwidth, NANOSECONDS / intra_bandwidth * DIRECTIONS
     return Speeds(

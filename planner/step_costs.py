@@ -1,7 +1,7 @@
-"""The time of a step, for many options at once: what the shards of a rank take in each phase.
+"""The time of a step, for many options at once: the time of a rank's shards in each phase.
 
-Unlike TorchRec's estimate it counts bags and rows that are updated, beside bytes: on a CPU they decide. Ranks wait for
-each other in every exchange, so a step takes the sum over its phases of the slowest rank's time.
+Unlike TorchRec's estimate, this counts bags and updated rows beside bytes: on a CPU they dominate. Ranks wait for each
+other in every exchange, so a step takes the sum of the slowest rank's time in each phase.
 """
 
 from collections.abc import Sequence
@@ -16,24 +16,24 @@ from planner.speeds import Speeds
 from planner.torchrec_costs import device_bandwidth, value_bytes
 
 PHASES = ("input", "forward", "forward_comms", "backward_comms", "backward")
-LEAST_BYTES = 64  # of a lookup: a line of a cache
+LEAST_BYTES = 64  # of a lookup: one cache line
 GRADIENT_BYTES = 4  # of each value
-MILLISECONDS = 1e-6  # of a nanosecond
+MILLISECONDS = 1e-6  # in a nanosecond
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Work:
-    """What a shard of each option does in a step, each `[O]`.
+    """Work of a shard of each option in a step, each `[O]`.
 
     Attributes:
-        bags: Bags that it looks up.
-        ids: Ids in them.
-        exchanged: The same; an id with a weight, which is sent beside it, counts for two.
-        bucketed: Ids of a rank's own batch that it sorts by shards of rows.
-        unique: Rows that it updates.
+        bags: Bags that are looked up.
+        ids: Ids in these bags.
+        exchanged: Ids that are sent; an id sent with a weight counts for two.
+        bucketed: Ids of a rank's own batch that it sorts by row shard.
+        unique: Rows that are updated.
         row_bytes: Bytes of a row.
-        outputs: Values that it gives out.
-        table_bytes: Bytes of all of the shard.
+        outputs: Values that are output.
+        table_bytes: Bytes of the whole shard.
     """
 
     bags: np.ndarray
@@ -47,9 +47,9 @@ class _Work:
 
 
 def unique_rows(draws: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns how many different rows so many uniform draws are expected to hit."""
+    """Returns the expected number of different rows that uniform draws hit."""
     with np.errstate(divide="ignore"):
-        missed = np.log1p(-1.0 / rows)  # of a single row it is minus infinity
+        missed = np.log1p(-1.0 / rows)  # minus infinity for a single row
     return np.where(draws > 0, -rows * np.expm1(np.maximum(draws, np.finfo(float).tiny) * missed), 0.0)
 
 
@@ -78,7 +78,7 @@ def _work(options: Options, tables: Sequence[Table], topology: Topology) -> _Wor
     )
     hotness = np.array([sum(table.hotness) for table in tables])[options.table]
     ids = samples * hotness / parts
-    # Every row shard has all bags, most of whose ids are elsewhere; a sequence's ids are bags of their own.
+    # Every row shard has all bags, but most of their ids are elsewhere; each id of a sequence is a bag.
     bags = np.where(of["is_pooled"], samples * np.array([len(table.hotness) for table in tables])[options.table], ids)
     row_bytes = options.columns * of["value_bytes"]
     with_weight = np.array([table.weight_bytes > 0 for table in tables])[options.table]
@@ -125,25 +125,25 @@ def _exchanges(
 
 
 def _others(number: int) -> float:
-    """Returns the part of what one of so many holds that belongs to the others."""
+    """Returns the part of a member's data that belongs to other members."""
     return (number - 1) / number
 
 
 def _all_to_all(size: np.ndarray, topology: Topology, speeds: Speeds) -> np.ndarray:
-    """Returns the nanoseconds of an all-to-all of a buffer: links inside a host and between hosts work side by side."""
+    """Returns the nanoseconds of an all-to-all of a buffer: links inside and between hosts work in parallel."""
     inside = (topology.per_host - 1) / topology.ranks * speeds.all_to_all_byte
     between = (topology.ranks - topology.per_host) / topology.ranks * speeds.network_byte
     return size * max(inside, between)
 
 
 def ring(size: np.ndarray, topology: Topology, speeds: Speeds, inside_byte: float) -> np.ndarray:
-    """Returns the nanoseconds of a ring over all ranks: what leaves a host does so through the links of all of them.
+    """Returns the nanoseconds of a ring over all ranks: traffic between hosts uses the links of all.
 
     Args:
-        size: Bytes that each rank gives in.
-        topology: The ranks, which are all alike.
-        speeds: Their speeds.
-        inside_byte: Nanoseconds of a byte that leaves a rank, of this kind of exchange inside a host.
+        size: Bytes that each rank gives.
+        topology: The topology of identical ranks.
+        speeds: Speeds of the ranks.
+        inside_byte: Nanoseconds of a byte that leaves a rank in this kind of exchange inside a host.
     """
     between = speeds.network_byte / topology.per_host if topology.hosts > 1 else 0.0
     return size * _others(topology.ranks) * max(inside_byte, between)

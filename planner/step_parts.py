@@ -1,6 +1,6 @@
-"""The parts of a step: the words of forecasts, of measurements and of profiles for where its time goes.
+"""The parts of a step: names of where time goes, for forecasts, measurements and profiles.
 
-What is part of a part has the name `PART: DETAIL`, as in `update: tables`.
+A detail of a part is named `PART: DETAIL`, as in `update: tables`.
 """
 
 INPUT, FORWARD, EXCHANGE, BACKWARD, UPDATE, OTHER = "input", "forward", "exchange", "backward", "update", "other"

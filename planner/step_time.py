@@ -1,4 +1,4 @@
-"""The time of a step under a plan: its phases on every rank, and what bounds it."""
+"""The time of a step under a plan: its phases on every rank, and its longest part."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,9 +45,9 @@ class StepTime:
         phases: The phases of tables and exchanges.
         by_rank: Time of each rank in each phase, `[R, phases]`.
         dense: Time of the dense part: its products, the bytes of its operations, the all-reduce of its gradients.
-        latency: Time that exchanges take however little is sent.
+        latency: Time of exchanges, however little is sent.
         constant: Time of everything else.
-        source: Where the speeds are from, in words to print.
+        source: Source of the speeds, as text to print.
     """
 
     phases: Sequence[str]
@@ -92,8 +92,8 @@ def step_time(
     Args:
         planned: The placement of each table.
         tables: The tables, in the same order.
-        topology: The ranks, which are all alike.
-        dense: What the dense part does; without speeds of its own, TorchRec's estimate leaves it out.
+        topology: The topology of identical ranks.
+        dense: Work of the dense part; TorchRec's estimate has no speeds and leaves it out.
     """
     names, phases = phases_of(options_of(planned), tables, topology)
     by_rank = np.zeros((topology.ranks, len(names)))
@@ -111,7 +111,7 @@ def step_time(
 
 
 def beside_tables(topology: Topology, dense: DenseWork | None) -> tuple[float, float, float]:
-    """Returns the milliseconds of a step's dense part, of the latency of exchanges, and of everything but tables."""
+    """Returns the milliseconds of a step's dense part, of its exchange latency, and of all else but tables."""
     speeds, system = topology.speeds, topology.system
     if speeds is None or dense is None:
         return 0.0, 0.0, 0.0

@@ -1,32 +1,32 @@
-"""The systems that times on GPUs are forecast for: what overlaps, and what a step takes beside what data sheets tell.
+"""The systems whose GPU times are forecast: what overlaps, and what a step takes beyond data sheets.
 
-The figures are fitted to published runs, of which as many were left out to test them: benchmarks/published.py.
+The figures are fitted to published runs and tested on as many other runs: benchmarks/published.py.
 """
 
 from dataclasses import dataclass, fields, replace
 
 from planner.speeds import Speeds
 
-# The part of the data sheets' rates that is reached: of products, of memory, of links. Published runs, of which only
-# the time of a step is known, do not tell these apart.
+# The part of the data sheets' rates that is reached by products, memory and links. Published runs give only the time of
+# a step, which does not tell these apart.
 ACHIEVED = 0.52
 # Nanoseconds of the shortest all-reduce: its start, then up and down a tree, a hop for each GPU of a host and for each
 # doubling of the hosts. NCCL chooses its algorithms by these figures (baseLat and hwLat in its src/graph/tuning.cc).
 START, HOP_IN_HOST, HOP_BETWEEN_HOSTS = 4_400.0, 520.0, 5_000.0
-EXCHANGES = 4  # of a step: ids, embeddings, their gradients, gradients of the dense part
+EXCHANGES = 4  # in a step: ids, embeddings, their gradients, gradients of the dense part
 
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """Software that trains.
+    """A training system.
 
     Attributes:
         name: Its name.
-        milliseconds: What a step takes beside what is counted: gaps between kernels, and the host that starts them.
+        milliseconds: Time of a step beyond counted work: gaps between kernels, and the host that starts kernels.
         is_fused: Whether the dense part's other operations are fused with its products, so that their bytes do not
             count.
-        overlaps_gradients: Whether ranks sum the gradients of the dense part while it computes.
-        assumption: What is assumed of it, in words to print.
+        overlaps_gradients: Whether ranks sum the dense part's gradients while it computes.
+        assumption: Assumptions about it, as text to print.
     """
 
     name: str
@@ -57,14 +57,14 @@ SYSTEMS = {
 
 
 def speeds_of(system: System, data_sheet: Speeds) -> Speeds:
-    """Returns the speeds that a system reaches, of those of a data sheet."""
+    """Returns the speeds that a system reaches, given a data sheet's."""
     reached = {field.name: getattr(data_sheet, field.name) / ACHIEVED for field in fields(Speeds)}
     hidden = {"id": 0.0, "bucketed_id": 0.0} | ({"dense_byte": 0.0} if system.is_fused else {})
     return replace(data_sheet, **{**reached, **hidden, "step": 1e6 * system.milliseconds})
 
 
 def latency(per_host: int, hosts: int) -> float:
-    """Returns the nanoseconds that a step's exchanges take however little is sent."""
+    """Returns the nanoseconds of a step's exchanges, however little is sent."""
     if per_host * hosts == 1:
         return 0.0
     hops = (per_host - 1) * HOP_IN_HOST + (hosts.bit_length() - 1) * HOP_BETWEEN_HOSTS

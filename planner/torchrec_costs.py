@@ -1,7 +1,7 @@
 """TorchRec's estimate of a step's time, for many options at once: the same figures, to the last digits.
 
-The formulas and their constants are those of torchrec.distributed.planner.estimator, version 1.8, in which the cost of
-a shard depends on its sharding type, its columns and the batch, and not on its rows.
+Formulas and constants are from torchrec.distributed.planner.estimator, version 1.8. There, the cost of a shard depends
+on its sharding type, its columns and the batch, and not on its rows.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from planner.problem import Table, Topology
 ID_BYTES = 8
 PHASES = ("forward", "forward_comms", "backward", "backward_comms")
 BACKWARD = 2.0  # times forward
-COPY = 2.455  # of a gradient that is gathered, per byte
+COPY = 2.455  # per byte of a gathered gradient
 REPLICATED_UPDATE = 9.22  # per byte of a replicated table
-LEAST_LOOKUP = 32  # columns; a lookup of fewer takes as long
-NARROW = (128, 1.15), (64, 1.75)  # below so many columns a lookup takes so many times as long
+LEAST_LOOKUP = 32  # columns; narrower lookups take as long
+NARROW = (128, 1.15), (64, 1.75)  # a lookup below N columns takes F times as long: (N, F)
 
 
 def lookups(tables: Sequence[Table], batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ids and the embeddings that a batch has of each table, each `[T]`."""
+    """Returns the numbers of ids and of embeddings in a batch per table, `[T]` each."""
     ids = np.array([sum(hotness * batch_size for hotness in table.hotness) for table in tables])
     pooled = np.array([sum(min(1.0, hotness) * batch_size for hotness in table.hotness) for table in tables])
     return ids, np.where([table.is_pooled for table in tables], pooled, ids)
@@ -40,7 +40,7 @@ def costs(options: Options, tables: Sequence[Table], topology: Topology) -> np.n
     found = ids / divisor * copies * np.where(of_rows | replicated, columns, np.maximum(columns, LEAST_LOOKUP)) * value
     written = np.where(of_rows & ~pooled, embeddings / divisor, embeddings) * copies * columns
     all_to_all, partial_sums = value_bytes(topology, value)
-    # TorchRec exchanges row-wise sequences as ids are: all to all.
+    # TorchRec exchanges row-wise sequences like ids: all to all.
     summed = of_rows & (pooled | (kind != ROW_WISE))
     forward_out, backward_out = (
         written * np.where(replicated, value, np.where(summed, partial_sums[way], all_to_all[way])) for way in (0, 1)
@@ -65,7 +65,7 @@ def costs(options: Options, tables: Sequence[Table], topology: Topology) -> np.n
 
 
 def value_bytes(topology: Topology, value: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Returns the bytes of an exchanged value, forward and backward: of all-to-all, and of partial sums."""
+    """Returns the bytes of an exchanged value, forward and backward: in all-to-all, and in partial sums."""
     if topology.bytes_of_value is None:
         return [value, value], [value, value]
     found = [np.full_like(value, one, dtype=float) for one in topology.bytes_of_value]
@@ -73,7 +73,7 @@ def value_bytes(topology: Topology, value: np.ndarray) -> tuple[list[np.ndarray]
 
 
 def device_bandwidth(options: Options, topology: Topology) -> np.ndarray:
-    """Returns the bandwidth of the memory that each option's table is in, in bytes per millisecond."""
+    """Returns the bandwidth of the memory that holds each option's table, in bytes per millisecond."""
     device = topology.gpu_bandwidth if topology.on_gpu else topology.host_bandwidth
     cached = (options.cached * topology.gpu_bandwidth + (1 - options.cached) * topology.pcie_bandwidth) / 10
     kernel = options.kernel
@@ -88,7 +88,7 @@ def _all_to_all_bandwidth(topology: Topology) -> float:
 def _between_hosts(
     options: Options, embeddings: np.ndarray, all_to_all: list[np.ndarray], topology: Topology
 ) -> list[np.ndarray]:
-    """Returns the time of whole embeddings between hosts, forward and backward, where partial sums stay inside one."""
+    """Returns the time of whole embeddings between hosts, forward and backward, if partial sums stay inside a host."""
     if topology.hosts == 1:
         return [np.zeros(len(options))] * 2
     inside = np.isin(options.kind, (TABLE_ROW_WISE, GRID))
@@ -97,7 +97,7 @@ def _between_hosts(
 
 
 def _all_reduce(size: np.ndarray, topology: Topology) -> np.ndarray:
-    """Returns the time to add up the gradients of replicated tables, of which TorchRec takes at most two hosts."""
+    """Returns the time to sum the gradients of replicated tables; TorchRec counts at most two hosts."""
     hosts = min(topology.ranks / topology.per_host, 2)
     reduced = size * (2 * hosts - 1) / hosts / (topology.inter_bandwidth * topology.per_host)
     return reduced * 2 if topology.ranks > 2 * topology.per_host else reduced

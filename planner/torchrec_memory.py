@@ -1,4 +1,4 @@
-"""TorchRec's estimate of a shard's memory, for many options at once, with state and averages as they are allocated."""
+"""TorchRec's estimate of a shard's memory, for many options at once, with state and averages as allocated."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,7 +20,7 @@ def shard_bytes(
     Args:
         options: The options.
         tables: The tables.
-        topology: The ranks, which are all alike.
+        topology: The topology of identical ranks.
         rows: Rows of the shard, `[O]`; unset for the largest.
     """
     rows = options.rows if rows is None else rows
@@ -48,7 +48,7 @@ def shard_bytes(
 
 
 def _exchanged(options: Options, tables: Sequence[Table], topology: Topology) -> np.ndarray:
-    """Returns the bytes of a batch's ids and embeddings that a shard takes in and gives out, `[O]`."""
+    """Returns the bytes of a batch's ids and embeddings that a shard receives and sends, `[O]`."""
     ids, embeddings = (of_table[options.table] for of_table in lookups(tables, topology.batch_size))
     kind, pooled = options.kind, _of_table(tables, "is_pooled")[options.table]
     divisor = np.select([kind == ROW_WISE, np.isin(kind, ON_WHOLE_HOSTS)], [topology.ranks, topology.per_host], 1)
@@ -61,7 +61,7 @@ def _exchanged(options: Options, tables: Sequence[Table], topology: Topology) ->
 def sum_of_shards(
     options: Options, tables: Sequence[Table], topology: Topology, of_shard: Callable[..., np.ndarray]
 ) -> np.ndarray:
-    """Returns the sum of an estimate over all shards of each option, `[O, 2]`: the last rows' may be smaller."""
+    """Returns the sum of an estimate over all shards of each option, `[O, 2]`: the last row shard may be smaller."""
     rows_of_table = _of_table(tables, "rows")[options.table]
     whole, left = np.divmod(rows_of_table, options.rows)
     of_rows = np.isin(options.kind, OF_ROWS)

@@ -1,4 +1,4 @@
-"""Which sharding types a table cannot have, by its optimizer, precision and pooling."""
+"""The sharding types that a table's optimizer, precision or pooling rules out."""
 
 from torchrec.distributed.types import ShardingPlan
 
@@ -9,15 +9,15 @@ from trainer.core.errors import InputError
 from trainer.optim.table_optimizers import REPLICABLE, is_replicable
 from trainer.plan.sharding_plan import shards_of, table_plans
 
-# TorchRec's data_parallel of sequences fails on a CPU, and it has none of the others.
+# TorchRec's data_parallel fails for sequences on a CPU, and TorchRec lacks the other types.
 OF_SEQUENCES = ("table_wise", "row_wise", "column_wise")
 
 
 def with_allowed_types(config: Config) -> PlannerConfig:
-    """Returns the planner's section without the choice of sharding types that a table cannot have.
+    """Returns the planner's section without sharding types that a table cannot have.
 
     Raises:
-        InputError: The section names one of them.
+        InputError: The section names such a type.
     """
     planner, tables = config.planner, dict(config.planner.tables)
     for table in config.data.features_of_tables():
@@ -33,7 +33,7 @@ def with_allowed_types(config: Config) -> PlannerConfig:
 
 
 def check_types(plan: ShardingPlan, config: Config) -> None:
-    """Refuses a plan with a sharding type that a table cannot have, or sequences in column shards of several widths.
+    """Refuses a plan with a sharding type that a table cannot have, or sequences in column shards of uneven widths.
 
     Raises:
         InputError: The message names the table and what to do.
@@ -55,7 +55,7 @@ def _check_widths(plan: ShardingPlan, config: Config) -> None:
         if sharding.sharding_type == "column_wise" and config.data.holds_sequences(table)
         for shard in shards_of(sharding)
     }
-    # TorchRec's planner makes them equal, and its collection of sequences takes them to be.
+    # TorchRec's planner makes widths equal, and its collection of sequences relies on this.
     if len(widths) > 1:
         found = " and ".join(map(str, sorted(widths)))
         raise InputError(
@@ -79,14 +79,14 @@ def _obstacles(table: str, config: Config) -> dict[str, str]:
         replicated = f"its optimizer is '{settings.name}'; use one of {', '.join(REPLICABLE)}"
     elif not is_replicable(settings):
         replicated = f"its weight_decay is {settings.weight_decay}; use none"
-    # TorchRec 1.8 sums the bags of a table that is sharded so, without an error.
+    # TorchRec 1.8 silently sums the bags of a table sharded this way.
     meaning = "its pooling is 'mean', which TorchRec lacks there; use 'sum'" if divides else ""
     found = {"data_parallel": replicated, "grid_shard": meaning}
     return {kind: f"{reason}, or another sharding type" for kind, reason in found.items() if reason}
 
 
 def _types_of(table: str, config: PlannerConfig) -> tuple[str, list[str]]:
-    """Returns the key that decides on a table's sharding types, and these."""
+    """Returns the key that sets a table's sharding types, and the types."""
     if config.mode == "data_parallel":
         return "planner.mode", ["data_parallel"]
     if table in config.tables and config.tables[table].sharding_types:

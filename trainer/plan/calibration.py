@@ -1,4 +1,4 @@
-"""The calibration of a kind of host: a file with the speeds that were measured on one."""
+"""The calibration of a kind of host: a file of speeds measured on such a host."""
 
 import math
 import tomllib
@@ -14,7 +14,7 @@ from trainer.core.section import explain
 from trainer.core.storage import named, read_text, write_file
 
 VERSION = 2
-EARLIER = (1,)  # one speed stood for all of the dense part
+EARLIER = (1,)  # one speed stood for the whole dense part
 
 
 class Calibration(pydantic.BaseModel):
@@ -24,25 +24,25 @@ class Calibration(pydantic.BaseModel):
 
     version: Literal[2] = VERSION
     date: str
-    """Day of the measurement, as 2026-11-23."""
+    """Day of the measurement: 2026-11-23."""
     host: str
     """Name of the host."""
     processor: str
-    """Its processor, or its GPU."""
+    """Its processor or GPU."""
     device: Literal["cpu", "cuda"]
-    """What the ranks computed on."""
+    """Device of the ranks."""
     ranks: pydantic.PositiveInt
-    """Ranks that measured; exchanges of a single one are not measured."""
+    """Ranks that measured; a single rank measures no exchanges."""
     input_samples_per_second: pydantic.NonNegativeFloat
     """Samples that a rank reads, decodes and batches in a second, of 13 dense and 26 sparse features."""
     assumed: list[str] = []
-    """Speeds that could not be measured with these ranks, and are the built-in ones."""
+    """Speeds that these ranks could not measure; their values are built in."""
     speeds: Speeds
 
     @pydantic.field_validator("speeds")
     @classmethod
     def _are_times(cls, speeds: Speeds) -> Speeds:
-        """Refuses negative and infinite speeds here, as the planner knows nothing of files."""
+        """Refuses negative and infinite speeds, as the planner knows nothing of files."""
         for name, nanoseconds in asdict(speeds).items():
             if not 0 <= nanoseconds < math.inf:
                 raise ValueError(f"{{key}}.{name} is {nanoseconds}: it must be a time in nanoseconds, 0 or more")
@@ -50,7 +50,7 @@ class Calibration(pydantic.BaseModel):
 
     @property
     def source(self) -> str:
-        """Where the speeds are from, in words to print."""
+        """Source of the speeds, as text to print."""
         assumed = f", without {', '.join(self.assumed)}" if self.assumed else ""
         return f"measured on {self.host} ({self.processor}), {self.date}{assumed}"
 
@@ -60,10 +60,10 @@ def load_calibration(url: str, device_type: str) -> Calibration:
 
     Args:
         url: URL of the file.
-        device_type: What the ranks that are planned for compute on.
+        device_type: Device of the ranks to plan for.
 
     Raises:
-        InputError: The file is no calibration, or was measured on another kind of device.
+        InputError: The file is not a calibration, or is of another kind of device.
     """
     with named("planner.calibration", url):
         text = read_text(url)
@@ -95,6 +95,6 @@ def save_calibration(calibration: Calibration, url: str) -> None:
     """Writes a calibration file.
 
     Raises:
-        InputError: It cannot be written.
+        InputError: The file cannot be written.
     """
     write_file("--out", url, tomli_w.dumps(calibration.model_dump()))

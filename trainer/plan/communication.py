@@ -14,14 +14,14 @@ from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes
 from trainer.plan.sharding_plan import shards_of, table_plans
 
-INT8_BLOCK = 32  # values that share a scale and an offset, for which another 8 bytes are sent
+INT8_BLOCK = 32  # values that share a scale and an offset, which add 8 bytes
 BYTES_PER_VALUE: dict[str, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1 + 8 / INT8_BLOCK}
 REDUCING = ("row_wise", "table_row_wise", "grid_shard")  # these add partial sums between ranks, in a reduce-scatter
 
 
 def codecs(comms: CommsConfig) -> dict[str, QuantizedCommCodecs] | None:
-    """Returns a pair of codecs for each operation, None if nothing is quantized."""
-    # TorchRec's get_qcomm_codecs_registry turns bf16 into fp16 on Gloo, which can do bf16, and logs it as a warning.
+    """Returns a pair of codecs per operation; None if nothing is quantized."""
+    # TorchRec's get_qcomm_codecs_registry warns and turns bf16 into fp16 on Gloo, although Gloo supports bf16.
     if comms.forward == comms.backward == "fp32":
         return None
     config = QCommsConfig(CommType(comms.forward), CommType(comms.backward))
@@ -51,7 +51,7 @@ def check_comms(comms: CommsConfig, plan: ShardingPlan, data: DataConfig, batch_
 
 
 def _check_int8_of_sequences(refused: str, table: ParameterSharding) -> None:
-    """Refuses shards of which not every number of ids, unknown before, can be sent."""
+    """Refuses shards that cannot send every number of ids, unknown before."""
     for columns in (shard.shard_sizes[1] for shard in shards_of(table)):
         if columns % INT8_BLOCK:
             raise InputError(

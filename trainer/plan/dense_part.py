@@ -29,7 +29,7 @@ from trainer.optim.dense_optimizers import dense_optimizers, freeze
 
 CPU = torch.device("cpu")
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-STEPS = 2  # the optimizer has its state from the first one on
+STEPS = 2  # the optimizer has state after the first
 FLOAT = 4  # bytes of a value of a batch
 NO_WORK = DenseWork(flops=0, batched_flops=0, bytes=0, gradients=0)
 BYTES_TO_INITIALIZE = BLOCK_VALUES * (4 * 8 + 4)  # counters and bits of a block of a table, and its values
@@ -40,22 +40,22 @@ ATTENTION = (
     aten._scaled_dot_product_flash_attention_for_cpu_backward,
 )
 BATCHED = (aten.bmm, aten.baddbmm, *ATTENTION)
-# The trace is one of a CPU, whose attention torch's formulas lack; a GPU's has the same products.
+# The trace runs on a CPU, whose attention torch has no formulas for; a GPU's has the same products.
 ON_GPU = (aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_flash_attention_backward)
 FORMULAS = flop_registry | {one: flop_registry[other] for one, other in zip(ATTENTION, ON_GPU, strict=True)}
 WITHOUT_WORK = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.detach)
 
 
 def dense_part(config: Config, world_size: int) -> DensePart:
-    """Returns the dense part of a model on each of some ranks; a second call with the same takes no time.
+    """Returns the dense part of a model on each rank; a second call with equal arguments is free.
 
-    Losses that need other ranks, which compare the samples of the global batch, are left out. Nothing is known of a
-    model that cannot take a step without values: a warning says so.
+    Losses that need other ranks, as they compare samples of the global batch, are left out. If a model cannot take a
+    step without values, nothing is known of the model, and a warning says so.
 
     Raises:
         InputError: The model cannot be built.
     """
-    # Clusters differ in what is left out, and in the ranks, of which only their rows matter.
+    # Clusters differ in the excluded sections and in ranks, of which only the rows matter.
     return _measure(config.model_dump_json(exclude={"planner", "comms"}), *_rows(config, world_size))
 
 
@@ -68,7 +68,7 @@ def _measure(config_json: str, rows: int, samples_per_lane: int) -> DensePart:
             return _track(config, rows, samples_per_lane)
         except InputError:
             raise
-        except Exception as error:  # of a model of one's own, which may need values, or fail in a step of its job, too
+        except Exception as error:  # a user's model may need values, or fail in its job's steps, too
             reason = " ".join(str(error).split())[:200]
             logging.warning("plans leave out the dense part, which takes no step without values: %s", reason)
             return _part(config, weights=0, gradients=0, state=0, activations=0, work=NO_WORK)
@@ -86,7 +86,7 @@ def _track(config: Config, rows: int, samples_per_lane: int) -> DensePart:
     work = WorkCounter()
     with tracker:
         for _ in range(STEPS):
-            gc.collect()  # keyed tensors are in cycles, which would keep a step's embeddings until the next one
+            gc.collect()  # keyed tensors form cycles, which would keep a step's embeddings until the next
             batch, work = _batch(config, rows // config.train.micro_batches), WorkCounter()
             with work:
                 _step(config, model, optimizers, batch)
@@ -140,7 +140,7 @@ def _needs_other_ranks(config: Config) -> bool:
 
 
 class WorkCounter(TorchDispatchMode):
-    """Counts the work of the operations that run under it. Views are none, and neither is memory that is not set."""
+    """Counts the work of the operations that run under it. Views and unset memory do not count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,10 +161,10 @@ class WorkCounter(TorchDispatchMode):
         self.bytes += sum(value.nbytes for value in tree_leaves((args, kwargs, found)) if isinstance(value, Tensor))
 
     def of_steps(self, number: int, gradients: int) -> DenseWork:
-        """Returns the work of so many steps such as the one that was counted, whose gradients are summed up once.
+        """Returns the work of `number` steps like the counted one, with one sum of gradients.
 
         Args:
-            number: The steps, those of microbatches.
+            number: Number of steps of microbatches.
             gradients: Bytes of gradients.
         """
         return DenseWork(
@@ -176,17 +176,17 @@ class WorkCounter(TorchDispatchMode):
 
 
 class _Tracker(MemTracker):
-    """Tracks the bytes of all modules together; by module it fails where one is called twice, or with sequences."""
+    """Tracks the bytes of all modules together; tracking by module fails for repeated calls and sequences."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Autograd adds gradients up in place, but for tensors without values, where each sum would be another tensor.
+        # Autograd sums gradients in place, except without values: there, each sum would be a new tensor.
         if func is torch.ops.aten.add.Tensor and self._mod_tracker.is_bw and _can_add_in_place(*args[:2]):
             func = torch.ops.aten.add_.Tensor
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
         trains = all(weight.requires_grad for weight in module.parameters())
-        self._track_module_params_and_buffers(module, trains)  # so that it knows gradients of weights
+        self._track_module_params_and_buffers(module, trains)  # to recognize gradients of weights
 
     def _post_fw_hook(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         pass
@@ -205,14 +205,14 @@ def _can_add_in_place(one: Any, other: Any) -> bool:
 
 
 def _most(tracker: _Tracker) -> int:
-    """Returns the bytes at the peak without gradients of weights, which are in the buckets."""
+    """Returns the peak bytes without gradients of weights, which the buckets hold."""
     snapshot = tracker.get_tracker_snapshot("peak")[CPU]
     by_kind = {getattr(kind, "value", kind): size for kind, size in snapshot.items()}
     return by_kind["Total"] - by_kind["Gradient"]
 
 
 class _LookedUp(torch.autograd.Function):
-    """Gives embeddings that, as those of sharded tables, are no leaves: their gradients are passed on and freed."""
+    """Embeddings that, like a sharded table's, are no leaves: their gradients are passed on and freed."""
 
     @staticmethod
     def forward(ctx: Any, placeholder: Tensor, rows: int, columns: int) -> Tensor:
@@ -228,7 +228,7 @@ def _looked_up(rows: int, columns: int) -> Tensor:
 
 
 class _PooledWithoutValues(EmbeddingBagCollection):
-    """Tables that give pooled embeddings without looking anything up."""
+    """Tables that return pooled embeddings without a lookup."""
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Returns the embeddings of a batch."""
@@ -238,7 +238,7 @@ class _PooledWithoutValues(EmbeddingBagCollection):
 
 
 class _SequencesWithoutValues(EmbeddingCollection):
-    """Tables that give sequences of embeddings without looking anything up."""
+    """Tables that return sequences of embeddings without a lookup."""
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Returns the embeddings of every id, by feature."""
@@ -252,7 +252,7 @@ class _SequencesWithoutValues(EmbeddingCollection):
 
 
 def _leave_lookups_out(model: nn.Module) -> None:
-    """Lets a model's tables look nothing up, whatever module of it calls them."""
+    """Disables the lookups of a model's tables, whichever module calls them."""
     stubs: dict[type[nn.Module], type[nn.Module]] = {
         EmbeddingBagCollection: _PooledWithoutValues,
         EmbeddingCollection: _SequencesWithoutValues,
@@ -263,7 +263,7 @@ def _leave_lookups_out(model: nn.Module) -> None:
 
 
 def _batch(config: Config, samples: int) -> Batch:
-    """Returns a batch without values, each feature with as many ids as are to be expected."""
+    """Returns a batch without values, each feature with its expected number of ids."""
     data = config.data
     ids = [round(feature.hotness * samples) for feature in data.sparse.values()]
     sparse = KeyedJaggedTensor(

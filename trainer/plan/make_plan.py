@@ -30,7 +30,7 @@ def make_plan(model: nn.Module, config: Config, context: DistributedContext) -> 
     """Plans on rank 0, or loads the plan that the configuration names, and returns it on every rank.
 
     Returns:
-        The plan, and a line on how good it is, if that is known.
+        The plan, and a line on its quality if known.
 
     Raises:
         InputError: The plan does not fit the memory, or does not belong to these tables and ranks.
@@ -46,7 +46,7 @@ def plan_for(model: nn.Module, config: Config, cluster: Cluster) -> tuple[Shardi
     """Plans for a cluster given by name, without a process group.
 
     Returns:
-        The plan, and a line on how good it is, if that is known.
+        The plan, and a line on its quality if known.
 
     Raises:
         InputError: The plan does not fit the memory.
@@ -63,7 +63,7 @@ def plan_for(model: nn.Module, config: Config, cluster: Cluster) -> tuple[Shardi
 
 
 def say_gap(solution: Solution, planner: PlannerConfig) -> str:
-    """Returns a line on the cost of a plan and on how far it is at most from the best there is."""
+    """Returns a line on a plan's cost and its largest distance from the best plan."""
     is_known = solution.placement.topology.on_gpu or planner.calibration
     return (
         f"embeddings of the slowest rank: {f'{solution.placement.cost:.3g} ms of a step ' if is_known else ''}"
@@ -122,7 +122,7 @@ def _explain(error: NothingFits, model: nn.Module, settings: Config, problem: Pr
 
 
 def _memory_needed(model: nn.Module, data: DataConfig, config: PlannerConfig, world_size: int) -> tuple[float, float]:
-    """Returns the bytes that the tables, and that a batch's ids and embeddings, take on all ranks at the least."""
+    """Returns the least bytes that the tables, and a batch's ids and embeddings, take on all ranks."""
     shapes, width = table_shapes(model), value_bytes(model)
     tables = batch = 0.0
     for table, features in data.features_of_tables().items():

@@ -1,4 +1,4 @@
-"""Memory: how much a host has, and errors that name what takes more than there is."""
+"""Memory: how much a host has, and errors that name the largest tables."""
 
 import math
 import os
@@ -21,15 +21,15 @@ def host_memory_bytes(
 
     Args:
         groups: The kernel's list of this process's control groups.
-        hierarchy: Where they are mounted, version 1 or 2.
-        machine: The machine's memory. None: what the kernel reports.
+        hierarchy: Their mount point, version 1 or 2.
+        machine: The machine's memory; None to ask the kernel.
     """
     machine = machine or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_limits(groups, hierarchy)])
 
 
 def _limits(groups: Path, hierarchy: Path) -> Iterator[int]:
-    """Yields the limits of all groups from this process's up to the root, which inside a container is its own."""
+    """Yields the limits of all groups from this process's up to the root, or up to the container's root."""
     for line in groups.read_text().splitlines() if groups.exists() else []:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -50,11 +50,11 @@ def table_bytes(shape: Sequence[int], value_bytes: int) -> int:
 
 @contextmanager
 def allocating(tables: dict[str, tuple[int, int]], value_bytes: int) -> Iterator[None]:
-    """Names the largest tables if memory for them cannot be had.
+    """Names the largest tables if their memory is refused.
 
     Args:
         tables: Rows and columns of every table.
-        value_bytes: Bytes of each of their values.
+        value_bytes: Bytes of a value.
 
     Raises:
         InputError: The allocator refused, on the host or on a GPU.

@@ -1,7 +1,7 @@
 """plan.json: a sharding plan as a readable file that a job can load.
 
-Version 2 has for each table what decides its shards. Version 1 spells out every shard; a plan is still written so if
-its shards are not even, which only plans made by hand are.
+Version 2 has, for each table, the values that fix its shards. Version 1 spells out every shard; it still serves plans
+with uneven shards, which are only made by hand.
 """
 
 import json
@@ -32,7 +32,7 @@ class ShardInFile(pydantic.BaseModel):
 
 
 class SpelledTable(pydantic.BaseModel):
-    """One table in plan.json, version 1; one that every rank holds whole has no shards."""
+    """One table in plan.json, version 1; a replicated table has no shards."""
 
     sharding_type: str
     compute_kernel: str
@@ -121,7 +121,7 @@ def _spelled(table: ParameterSharding) -> dict[str, Any]:
 
 
 def load_plan(url: str, shapes: Shapes, world_size: int, local_world_size: int, device_type: str) -> ShardingPlan:
-    """Reads a plan.json; its ranks and kernels are used as they are.
+    """Reads a plan.json; its ranks and kernels are kept.
 
     Args:
         url: URL of the file.
@@ -131,7 +131,7 @@ def load_plan(url: str, shapes: Shapes, world_size: int, local_world_size: int, 
         device_type: cpu or cuda.
 
     Raises:
-        InputError: The file is no plan, or one for other tables or another number of ranks.
+        InputError: The file is not a plan, or is for other tables or another number of ranks.
     """
     with named("planner.plan", url):
         text = read_text(url)
@@ -212,8 +212,8 @@ def _check_shapes(url: str, plan: ShardingPlan, shapes: Shapes) -> None:
 
 
 def _uneven_rows(table: ParameterSharding, rows: int) -> list[int]:
-    """Returns where the shards of a table's first columns begin, if they do not have equal numbers of its rows."""
-    # TorchRec trains with other shards without an error, and looks up other rows than it should.
+    """Returns where the shards of a table's first columns begin, if these have unequal numbers of rows."""
+    # With unequal shards, TorchRec trains without an error, but looks up the wrong rows.
     starts = [shard.shard_offsets[0] for shard in shards_of(table) if shard.shard_offsets[1] == 0]
     block = -(-rows // len(starts)) if starts else 0
     return [] if starts == [min(part * block, rows) for part in range(len(starts))] else starts

@@ -1,4 +1,4 @@
-"""What the planner plans of a configuration and a model, for a cluster given by name or for this machine."""
+"""The planning problem of a configuration and a model, for a cluster given by name or this machine."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ RESERVE, RESERVE_OF_TORCHREC = 0.05, 0.15
 
 
 def problem_of(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
-    """Returns what is to be planned of a model.
+    """Returns the planning problem of a model.
 
     Args:
         model: The unsharded model.
@@ -59,7 +59,7 @@ def cluster_of_job(hardware: str | None, context: DistributedContext) -> Cluster
     """Returns the cluster that this job runs on.
 
     Args:
-        hardware: The kind of host to count with; None for this machine.
+        hardware: The kind of host to plan for; None for this machine.
         context: This process among the ranks.
     """
     nodes = context.world_size // context.local_world_size

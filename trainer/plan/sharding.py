@@ -25,12 +25,12 @@ from trainer.plan.memory import allocating
 class PooledTables(ShardedEmbeddingBagCollection):
     """Sharded tables of pooled features, whose embeddings come in the same order under every plan.
 
-    TorchRec's come in the order of the plan, so that a model that reads `values()` would see other columns on another
-    number of ranks.
+    TorchRec's embeddings come in the order of the plan: a model that reads `values()` would see other columns on
+    another number of ranks.
 
     Args:
         module: The unsharded tables.
-        options: All else that TorchRec's class takes.
+        options: Other arguments of TorchRec's class.
     """
 
     def __init__(self, module: EmbeddingBagCollection, **options: Any) -> None:
@@ -38,7 +38,7 @@ class PooledTables(ShardedEmbeddingBagCollection):
         self._order = [feature for table in module.embedding_bag_configs() for feature in table.feature_names]
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> LazyAwaitable[KeyedTensor]:
-        """Looks a batch up; the only way to the embeddings, pipelined or not."""
+        """Looks up a batch; the only way to embeddings, pipelined or not."""
         awaitable = super().compute_and_output_dist(ctx, input)
         if self._embedding_names != self._order:
             awaitable.callbacks.append(self._ordered)
@@ -55,7 +55,7 @@ class SequenceTables(ShardedEmbeddingCollection):
 
     Args:
         module: The unsharded tables.
-        options: All else that TorchRec's class takes.
+        options: Other arguments of TorchRec's class.
     """
 
     def __init__(self, module: EmbeddingCollection, **options: Any) -> None:
@@ -63,18 +63,18 @@ class SequenceTables(ShardedEmbeddingCollection):
         self._order = [feature for table in module.embedding_configs() for feature in table.feature_names]
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """Looks a batch up; the only way to the embeddings, pipelined or not."""
+        """Looks up a batch; the only way to embeddings, pipelined or not."""
         awaitable = super().compute_and_output_dist(ctx, input)
         awaitable.callbacks.append(lambda embeddings: {feature: embeddings[feature] for feature in self._order})
         return awaitable
 
 
 class Sharder(EmbeddingBagCollectionSharder):
-    """Offers every sharding type on every device; TorchRec's own leaves out the row-wise ones on a CPU.
+    """Offers every sharding type on every device; TorchRec's sharder lacks row-wise types on a CPU.
 
     Args:
         comms: Precision of the exchange between ranks.
-        tables: What a collection of tables of pooled features becomes.
+        tables: The sharded class of pooled tables.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Sharder(EmbeddingBagCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingBagCollection:
-        """Returns a collection of tables, sharded."""
+        """Returns a sharded collection of tables."""
         tables = self._tables(**_arguments(self, module, params, env, device, module_fqn))
         _divide_row_wise_sums_only(tables, module)
         return tables
@@ -104,9 +104,9 @@ class Sharder(EmbeddingBagCollectionSharder):
 
 
 def _divide_row_wise_sums_only(tables: ShardedEmbeddingBagCollection, module: EmbeddingBagCollection) -> None:
-    # TorchRec sums the rows of row-wise tables with mean pooling and divides the result, but not that of features which
-    # it lists as sums; it lists none of other sharding types. So beside such a table their sums became means, and their
-    # means were divided twice. With all of them listed, 81 mixed plans of 4 tables are right, of which 44 were wrong.
+    # TorchRec sums the rows of row-wise tables with mean pooling and divides the result, except for features listed as
+    # sums; TorchRec lists no features of other sharding types. Beside such a table, their sums became means, and their
+    # means were divided twice. With all features listed, 81 mixed plans of 4 tables are right; before, 44 were wrong.
     by_pooling = tables._pooling_type_to_rs_features
     row_wise = {feature for features in by_pooling.values() for feature in features}
     features = [feature for table in module.embedding_bag_configs() for feature in table.feature_names]
@@ -114,11 +114,11 @@ def _divide_row_wise_sums_only(tables: ShardedEmbeddingBagCollection, module: Em
 
 
 class SequenceSharder(EmbeddingCollectionSharder):
-    """Shards the tables of sequences, of which TorchRec has fewer sharding types.
+    """Shards the tables of sequences, for which TorchRec has fewer types.
 
     Args:
         comms: Precision of the exchange between ranks.
-        sequences: What a collection of tables of sequences becomes.
+        sequences: The sharded class of sequence tables.
     """
 
     def __init__(self, comms: CommsConfig, sequences: type[SequenceTables] = SequenceTables) -> None:
@@ -133,7 +133,7 @@ class SequenceSharder(EmbeddingCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingCollection:
-        """Returns a collection of tables, sharded."""
+        """Returns a sharded collection of tables."""
         return self._sequences(**_arguments(self, module, params, env, device, module_fqn))
 
 
@@ -161,7 +161,7 @@ def sharders(
     tables: type[PooledTables] = PooledTables,
     sequences: type[SequenceTables] = SequenceTables,
 ) -> list[ModuleSharder[Any]]:
-    """Returns the sharders of both kinds of tables; the arguments are theirs."""
+    """Returns the sharders of both kinds of tables; takes their arguments."""
     return [Sharder(comms, tables), SequenceSharder(comms, sequences)]  # pyrefly: ignore[bad-return]
 
 
@@ -178,7 +178,7 @@ def shard(
         InputError: There is not enough memory.
     """
     trains = [parameter.requires_grad for name, parameter in model.named_parameters() if table_of_weight(name) is None]
-    frozen = [] if any(trains) else [name for name, _ in model.named_parameters()]  # which alone DDP refuses to wrap
+    frozen = [] if any(trains) else [name for name, _ in model.named_parameters()]  # DDP refuses frozen weights alone
     with allocating(table_shapes(model), value_bytes(model)):
         sharded = DistributedModelParallel(
             model,
@@ -187,7 +187,7 @@ def shard(
             sharders=sharders,
             # With static_graph, or without find_unused_parameters, DDP regroups its buckets of gradients after the
             # first step. Other buckets sum gradients in another order, so a resumed run, which takes its own first
-            # step, would round differently from an uninterrupted one.
+            # step, would round differently from an uninterrupted run.
             data_parallel_wrapper=DefaultDataParallelWrapper(
                 static_graph=False, find_unused_parameters=True, params_to_ignore=frozen
             ),

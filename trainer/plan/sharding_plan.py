@@ -1,4 +1,4 @@
-"""Sharding plans as TorchRec has them: made from what the planner chose, and read back."""
+"""TorchRec's sharding plans: made from the planner's solution, and read back."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ from trainer.models.embeddings import name_in_model, table_of_name, table_of_wei
 
 
 def to_sharding_plan(solution: Solution, tables: Sequence[Table], model: nn.Module) -> ShardingPlan:
-    """Returns a solution as TorchRec's plan of a model."""
+    """Converts a solution to TorchRec's plan of a model."""
     topology = solution.placement.topology
     device_type = "cuda" if topology.on_gpu else "cpu"
     planned = {
@@ -36,7 +36,7 @@ def to_sharding_plan(solution: Solution, tables: Sequence[Table], model: nn.Modu
 
 
 def parameter_sharding(table: PlannedTable, device_type: str, local_world_size: int) -> ParameterSharding:
-    """Returns the placement of a table, every shard spelled out."""
+    """Returns the placement of a table with every shard spelled out."""
     spec = None
     if table.kind != "data_parallel":
         shards = [
@@ -69,7 +69,7 @@ def replicated_tables(plan: ShardingPlan) -> list[str]:
 
 
 def even_table(table: ParameterSharding, shape: tuple[int, int]) -> PlannedTable:
-    """Returns what decides the shards of a table, if they are even."""
+    """Returns the placement of a table with even shards."""
     shards = shards_of(table)
     return PlannedTable(
         rows=shape[0],
@@ -95,7 +95,7 @@ def memory_of_plan(plan: ShardingPlan, problem: Problem) -> RankMemory:
 
 
 def shards_in_plan(plan: ShardingPlan, tables: Sequence[Table], world_size: int) -> Shards:
-    """Returns all shards of a plan, which need not be even, as the planner counts them."""
+    """Returns all shards of a plan, even or not, as the planner counts them."""
     placed, found = table_plans(plan), []
     for number, table in enumerate(tables):
         one = placed[table.name]

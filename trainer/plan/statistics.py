@@ -1,4 +1,4 @@
-"""Statistics of a data set's ids, measured once, for plans to count with: a JSON file."""
+"""Statistics of a data set's ids, for plans: a JSON file that is measured once."""
 
 import json
 from typing import Literal
@@ -21,9 +21,9 @@ class FeatureStatistics(pydantic.BaseModel):
     hotness: pydantic.NonNegativeFloat
     """Ids of a sample, on average."""
     zipf: pydantic.NonNegativeFloat
-    """Zipf's exponent: how fast ids get rarer from the most popular on; 0 if all are as popular."""
+    """Zipf's exponent: how fast ids get rarer after the most popular; 0 if all are equally popular."""
     distinct: pydantic.NonNegativeInt
-    """Different ids that were seen."""
+    """Number of different ids seen."""
 
 
 class Statistics(pydantic.BaseModel):
@@ -33,16 +33,16 @@ class Statistics(pydantic.BaseModel):
 
     version: Literal[1]
     rows: pydantic.PositiveInt
-    """Samples that were looked at."""
+    """Number of samples read."""
     features: dict[str, FeatureStatistics]
-    """Features by name; those that the configuration lacks are left out."""
+    """Features by name; features not in the configuration are left out."""
 
 
 def with_statistics(config: Config) -> Config:
-    """Returns the configuration with hotness, skew and number of ids as planner.statistics has them, if it is set.
+    """Returns the configuration with hotness, skew and number of ids from planner.statistics, if set.
 
     Raises:
-        InputError: The file cannot be read, is no statistics, or lacks a feature.
+        InputError: The file cannot be read, is not a statistics file, or lacks a feature.
     """
     url = config.planner.statistics
     if not url:
@@ -59,7 +59,7 @@ def with_statistics(config: Config) -> Config:
 
 
 def _measured(feature: SparseFeature, found: FeatureStatistics, rows: int) -> SparseFeature:
-    """Returns a feature as measured; without any id, with one in all."""
+    """Returns a feature as measured; a feature without ids gets one id in all."""
     ids = ids_behind(found.distinct, found.hotness * rows, found.zipf, feature.rows)
     hotness = max(found.hotness, 1 / rows)
     return feature.model_copy(update={"hotness": hotness, "zipf": found.zipf, "distinct": ids})

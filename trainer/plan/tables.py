@@ -17,7 +17,7 @@ from trainer.models.embeddings import table_shapes, value_bytes
 from trainer.optim.table_kernels import has_plain_update
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
 
-# A lookup of fewer columns takes as long as one of 32, so narrower shards only add lookups.
+# A narrower lookup takes as long as one of 32 columns, so narrower shards only add lookups.
 LEAST_COLUMNS = 32
 
 
@@ -27,7 +27,7 @@ def tables_to_plan(model: nn.Module, config: Config, planner: PlannerConfig) -> 
     Args:
         model: The model.
         config: The configuration.
-        planner: Its planner's section, without the sharding types that tables cannot have.
+        planner: The planner's section, without the sharding types that tables cannot have.
     """
     shapes, width = table_shapes(model), value_bytes(model)
     return [_table(name, shapes[name], width, config, planner) for name in sorted(shapes)]
@@ -58,17 +58,17 @@ def _table(name: str, shape: tuple[int, int], width: int, config: Config, planne
 
 
 def _skew(table: str, data: DataConfig) -> list[Zipf]:
-    """Returns what the ids of a table's features are drawn from; nothing if all rows are as popular."""
+    """Returns the distributions of a table's ids by feature; none if all rows are equally popular."""
     features = [data.sparse[name] for name in data.features_of_tables()[table]]
     found = [Zipf(feature.zipf, min(feature.distinct or feature.rows, feature.rows)) for feature in features]
     return found if any(zipf.exponent or zipf.ids < features[0].rows for zipf in found) else []
 
 
 def _kinds(table: str, config: Config, planner: PlannerConfig, has_row_state: bool) -> list[str]:
-    """Returns the sharding types that a table may have, without those of columns if they would change the losses."""
+    """Returns the sharding types that a table may have, without column types if these would change the losses."""
     kinds = kinds_of(table, planner)
     own = config.planner.tables.get(table, TablePlan()).sharding_types or config.planner.sharding_types
-    # A column shard has state of its own for each row, so that losses would depend on the plan, and on the ranks.
+    # A column shard has its own state for each row, so losses would depend on the plan and on the ranks.
     whole = [kind for kind in kinds if KINDS.index(kind) not in OF_COLUMNS]
     return whole if has_row_state and whole and not own else kinds
 
@@ -104,7 +104,7 @@ def check_options(problem: Problem) -> None:
 
 
 def odd_columns(table: str, columns: int) -> InputError:
-    """Returns the refusal of a table with shards that FBGEMM's kernels cannot take."""
+    """Returns the error for a table with shards that FBGEMM's kernels cannot take."""
     return InputError(
         f"table '{table}' has shards of {plural(columns, 'column')}, and FBGEMM's kernels need a multiple of {LANES}; "
         "change model.embedding_dim or its features' dimension, or shard it data_parallel"
@@ -112,7 +112,7 @@ def odd_columns(table: str, columns: int) -> InputError:
 
 
 def no_option(table: str, device: str) -> InputError:
-    """Returns the refusal of a table whose kernels and sharding types exclude each other."""
+    """Returns the error for a table whose kernels and sharding types exclude each other."""
     return InputError(
         f"planner.tables.{table}: none of its compute_kernels can be used with its sharding_types on {device}; leave "
         "one of the two out"

@@ -1,4 +1,4 @@
-"""The ranks that are planned for: their memory and bandwidths, from the configuration, its hardware or this machine."""
+"""The topology to plan for: memory and bandwidths from the configuration, its hardware or this machine."""
 
 import torch
 from torchrec.distributed.planner.constants import DDR_MEM_BW, HBM_MEM_BW, HBM_TO_DDR_MEM_BW
@@ -16,7 +16,7 @@ from trainer.plan.communication import BYTES_PER_VALUE
 from trainer.plan.memory import host_memory_bytes
 
 GB_PER_SECOND = 1e9 / 1e3  # bandwidths are counted in bytes per millisecond
-# TorchRec's own defaults, for hardware of which no figures are given.
+# TorchRec's own defaults, for hardware without figures.
 UNKNOWN_HARDWARE = {
     "intra_node_gb_per_second": 600.0,
     "inter_node_gb_per_second": 12.5,
@@ -33,7 +33,7 @@ def topology_to_plan_for(
     local_world_size: int,
     device_type: str,
 ) -> Topology:
-    """Returns the ranks with all of their memory, and the bandwidths that a planner counts with."""
+    """Returns the topology: all memory of the ranks, and the bandwidths to plan by."""
     config = _with_hardware(config, local_world_size)
     host = int(config.host_memory_gib * GIB) if config.host_memory_gib else host_memory_bytes() // local_world_size
     on_gpu = device_type != "cpu"
@@ -62,7 +62,7 @@ def topology_to_plan_for(
 def _speeds(
     config: PlannerConfig, train: TrainConfig, on_gpu: bool, bandwidths: dict[str, float]
 ) -> tuple[Speeds | None, str, System | None]:
-    """Returns the speeds, None for TorchRec's estimate, their source, and the system that reaches them, if any."""
+    """Returns the speeds (None: TorchRec's estimate), their source, and the system that reaches them, if any."""
     if config.cost_model == "torchrec":
         if config.calibration:
             raise InputError(
@@ -78,7 +78,7 @@ def _speeds(
         return cpu_speeds(inter), "of a usual CPU, not measured", None
     intra, memory = bandwidths["intra_node_gb_per_second"], bandwidths["hbm_gb_per_second"]
     host, system = host_of(config), SYSTEMS[config.system]
-    gpu = host.gpu if host and host.gpu else A100  # the slowest of those that plans know
+    gpu = host.gpu if host and host.gpu else A100  # the slowest known GPU
     flops = 1e12 * gpu.tflops("tf32" if train.tf32 and train.precision == "fp32" else train.precision)
     speeds = speeds_of(system, data_sheet_speeds(memory, intra, inter, flops))
     sheet = f"{ACHIEVED:.0%} of {config.hardware or 'TorchRec'}'s data sheet, not measured"
@@ -86,7 +86,7 @@ def _speeds(
 
 
 def _with_hardware(config: PlannerConfig, local_world_size: int) -> PlannerConfig:
-    """Returns the configuration with its unset figures set: to those of its hardware, else to TorchRec's defaults."""
+    """Returns the configuration with unset figures filled in from its hardware, else from TorchRec's defaults."""
     figures: dict[str, float | None] = dict(UNKNOWN_HARDWARE)
     if host := host_of(config):
         figures |= {"host_memory_gib": host.memory_gib / local_world_size}
@@ -100,7 +100,7 @@ def _with_hardware(config: PlannerConfig, local_world_size: int) -> PlannerConfi
 
 
 def host_of(config: PlannerConfig) -> Host | None:
-    """Returns the kind of host that is planned for, or None for this machine."""
+    """Returns the kind of host to plan for; None for this machine."""
     return HOSTS[config.hardware] if config.hardware else None
 
 

@@ -40,12 +40,12 @@ from trainer.plan.sharding import sharders
 from trainer.plan.sharding_plan import shards_of, table_plans
 from trainer.plan.tables import kinds_of, no_option, odd_columns
 
-# The message, a plain RuntimeError, where a table's kernels and sharding types leave nothing to choose from.
+# The message of a plain RuntimeError if a table's kernels and sharding types leave no choice.
 NO_OPTION = re.compile(
     r"No available sharding type.* constraints for (?P<table>.*?)\. .*device: (?P<device>\w+)", re.DOTALL
 )
-# Without a choice of kernels TorchRec tries those for tables on the host, too, which takes five times as long, and
-# finds a plan with one of them only where nothing else fits.
+# Without a choice of kernels, TorchRec also tries kernels for tables on the host. This takes five times as long, and
+# yields a plan with such a kernel only if nothing else fits.
 KERNELS = ["fused", "dense"]
 
 
@@ -54,7 +54,7 @@ def torchrec_plan(model: nn.Module, config: Config, planner: PlannerConfig, topo
 
     Raises:
         InputError: A table cannot be sharded as allowed.
-        NothingFits: It finds no plan that fits the memory.
+        NothingFits: No plan found fits the memory.
     """
     try:
         plan = _planner(config, planner, topology).plan(model, sharders(config.comms))
@@ -83,19 +83,19 @@ def _planner(config: Config, planner: PlannerConfig, topology: Topology) -> Embe
         batch_size=topology.batch_size,
         enumerator=EmbeddingEnumerator(of_torchrec, topology.batch_size, constraints, estimators),
         constraints=constraints,
-        storage_reservation=FixedPercentageStorageReservation(0.0),  # the reserved part is left out already
+        storage_reservation=FixedPercentageStorageReservation(0.0),  # the reserve is left out already
         stats=NoopEmbeddingStats(),  # `render_plan` prints less: TorchRec's tables take hundreds of lines
         debug=False,
     )
 
 
 def topology_of(topology: Topology) -> TorchrecTopology:
-    """Returns the ranks as TorchRec has them."""
+    """Returns TorchRec's form of a topology."""
     return TopologyFactory.create_topology(
         TrainerConfig(world_size=topology.ranks, local_world_size=topology.per_host),
         HardwareConfig(
             hbm_cap_bytes=topology.gpu_bytes or None,
-            ddr_cap_bytes=topology.host_bytes,  # TorchRec detects none, and assumes 128 GB for each rank
+            ddr_cap_bytes=topology.host_bytes,  # TorchRec does not detect it: 128 GB per rank
             hbm_mem_bw=topology.gpu_bandwidth,
             ddr_mem_bw=topology.host_bandwidth,
             hbm_to_ddr_mem_bw=topology.pcie_bandwidth,
@@ -127,13 +127,13 @@ def _check_columns(plan: ShardingPlan) -> None:
 
 
 class MemoryEstimator(EmbeddingStorageEstimator):
-    """TorchRec's estimate of a shard's memory, with optimizer state and averages as they are allocated.
+    """TorchRec's estimate of a shard's memory, with optimizer state and averages as allocated.
 
-    TorchRec knows no averages, counts one value of state for each weight of LAMB, which has two, and takes row-wise
-    state for a part of the table, though every column shard has one of its own.
+    TorchRec counts no averages and only one value of state for each weight of LAMB, which has two. It splits row-wise
+    state among column shards, though every column shard has its own.
 
     Args:
-        topology: The ranks.
+        topology: The topology.
         constraints: TorchRec's constraints of the tables.
         optimizer: The optimizers and averages.
     """
@@ -154,7 +154,7 @@ class MemoryEstimator(EmbeddingStorageEstimator):
         state = state_bytes(rows, columns, table_of_name(option.name), self._optimizer)
         state -= _counted_by_torchrec(option.tensor, rows * columns)
         averages = average_bytes(rows, columns, option.tensor.element_size(), self._optimizer)
-        # State is where the table is, averages are on the device even if the table is not.
+        # State is where the table is; averages are on the device even if the table is not.
         if self._on_gpu:
             shard.storage.hbm += averages
         else:
@@ -171,12 +171,12 @@ def _counted_by_torchrec(table: Tensor, values: int) -> int:
 
 
 def state_bytes(rows: int, columns: int, table: str, config: OptimizerConfig) -> int:
-    """Returns the bytes of the optimizer's state of a shard.
+    """Returns the bytes of a shard's optimizer state.
 
     Args:
-        rows: Its rows.
-        columns: Its columns.
-        table: The table that it is of.
+        rows: Rows of the shard.
+        columns: Columns of the shard.
+        table: Table of the shard.
         config: The optimizers.
     """
     slots = TABLE_OPTIMIZERS[config.of_table(table).name].slots
@@ -187,12 +187,12 @@ def average_bytes(rows: int, columns: int, value_bytes: int, config: OptimizerCo
     """Returns the bytes of a shard's averages, and of its trained weights while the averages are in their place.
 
     Args:
-        rows: Its rows.
-        columns: Its columns.
-        value_bytes: Bytes of each of its values.
+        rows: Rows of the shard.
+        columns: Columns of the shard.
+        value_bytes: Bytes of a value.
         config: The averages.
     """
     if not config.ema.tables:
         return 0
     aside = rows * columns * value_bytes if config.ema.evaluate else 0
-    return STATE_BYTES * rows * (columns + 1) + aside  # one value for each row: the step that it was last touched in
+    return STATE_BYTES * rows * (columns + 1) + aside  # one value per row: the step that last touched it

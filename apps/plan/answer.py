@@ -1,4 +1,4 @@
-"""What `python -m trainer plan` answers, once its command line is right: what needs the model, and so torch."""
+"""The answers of `python -m trainer plan` to a valid command line; they need the model, and so torch."""
 
 import json
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ DEFAULT_RANKS = 2
 
 
 def find(config: Config, config_words: list[str], hosts: Sequence[str], prices: Prices) -> None:
-    """Prints the best clusters of some hosts.
+    """Prints the best clusters of given hosts.
 
     Raises:
-        InputError: None fits, or the tables cannot be sharded as allowed.
+        InputError: No cluster fits, or the tables cannot be sharded as allowed.
     """
     found = find_clusters(build_unsharded_model(config, torch.device("meta")), config, hosts, prices)
     print(f"{render_found(found, prices)}\n\n{_next_of(found, config_words)}")
@@ -49,9 +49,9 @@ def vary(config: Config, clusters: Sequence[Cluster] | None, world_size: int | N
     """Prints the effects of changes; the clusters are as for `plan`.
 
     Raises:
-        InputError: The configuration as it is does not fit, or there is no such change.
+        InputError: The unchanged configuration does not fit, or there is no such change.
     """
-    build_unsharded_model(config, torch.device("meta"))  # refuses what is wrong with it before all else
+    build_unsharded_model(config, torch.device("meta"))  # refuses a wrong configuration first
     print(effects_of(config, _checked(config, clusters, world_size)[0], kinds))
 
 
@@ -69,10 +69,10 @@ def plan(
     Args:
         config: The configuration.
         config_words: The configuration and its overrides as typed.
-        clusters: The clusters. Unset: as many of planner.hardware, or of this machine's ranks, as are asked for.
-        world_size: The ranks that are asked for. Unset: 2.
+        clusters: The clusters; unset for `world_size` ranks of planner.hardware, or of this machine.
+        world_size: Number of ranks; unset for 2.
         page: An HTML file to draw the plan to.
-        png: An image to draw the same to.
+        png: An image to draw the plan to.
         out: Where to save the plan.json.
 
     Raises:
@@ -131,13 +131,13 @@ def _next(planned: Planned, config_words: list[str], out: str | None) -> str:
 
 
 def _next_of(found: Found, config_words: list[str]) -> str:
-    """Returns the command that tells what is where, and why, on the cluster that was found."""
+    """Returns the command that explains the plan for the cheapest cluster."""
     cluster = str(found.best["cheapest"][0].cluster)
     return next_commands(["python", "-m", "trainer", "plan", *config_words, "--on", cluster])
 
 
 def _plan_by_torchrec(config: Config, model: nn.Module, cluster: Cluster, out: str | None) -> None:
-    """Prints TorchRec's plan, of which neither a bound nor prices of memory are known."""
+    """Prints TorchRec's plan, which has neither a bound nor prices of memory."""
     found, _ = plan_for(model, config, cluster)
     check_comms(config.comms, found, config.data, local_batch_sizes(config, cluster.ranks))
     print(render_plan(found, model, cluster.ranks))

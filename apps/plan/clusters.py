@@ -1,4 +1,4 @@
-"""Clusters as flags name them. No torch: a wrong flag is answered at once."""
+"""Clusters that flags name. No torch: wrong flags fail at once."""
 
 import re
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def parse_cluster(text: str) -> Cluster:
     """Returns the cluster that HOST:NODES or HOST:NODESxRANKS names.
 
     Raises:
-        InputError: There is no such host, or it has not so many ranks.
+        InputError: There is no such host, or the host has fewer ranks.
     """
     found = CLUSTER.fullmatch(text)
     if not found:
@@ -80,7 +80,7 @@ def check_batch(config: Config, cluster: Cluster) -> None:
     """Refuses ranks that cannot share the batch.
 
     Raises:
-        InputError: They do not divide it.
+        InputError: The ranks do not divide the batch.
     """
     batch, ranks = config.data.global_batch_size, cluster.ranks
     if batch % ranks:
@@ -111,7 +111,7 @@ def sharing_batch(clusters: Sequence[Cluster], batch: int) -> list[Cluster]:
     """Returns the clusters whose ranks divide a batch.
 
     Raises:
-        InputError: There is none.
+        InputError: There is no such cluster.
     """
     found = [cluster for cluster in clusters if batch % cluster.ranks == 0]
     if not found:

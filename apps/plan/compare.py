@@ -1,4 +1,4 @@
-"""Clusters beside each other: what fits, how long a step takes."""
+"""A comparison of clusters: whether plans fit, how long a step takes."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from planner.planned import Planned
 
 
 def compare(planned: Sequence[Planned]) -> str:
-    """Returns a table of plans for several clusters, the fastest first, those that do not fit last."""
+    """Returns a table of plans for several clusters, fastest first, plans that do not fit last."""
     rows = [_row(one) for one in sorted(planned, key=_milliseconds)]
     headers = [
         "cluster",

@@ -1,4 +1,4 @@
-"""The figures of a plan: ranks, parts of a step, tables, and clusters beside each other."""
+"""The figures of a plan: ranks, parts of a step, tables, and a comparison of clusters."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,9 +11,9 @@ from planner.hardware import GIB
 from planner.planned import Planned
 from planner.reasons import step_milliseconds
 
-NAMED = 8  # tables with a color of their own
+NAMED = 8  # tables with their own color
 HEAVIEST = 15
-MOST_LYING = 16  # hosts, each of which takes a line
+MOST_LYING = 16  # hosts that take a line each
 REST = "all other tables"
 BESIDE = "batches, dense part, process"
 
@@ -24,7 +24,7 @@ def best_of(planned: Sequence[Planned]) -> Planned:
 
 
 def figures_of(planned: Sequence[Planned]) -> list[Figure]:
-    """Returns the figures of the fastest plan that fits, after those of all clusters where there are several."""
+    """Returns the figures of the fastest plan that fits, after a comparison if there are several clusters."""
     best = best_of(planned)
     figures = [*(_compared(planned) if len(planned) > 1 else ()), *_ranks(best), *_parts(best)]
     return [*figures, _between_hosts(best)] if best.topology.hosts > 1 else figures
@@ -65,9 +65,9 @@ def _memory(planned: Planned) -> dict[str, np.ndarray]:
 
 
 def _by_table(planned: Planned, of_shard: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns what each of the heaviest tables, and all others together, have on each rank.
+    """Returns the values of the heaviest tables, and of all others together, on each rank.
 
-    The heaviest are the same for memory and time, so that a table has one color.
+    The heaviest tables are the same for memory and time, so that a table has one color.
     """
     placement = planned.found.placement
     totals = np.column_stack([placement.rated.total_cost, placement.rated.total_memory])[placement.option]

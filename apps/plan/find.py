@@ -1,4 +1,4 @@
-"""The cheapest and the smallest cluster that fits, of all kinds of hosts and numbers of them."""
+"""The cheapest and the smallest cluster that fits, of all kinds and numbers of hosts."""
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +20,9 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 
 LISTED = 8
-QUICK_TRIES = 100  # to pack tables anew; a plan alone takes 20 times as many
+QUICK_TRIES = 100  # to repack tables; a single plan takes 20 times as many
 HOUR_MS = 3_600_000
-NEAR, BATCH_STEP = 0.05, 8  # how far from the batch one is looked for that more clusters share, and its multiples
+NEAR, BATCH_STEP = 0.05, 8  # how far, and in which steps, to look for a batch that more clusters share
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Offer:
     """A cluster that fits, or may fit.
 
     Attributes:
-        number: Its place among all clusters, which decides between equal ones.
+        number: Its place among all clusters, which breaks ties.
         cluster: The cluster.
-        milliseconds: The time of a step; before the search the least that is proven.
-        per_hour: Its price of an hour.
+        milliseconds: The time of a step; before the search, the proven least.
+        per_hour: Price of an hour.
         samples: Samples of a step.
         planned: Its plan; None before the search.
     """
@@ -47,7 +47,7 @@ class Offer:
 
     @property
     def per_billion(self) -> float:
-        """Its price of a billion samples."""
+        """Price of a billion samples."""
         return self.per_hour * self.milliseconds / HOUR_MS / self.samples * 1e9
 
     @property
@@ -64,20 +64,20 @@ RANKINGS: dict[str, tuple[int, Rank]] = {
     "per sample": (LISTED, lambda offer: (offer.per_billion, offer.number)),
     "fastest": (1, lambda offer: (offer.milliseconds, offer.number)),
 }
-"""How many clusters are listed by what, the best first; each key is the least at the least time of a step."""
+"""How many clusters each ranking lists, and its key, best first; each key is least at the least time of a step."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was looked at, and the best of it.
+    """The clusters examined, and the best of them.
 
     Attributes:
         best: The first clusters of each ranking.
         looked_at: The clusters whose ranks share the batch.
-        searched: How many of them were searched for a plan.
-        refused: The plans of those that were searched and do not fit.
-        too_small: How many are proven to be too small.
-        left_out: A line on those whose ranks do not share the batch; empty if there are none.
+        searched: Number of clusters searched for a plan.
+        refused: The plans of searched clusters that do not fit.
+        too_small: Number of clusters proven too small.
+        left_out: A line on clusters whose ranks do not share the batch; empty if none.
     """
 
     best: Mapping[str, Sequence[Offer]]
@@ -89,14 +89,14 @@ class Found:
 
 
 def find_clusters(model: nn.Module, config: Config, hosts: Sequence[str], prices: Prices) -> Found:
-    """Finds the best clusters of some hosts.
+    """Finds the best clusters of given hosts.
 
-    A cluster is only searched for a plan if the least time of a step that is proven for it lets it be among them.
+    A cluster is searched for a plan only if its proven least time of a step could place it among the best.
 
     Args:
         model: The unsharded model.
         config: The configuration.
-        hosts: Names of hosts, or `all` for those that have a price and GPUs.
+        hosts: Names of hosts, or `all` for hosts with a price and GPUs.
         prices: Prices of hosts.
 
     Raises:
@@ -114,7 +114,7 @@ def find_clusters(model: nn.Module, config: Config, hosts: Sequence[str], prices
     possible = [one for one in least if np.isfinite(one.milliseconds)]
     best = {name: _first(number, rank, possible, search) for name, (number, rank) in RANKINGS.items()}
     if not possible:
-        search.plan(max(least, key=lambda one: one.cluster.ranks))  # to tell how much it lacks
+        search.plan(max(least, key=lambda one: one.cluster.ranks))  # to tell how much memory it lacks
     return Found(
         best=best,
         looked_at=sharing,
@@ -142,7 +142,7 @@ class _Search:
 
 
 def _first(number: int, rank: Rank, least: Sequence[Offer], search: _Search) -> list[Offer]:
-    """Returns the first clusters of a ranking, searching those only whose least time lets them be among these."""
+    """Returns the first clusters of a ranking; searches only clusters whose least time could place them there."""
     found: list[Offer] = []
     for one in sorted(least, key=rank):
         if len(found) >= number and rank(one) > rank(found[number - 1]):
@@ -157,7 +157,7 @@ def _per_hour(cluster: Cluster, prices: Prices) -> float:
 
 
 def _left_out(every: Sequence[Cluster], sharing: Sequence[Cluster], batch: int) -> str:
-    """Returns a line on the clusters whose ranks do not divide a batch, and on a batch near it that more divide."""
+    """Returns a line on clusters whose ranks do not divide a batch, and on a nearby batch that more divide."""
     if len(sharing) == len(every):
         return ""
     number = f"{len(every) - len(sharing)} more are left out, as their ranks do not divide data.global_batch_size"
@@ -167,7 +167,7 @@ def _left_out(every: Sequence[Cluster], sharing: Sequence[Cluster], batch: int) 
 
 
 def _shared_batch(every: Sequence[Cluster], batch: int) -> tuple[int, int]:
-    """Returns the batch near a batch that the most clusters share, of several the nearest, and how many do."""
+    """Returns the nearby batch that most clusters share, the nearest on a tie, and their number."""
     steps = np.arange(int(batch * (1 - NEAR)) // BATCH_STEP + 1, int(batch * (1 + NEAR)) // BATCH_STEP + 1)
     near = np.append(BATCH_STEP * steps, batch)
     ranks, number = np.unique([cluster.ranks for cluster in every], return_counts=True)

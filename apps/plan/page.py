@@ -1,4 +1,4 @@
-"""A plan to look at: its figures, summary and tables, as an HTML page and as a PNG."""
+"""A plan as an HTML page and as a PNG: figures, summary and tables."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -15,7 +15,7 @@ from planner.reasons import alternatives, memory_gib, named_option, step_millise
 
 
 def draw_page(planned: Sequence[Planned], measured: Sequence[Figure] = ()) -> str:
-    """Returns the page of the fastest plan that fits, and of all clusters beside each other where there are several.
+    """Returns the page of the fastest plan that fits, with a comparison if there are several clusters.
 
     Args:
         planned: The plans.
@@ -27,7 +27,7 @@ def draw_page(planned: Sequence[Planned], measured: Sequence[Figure] = ()) -> st
 
 
 def draw_png(planned: Sequence[Planned]) -> bytes:
-    """Returns the same as an image, without the table of tables."""
+    """Returns the page as an image, without the table of tables."""
     best = best_of(planned)
     facts = [named_cluster(best.cluster), *(f"{name}: {line}" for name, line in summary(best).items())]
     facts += [f"{one.cluster} does not fit: {shortage(one)}" for one in planned if not one.fits]

@@ -91,7 +91,7 @@ def plan(
         sharing_batch(clusters_of_hosts(find, of_hosts), config.data.global_batch_size)
     config = with_statistics(config)
 
-    from apps.plan import answer  # takes torch, and seconds: the dense part of a model is measured with it
+    from apps.plan import answer  # loads torch, in seconds, to measure the dense part of a model
 
     if find is not None and of_hosts:
         answer.find(config, config_words, find, of_hosts)

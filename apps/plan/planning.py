@@ -17,7 +17,7 @@ from trainer.plan.tables import check_options
 
 
 def problem_on(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
-    """Returns what is to be planned for a cluster that the command line names.
+    """Returns the planning problem for a cluster that the command line names.
 
     Args:
         model: The unsharded model.
@@ -41,10 +41,10 @@ def plan_on(model: nn.Module, config: Config, cluster: Cluster, tries: int = TRI
         model: The unsharded model.
         config: The configuration; its planner.hardware is replaced by the cluster's.
         cluster: The cluster.
-        tries: How often the search may pack tables anew; fewer for a quick answer.
+        tries: How often the search may repack tables; fewer for a quick answer.
 
     Raises:
-        InputError: The tables cannot be sharded as allowed, or the plan does not belong to them and to the cluster.
+        InputError: The tables cannot be sharded as allowed, or the plan is not for these tables and this cluster.
     """
     problem = problem_on(model, config, cluster)
     if config.planner.plan:

@@ -20,17 +20,17 @@ class Prices(Section):
     date: datetime.date
     """When the prices were read."""
     currency: str
-    """Their currency."""
+    """Currency of the prices."""
     source: str = "no source given"
-    """Where they are from."""
+    """Source of the prices."""
     hosts: dict[str, pydantic.PositiveFloat]
-    """The price of one host and hour, by the name of the host."""
+    """Price of one host for an hour, by name of the host."""
 
     def of_host(self, name: str) -> float:
-        """Returns the price of a host and hour.
+        """Returns the price of a host for an hour.
 
         Raises:
-            InputError: The file has none.
+            InputError: The file has no such price.
         """
         host, _, number = name.partition(":")
         if number and host in HOSTS:
@@ -44,7 +44,7 @@ class Prices(Section):
 
 
 def read_prices(url: str | None) -> Prices:
-    """Returns the prices in a file; without one those that come with the trainer.
+    """Returns the prices in a file; without a URL, the trainer's own prices.
 
     Raises:
         InputError: The file cannot be read, or is no price file.

@@ -1,4 +1,4 @@
-"""`python -m trainer plan --run`: what the planner forecasts of a run, beside what the run measured."""
+"""`python -m trainer plan --run`: the planner's forecast of a run beside the run's measurements."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ from trainer.training.sharded_model import build_unsharded_model
 
 Facts = dict[str, Any]
 KEY = "--run"
-FORWARD_OF_DENSE = 1 / 3  # of the dense part's products: backward takes twice as many
+FORWARD_OF_DENSE = 1 / 3  # of the dense part's products; backward takes twice as many
 # Runs of earlier versions measured all updates as a part of backward.
 EARLIER_PARTS = {
     "wait for data": INPUT,
@@ -50,9 +50,9 @@ class Run:
 
     Attributes:
         url: URL of the run directory.
-        config: Its configuration, whose planner.plan is its plan.json.
-        cluster: The ranks that it ran on.
-        measured: What it measured: `step_ms`, `parts`, `memory_bytes` of each rank.
+        config: Its configuration; planner.plan is the run's plan.json.
+        cluster: The cluster of the run.
+        measured: Its measurements: `step_ms`, `parts`, `memory_bytes` of each rank.
     """
 
     url: str
@@ -62,11 +62,11 @@ class Run:
 
 
 def compare_with_plan(url: str, config: Config | None, page: str | None, out: str | None) -> str:
-    """Returns a table of what the planner forecasts of a run and what the run measured.
+    """Returns a table of the planner's forecast and the run's measurements.
 
     Args:
         url: The run directory, any fsspec URL.
-        config: The configuration to plan by, None for the run's own.
+        config: The configuration to plan by; None for the run's own.
         page: An HTML file to draw both to.
         out: A file to write both to, as JSON.
 
@@ -85,7 +85,7 @@ def compare_with_plan(url: str, config: Config | None, page: str | None, out: st
 
 
 def read_run(url: str, config: Config | None = None) -> Run:
-    """Returns a run, and with it what it measured.
+    """Returns a run with its measurements.
 
     Raises:
         InputError: There is no such run, or it has not measured a step.
@@ -123,11 +123,11 @@ def _in_todays_words(measured: Facts) -> Facts:
 
 
 def forecast_of(run: Run, model: nn.Module) -> Facts:
-    """Returns what the plan of a run forecasts, under the names of what is measured; nothing where it cannot tell.
+    """Returns the forecast of a run's plan under the names of the measurements; empty if there is none.
 
-    The time of a step is forecast by measured speeds or, on GPUs, by data sheets; a CPU's usual speeds are only good to
-    compare plans by. Memory is forecast on GPUs: a process on a CPU has its libraries and the loader's windows beside
-    what is counted.
+    The time of a step is forecast by measured speeds or, on GPUs, by data sheets; a CPU's usual speeds only serve to
+    compare plans. Memory is forecast on GPUs: a CPU process also holds libraries and the loader's windows, which are
+    not counted.
 
     Raises:
         InputError: The plan or the speeds cannot be read.
@@ -136,7 +136,7 @@ def forecast_of(run: Run, model: nn.Module) -> Facts:
     if not (cluster.on_gpu or config.planner.calibration):
         return {}
     problem = problem_of(model, config, cluster)
-    if problem.topology.system:  # whatever planner.system plans for, TorchRec is what trained
+    if problem.topology.system:  # TorchRec trained, whatever planner.system plans for
         problem = replace(problem, topology=problem.of_systems["torchrec"])
     plan = load_plan(
         str(config.planner.plan), table_shapes(model), cluster.ranks, cluster.per_host, cluster.device_type
@@ -171,9 +171,9 @@ def _parts(step: StepTime, tables: str) -> dict[str, float]:
 
 
 def _bytes(memory: RankMemory) -> Facts:
-    """Returns the GPU memory of every rank as it is measured, and that of the fullest rank by kind."""
+    """Returns the GPU memory of every rank as runs measure it, and the fullest rank's memory by kind."""
     kinds = memory.by_kind()
-    of_ranks = (memory.total - kinds["context"] - kinds["communication"])[:, 0]  # those are not the allocator's
+    of_ranks = (memory.total - kinds["context"] - kinds["communication"])[:, 0]  # these are not the allocator's
     fullest = int(of_ranks.argmax())
     return {
         "memory_bytes": [round(size) for size in of_ranks],
@@ -200,7 +200,7 @@ def _remarks(run: Run, both: Mapping[str, Facts]) -> Iterator[str]:
 
 
 def compared(both: Mapping[str, Facts]) -> list[Lying]:
-    """Returns figures of what was forecast and measured.
+    """Returns figures of the forecast and the measurements.
 
     Args:
         both: `forecast`, which may be missing, and on a CPU has no memory; and `measured`.
@@ -237,9 +237,9 @@ def compared(both: Mapping[str, Facts]) -> list[Lying]:
 
 
 def _page(run: Run, model: nn.Module, figures: list[Lying]) -> str:
-    """Returns the page of the plan; without its reasons for a plan that the planner would not choose."""
+    """Returns the page of the plan; only measurements for a plan that the planner would not choose."""
     drawn: list[Figure] = [*figures]
     try:
         return draw_page([plan_on(model, run.config, run.cluster)], drawn)
-    except InputError as error:  # a plan by hand
+    except InputError as error:  # a plan made by hand
         return draw_figures(f"Run {without_secrets(run.url)}", without_secrets(error), drawn)

@@ -1,4 +1,4 @@
-"""A plan as text: does it fit, how long is a step, what is where and why."""
+"""A plan as text: whether it fits, how long a step is, where tables are and why."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ def named_cluster(cluster: Cluster) -> str:
 
 
 def shortage(planned: Planned) -> str:
-    """Returns by how much a plan does not fit, and what takes memory beside its tables."""
+    """Describes how much memory a plan lacks, and the memory beside its tables."""
     assert isinstance(planned.solution, Shortage)
     times, topology = planned.solution.times, planned.topology
     there = " and ".join(f"{size / GIB:.4g} GiB of {where} memory" for where, size in _memory_of_a_rank(topology))
@@ -53,7 +53,7 @@ def _summary(planned: Planned) -> str:
 
 
 def summary(planned: Planned) -> dict[str, str]:
-    """Returns what a plan that fits comes to, line by line."""
+    """Returns the summary of a plan that fits, by line."""
     step, found = planned.step, planned.found
     cost = found.placement.cost
     longest = step.longest
@@ -76,12 +76,12 @@ def _speed(planned: Planned, step: StepTime) -> str:
 
 
 def samples_per_second(planned: Planned, milliseconds: float) -> float:
-    """Returns how many samples are trained on in a second."""
+    """Returns the number of samples trained per second."""
     return planned.samples / milliseconds * 1000
 
 
 def fits(planned: Planned) -> str:
-    """Returns whether a plan fits, and how much the fullest rank takes of the memory that it has."""
+    """Describes whether a plan fits, and how much of its memory the fullest rank takes."""
     used, usable = planned.fullest, planned.problem.usable
     kinds = 2 if planned.topology.on_gpu else 1
     parts = [
@@ -95,7 +95,7 @@ def fits(planned: Planned) -> str:
 
 
 def price_of_memory(planned: Planned) -> str:
-    """Returns what more memory would bring."""
+    """Describes the gain from more memory."""
     prices = planned.found.bound.prices * GIB
     scarce = [
         f"scarce: one more GiB on every {where} saves {price:.3g} ms of a step, at the margin"

@@ -1,4 +1,4 @@
-"""What if: the same plan with one thing changed at a time, and what each change saves or costs."""
+"""What-if plans: one change at a time, and the gain or cost of each change."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from trainer.core.errors import InputError, nearest
 from trainer.training.sharded_model import build_unsharded_model
 
 ALL = "all"
-ADDED = 0.1  # of the tables, the largest, once more
+ADDED = 0.1  # part of the tables to repeat, largest first
 PRECISIONS = ("fp32", "fp16", "bf16")
 
 
@@ -27,8 +27,8 @@ class Change:
     """A change of a configuration.
 
     Attributes:
-        kind: What is changed.
-        name: How, in words.
+        kind: Kind of the change.
+        name: The change in words.
         config: The changed configuration.
     """
 
@@ -38,11 +38,11 @@ class Change:
 
 
 def changes_of(config: Config, kinds: Sequence[str]) -> list[Change]:
-    """Returns changes of a configuration, each of one thing.
+    """Returns configurations with one change each.
 
     Args:
         config: The configuration.
-        kinds: Which to make, by name, or `all`.
+        kinds: Names of the changes, or `all`.
 
     Raises:
         InputError: There is no such kind of change.
@@ -122,15 +122,15 @@ KINDS: dict[str, Callable[[Config], Iterator[tuple[str, Config]]]] = {
 
 
 def effects_of(config: Config, cluster: Cluster, kinds: Sequence[str]) -> str:
-    """Returns a table of the effects of changes, the one that saves the most time of a sample first.
+    """Returns a table of the effects of changes; the change with the least time of a sample is first.
 
     Args:
         config: The configuration.
         cluster: The cluster to plan for.
-        kinds: Which changes to make, or `all`.
+        kinds: Names of the changes, or `all`.
 
     Raises:
-        InputError: The configuration as it is does not fit, or there is no such change.
+        InputError: The unchanged configuration does not fit, or there is no such change.
     """
     changes = changes_of(config, kinds)
     now = _planned(config, cluster)

@@ -1,6 +1,6 @@
 """Charts of curves over steps: as text, as SVG and as PNG.
 
-Not by matplotlib, for the reasons in `image`.
+Without matplotlib, for the reasons in `image`.
 """
 
 import io
@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 COLUMNS, LINES = 64, 8  # of a chart in the terminal
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 760, 200, 90, 36, 34  # of one in a drawing, in pixels
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 760, 200, 90, 36, 34  # of a drawn chart, in pixels
 INK, FAINT, ACCENT = "#333333", "#d5d5d5", "#1f77b4"
 TICKS = 4
 FONT_SIZE = 13
@@ -27,7 +27,7 @@ class Curve:
     Attributes:
         title: Its name.
         steps: The steps, ascending.
-        values: A value of each, at least 0.
+        values: A value per step, at least 0.
     """
 
     title: str
@@ -53,14 +53,14 @@ def text_chart(curve: Curve) -> str:
 
 
 class Canvas(Protocol):
-    """What charts are drawn on."""
+    """A surface to draw charts on."""
 
     def line(self, points: list[Point], color: str) -> None:
         """Draws a line through points."""
         ...
 
     def text(self, x: float, y: float, words: str, anchor: str) -> None:
-        """Writes words whose base line is at `y`; the anchor is the side of them that is at `x`."""
+        """Writes words with their base line at `y`; the anchor is the side of the words at `x`."""
         ...
 
     def file(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Figures of bars, without a word on how they are drawn: `html` and `image` draw them."""
+"""Figures of bars as data; `html` and `image` draw the figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ GREY = "#b9bec6"
 
 @dataclass(frozen=True)
 class Stacked:
-    """A standing bar for each rank or host, of parts on top of each other.
+    """Vertical bars of stacked parts, one bar for each rank or host.
 
     Attributes:
-        title: What is shown.
-        remark: A sentence on it.
+        title: Title of the figure.
+        remark: A sentence below the title.
         unit: Unit of the values.
         parts: The value of each part in each bar, `[bars]`; the last of several parts is grey.
-        limit: What there is, drawn as a line.
+        limit: The available amount, drawn as a line.
         of: A bar's name, before its number.
     """
 
@@ -32,14 +32,14 @@ class Stacked:
 
 @dataclass(frozen=True)
 class Lying:
-    """Lying bars, one below the other.
+    """Horizontal bars, one below the other.
 
     Attributes:
-        title: What is shown.
-        remark: A sentence on it.
+        title: Title of the figure.
+        remark: A sentence below the title.
         unit: Unit of the values.
         names: Names of the bars.
-        series: Their values; of several series the bars of a name lie below each other.
+        series: Values of the bars; the bars of a name lie below each other.
     """
 
     title: str
@@ -67,5 +67,5 @@ def has_key(figure: Figure) -> bool:
 
 
 def number_in_words(value: float) -> str:
-    """Returns a number at a bar."""
+    """Returns the label of a bar."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -1,6 +1,6 @@
-"""Pages to look at: one HTML file without scripts, that opens without a server. Bars are inline SVG.
+"""HTML pages: one file without scripts that opens without a server. Bars are inline SVG.
 
-SVG scales with the page; words stand beside it, so that they do not. Not by plotly, whose page is 4.9 MB of scripts.
+SVG scales with the page; words do not, as they stand beside the SVG. Not by plotly, whose page is 4.9 MB of scripts.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def whole_page(title: str, parts: Sequence[str]) -> str:
 
 
 def draw_figures(title: str, remark: str, figures: Sequence[Figure]) -> str:
-    """Returns a page of nothing but figures."""
+    """Returns a page of figures only."""
     head = f'<h1>{escape(title)}</h1><p class="note">{escape(remark)}</p>'
     return whole_page(title, [head, *(draw_figure(figure) for figure in figures)])
 

@@ -1,7 +1,7 @@
 """Figures as one PNG.
 
-Not by matplotlib: bars of 1,024 ranks take it 4 s and an SVG of 1.9 MB, here 0.03 s and 1.1 MB, its words in an SVG
-shrink with the page, and it brings nine packages. Pillow comes with TensorBoard.
+Not by matplotlib: bars of 1,024 ranks take 4 s and an SVG of 1.9 MB, here 0.03 s and 1.1 MB. Words in matplotlib's SVG
+shrink with the page, and matplotlib brings nine packages. Pillow comes with TensorBoard.
 """
 
 import io
@@ -15,13 +15,13 @@ from apps.pages.figures import Figure, Lying, Stacked, colors_of, has_key, numbe
 
 INK, FAINT, LIMIT = "#1d2228", "#5b6570", "#cc0000"
 MARGIN = 30
-PLOT = 1100  # pixels of the bars of all ranks; a pixel each where there are more ranks
-HEIGHT = 200  # of standing bars
-BAR, GAP = 15, 5  # height of a lying bar, and what is between two names
-NAMES, VALUES = 240, 150  # pixels left and right of lying bars
+PLOT = 1100  # pixels of the bars of all ranks; with more ranks, one pixel per rank
+HEIGHT = 200  # of vertical bars
+BAR, GAP = 15, 5  # height of a horizontal bar, and the gap between two names
+NAMES, VALUES = 240, 150  # pixels left and right of horizontal bars
 LINE, TITLE, GROUND = 22, 32, 24  # pixels of a line, of a title, and below a figure
 FONT, LARGE = ImageFont.load_default(13), ImageFont.load_default(18)
-LETTERS = 150  # of a line of words
+LETTERS = 150  # per line of words
 
 
 def draw_image(title: str, lines: Sequence[str], figures: Sequence[Figure], ranks: int = 0) -> bytes:
@@ -31,7 +31,7 @@ def draw_image(title: str, lines: Sequence[str], figures: Sequence[Figure], rank
         title: The title.
         lines: The lines.
         figures: The figures.
-        ranks: The most bars that stand side by side.
+        ranks: The most bars side by side.
     """
     width = 2 * MARGIN + max(PLOT, ranks)
     drawn = [_words(width, title, lines, GROUND), *(_drawn(width, figure) for figure in figures)]
@@ -84,7 +84,7 @@ def _key(width: int, figure: Figure) -> Image.Image:
 
 
 def _stacked(width: int, figure: Stacked) -> Image.Image:
-    """Returns standing bars: every rank has the same whole number of pixels, so that none seems thicker."""
+    """Returns vertical bars; every rank has the same whole number of pixels, so that no bar seems thicker."""
     values = np.array([*figure.parts.values()])
     ranks, top = values.shape[1], max(float(values.sum(axis=0).max()), figure.limit or 0.0) or 1.0
     step = max(1, PLOT // ranks)
@@ -123,7 +123,7 @@ def _lying(width: int, figure: Lying) -> Image.Image:
 
 
 def _shortened(name: str, width: int) -> str:
-    """Returns a name that is no wider than so many pixels."""
+    """Returns a name cut to `width` pixels."""
     while FONT.getlength(name) > width:
         name = f"{name.removesuffix('...')[:-1]}..."
     return name

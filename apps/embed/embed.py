@@ -94,7 +94,7 @@ def _check(config: Config, output: str | None, table: str | None, source: Sequen
 
 
 def features_of(config: Config, output: str) -> tuple[str, ...] | None:
-    """Returns the features that a vector depends on; None for all, where the model does not tell items' features."""
+    """Returns the features that a vector depends on; None for all, if the model does not list the items' features."""
     if not (of_items := config.model.item_features):
         return None
     every = (*config.data.dense, *config.data.sparse)

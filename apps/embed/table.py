@@ -1,4 +1,4 @@
-"""The rows of a table by the ids that they belong to."""
+"""Writes the rows of a table, each with its id."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ from trainer.training.managed_ids import ManagedIds
 def embed_table(
     config: Config, out: str, to: str, table: str, checkpoint: str, rows_per_part: int, context: DistributedContext
 ) -> None:
-    """Writes the rows of a table, as evaluations look them up.
+    """Writes the rows of a table as evaluations look the rows up.
 
     Raises:
         InputError: There is no such table or checkpoint, or the directory holds parts of another job.
@@ -63,9 +63,9 @@ class TableIds:
     """The ids that have a row of their own in a table, `N`.
 
     Attributes:
-        name: `id`, or `row` where rows are no ids of the data: those that are hashed, shifted or made of numbers.
+        name: `id`, or `row` if rows are not ids of the data: ids that are hashed, shifted or made of numbers.
         ids: The ids, `[N]` integers or strings.
-        rows: The row of each, `[N]` int64.
+        rows: The row of each id, `[N]` int64.
     """
 
     name: str
@@ -82,7 +82,7 @@ def ids_of_table(config: DataConfig, table: str, managed: ManagedIds) -> TableId
         managed: The rows of managed ids.
 
     Raises:
-        InputError: Its vocabulary cannot be read.
+        InputError: The table's vocabulary cannot be read.
     """
     names = config.features_of_tables()[table]
     feature = config.sparse[names[0]]
@@ -104,7 +104,7 @@ def _are_rows(feature: SparseFeature) -> bool:
 def _find(
     config: Config, out: str, to: str, table: str, checkpoint: str, rows_per_part: int
 ) -> tuple[RunDirectory, Checkpoint]:
-    """Finds the directory and the checkpoint, and writes nothing."""
+    """Finds the directory and the checkpoint. Writes nothing."""
     if table not in (known := config.data.features_of_tables()):
         raise InputError(f"--table is '{table}', which the model does not have{nearest(table, known)}")
     if rows_per_part < 1:
@@ -129,7 +129,7 @@ def _gathered(weights: list[Tensor], rows: np.ndarray, dimension: int, context: 
     """Returns rows of a table, `[R, D]` float32, on the CPU of every rank.
 
     Args:
-        weights: The table, if this rank has any of it.
+        weights: The table, if this rank holds a part of it.
         rows: The rows.
         dimension: Columns of the table.
         context: This process among the ranks.
@@ -137,7 +137,7 @@ def _gathered(weights: list[Tensor], rows: np.ndarray, dimension: int, context: 
     wanted = torch.from_numpy(rows).to(context.device)
     found = torch.zeros(len(rows), dimension, device=context.device)
     for weight in weights:
-        if context.is_rank0 or isinstance(weight, ShardedTensor):  # every rank has all of one that is replicated
+        if context.is_rank0 or isinstance(weight, ShardedTensor):  # every rank holds a replicated table whole
             for shard, (row, column) in placed_shards(weight):
                 here = (wanted >= row) & (wanted < row + len(shard))
                 found[here, column : column + shard.shape[1]] = shard[wanted[here] - row].float()

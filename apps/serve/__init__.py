@@ -1,1 +1,1 @@
-"""Serves an exported model over HTTP, to look at it: JSON in and out, requests answered in batches."""
+"""Serves an exported model over HTTP, to look at it: JSON in and out, requests in batches."""

@@ -1,4 +1,4 @@
-"""Answers requests in batches: those that come within some milliseconds of one another go through the model at once."""
+"""Answers requests in batches: requests that arrive within a few milliseconds go through the model together."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,12 +13,12 @@ RunModel = Callable[[Columns], Columns]
 
 @dataclass(frozen=True)
 class PendingRequest:
-    """A request that waits.
+    """A waiting request.
 
     Attributes:
-        inputs: Its inputs.
-        samples: How many samples it has.
-        outputs: Is given its outputs.
+        inputs: The inputs.
+        samples: Number of samples.
+        outputs: Receives the outputs.
     """
 
     inputs: Columns
@@ -27,12 +27,12 @@ class PendingRequest:
 
 
 class Batcher:
-    """Joins requests into batches, one of which is computed at a time, in a thread.
+    """Joins requests into batches. A thread computes one batch at a time.
 
     Args:
         run: The model.
         wait_seconds: How long the first request of a batch waits for others.
-        samples: Samples of a batch at most, unless a single request has more.
+        samples: Most samples of a batch, unless a single request has more.
     """
 
     def __init__(self, run: RunModel, wait_seconds: float, samples: int) -> None:
@@ -44,7 +44,7 @@ class Batcher:
 
         Args:
             inputs: The inputs, in the model's order.
-            samples: How many samples they have.
+            samples: Number of samples.
         """
         request = PendingRequest(inputs, samples, asyncio.get_running_loop().create_future())
         self._queue.put_nowait(request)
@@ -59,7 +59,7 @@ class Batcher:
             first = first or await self._queue.get()
 
     async def _collect(self, first: PendingRequest) -> tuple[list[PendingRequest], PendingRequest | None]:
-        """Returns a batch, and the request that found no room in it."""
+        """Returns a batch, and the first request that did not fit."""
         batch, samples = [first], first.samples
         end = asyncio.get_running_loop().time() + self._wait
         while samples < self._samples:

@@ -1,4 +1,4 @@
-"""The HTTP endpoint: requests to columns, outputs to responses, mistakes to one line each."""
+"""The HTTP endpoint: turns requests into columns, outputs into responses, mistakes into one line."""
 
 import asyncio
 import contextlib
@@ -15,8 +15,8 @@ from starlette.routing import Route
 from apps.export.load import ColumnError, Model
 from apps.serve.batching import Batcher
 
-# Starlette rather than FastAPI, whose schemas would be made from classes: the columns are known only when a model is
-# loaded. Rather than the standard library's server, which has a thread for each connection.
+# Starlette, not FastAPI: FastAPI makes schemas from classes, but the columns are known only once a model is loaded.
+# Not the standard library's server either: it uses a thread for each connection.
 LARGEST_BODY = 16 << 20
 
 
@@ -26,7 +26,7 @@ def make_app(model: Model, wait_seconds: float, samples: int) -> Starlette:
     Args:
         model: The model.
         wait_seconds: How long a request waits for others to be answered with it.
-        samples: Samples that are answered at once, and of a request, at most.
+        samples: Most samples of a batch, and of a request.
     """
     batcher = Batcher(model.run, wait_seconds, samples)
 

@@ -99,7 +99,7 @@ def _local(url: str) -> Iterator[Path]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Returns a listening socket; here, so that a port that is taken is reported in one line."""
+    """Returns a listening socket. Opened here to report a taken port in one line."""
     try:
         return socket.create_server((host, port), backlog=4096)
     except (OSError, OverflowError) as error:
@@ -107,11 +107,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 async def _run(settings: "uvicorn.Config", listening: socket.socket) -> None:
-    """Serves until a signal comes, and then answers what has been asked."""
+    """Serves until a signal comes, and then answers the pending requests."""
     import uvicorn
 
     class Server(uvicorn.Server):
-        # uvicorn's own raises the signal again when all is done, and the process would end as if it had been killed.
+        # uvicorn's own method raises the signal again at the end, so the process would end as if killed.
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield

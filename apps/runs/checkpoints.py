@@ -1,6 +1,6 @@
 """Lists and verifies the checkpoints of a run, and converts one to a plain file.
 
-Nothing here writes to the run directory, so a job may be writing to it meanwhile.
+Nothing here writes to the run directory, so a job may write to it meanwhile.
 """
 
 import json
@@ -77,7 +77,7 @@ def _nothing(step: int | None, found: Checkpoints) -> str:
 
 def _damages(found: Checkpoints, steps: list[int]) -> dict[int, str]:
     damages = {step: damage for step in steps if (damage := found.damage(step))}
-    still_there = found.steps()  # a job may have deleted one while it was read
+    still_there = found.steps()  # a job may have deleted a checkpoint during the check
     return {step: damage for step, damage in damages.items() if step in still_there}
 
 
@@ -102,7 +102,7 @@ def _table(run: RunDirectory, found: Checkpoints, states: dict[int, str]) -> str
 
 
 def _facts(checkpoint: RunDirectory) -> dict[str, Any]:
-    """Returns the age, size and ranks of a checkpoint; None for what its files do not tell yet."""
+    """Returns the age, size and ranks of a checkpoint; None for facts that its files do not hold yet."""
     facts: dict[str, Any] = dict.fromkeys(("age", "size", "ranks"))
     with suppress(FileNotFoundError):
         facts["size"] = _rounded(checkpoint.fs.du(checkpoint.path()), SIZES)
@@ -114,7 +114,7 @@ def _facts(checkpoint: RunDirectory) -> dict[str, Any]:
 
 
 def _rounded(amount: float, units: tuple[tuple[str, int], ...]) -> str:
-    """Returns an amount in the largest unit that it has two of."""
+    """Returns an amount in the largest unit that fits in at least twice."""
     unit, size = next((unit for unit in units if amount >= 2 * unit[1]), units[-1])
     return f"{amount / size:,.0f} {unit}"
 

@@ -20,7 +20,7 @@ class Difference:
     Attributes:
         kind: Kind of thing, such as `losses`.
         name: Name of the thing.
-        size: The norm of the difference over the norm of the baseline's, 0 if the two are equal bit by bit.
+        size: The norm of the difference over the norm of the baseline; 0 if both are equal bit by bit.
     """
 
     kind: str
@@ -33,7 +33,7 @@ def differences(baseline: str, other: str, step: int) -> list[Difference]:
 
     Args:
         baseline: URL of a run directory.
-        other: URL of another.
+        other: URL of the other run.
         step: The step of the checkpoints to compare.
 
     Returns:
@@ -44,7 +44,7 @@ def differences(baseline: str, other: str, step: int) -> list[Difference]:
 
 
 def _contents(run: RunDirectory, step: int) -> dict[tuple[str, str], Any]:
-    """Returns everything of a run that is compared, by kind and name."""
+    """Returns everything that the comparison covers in a run, by kind and name."""
     checkpoint = Checkpoints(run).at(step)
     losses, tensors, state = _losses(run), read_tensors(checkpoint.url), checkpoint.train_state
     return {
@@ -59,7 +59,7 @@ def _as_tensor(loss: float | None) -> Tensor | None:
 
 
 def _losses(run: RunDirectory) -> dict[str, float | None]:
-    """Returns the losses of training and evaluation, each with a name that tells the step; None if all were skipped."""
+    """Returns the losses of training and evaluation, named by step; None if every step was skipped."""
     training = [json.loads(line) for line in (run.read("metrics.jsonl") or "").splitlines()]
     evaluations = [json.loads(line) for line in (run.read("evaluations.jsonl") or "").splitlines()]
     losses = {f"loss of step {line['step']}": line["loss"] for line in training}
@@ -81,11 +81,11 @@ def _kind(name: str) -> str:
 
 
 def difference(baseline: Any, other: Any) -> float:
-    """Returns the norm of two tensors' difference over the norm of the first; of anything else, whether it differs.
+    """Returns the norm of two tensors' difference over the norm of the first; 0 or infinite for other values.
 
-    The norm, for Adagrad and Adam can make a whole step of a gradient that is nothing but rounding, and single values
-    then differ by much. It is 0 if the tensors are equal bit by bit, and infinite if their shapes or types differ or a
-    value is not finite. Of values that are not both tensors it is 0 or infinite.
+    Adagrad and Adam can turn a gradient of pure rounding noise into a whole step, so single values may differ a lot;
+    the norm does not. The result is 0 for tensors that are equal bit by bit, and infinite if their shapes or types
+    differ or a value is not finite.
     """
     if not isinstance(baseline, Tensor) or not isinstance(other, Tensor):
         return 0.0 if baseline == other else torch.inf

@@ -1,7 +1,7 @@
-"""Trainer jobs on this machine under torchrun, as child processes that a tool waits for and can kill.
+"""Runs trainer jobs on this machine under torchrun, as child processes that a tool can wait for and kill.
 
-components/launch.py spells torchrun's command as well, and TorchX could run it; but components know nothing of the
-trainer and render a shell command for a scheduler, which then owns the processes.
+components/launch.py also spells torchrun's command, and TorchX could run it. But components know nothing of the
+trainer, and render a shell command for a scheduler, which then owns the processes.
 """
 
 import re
@@ -21,7 +21,7 @@ SHOWN_CHARACTERS = 4000
 
 @contextmanager
 def start_job(ranks: int, log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts `python -m trainer ARGUMENTS` and yields torchrun's process, which has ended when the block has.
+    """Starts `python -m trainer ARGUMENTS` and yields torchrun's process, which ends with the block.
 
     Args:
         ranks: Number of ranks.
@@ -40,11 +40,11 @@ def start_job(ranks: int, log: Path, *arguments: str) -> Iterator[subprocess.Pop
 
 
 def run_job(ranks: int, log: Path, *arguments: str) -> None:
-    """Runs a job, with the arguments of `start_job`, to its end.
+    """Runs a job to its end; takes the arguments of `start_job`.
 
     Raises:
-        InputError: It failed because of its input.
-        SystemExit: It failed for another reason.
+        InputError: The job failed because of its input.
+        SystemExit: The job failed for another reason.
     """
     with start_job(ranks, log, *arguments) as job:
         if job.wait():
@@ -52,15 +52,15 @@ def run_job(ranks: int, log: Path, *arguments: str) -> None:
 
 
 def kill_ranks(job: subprocess.Popen[bytes]) -> None:
-    """Kills the ranks of a job with SIGKILL, which torchrun then notices and ends."""
-    with suppress(psutil.NoSuchProcess):  # torchrun ends the others if a rank has just ended by itself
+    """Kills the ranks of a job with SIGKILL. torchrun notices, and ends."""
+    with suppress(psutil.NoSuchProcess):  # if a rank has just ended by itself, torchrun ends the others
         for rank in psutil.Process(job.pid).children() if job.poll() is None else ():
             rank.kill()
     job.wait()
 
 
 def error_of_failed_job(log: Path) -> InputError | SystemExit:
-    """Returns the trainer's own error of one line if the log holds one; if not, prints the end of the log."""
+    """Returns the trainer's one-line error if the log holds one; else prints the end of the log."""
     output = log.read_text(errors="replace")
     if found := re.search(r"^error: (.*)$", output, re.MULTILINE):
         return InputError(found[1])

@@ -1,4 +1,4 @@
-"""Requests a profile of a job that runs.
+"""Requests a profile of a running job.
 
 python -m trainer profile --out runs/mine --steps 5
 """

@@ -15,7 +15,7 @@ from trainer.data.lanes import Lanes, default_lanes
 from trainer.data.selected_files import find_training_files
 from trainer.optim.schedules import DECAYS, LearningRate, learning_rates, step_at
 
-PARTS = 8  # of the run, whose ends are in the table besides the steps at which a schedule turns
+PARTS = 8  # of the run; the table has the ends of the parts, and the steps at which a schedule turns
 POINTS = 600  # of a drawn curve
 
 
@@ -58,11 +58,11 @@ def show_schedule(
 
 
 def _steps_per_epoch(config: Config, rates: dict[str, LearningRate]) -> int | None:
-    """Returns the steps of an epoch by the data, None if nothing is counted in epochs."""
+    """Returns the steps of an epoch of the data; None if nothing is counted in epochs."""
     if config.train.steps is not None and all(rate.schedule.unit == "steps" for rate in rates.values()):
         return None
     files, data = find_training_files(config.data, config.train.seed), config.data
-    # An epoch has the same steps on any number of ranks up to 8, and hardly more on others.
+    # An epoch has the same steps on up to 8 ranks, and hardly more on larger numbers.
     lanes = Lanes(files.rows, data.lanes or default_lanes(1), data.global_batch_size, data.last_batch == "keep")
     if lanes.steps == 0:
         raise InputError(
@@ -80,7 +80,7 @@ def telling_steps(schedule: Schedule, last: int, steps_per_epoch: int) -> list[i
 
 
 def _turns(schedule: Schedule) -> list[int]:
-    """Returns the steps or epochs since a decay began at which it turns."""
+    """Returns the steps or epochs after the start of a decay at which it turns."""
     length = schedule.decay_steps
     match schedule.decay:
         case "piecewise":

@@ -1,4 +1,4 @@
-"""`python -m trainer tensorboard`: TensorBoard for runs that are there."""
+"""`python -m trainer tensorboard`: TensorBoard for existing runs."""
 
 import os
 import posixpath
@@ -37,8 +37,8 @@ def tensorboard(*arguments: str, logdir: str = "runs", port: int = 6006, host: s
 
 
 def _as_run(directory: RunDirectory) -> list[str]:
-    """Returns the flag that shows a run as NAME/tensorboard, as it is called in a directory of runs."""
+    """Returns the flag that shows a run as NAME/tensorboard, its name in a directory of runs."""
     name, url = posixpath.basename(directory.path()), directory.url
-    if ":" in name or "," in name + url:  # which separate names and directories
+    if ":" in name or "," in name + url:  # characters that separate names and directories
         return ["--logdir", url]
     return ["--logdir_spec", f"{name}:{url}"]

@@ -23,7 +23,7 @@ from trainer.core.outcome import FAILED
 from trainer.core.run_directory import RunDirectory
 
 LEAST_STEPS = 4
-TOLERANCE = 1e-5  # on another number of ranks, which add up in another order
+TOLERANCE = 1e-5  # on another number of ranks, which add up in a different order
 KILL_ATTEMPTS = 5
 POLL_SECONDS = 0.002
 SHOWN_DIFFERENCES = 5
@@ -51,8 +51,8 @@ def verify_resume(
     if ranks == other_ranks:
         raise InputError(f"--other-ranks is {other_ranks}, and so is --ranks; they must differ")
     config = _shortened(config, steps)
-    # On the same number of ranks all must be equal bit by bit, on another within TOLERANCE. Reduced precision rounds
-    # differently there, killed or not: the second comparison is one of two runs in fp32.
+    # On the same number of ranks all must be equal bit by bit, on another number within TOLERANCE. There, reduced
+    # precision rounds differently even without a kill, so the second comparison uses two runs in fp32.
     exact = _changed(config, {"train": {"precision": "fp32"}, "comms": {"forward": "fp32", "backward": "fp32"}})
     with _new_folder(keep) if keep else tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
         runs = ComparedRuns(Path(folder), config, ranks)
@@ -81,8 +81,8 @@ class Comparison:
 
     Attributes:
         title: Ranks of the resumed run.
-        differences: Differences of everything that both runs have.
-        allowed: The largest difference that passes.
+        differences: Differences of everything that the runs have.
+        allowed: Largest difference that passes.
     """
 
     title: str
@@ -95,7 +95,7 @@ class Comparison:
         return [difference for difference in self.differences if difference.size > self.allowed]
 
     def print_verdict(self) -> None:
-        """Prints PASS, or FAIL with the first differences that are too large."""
+        """Prints PASS, or FAIL and the first differences that are too large."""
         worst, wrong = max(self.differences, key=lambda difference: difference.size), self.too_large
         largest = f"the largest difference is {_size(worst.size)}, {worst.name}" if worst.size else "all are equal"
         if wrong:
@@ -108,11 +108,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """Runs of one configuration: `baseline`, `interrupted`, and copies of the latter that resume, `resumed-on-RANKS`.
+    """Runs of one configuration: `baseline`, `interrupted`, and resumed copies of it, `resumed-on-RANKS`.
 
     Attributes:
-        folder: Where their run directories and logs are.
-        config: Their configuration.
+        folder: The folder of the run directories and logs.
+        config: The configuration.
         ranks: Ranks of the baseline and of the interrupted run.
     """
 
@@ -168,9 +168,9 @@ class ComparedRuns:
 
 
 def _shortened(config: Config, steps: int) -> Config:
-    """Returns a configuration with a checkpoint every quarter of some steps, and with no evaluation but those between.
+    """Returns a configuration of `steps` steps that saves every quarter, and evaluates only between the ends.
 
-    The last checkpoint before the kill is then not the last of the run, wherever the job is when it is killed.
+    Then the last checkpoint before the kill is never the last of the run, wherever the kill hits the job.
     """
     between = 0 < config.evaluate.every_steps < steps
     keep = config.checkpoint.keep.model_copy(update={"best": None})
@@ -189,7 +189,7 @@ def _changed(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
 
 
 def _new_folder(path: str) -> nullcontext[str]:
-    folder = Path(path).expanduser()  # no shell does for `--keep=~/x`
+    folder = Path(path).expanduser()  # no shell expands `--keep=~/x`
     try:
         folder.mkdir(parents=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Measures the speeds of a kind of host, once, into a file that plans use from then on.
+"""Measures the speeds of a kind of host once, and writes a file that plans use from then on.
 
 python -m trainer calibrate --out host.toml
 torchx run tools.calibrate --out host.toml -j 1x8
@@ -28,7 +28,7 @@ from trainer.plan.calibration import Calibration, save_calibration
 from trainer.plan.topology import GB_PER_SECOND, UNKNOWN_HARDWARE
 
 MIB = 2**20
-# How a figure is printed: its unit, and how many nanoseconds that is.
+# How a figure is printed: its unit, and the unit in nanoseconds.
 UNITS = {"step": ("ms", 1e6), "flop": ("ps", 1e-3), "batched_flop": ("ps", 1e-3)}
 
 
@@ -84,7 +84,7 @@ def calibrate(
 
 
 def _assumed(context: DistributedContext) -> dict[str, float]:
-    """Returns the speeds that hold where nothing is measured: those that plans have without a calibration."""
+    """Returns the speeds that plans use without a calibration, for speeds that are not measured."""
     inter, intra, memory = (
         UNKNOWN_HARDWARE[f"{link}_gb_per_second"] * GB_PER_SECOND for link in ("inter_node", "intra_node", "hbm")
     )
@@ -114,8 +114,8 @@ def _describe(
 
 
 def processor_name() -> str:
-    """Returns the model of the host's processor."""
-    # platform.processor() is the architecture on Linux, and psutil does not know the model.
+    """Returns the model name of the host's processor."""
+    # platform.processor() returns the architecture on Linux, and psutil does not know the model.
     model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return model[1] if model else platform.machine()
 

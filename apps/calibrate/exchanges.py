@@ -1,4 +1,4 @@
-"""Speed of exchanges between the ranks of a host, and between hosts."""
+"""Measures exchanges between the ranks of a host, and between hosts."""
 
 import torch
 import torch.distributed as dist
@@ -7,19 +7,19 @@ from torch import Tensor
 from apps.calibrate.timing import nanoseconds
 from trainer.core.distributed import DistributedContext
 
-SMALL = 16  # a message that is so many times smaller: what both take is no matter of bytes
+SMALL = 16  # times smaller is a second message: the time that both take does not depend on bytes
 
 
 def exchange_speeds(size: int, context: DistributedContext, repeats: int) -> dict[str, float]:
-    """Returns the nanoseconds of a byte that leaves a rank, by the names that they have in `Speeds`.
+    """Returns the nanoseconds of a byte that leaves a rank, by the names in `Speeds`.
 
     Args:
-        size: Bytes that a rank gives in.
+        size: Bytes that a rank sends.
         context: This process among the ranks.
         repeats: Runs of each exchange.
 
     Returns:
-        None of those between the ranks of a host if there is one on each, and between hosts if there is only one host.
+        The speeds; none between ranks if each host has one rank, none between hosts if there is one host.
     """
     local, found = context.local_world_size, {}
     hosts = context.world_size // local
@@ -40,7 +40,7 @@ def exchange_speeds(size: int, context: DistributedContext, repeats: int) -> dic
 
 def _of_byte(name: str, size: int, group: dist.ProcessGroup, context: DistributedContext, repeats: int) -> float:
     ranks = dist.get_world_size(group)
-    rounds = 2 if name == "all_reduce" else 1  # it scatters sums, then gathers them
+    rounds = 2 if name == "all_reduce" else 1  # an all-reduce scatters sums, then gathers them
     times = []
     for of_size in (size // SMALL, size):
         values = torch.ones(max(1, of_size // (4 * ranks)) * ranks, device=context.device)

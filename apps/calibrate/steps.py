@@ -1,4 +1,4 @@
-"""Speed of dense parts, what a step takes beside them and its tables, and how fast data is read."""
+"""Measures the speed of dense parts, the time of a step beyond dense parts and tables, and the reading rate."""
 
 import contextlib
 import itertools
@@ -29,11 +29,11 @@ TABLE_ROWS = 100
 MEMORY_BATCHES = 8
 SCRATCH = "scratch-run"
 ENDLESS = 10**6
-SMALL = 8  # a batch that is so many times smaller
-STEPS = 8  # of batches that are read at a time
-# What steps are explained by, beside their tables.
+SMALL = 8  # times smaller is the second batch
+STEPS = 8  # batches that are read at a time
+# The figures that explain a step, besides its tables.
 FIGURES = ("flop", "batched_flop", "dense_byte", "step")
-# Dense parts that differ in what they do most: products of small matrices, bytes, products of large ones, a little.
+# Dense parts, each with a different main cost: products of small matrices, bytes, products of large ones, little.
 MODELS: list[tuple[int, dict[str, Any]]] = [
     (26, {"name": "dlrm", "embedding_dim": 32, "dense_layers": [256, 128], "over_layers": [256, 128]}),
     (26, {"name": "deepfm", "embedding_dim": 32, "over_layers": [64]}),
@@ -45,11 +45,11 @@ MODELS: list[tuple[int, dict[str, Any]]] = [
 def step_speeds(
     speeds: Speeds, folder: str, samples: int, context: DistributedContext, repeats: int
 ) -> tuple[dict[str, float], float]:
-    """Returns the speeds that explain steps beside their tables, by their names, and samples read in a second.
+    """Returns the speeds that explain steps besides their tables, by name, and the samples read per second.
 
     Args:
         speeds: The speeds of everything else.
-        folder: Where data and run directories are made, and removed.
+        folder: The folder of temporary data and run directories.
         samples: Samples of a rank in a step.
         context: This process among the ranks.
         repeats: Steps to take with each model.
@@ -75,14 +75,14 @@ def step_speeds(
                 left.append(time_left)
                 rates.append(_samples_per_second(session, of_rank) if number == 0 else 0.0)
                 stopped = any(gather_to_all(session.stop_requests.waiting_seconds > 0, context))
-            if stopped:  # while a session is open, it takes the signals
+            if stopped:  # an open session takes the signals
                 raise Stopped
         return dict(zip(FIGURES, explain(counts, left), strict=True)), rates[0]
 
 
 @contextlib.contextmanager
 def scratch_run(out: RunDirectory, context: DistributedContext) -> Iterator[RunDirectory]:
-    """Yields a run directory below another directory: empty at first, and deleted at the end."""
+    """Yields a run directory below another directory; it starts empty and is deleted at the end."""
     scratch = RunDirectory(out.url_of(SCRATCH))
 
     def remove() -> None:
@@ -91,7 +91,7 @@ def scratch_run(out: RunDirectory, context: DistributedContext) -> Iterator[RunD
 
     broadcast_from_rank0(context, remove)
     yield scratch
-    gather_to_all(None, context)  # every rank has done with it
+    gather_to_all(None, context)  # every rank has finished
     broadcast_from_rank0(context, remove)
 
 
@@ -101,7 +101,7 @@ def batches_in_memory(session: Session) -> list[Batch]:
 
 
 def _config(url: str, global_batch_size: int, features: int, model: dict[str, Any]) -> Config:
-    """Returns the configuration of a model with small tables, placed on the ranks in turns."""
+    """Returns the configuration of a model with small tables, placed on the ranks in turn."""
     data = {
         "train": [f"{url}/data/train"],
         "dense": {f"int_{number}": {} for number in range(DENSE_FEATURES)},
@@ -113,7 +113,7 @@ def _config(url: str, global_batch_size: int, features: int, model: dict[str, An
 
 
 def _unexplained(session: Session, others: Speeds, repeats: int) -> tuple[list[float], float]:
-    """Returns how many of each of `FIGURES` a step has, and its nanoseconds that the other speeds do not explain."""
+    """Returns the count of each of `FIGURES` in a step, and the step's nanoseconds that other speeds do not explain."""
     step, batches = session.training_step(), itertools.cycle(batches_in_memory(session))
     numbers = itertools.count(1)
     found = nanoseconds(lambda: step.take(next(numbers), batches), session.context.device, repeats)
@@ -128,12 +128,12 @@ def _unexplained(session: Session, others: Speeds, repeats: int) -> tuple[list[f
 
 
 def _samples_per_second(session: Session, samples: int) -> float:
-    """Returns the rate of the loader, whose threads take processor time beside that of steps."""
+    """Returns the rate of the loader, whose threads take processor time besides the steps."""
     found = []
     for _ in range(3):
         start = time.process_time()
         for _ in session.order.loader.batches(0, STEPS):
             pass
         found.append(STEPS * samples / (time.process_time() - start))
-    # All ranks have read before any leaves: the data is removed then.
+    # No rank leaves before all have read, because the data is removed then.
     return statistics.median(gather_to_all(statistics.median(found), session.context))

@@ -1,4 +1,4 @@
-"""Speed of FBGEMM's kernels: lookups by bag and by byte, updates by id, by row and by byte, ids sorted by shard."""
+"""Measures FBGEMM's kernels: lookups by bag and byte, updates by id, row and byte, sorting of ids by shard."""
 
 from dataclasses import dataclass
 
@@ -13,13 +13,13 @@ from planner.step_costs import GRADIENT_BYTES, LEAST_BYTES
 from trainer.optim.table_kernels import TableKernel
 
 VALUE_BYTES = 4
-TABLES = 4  # that a kernel looks up together
-SHARDS, ROWS_OF_SHARD, HOTNESS = 2, 10_000, 16  # of tables whose ids are sorted by shards of rows
+TABLES = 4  # tables that a kernel looks up together
+SHARDS, ROWS_OF_SHARD, HOTNESS = 2, 10_000, 16  # of the tables whose ids are sorted by row shard
 
 
 @dataclass(frozen=True)
 class Case:
-    """A lookup to measure: bags, ids in each, columns of the table, and the part of its rows that ids are from."""
+    """A lookup to measure: bags, ids in each bag, columns of the table, and the fraction of its rows in use."""
 
     bags: int
     ids: int
@@ -42,12 +42,12 @@ def _cases(bags: int) -> list[Case]:
 
 
 def table_speeds(bags: int, table_bytes: int, device: torch.device, repeats: int) -> dict[str, float]:
-    """Returns the speeds of lookups and updates, by the names that they have in `Speeds`.
+    """Returns the speeds of lookups and updates, by the names in `Speeds`.
 
     Args:
         bags: Bags of a lookup.
-        table_bytes: Bytes of all tables of a kernel: more than caches hold.
-        device: Where the tables are.
+        table_bytes: Bytes of all tables of a kernel, more than caches hold.
+        device: Device of the tables.
         repeats: Runs of each lookup.
     """
     counts, times = [], []
@@ -55,7 +55,7 @@ def table_speeds(bags: int, table_bytes: int, device: torch.device, repeats: int
         counted, measured = _measure(case, table_bytes, device, repeats)
         counts.append(counted)
         times.append(measured)
-    # Each has a call that costs the same: on all ranks, at every step, so it counts as part of the constant.
+    # Each call has a fixed cost, the same on all ranks and at every step, so it is part of the constant.
     of_lookup, of_update = zip(*counts, strict=True)
     forward, backward = zip(*times, strict=True)
     bag, lookup_byte, _ = explain([(*count, 1.0) for count in of_lookup], forward)
@@ -67,7 +67,7 @@ Counts = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def input_speeds(bags: int, device: torch.device, repeats: int) -> dict[str, float]:
-    """Returns the speed of sorting a batch's ids by shards of rows, by its name in `Speeds`.
+    """Returns the speed of sorting a batch's ids by row shard, by its name in `Speeds`.
 
     Args:
         bags: Bags of a table.
@@ -87,7 +87,7 @@ def input_speeds(bags: int, device: torch.device, repeats: int) -> dict[str, flo
 
 
 def _measure(case: Case, table_bytes: int, device: torch.device, repeats: int) -> tuple[Counts, tuple[float, float]]:
-    """Returns what a lookup and its update consist of, and the nanoseconds of either."""
+    """Returns the counts of a lookup and of its update, and the nanoseconds of each."""
     rows = max(1, table_bytes // (TABLES * case.columns * VALUE_BYTES))
     kernel = _kernel(rows, case.columns, device)
     used = max(1, int(rows * case.part))
@@ -130,7 +130,7 @@ def replicated_speed(table_bytes: int, device: torch.device, repeats: int) -> di
     Args:
         table_bytes: Bytes of the table.
         device: Where to measure.
-        repeats: Updates of it.
+        repeats: Updates of the table.
     """
     table = nn.Parameter(torch.zeros(max(1, table_bytes // (4 * COLUMNS)), COLUMNS, device=device))
     optimizer = RowWiseAdagrad([table])

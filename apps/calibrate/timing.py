@@ -1,4 +1,4 @@
-"""Times of single things, and the figures that explain them."""
+"""Measures the time of calls, and explains times by figures."""
 
 import statistics
 import time
@@ -11,9 +11,9 @@ WARM_RUNS = 2
 
 
 def nanoseconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Returns how long something takes, the median of some runs.
+    """Returns the time of a call, the median of some runs.
 
-    On a CPU it is processor time, which other processes on the host hardly change, and in which no wait counts.
+    On a CPU this is processor time, which counts no waits and which other processes hardly change.
     """
     on_gpu = device.type != "cpu"
     clock = time.perf_counter_ns if on_gpu else time.process_time_ns
@@ -28,14 +28,14 @@ def nanoseconds(run: Callable[[], object], device: torch.device, repeats: int) -
 
 
 def explain(counts: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
-    """Returns the time of one of each thing that explains measured times best, by relative error, none below zero.
+    """Returns the time per unit of each thing that best explains measured times, by relative error, none below zero.
 
     Args:
-        counts: How many of each thing every measurement has.
+        counts: The count of each thing in every measurement.
         times: The time of every measurement.
     """
-    # Relative errors, so that long measurements do not decide alone. Figures that would be negative are left out one by
-    # one, the most negative first; scipy's nnls, which does it better, would be a dependency for this alone.
+    # Relative errors, so that long measurements do not decide alone. Negative figures are left out one by one, the
+    # most negative first. scipy's nnls does this better, but would be a dependency for this alone.
     scaled = np.array(counts) / np.array(times)[:, None]
     kept = list(range(scaled.shape[1]))
     while kept:

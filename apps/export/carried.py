@@ -1,4 +1,4 @@
-"""The source that an export carries: its loader, with what rules do in training in it, and rules of the user's own."""
+"""Writes the source that an export carries: the loader with training's own rule functions, and the user's own rules."""
 
 import importlib
 import inspect
@@ -16,7 +16,7 @@ IMPORT = re.compile(r"^from (trainer\.rules\.\w+) import (.+)\n", re.MULTILINE)
 
 
 def write_loader(data: DataConfig, folder: Path) -> None:
-    """Writes load.py and the files of rules that it runs.
+    """Writes load.py and the rule files that load.py runs.
 
     Raises:
         InputError: A rule of the user's own cannot be carried.
@@ -31,7 +31,7 @@ def write_loader(data: DataConfig, folder: Path) -> None:
 
 
 def _loader() -> str:
-    """Returns the loader with the source of the functions that it imports of rules, in the place of the imports."""
+    """Returns the loader with the source of each imported rule function in place of the import."""
     text = inspect.getsource(load)
     found = IMPORT.findall(text)
     functions = [
@@ -43,7 +43,7 @@ def _loader() -> str:
 
 
 def _imports(function: FunctionType) -> Iterator[str]:
-    """Yields the lines that import the modules which a function uses."""
+    """Yields the import lines of the modules that a function uses."""
     for name in function.__code__.co_names:
         if inspect.ismodule(module := function.__globals__.get(name)):
             assert module.__name__ == name, f"{function.__name__} is carried, and may use modules by their names only"

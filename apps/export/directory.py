@@ -10,19 +10,19 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
 
 MANIFEST, CURRENT = "manifest.json", "current.json"
-SHARDS = "tables"  # the folder of tables in files of their own
+SHARDS = "tables"  # the folder of tables in separate files
 
 
 def is_there(to: str, name: str, fingerprint: str) -> bool:
-    """Returns whether a directory holds the same export, whole; then current.json points there.
+    """Returns whether a directory holds the same whole export; if so, points current.json there.
 
     Args:
         to: Any fsspec URL.
-        name: The directory's name.
-        fingerprint: Tells the export from others.
+        name: The name of the directory.
+        fingerprint: Identifies the export.
 
     Raises:
-        InputError: It holds another one of that name, or a damaged one, or cannot be read.
+        InputError: The directory holds another export of that name or a damaged one, or cannot be read.
     """
     target = RunDirectory(to, "--to")
     with named("--to", to):
@@ -45,13 +45,13 @@ def is_there(to: str, name: str, fingerprint: str) -> bool:
 
 
 def files_of(folder: Path) -> list[str]:
-    """Returns the files in a local folder and below it, by their names there; its manifest is the last."""
+    """Returns the names of all files in and below a local folder, the manifest last."""
     names = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
     return sorted(names, key=lambda name: (name == MANIFEST, name))
 
 
 def entries_of(folder: Path, known: dict[str, FileEntry]) -> dict[str, FileEntry]:
-    """Returns size and checksum of every file in a local folder but the manifest; of those that are known, these."""
+    """Returns size and checksum of every file in a local folder but the manifest; takes those in `known`."""
     found = {}
     for name in files_of(folder):
         if name == MANIFEST:
@@ -68,18 +68,18 @@ def entries_of(folder: Path, known: dict[str, FileEntry]) -> dict[str, FileEntry
 
 
 def publish(folder: Path, to: str, name: str) -> str:
-    """Copies the files of a local folder into `to/name`, its manifest last, and then points current.json there.
+    """Copies the files of a local folder into `to/name`, the manifest last, then points current.json there.
 
     Args:
         folder: The folder.
         to: Any fsspec URL.
-        name: The directory's name.
+        name: Name of the directory.
 
     Returns:
         The URL of the directory.
 
     Raises:
-        InputError: It cannot be written.
+        InputError: The directory cannot be written.
     """
     target, names = RunDirectory(to, "--to"), files_of(folder)
     with named("--to", to):
@@ -98,13 +98,13 @@ def publish(folder: Path, to: str, name: str) -> str:
 
 
 def _remove_other_tables(target: RunDirectory, name: str, kept: list[str]) -> None:
-    """Removes the files of tables that an interrupted export with another --shard-bytes has left."""
+    """Removes the table files of an interrupted export with another --shard-bytes."""
     for path in target.fs.find(target.path(name, SHARDS)):
         if path.endswith(".bin") and posixpath.relpath(path, target.path(name)) not in kept:
             target.fs.rm_file(path)
 
 
 def write_manifest(folder: Path, fingerprint: str, known: dict[str, FileEntry]) -> None:
-    """Writes the manifest of a local folder's files, of which size and checksum may be known."""
+    """Writes the manifest of a local folder's files; sizes and checksums may be known."""
     manifest = {"version": 1, "fingerprint": fingerprint, "files": entries_of(folder, known)}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")

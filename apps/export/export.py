@@ -147,7 +147,7 @@ class Choices:
 
 
 def _check_features(config: Config, chosen: Checkpoint) -> None:
-    """Refuses features whose rules deviate from those that the model was trained with."""
+    """Refuses features whose rules deviate from the rules of training."""
     trained = load_config(f"{chosen.url}/config.toml").data.rules()
     for kind, ours in config.data.rules().items():
         theirs = trained[kind]
@@ -164,7 +164,7 @@ def _check_features(config: Config, chosen: Checkpoint) -> None:
 
 
 def _write(config: Config, chosen: Checkpoint, choices: Choices, fingerprint: str, folder: Path) -> float:
-    """Writes all files, and returns the greatest difference from the answers of the model before its export."""
+    """Writes all files, and returns the greatest difference from the model's answers before the export."""
     data, split = config.data, choices.split
     files = find_files(f"data.{split}", getattr(data, split), data)
     types, lists = column_types(files, data), lists_in(files, data)
@@ -201,7 +201,7 @@ def _write_whole(
     described: dict[str, Any],
     folder: Path,
 ) -> dict[str, Any]:
-    """Writes the program with the tables in it, completes the signature, and returns the parity rows and answers."""
+    """Writes the program with its tables, completes the signature, and returns the parity rows and answers."""
     model, outputs, split, quantize = (
         load_model(config, weights),
         model_outputs(config),

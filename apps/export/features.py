@@ -1,4 +1,4 @@
-"""The ids of a feature in plain tensors, and their embeddings: pooled, or as a sequence."""
+"""Ids of a feature in plain tensors, and their embeddings, pooled or as a sequence."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,9 +29,9 @@ class SingleIds:
     """At most one id for each sample.
 
     Attributes:
-        rows: Row of each sample's id, `[B]` int64; or its embedding, `[B, D]`, as below.
-        present: Whether the sample has one, `[B]`.
-        weights: Its weight, `[B]` float32; 1 if unset.
+        rows: Row of each sample's id, `[B]` int64; or the embedding, `[B, D]`, as below.
+        present: Whether the sample has an id, `[B]`.
+        weights: Weight of the id, `[B]` float32; 1 if unset.
     """
 
     rows: Tensor
@@ -39,14 +39,14 @@ class SingleIds:
     weights: Tensor | None = None
 
     def pooled(self, table: nn.Module, pooling: str) -> Tensor:
-        """Returns the embeddings, `[B, D]`, zeros without an id; without weights, sum and mean are the same."""
+        """Returns the embeddings, `[B, D]`, zeros without an id. Without weights, sum and mean are equal."""
         found = table(self.rows)
         if self.weights is not None:
             found = _pooled(_weighted(found, self.weights), pooling)
         return torch.where(self.present[:, None], found, 0.0)
 
     def sequence(self, table: nn.Module, length: int) -> "Sequence":
-        """Returns them as sequences of at most one id."""
+        """Returns sequences of at most one id."""
         return Sequence(self.pooled(table, "sum")[:, None], self.present.int())
 
 
@@ -55,10 +55,10 @@ class IdLists:
     """A list of ids for each sample.
 
     Attributes:
-        rows: Rows of all ids, `[N]` int64; or their embeddings, `[N, D]`, for tables that return what they are given.
-        lengths: How many of them each sample has, `[B]` int64.
-        longest: Ids of a list that count at most; all if unset.
-        first: Whether these are its first ones, else its last.
+        rows: Rows of all ids, `[N]` int64; or their embeddings, `[N, D]`, for tables that return their input.
+        lengths: Ids of each sample, `[B]` int64.
+        longest: Most ids of a list that count; all if unset.
+        first: Whether the first ids of a list count, else the last.
         weights: Weights of all ids, `[N]` float32; 1 if unset.
     """
 
@@ -77,14 +77,14 @@ class IdLists:
             sequence = self.sequence(table, self.longest)
             total = sequence.to_padded_dense().sum(1)
             return total / sequence.lengths().clamp(min=1)[:, None] if pooling == "mean" else total
-        # Looked up first, so that quantized rows go the same way. With a row that no list has: there may be no ids.
+        # Looked up first, so that quantized rows take the same path. With one extra row, as there may be no ids.
         found = table(self._rows_and_one())
         places = torch.arange(self.rows.shape[0], device=self.rows.device)
         offsets = functional.pad(self.lengths.cumsum(0), (1, 0))
         return functional.embedding_bag(places, found, offsets, mode=pooling, include_last_offset=True)
 
     def sequence(self, table: nn.Module, length: int) -> "Sequence":
-        """Returns the embeddings of the last ids of each list, or of the first ones, at most `length`."""
+        """Returns the embeddings of the last or first ids of each list, at most `length`."""
         lengths, places = self.lengths.clamp(max=length), torch.arange(length, device=self.rows.device)
         inside = places < lengths[:, None]
         start = self.lengths.cumsum(0) - (self.lengths if self.first else lengths)
@@ -99,18 +99,18 @@ Ids = SingleIds | IdLists
 
 
 def _weighted(embeddings: Tensor, weights: Tensor) -> Tensor:
-    """Returns embeddings times their weights, with these as one more column, `[N, D + 1]`, to be summed alike."""
+    """Returns embeddings times their weights, and the weights as a last column to sum, `[N, D + 1]`."""
     return torch.cat([embeddings * weights[:, None], weights[:, None]], dim=1)
 
 
 def _pooled(sums: Tensor, pooling: str) -> Tensor:
-    """Returns the sum or mean, `[B, D]`, for sums of `_weighted`; ids that all weigh 0 are as no ids."""
+    """Returns the sum or mean, `[B, D]`, for sums of `_weighted`; ids of total weight 0 count as no ids."""
     total, weight = sums[:, :-1], sums[:, -1:]
     return total / torch.where(weight > 0, weight, 1.0) if pooling == "mean" else total
 
 
 class Sequence:
-    """Sequences of embeddings, with those methods of TorchRec's JaggedTensor that need no sizes which depend on values.
+    """Sequences of embeddings, with the methods of TorchRec's JaggedTensor whose sizes do not depend on values.
 
     Args:
         embeddings: Oldest first, padded with zeros, `[B, L, D]`.

@@ -38,20 +38,20 @@ def check_onnx() -> None:
 
 
 def save_onnx(program: ExportedProgram, signature: dict[str, Any], name: str, file: Path) -> None:
-    """Writes a program, and its weights to a file beside it, as one of ONNX holds at most 2 GB.
+    """Writes a program, and its weights to a second file, as an ONNX file holds at most 2 GB.
 
     Args:
         program: The program.
-        signature: Names its inputs and outputs, in order.
-        name: The model's, for the message.
-        file: The file; that of the weights has the suffix `.data`.
+        signature: Names the inputs and outputs, in order.
+        name: The model's name, for the message.
+        file: The file; the file of the weights adds `.data`.
 
     Raises:
         InputError: ONNX lacks an operation, or an input has the name of an output.
     """
     import onnx_ir
 
-    program._example_inputs = None  # for which torch would write checks, with the names of columns in their code
+    program._example_inputs = None  # torch would write checks for these, with column names in the code
     try:
         with _quiet():
             converted = torch.onnx.export(program.run_decompositions(LACKING), dynamo=True, verbose=False)
@@ -67,7 +67,7 @@ def save_onnx(program: ExportedProgram, signature: dict[str, Any], name: str, fi
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps back what the converter reports of its own workings."""
+    """Silences the converter's reports about itself."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -84,7 +84,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _name_values(graph: "onnx_ir.Graph", signature: dict[str, Any]) -> None:
-    """Gives inputs and outputs the names and sizes of the signature; all other values get names beside them."""
+    """Gives inputs and outputs the names and sizes of the signature, and renames all other values."""
     import onnx_ir
 
     outer = [*zip(graph.inputs, signature["inputs"], strict=True)]
@@ -97,7 +97,7 @@ def _name_values(graph: "onnx_ir.Graph", signature: dict[str, Any]) -> None:
     for value in (*graph.initializers.values(), *computed):
         value.name = next(free)
     for value in computed:
-        value.shape = None  # which is found again by who reads the file, with the sizes of the inputs
+        value.shape = None  # readers of the file infer the shape from the sizes of the inputs
     for value, entry in outer:
         value.name = entry["name"]
         value.shape = onnx_ir.Shape(entry.get("shape", ["B", *_columns(value)]))
@@ -108,7 +108,7 @@ def _columns(output: "onnx_ir.Value") -> list[Any]:
 
 
 def _anonymize(model: "onnx_ir.Model") -> None:
-    """Takes out what tells of the machine and the code that exported: traces, and the names of modules."""
+    """Removes traces and module names, which reveal the machine and the code that exported."""
     graph = model.graph
     for one in (model, graph, *graph.inputs, *graph.outputs, *graph.initializers.values()):
         one.metadata_props.clear()
@@ -132,7 +132,7 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Pools by adding each embedding to its bag: the converter's own way is a loop over the bags, 100 times slower."""
+    """Pools by adding each embedding to its bag; the converter's own loop over the bags is 100 times slower."""
     if mode > MEAN or per_sample_weights is not None or padding_idx is not None or not include_last_offset:
         return NotImplemented
     starts, ends = offsets[:-1], offsets[1:]
@@ -140,7 +140,7 @@ def _embedding_bag(
     pooled = weight.new_zeros(ends.shape[0], weight.shape[1]).index_add(0, bags, weight[indices])
     if mode == MEAN:
         pooled = pooled / (ends - starts).clamp(min=1)[:, None]
-    return pooled, bags, bags, bags  # of which only the first is read
+    return pooled, bags, bags, bags  # only the first is read
 
 
 def _searchsorted(
@@ -152,7 +152,7 @@ def _searchsorted(
     side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Tensor:
-    """Counts the keys below each id, one bit of the count after the other, from the highest."""
+    """Counts the keys below each id, bit by bit of the count, from the highest."""
     if out_int32 or right or side == "right" or sorter is not None or keys.dim() > 1:
         return NotImplemented
     count, every = torch.zeros_like(ids), keys.shape[0]
@@ -167,4 +167,4 @@ LACKING: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.embedding_bag.padding_idx: _embedding_bag,
     torch.ops.aten.searchsorted.Tensor: _searchsorted,
 }
-"""What ONNX lacks, or has slowly, in operations that it has."""
+"""Operations that ONNX lacks, or runs slowly, in ONNX's own."""

@@ -1,4 +1,4 @@
-"""Programs of torch.export: traces a module, compiles the program with AOTInductor, checks what it answers."""
+"""Traces a module with torch.export, compiles the program with AOTInductor, and checks its answers."""
 
 import mmap
 import os
@@ -20,12 +20,12 @@ from torch.export import Dim, ExportedProgram
 from apps.export.load import load
 from trainer.core.errors import InputError
 
-# Metadata of nodes with paths and source code of the machine that exports.
+# Node metadata with paths and source code of the exporting machine.
 ORIGINS = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")
-LENGTHS = [2, 0, 3]  # of the lists in the samples that a module is traced with
-# For every x86-64 processor since 2013; the default is the processor that compiles.
+LENGTHS = [2, 0, 3]  # of the lists in the samples that trace a module
+# For every x86-64 processor since 2013; the default is the compiling processor.
 PORTABLE = {"cpp.march": "x86-64-v3", "cpp.simdlen": 256}
-# Otherwise the check that AOTI_RUNTIME_CHECK_INPUTS=1 turns on refuses a single sample.
+# Otherwise AOTI_RUNTIME_CHECK_INPUTS=1 refuses a single sample.
 ANY_SIZE = {"aot_inductor.check_lowerbound": False}
 
 
@@ -37,11 +37,11 @@ def export_program(
     Args:
         served: The module.
         signature: Names the inputs, in order.
-        name: The name of the model, for the message.
-        embeddings: Inputs of a second argument, the embeddings of the ids in the first: the size, then the columns.
+        name: The model's name, for the message.
+        embeddings: Inputs of a second argument, the embeddings of the ids in the first: size, then columns.
 
     Raises:
-        InputError: The model is the user's own, and cannot be traced.
+        InputError: A user's own model cannot be traced.
     """
     entries = signature["inputs"]
     sizes = {size: Dim(f"size_{place}", min=1 if size == "B" else 0) for place, size in enumerate(_sizes(entries))}
@@ -80,12 +80,12 @@ def check_compiler() -> None:
 
 
 def compile_program(program: ExportedProgram, file: Path) -> None:
-    """Compiles a program for CPUs, with its weights, to a file; takes half a minute."""
+    """Compiles a program with its weights for CPUs, to a file. Takes half a minute."""
     with tempfile.TemporaryDirectory() as folder:
         package = f"{folder}/package.pt2"
         options = dict(PORTABLE | ANY_SIZE)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch warns of a copy that it makes itself
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch warns of its own copy
             torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=options)
         with zipfile.ZipFile(package) as archive:
             archive.extractall(f"{folder}/files")
@@ -144,7 +144,7 @@ def _sizes(entries: list[dict[str, Any]]) -> list[str]:
 
 
 def _example(entries: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Returns three samples; sizes of 0 and 1 would become constants of the program."""
+    """Returns three samples, as sizes of 0 and 1 would become constants of the program."""
     found = {}
     for entry in entries:
         size = len(LENGTHS) if entry["shape"] == ["B"] else sum(LENGTHS)
@@ -155,7 +155,7 @@ def _example(entries: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def _anonymize(folder: Path) -> None:
-    """Removes the paths of this machine: strips libraries, and empties sources, whose names the loader wants."""
+    """Removes the paths of this machine: strips libraries, and empties sources, whose names the loader needs."""
     for file in folder.rglob("*.cpp"):
         file.write_text("")
     for file in folder.rglob("*.so"):

@@ -1,4 +1,4 @@
-"""Tables with int8 or int4 values, and the metrics of the model before and after."""
+"""Quantizes tables to int8 or int4, and measures the model before and after."""
 
 from collections.abc import Iterable
 
@@ -19,7 +19,7 @@ from trainer.training.evaluate import open_catalogue
 from trainer.training.item_vectors import item_vectors
 
 BITS = {"int8": 8, "int4": 4}
-BLOCK_ROWS = 65_536  # quantized at once, so that quantizing takes little memory beside the tables
+BLOCK_ROWS = 65_536  # quantized at once, to take little memory besides the tables
 
 
 Quality = dict[str, float]
@@ -30,7 +30,7 @@ class QuantizedTable(nn.Module):
 
     Args:
         weight: The table, `[R, D]`.
-        bits: Bits of `q`: 8, or 4, two of which share a byte.
+        bits: Bits of `q`: 8, or 4 with two values in a byte.
     """
 
     def __init__(self, weight: Tensor, bits: int) -> None:
@@ -44,7 +44,7 @@ class QuantizedTable(nn.Module):
         """Returns the embeddings of rows, `[...]` int64 to `[..., D]` float32."""
         values = self.values[rows]
         if self._bits == 4:
-            values = values.int()  # the converter to ONNX would shift bytes into signed bytes
+            values = values.int()  # the ONNX converter would shift into signed bytes
             values = torch.stack([values & 15, values >> 4], dim=-1).flatten(-2)[..., : self._columns]
         return values.float() * self.scales[rows].float()[..., None] + self.biases[rows].float()[..., None]
 
@@ -54,7 +54,7 @@ def _quantized(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     low, high = weight.aminmax(dim=1)
     biases, levels = low.half(), 2**bits - 1
     scales = ((high - biases.float()) / levels).half()
-    # By the scale and the bias as they are stored, so that values make up for the rounding of both.
+    # By the stored scale and bias, so that the values make up for the rounding of both.
     steps = (weight - biases.float()[:, None]) / scales.float().where(scales != 0, 1.0)[:, None]
     values = steps.round().clamp(0, levels).to(torch.uint8)
     if bits == 4:
@@ -72,7 +72,7 @@ def quantize_tables(model: nn.Module, quantization: str) -> None:
 
 @torch.inference_mode()
 def measure(model: nn.Module, config: Config, rows: Iterable[SplitRows]) -> Quality:
-    """Returns the metrics of a model with plain tables, as an evaluation computes them.
+    """Returns the metrics that an evaluation computes, for a model with plain tables.
 
     Args:
         model: The model.
@@ -88,7 +88,7 @@ def measure(model: nn.Module, config: Config, rows: Iterable[SplitRows]) -> Qual
 
 
 class _Served(nn.Module):
-    """A model with plain tables behind the interface of a model with its loss."""
+    """Gives a model with plain tables the interface of a model with its loss."""
 
     def __init__(self, model: nn.Module, outputs: list[ModelOutput]) -> None:
         super().__init__()

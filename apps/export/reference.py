@@ -1,4 +1,4 @@
-"""The trainer's own answers: rows as its loader reads them, looked up by TorchRec in one process, without shards."""
+"""The trainer's own answers: rows from its loader, looked up by TorchRec in one process, without shards."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ READ_ROWS = 4096
 
 
 def managed_ids(config: Config, state: dict[str, Tensor]) -> ManagedIds:
-    """Returns the managed ids of a checkpoint, whose `state` is by its names there."""
+    """Returns the managed ids of a checkpoint; `state` has the names of the checkpoint."""
     managed = ManagedIds(config.data, ALONE)
     for name, value in managed.tensors().items():
         value.copy_(state[name])
@@ -41,7 +41,7 @@ class SplitRows:
 
     Attributes:
         columns: The features' raw values, by column.
-        batch: The same rows as the loader reads them.
+        batch: The same rows, read by the loader.
     """
 
     columns: dict[str, list[Any]]
@@ -75,17 +75,17 @@ def _raw_columns(chunk: Chunk, data: DataConfig) -> dict[str, list[Any]]:
 def _raw_column(column: str, chunk: Chunk, uses: set[str]) -> list[Any]:
     if "times" in uses:
         return seconds_of(column, chunk).to_pylist()
-    if uses == {"nulls"}:  # of any type, and nothing of it matters but whether it is there
+    if uses == {"nulls"}:  # of any type; only presence matters
         return [None if missing else 0 for missing in chunk.array(column).is_null(nan_is_null=True).to_pylist()]
     return (chunk.ids(column) if "ids" in uses else chunk.numbers(column)).to_pylist()
 
 
 def first_rows(rows: Callable[..., Iterator[SplitRows]], number: int) -> list[SplitRows]:
-    """Returns the first rows of a split, at least so many if it has them.
+    """Returns the first rows of a split, at least `number` if the split has them.
 
     Args:
         rows: Returns `read_rows`.
-        number: How many.
+        number: The least.
     """
     found: list[SplitRows] = []
     for part in rows(at_once=number):
@@ -96,16 +96,16 @@ def first_rows(rows: Callable[..., Iterator[SplitRows]], number: int) -> list[Sp
 
 
 Answers = Callable[[nn.Module, Batch], Tensor | Predictions]
-"""Returns what a model predicts for a batch."""
+"""Returns a model's predictions for a batch."""
 
 
 def torchrec_answers(model: nn.Module, batch: Batch) -> Tensor | Predictions:
-    """Returns what a model with TorchRec's tables predicts."""
+    """Returns the predictions of a model with TorchRec's tables."""
     return model(batch.dense, batch.sparse)
 
 
 def plain_answers(model: nn.Module, batch: Batch) -> Tensor | Predictions:
-    """Returns what a model with plain tables predicts."""
+    """Returns the predictions of a model with plain tables."""
     features = batch.sparse.to_dict()
     ids = {
         name: IdLists(one.values().long(), one.lengths().long(), weights=one.weights_or_none())
@@ -122,10 +122,10 @@ def parity(
 
     Args:
         model: The model.
-        answers: How to ask it.
+        answers: Calls the model.
         outputs: The outputs.
         rows: The rows of a split.
-        number: How many rows to take at most.
+        number: Most rows to take.
     """
     found: dict[str, dict[str, list[Any]]] = {"columns": {}, "answers": {}}
     taken = 0

@@ -1,4 +1,4 @@
-"""The rules of features in torch, with the arrays that they need as weights of an exported model."""
+"""The rules of features in torch, with their arrays as weights of an exported model."""
 
 from collections.abc import Callable
 
@@ -18,10 +18,10 @@ IdRule = Callable[[Tensor], Tensor]
 
 
 class Buckets(nn.Module):
-    """Makes ids of numbers.
+    """Turns numbers into ids.
 
     Args:
-        edges: Where buckets begin, but for the first.
+        edges: Where buckets begin, without the first bucket.
     """
 
     def __init__(self, edges: list[float]) -> None:
@@ -39,8 +39,8 @@ def torch_rule(name: str, feature: SparseFeature, unsigned: bool, listed: "Liste
     Args:
         name: The feature.
         feature: Its keys.
-        unsigned: Whether its ids are numbers of 64 bits without a sign, in the bits of an int64.
-        listed: The rule of those that list ids; unset for a program that is given their embeddings.
+        unsigned: Whether the ids are uint64, in the bits of an int64.
+        listed: The rule of a feature that lists ids; unset for a program that takes embeddings.
     """
     rule = id_rule(name, feature)
     if rule.lists_ids:
@@ -50,7 +50,7 @@ def torch_rule(name: str, feature: SparseFeature, unsigned: bool, listed: "Liste
 
 
 def offset_in_torch(name: str, feature: SparseFeature) -> int:
-    """Returns what is added to ids in the program: nothing if the loader does it, before a rule that it runs."""
+    """Returns the offset to add in the program; 0 if the loader adds it, before a carried rule."""
     rule = id_rule(name, feature)
     return 0 if isinstance(rule, OwnRule) and rule.is_carried else feature.offset
 

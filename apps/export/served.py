@@ -1,4 +1,4 @@
-"""The module that is exported: raw columns in, outputs by name out."""
+"""The exported module: takes raw columns, returns outputs by name."""
 
 from collections.abc import Collection, Mapping
 
@@ -17,28 +17,28 @@ from trainer.rules.times import part_of_time
 
 
 def names_of_list(column: str) -> tuple[str, str]:
-    """Returns the names of the two tensors that a column of lists becomes: all ids, and how many each sample has."""
+    """Returns the names of the two tensors of a column of lists: all ids, and the number of ids of each sample."""
     return f"{column}.values", f"{column}.lengths"
 
 
 def name_of_presence(column: str) -> str:
-    """Returns the name of the tensor that says which samples have a single id or a time: no number is free for that."""
+    """Returns the name of the tensor that marks samples with a single id or a time; no number could mean missing."""
     return f"{column}.present"
 
 
 def name_of_weights(column: str) -> str:
-    """Returns the name of the tensor that the weights of a column's ids become."""
+    """Returns the name of the tensor of the weights of a column's ids."""
     return f"{column}.weights"
 
 
 class Rules(nn.Module):
-    """The data rules: raw columns to what a model takes.
+    """The data rules: turns raw columns into a model's inputs.
 
     Args:
         data: The columns and their rules.
         lists: The sparse features that are lists of ids.
-        unsigned: Those whose ids have no sign.
-        listed: The ids that are listed, by table.
+        unsigned: The sparse features whose ids have no sign.
+        listed: The listed ids, by table.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Rules(nn.Module):
         return SingleIds(rule(torch.where(present, ids, -offset_in_torch(name, feature))), present, weights)
 
     def _single(self, name: str, feature: SparseFeature, columns: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns ids before their rule, `[B]` int64, and which samples have one."""
+        """Returns ids before their rule, `[B]` int64, and which samples have an id."""
         if feature.columns:
             crosses = inputs_of_cross(name, feature)
             present = torch.stack([_present(one, columns) for one in crosses]).all(0)
@@ -105,7 +105,7 @@ class ServedModel(nn.Module):
     """A model behind the data rules.
 
     Args:
-        model: The model, its tables replaced.
+        model: The model with plain tables.
         rules: The rules.
         outputs: The outputs.
     """

@@ -1,6 +1,6 @@
-"""An export with tables in shards: files of rows, which the loader maps into memory, beside two programs.
+"""Writes an export with tables in shards: files of rows, which the loader maps into memory, and two programs.
 
-The first program returns the rows of ids, the second takes the embeddings of these rows.
+The first program returns the rows of ids. The second takes the embeddings of these rows.
 """
 
 import json
@@ -66,7 +66,7 @@ class TableShards:
             wanted: Numbers of rows in ascending order, by table.
 
         Returns:
-            The wanted rows by table, and size and checksum of each file, by its name in the folder.
+            The wanted rows by table, and size and checksum of each file by name.
         """
         (folder / SHARDS).mkdir()
         index, found, entries = {}, {}, {}
@@ -131,11 +131,11 @@ def write_in_shards(
         samples: The parity rows.
         rules: Returns the data rules for listed ids.
         listed: The listed ids.
-        described: The signature, which gets an entry for the tables.
+        described: The signature; gets an entry for the tables.
         folder: The folder of the export.
 
     Returns:
-        The `parity` of the samples, and size and checksum of each file of the tables.
+        The `parity` of the samples, and size and checksum of each table file.
     """
     data, outputs, name = config.data, model_outputs(config), config.model.name
     model, needed = load_dense(config, shards.weights), rows_of_samples(samples, data)
@@ -178,7 +178,7 @@ def _write(file: Path, blocks: Iterable[Tensor]) -> FileEntry:
 
 
 def rows_of_samples(samples: list[SplitRows], data: DataConfig) -> dict[str, Tensor]:
-    """Returns the rows that samples need of each table, at least one, in ascending order."""
+    """Returns the rows of each table that samples need, at least one, in ascending order."""
     found = {}
     for table, names in data.features_of_tables().items():
         ids = [part.batch.sparse[name].values().long() for part in samples for name in names]
@@ -187,7 +187,7 @@ def rows_of_samples(samples: list[SplitRows], data: DataConfig) -> dict[str, Ten
 
 
 def renumbered(samples: list[SplitRows], rows: dict[str, Tensor], data: DataConfig) -> Iterator[SplitRows]:
-    """Yields samples with their ids renumbered, for tables that have only these rows."""
+    """Yields samples with renumbered ids, for tables with only these rows."""
     for part in samples:
         yield SplitRows(part.columns, _renumbered(part.batch, rows, data))
 
@@ -199,7 +199,7 @@ def _renumbered(batch: Batch, rows: dict[str, Tensor], data: DataConfig) -> Batc
 
 
 def put_rows(model: nn.Module, rows: dict[str, Tensor]) -> None:
-    """Replaces the tables of a model with TorchRec's tables by a few rows of each."""
+    """Cuts TorchRec's tables in a model to a few rows each."""
     for path, _ in [*model.named_parameters(remove_duplicate=False)]:
         if table := table_of_weight(path):
             module = model.get_submodule(path.rpartition(".")[0])
@@ -207,7 +207,7 @@ def put_rows(model: nn.Module, rows: dict[str, Tensor]) -> None:
 
 
 class _GivenEmbeddings(nn.Module):
-    """Replaces a table whose rows are in files: the embeddings are given instead of the rows."""
+    """Replaces a table whose rows are in files; takes embeddings instead of rows."""
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """Returns the embeddings."""
@@ -215,7 +215,7 @@ class _GivenEmbeddings(nn.Module):
 
 
 def _remove_tables(model: nn.Module) -> None:
-    """Removes the tables of a model with plain tables, which then takes embeddings instead of rows."""
+    """Removes plain tables from a model, which then takes embeddings instead of rows."""
     for path, module in [*model.named_modules()]:
         if isinstance(module, Table):
             model.set_submodule(path, _GivenEmbeddings())
@@ -242,7 +242,7 @@ class LookedUpModel(nn.Module):
 
     Args:
         model: The model, without its tables.
-        rules: The data rules, without the ids that are listed.
+        rules: The data rules, without listed ids.
         outputs: The outputs.
     """
 
@@ -264,7 +264,7 @@ class LookedUpModel(nn.Module):
 
 
 def _embeddings(signature: dict[str, Any], columns: dict[str, int], data: DataConfig) -> list[dict[str, Any]]:
-    """Returns the inputs of LookedUpModel besides the columns, as a signature describes inputs.
+    """Returns the inputs of LookedUpModel besides the columns, in the form of a signature.
 
     Args:
         signature: Describes the columns.

@@ -16,14 +16,14 @@ from trainer.rules.plain_types import has_values, id_type, is_list, is_moment, i
 from trainer.rules.registry import id_rule
 from trainer.rules.times import SECONDS
 
-VERSION = 2  # 1 had no inputs that say which ids are there: -2^63, an id like any other, was a missing one
+VERSION = 2  # 1 had no inputs that mark missing ids: -2^63, a valid id, stood for a missing one
 HASH_OF_STRINGS = "BLAKE2b of the UTF-8 bytes, 8 bytes, little-endian, signed"
 
 
 def signature(
     data: DataConfig, types: dict[str, pa.DataType], lists: Collection[str], outputs: list[ModelOutput]
 ) -> dict[str, Any]:
-    """Returns the signature as JSON holds it.
+    """Returns the signature as JSON values.
 
     Args:
         data: The columns and their rules.
@@ -32,7 +32,7 @@ def signature(
         outputs: The outputs.
 
     Raises:
-        InputError: Two features would have the same input, or a column different values.
+        InputError: Two features would have the same input, or different values of a column.
     """
     _check_times(data, types)
     columns = [_of_dense(name, feature, types) for name, feature in data.dense.items()]
@@ -55,7 +55,7 @@ def signature(
 
 
 def column_types(files: FileSet, data: DataConfig) -> dict[str, pa.DataType]:
-    """Returns the plain type of each column of the features, in the first file in which it has values."""
+    """Returns the plain type of each feature column, from the first file with values in the column."""
     features = [*data.dense.items(), *data.sparse.items()]
     columns = [column for name, feature in features for column in columns_of(name, feature)]
     return {column: _type_of(column, files) for column in columns}
@@ -67,7 +67,7 @@ def _type_of(column: str, files: FileSet) -> pa.DataType:
 
 
 def lists_in(files: FileSet, data: DataConfig) -> list[str]:
-    """Returns the sparse features whose column has lists; training has single ids in lists too if they have weights."""
+    """Returns the sparse features whose column has lists. Training also keeps single ids with weights in lists."""
     columns = {name: columns_of(name, data.sparse[name])[0] for name in files.files[0].lists}
     return [
         name for name, column in columns.items() if any(is_list(one.schema.field(column).type) for one in files.files)
@@ -81,7 +81,7 @@ def type_of_ids(dtype: pa.DataType) -> str:
 
 
 def _check_times(data: DataConfig, types: dict[str, pa.DataType]) -> None:
-    """Refuses columns of times that are times to one feature, and numbers or ids to another: one list is sent."""
+    """Refuses a column that is times to one feature and numbers or ids to another, as clients send one list."""
     uses: dict[str, dict[str, str]] = {}
     for kind, features in (("dense", data.dense), ("sparse", data.sparse)):
         for name, feature in features.items():

@@ -1,4 +1,4 @@
-"""The table collections of a model with plain tensors in the place of TorchRec's KeyedJaggedTensor."""
+"""Table collections of a model, with plain tensors in place of TorchRec's KeyedJaggedTensor."""
 
 from collections.abc import Mapping
 
@@ -13,11 +13,11 @@ from trainer.config.data import DataConfig
 
 
 class PlainPooledTables(nn.Module):
-    """An EmbeddingBagCollection for ids in plain tensors; the names of its tables stay.
+    """An EmbeddingBagCollection for ids in plain tensors; keeps the names of tables.
 
     Args:
         collection: The collection.
-        poolings: The pooling of each feature; with weights of ids, that of the collection is a sum for all.
+        poolings: The pooling of each feature. With weights of ids, the collection itself only sums.
     """
 
     def __init__(self, collection: EmbeddingBagCollection, poolings: Mapping[str, str]) -> None:
@@ -65,7 +65,7 @@ def _made(tables: nn.ModuleDict) -> nn.ModuleDict:
 
 
 def replace_tables(model: nn.Module, data: DataConfig) -> None:
-    """Puts plain tables in the place of TorchRec's collections, wherever a model keeps them.
+    """Replaces TorchRec's collections in a model by plain tables.
 
     Args:
         model: The model, which keeps the memory of its tables.

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint as they are trained or averaged, tables in blocks of rows."""
+"""Reads the trained or averaged weights of a checkpoint, tables in blocks of rows."""
 
 from collections.abc import Iterator
 
@@ -15,18 +15,18 @@ from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.builder import build_model
 
-MODEL = "model.model."  # the model inside the one with its loss
+MODEL = "model.model."  # the model without its loss
 STEPS = "ema_steps"
-BLOCK_BYTES = 1 << 24  # of a table that are read at once
+BLOCK_BYTES = 1 << 24  # of a table, read at once
 
 
 class SavedWeights:
-    """The weights of a model, without its losses, in a checkpoint; named by their path in the model.
+    """The weights of a model in a checkpoint, without losses; named by path in the model.
 
     Args:
         checkpoint: The checkpoint.
         ema: The averages.
-        averages: Whether to take the averages of those weights that have some.
+        averages: Whether to take averages, for weights that have averages.
 
     Attributes:
         shapes: The shape of each weight.
@@ -47,7 +47,7 @@ class SavedWeights:
             raise InputError(
                 f"--averages is True, but the checkpoint {self.url} has none; train with optimizer.ema.decay"
             )
-        self._steps = read_tensors(self.url, STEPS.__eq__).get(STEPS)  # only averages of tables count them
+        self._steps = read_tensors(self.url, STEPS.__eq__).get(STEPS)  # only averages of tables count steps
 
     def dense(self) -> dict[str, Tensor]:
         """Returns all weights but the tables."""
@@ -57,7 +57,7 @@ class SavedWeights:
         return {path: one.to(self._saved.entries[self._names[path]].properties.dtype) for path, one in weights.items()}
 
     def table(self, path: str) -> Tensor:
-        """Returns a table, whole."""
+        """Returns a whole table."""
         table = torch.empty(self.shapes[path], dtype=self.dtype(path))
         for start, block in self.blocks(path, 0, len(table)):
             table[start : start + len(block)] = block
@@ -80,7 +80,7 @@ class SavedWeights:
             return rows
         assert self._steps is not None
         assert self._decay is not None
-        # An average stands as of the step that last looked its row up, in each of the column shards.
+        # Each column shard holds the average of a row as of the last step that looked the row up.
         shards = ColumnShards.of_saved(self._saved.entries[name])
         averages = self._saved.rows(self._averages[path], start, stop)
         touched = f"ema_touched.{name.split('.')[-2]}.steps"
@@ -94,7 +94,7 @@ class SavedWeights:
 
 
 def load_model(config: Config, weights: SavedWeights) -> nn.Module:
-    """Returns the model with the weights of a checkpoint, in evaluation; takes the memory of the weights."""
+    """Returns the model with the weights of a checkpoint, in evaluation mode. Takes the memory of the weights."""
     model = load_dense(config, weights)
     tables = {path: weights.table(path) for path in weights.shapes if is_table(f"{MODEL}{path}")}
     model.load_state_dict(tables, strict=False, assign=True)
@@ -102,7 +102,7 @@ def load_model(config: Config, weights: SavedWeights) -> nn.Module:
 
 
 def load_dense(config: Config, weights: SavedWeights) -> nn.Module:
-    """Returns the model with the weights of a checkpoint, but with its tables on the meta device.
+    """Returns the model with the weights of a checkpoint, and with tables on the meta device.
 
     Raises:
         InputError: The checkpoint is another model's.
@@ -125,5 +125,5 @@ def _shape(shape: torch.Size | None) -> str:
 
 
 def read_managed(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Returns the state of managed ids by its names in the checkpoint."""
+    """Returns the state of managed ids, by name in the checkpoint."""
     return read_tensors(checkpoint.url, lambda name: name.startswith("managed."))

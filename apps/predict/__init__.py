@@ -1,1 +1,1 @@
-"""Predictions of a trained model for every row of a data set."""
+"""Writes a trained model's predictions for every row of a data set."""

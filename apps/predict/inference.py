@@ -33,9 +33,9 @@ class Predictor:
     """A model that computes outputs for batches.
 
     Args:
-        model: The model, inside of `averaged()`.
+        model: The model, inside `averaged()`.
         outputs: The outputs to compute.
-        here: The features that are in the data.
+        here: The features in the data.
         every: All features.
         device: The device of this rank.
     """
@@ -66,7 +66,7 @@ def predict_parts(
     context: DistributedContext,
     give_up: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Makes parts, row group by row group. A thread reads the columns to keep and writes the parts meanwhile.
+    """Makes parts, row group by row group, while a thread reads the columns to keep and writes the parts.
 
     Args:
         predictor: The model.
@@ -75,7 +75,7 @@ def predict_parts(
         numbers: Numbers of the parts to make.
         batch_size: Rows of a rank in a batch.
         kept: The columns to keep.
-        parts: The parts and where they are written.
+        parts: The parts and their files.
         context: This process among the ranks.
         give_up: Called before every batch; returns whether to give up, the same on all ranks.
 
@@ -83,7 +83,7 @@ def predict_parts(
         Rows and rate.
 
     Raises:
-        Stopped: `give_up` returned True; the parts that were whole are written.
+        Stopped: `give_up` returned True; whole parts are written.
     """
     lanes = lanes_of([parts.parts[number] for number in numbers], context.world_size, batch_size)
     loader = Loader(files, data, lanes, context.rank, context.world_size, seed=0, shuffle=False)
@@ -101,7 +101,7 @@ def predict_parts(
                 if written:
                     written.result()
                 written = pool.submit(_add, part, stop - start, read, found)
-        for _ in columns:  # the other ranks have one more part, for which they need this one
+        for _ in columns:  # the other ranks have one more part, and need this rank for it
             pass
         if written:
             written.result()
@@ -109,7 +109,7 @@ def predict_parts(
 
 
 class PredictProgress:
-    """Prints the progress of the job on rank 0, as all ranks take the same number of steps.
+    """Prints the progress of the job on rank 0; all ranks take the same number of steps.
 
     Args:
         rows: Rows to predict, on all ranks.
@@ -121,7 +121,7 @@ class PredictProgress:
         self._started = self._printed = time.monotonic()
 
     def add(self, rows: int) -> None:
-        """Counts rows that were predicted, on all ranks."""
+        """Counts predicted rows, on all ranks."""
         self._done += rows
         now = time.monotonic()
         if self._context.is_rank0 and now - self._printed >= INTERVAL_SECONDS:

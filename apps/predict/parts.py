@@ -1,4 +1,4 @@
-"""The files of a job's parts: each is written whole or not at all, and a manifest lists them at the end."""
+"""The files of a job's parts: each is written whole or not at all, and a final manifest lists them."""
 
 import io
 import posixpath
@@ -23,8 +23,8 @@ NAME = re.compile(r"part-\d{5,}-of-\d{5,}\.parquet")
 PARTIAL = ".partial"
 ROW_GROUP_ROWS = 65_536  # the rows of a shuffle window, so that a run can train on these files
 
-# The default is 1 MiB, more than 65,536 numbers take. Ids and outputs, which hardly repeat, would all be written with a
-# dictionary: 1.6 times as long, and a sixth more space.
+# The default is 1 MiB, more than 65,536 numbers take. All ids and outputs, which hardly repeat, would get a dictionary:
+# writing would take 1.6 times as long, and a sixth more space.
 DICTIONARY_BYTES = 32_768
 
 
@@ -53,7 +53,7 @@ class PartFiles:
         return f"part-{number:05d}-of-{len(self.parts):05d}.parquet"
 
     def missing(self) -> list[int]:
-        """Returns the numbers of the parts that have no file yet, or a truncated one."""
+        """Returns the numbers of the parts with no file yet, or a truncated file."""
         there = set(part_names(self._directory))
         candidates = [number for number in range(len(self.parts)) if self.name(number) in there]
         with ThreadPoolExecutor(FOOTER_THREADS) as pool:
@@ -70,7 +70,7 @@ class PartFiles:
             return False
 
     def row_groups(self, number: int, batch_size: int) -> list[RowRange]:
-        """Returns where the row groups of a part begin and end: each has as many whole batches as fit."""
+        """Returns where the row groups of a part begin and end; each has as many whole batches as fit."""
         start, stop = self.parts[number]
         size = max(1, ROW_GROUP_ROWS // batch_size) * batch_size
         return [(first, min(first + size, stop)) for first in range(start, stop, size)]
@@ -85,7 +85,7 @@ class PartFiles:
             self._directory.fs.write(self._directory.path(name), content, durable=True)
 
     def commit(self, facts: dict[str, Any]) -> None:
-        """Writes the manifest, once all parts are there, and removes what interrupted jobs left.
+        """Writes the manifest once all parts exist, and removes the remains of interrupted jobs.
 
         Args:
             facts: Entries of the manifest besides the parts.
@@ -100,7 +100,7 @@ class PartFiles:
 
 
 class PartFile:
-    """The file of a part: filled in memory, and written once it is full.
+    """The file of a part: filled in memory, and written once full.
 
     Args:
         rows: Rows of the part.
@@ -110,14 +110,14 @@ class PartFile:
 
     def __init__(self, rows: int, names: Sequence[str], save: Callable[[bytes], None]) -> None:
         self._left, self._names, self._save = rows, names, save
-        self._sink = io.BytesIO()  # hands its bytes over without a copy
+        self._sink = io.BytesIO()  # hands over its bytes without a copy
         self._writer: pq.ParquetWriter | None = None
 
     def add(self, table: pa.Table) -> None:
         """Adds the next rows.
 
         Raises:
-            InputError: The part is full, but cannot be written.
+            InputError: The full part cannot be written.
         """
         table = table.rename_columns([*self._names]) if self._names else table
         self._writer = self._writer or pq.ParquetWriter(

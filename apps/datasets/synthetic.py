@@ -1,4 +1,4 @@
-"""Makes data in Criteo's shape from a known model, which bounds the AUC that any other model can reach.
+"""Makes data in Criteo's shape from a known model, which bounds the AUC of any other model.
 
 python -m trainer synthetic --out data/synthetic --rows 1000000
 """
@@ -25,10 +25,10 @@ class Shape:
     """The shape of rows.
 
     Attributes:
-        hotness: Most ids per row and feature; above 1 a row has between one id and this many.
-        zipf: Exponent of the ids' frequencies.
+        hotness: Most ids per row and feature; above 1 a row has one to `hotness` ids.
+        zipf: Exponent of the id frequencies.
         table_rows: Ids of every sparse feature.
-        null_rate: Fraction of values that are missing.
+        null_rate: Fraction of missing values.
     """
 
     hotness: int
@@ -47,11 +47,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Truth:
-    """The logistic model that the labels are drawn from.
+    """The logistic model that draws the labels.
 
     Attributes:
         dense: Weight of every dense feature, `[13]`.
-        sparse: Effects of the most frequent ids of every sparse feature, then 0 for other ids, `[26, HEAD_IDS + 1]`.
+        sparse: Effects of each sparse feature's most frequent ids, then 0 for other ids, `[26, HEAD_IDS + 1]`.
     """
 
     dense: np.ndarray
@@ -133,7 +133,7 @@ def synthetic(
 
 
 def plan_files(splits: dict[str, tuple[int, int]]) -> list[FilePlan]:
-    """Spreads the rows of every split over its files, and numbers all rows; empty files are left out."""
+    """Spreads the rows of every split over its files, and numbers all rows. Leaves out empty files."""
     parts, first = [], 0
     for split, (rows, files) in splits.items():
         for number in range(files):
@@ -157,14 +157,14 @@ def make_truth(seed: int, signal: float) -> Truth:
 def _make(
     data_set: DataSetWriter, part: FilePlan, shape: Shape, truth: Truth, seed: int
 ) -> tuple[str, dict[str, float | None]] | None:
-    """Writes one file; returns its split and the best metrics, or None for train, which may have too many rows."""
+    """Writes one file. Returns the split and the best metrics, or None for train, which may have too many rows."""
     if part.split == "train" and data_set.counts(part.split, part.name) is not None:
         return None
     logits, labels = [], []
     with data_set.part(part.split, part.name, shape.schema) as writer:
         for number, start in enumerate(range(0, part.rows, ROW_GROUP_ROWS)):
-            # A generator per row group: no file waits for the file before it, and adding rows leaves the first rows as
-            # they are.
+            # A generator per row group: no file waits for the file before, and adding rows does not change the first
+            # rows.
             random = np.random.default_rng([seed, SPLITS.index(part.split), part.number, number])
             count = min(ROW_GROUP_ROWS, part.rows - start)
             columns, logit = _features(random, shape, truth)
@@ -206,8 +206,8 @@ def _missing(random: np.random.Generator, shape: Shape) -> np.ndarray:
 
 def _ranks(uniform: np.ndarray, count: int, zipf: float) -> np.ndarray:
     """Turns uniform numbers into ranks from 0 to `count - 1` by a power law."""
-    # By inverting its integral. numpy.random.zipf knows no upper end and no exponent up to 1, and choice(p=...) needs a
-    # table of all ids.
+    # Inverts the integral of the law. numpy.random.zipf has no upper end and no exponent up to 1, and choice(p=...)
+    # needs a table of all ids.
     if zipf == 1:
         places = (count + 1) ** uniform
     else:
@@ -217,7 +217,7 @@ def _ranks(uniform: np.ndarray, count: int, zipf: float) -> np.ndarray:
 
 def _ids(ranks: np.ndarray, count: int) -> np.ndarray:
     """Scatters the ranks over the table, one to one."""
-    # Or the frequent ids would be neighbours, and row-wise sharding would put them all on one rank.
+    # Otherwise row-wise sharding would put all frequent ids, as neighbours, on one rank.
     step = next(step for step in range(count * 5 // 8 + 1, 2 * count + 2) if math.gcd(step, count) == 1)
     return ranks * step % count
 
@@ -229,8 +229,8 @@ def _best(logits: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
 
 
 def ranking_auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
-    """Returns the exact area under the ROC curve, ties counted as half; None if there is only one kind of label."""
-    # Exact, by ranks: the streaming AUC of evaluations counts scores in bins, and this is the bound to compare it with.
+    """Returns the exact area under the ROC curve, ties counted as half; None if all labels are equal."""
+    # Exact, by ranks, as a bound for evaluations, whose streaming AUC counts scores in bins.
     _, ranks, counts = np.unique(scores, return_inverse=True, return_counts=True)
     positives = np.bincount(ranks, labels > 0)
     negatives = counts - positives

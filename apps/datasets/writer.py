@@ -2,10 +2,10 @@
 
 Files under OUT:
 
-* `settings.json`: the source and the arguments; a second call with other arguments stops.
+* `settings.json`: the source and the arguments. A second call with other arguments stops.
 * `{train,validation,test}/part-*.parquet`: row groups of 65,536 rows. A file is written as `*.partial` and then moved.
-* `NAME.parquet`: a table beside the splits, where a data set has one.
-* `summary.json`: written last, when every file is there.
+* `NAME.parquet`: a table beside the splits, if the data set has one.
+* `summary.json`: written last, when every file exists.
 """
 
 import json
@@ -25,7 +25,7 @@ from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, os_errors
 
-ROW_GROUP_ROWS = 65_536  # as many as a shuffle window by default, which then reads one row group at a time
+ROW_GROUP_ROWS = 65_536  # the default size of a shuffle window, which then reads one row group at a time
 FOOTER_THREADS = 16  # reading a footer from an object store takes several requests, one after the other
 SPLITS = ("train", "validation", "test")
 
@@ -57,7 +57,7 @@ class PartWriter:
     def close(self) -> None:
         """Writes the last, short row group and the counts."""
         self._flush(self._waiting.num_rows)
-        # In the footer, so that a call after an interruption need not read finished files again.
+        # In the footer, so that a restarted call need not read finished files.
         self._writer.add_key_value_metadata({"counts": json.dumps(self.counts)})
 
     def _flush(self, rows: int) -> None:
@@ -71,12 +71,11 @@ class DataSetWriter:
 
     Args:
         out: Directory, on any fsspec URL.
-        settings: The source and the arguments, as JSON values. Files made with other settings never mix with these.
+        settings: The source and the arguments, as JSON values. Files of other settings never mix with these.
         beside: Names of the tables that `beside` writes.
 
     Raises:
-        InputError: `out` already holds a data set made with other settings, or files that no data set here explains, or
-            cannot be written.
+        InputError: `out` already holds a data set of other settings or unknown files, or cannot be written.
     """
 
     def __init__(self, out: str, settings: Mapping[str, Any], beside: Sequence[str] = ()) -> None:
@@ -90,7 +89,7 @@ class DataSetWriter:
             self._write_json("settings.json", self.settings)
 
     def counts(self, split: str, part: str) -> dict[str, int] | None:
-        """Returns the numbers recorded in a file that is already there, or None."""
+        """Returns the numbers recorded in a file, None if there is no file."""
         try:
             with self._fs.open(self._path(split, part)) as file:
                 return json.loads(pq.read_metadata(file).metadata[b"counts"])
@@ -99,10 +98,10 @@ class DataSetWriter:
 
     @contextmanager
     def part(self, split: str, part: str, schema: pa.Schema) -> Generator[PartWriter, None, None]:
-        """Opens one Parquet file; it appears under its name only if the block ends without an exception."""
+        """Opens one Parquet file. The file gets its name only if the block ends without an exception."""
         path = self._path(split, part)
-        # Under another name until it is whole: a job that lists the directory takes every .parquet file for finished,
-        # and so does the next call, which keeps it.
+        # Under another name until the file is whole: jobs that list the directory, and the next call, take every
+        # .parquet file for finished.
         with (
             os_errors(),  # no space left, most of all
             self._fs.open(f"{path}.partial", "wb") as file,
@@ -123,7 +122,7 @@ class DataSetWriter:
 
         Args:
             parts: The split and the name of every file.
-            about: More to record: values under a split's name describe that split, the rest the whole data set.
+            about: More to record. Values under a split's name describe that split, all others the data set.
 
         Returns:
             The summary.
@@ -177,9 +176,9 @@ def print_summary(summary: Mapping[str, Any], title: str, config: str, out: str,
     Args:
         summary: The result of `DataSetWriter.commit`.
         title: Name of the data set.
-        config: The preset that trains on the data set, and expects it in data/NAME.
-        out: Its directory.
-        columns: Values of each split to show besides its files, rows and label rate.
+        config: The preset that trains on the data set in data/NAME.
+        out: The directory.
+        columns: Values of each split to show besides files, rows and label rate.
     """
     names, out = ["files", "rows", "label_rate", *columns], out.rstrip("/")
     lines = [[split, *(values.get(name) for name in names)] for split, values in summary["splits"].items()]
@@ -193,20 +192,20 @@ def print_summary(summary: Mapping[str, Any], title: str, config: str, out: str,
 def in_parallel(
     make: Callable[[Item], Result], items: Iterable[Item], workers: int, stop: Callable[[], None] = lambda: None
 ) -> Iterator[Result]:
-    """Yields `make(item)` for every item, in the order in which they are done; the first error cancels the rest.
+    """Yields `make(item)` for every item, in the order of completion. The first error cancels the rest.
 
     Args:
-        make: The function, whose time goes to Arrow, NumPy or files, which let other threads run.
-        items: Its arguments.
+        make: The function; spends its time in Arrow, NumPy or files, which let other threads run.
+        items: The arguments.
         workers: Threads. 0: one per core that this process may use.
-        stop: Called at the end or at the first error, to make calls that are under way return.
+        stop: Called at the end or at the first error, to make running calls return.
 
     Raises:
         InputError: `workers` is negative.
     """
     if workers < 0:
         raise InputError(f"--workers is {workers}; it must be 0 (one per core) or more")
-    # Not os.cpu_count() alone: in a container it counts the cores of the whole machine.
+    # Not os.cpu_count() alone: in a container it counts all cores of the machine.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     pool = ThreadPoolExecutor(workers or cores)
     try:

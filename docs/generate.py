@@ -1,7 +1,7 @@
-"""Writes the parts of the documentation that come from the code: `python -m docs.generate`.
+"""Writes the parts of the documentation that the code generates: `python -m docs.generate`.
 
-A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`; everything else is written by hand. Some
-parts are about one thing of several: `<!-- generated: scheduler-options slurm -->`.
+A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`; the rest is written by hand. Some parts
+take an argument: `<!-- generated: scheduler-options slurm -->`.
 """
 
 import importlib
@@ -63,12 +63,12 @@ def main() -> None:
 
 
 def render(page: str) -> str:
-    """Returns a page with its generated parts as the code is now."""
+    """Returns a page with its generated parts rewritten."""
     return PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]](*found[3].split())}\n\n{found[4]}", page)
 
 
 def write_measured(page: Path, name: str, text: str) -> None:
-    """Rewrites a part of a page that was measured, between `<!-- measured: NAME -->` and `<!-- end -->`."""
+    """Rewrites a measured part of a page, between `<!-- measured: NAME -->` and `<!-- end -->`."""
     part = re.compile(rf"(<!-- measured: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     page.write_text(part.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page.read_text()))
 
@@ -80,7 +80,7 @@ def table(headers: list[str], rows: list[list[str]]) -> str:
 
 
 def configuration() -> str:
-    """Every key of the configuration, a table for each section."""
+    """Lists every key of the configuration, in a table for each section."""
     from trainer.config.help import described
     from trainer.config.root import Config
 
@@ -93,7 +93,7 @@ def configuration() -> str:
 
 
 def may_change() -> str:
-    """Every key that may change when a run is resumed, by section."""
+    """Lists every key that may change on resume, by section."""
     from trainer.config.root import Config
 
     keys: dict[str, list[str]] = {}
@@ -115,7 +115,7 @@ def _may_change(section: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def reading_order() -> str:
-    """The files of the training path, in the order to read them."""
+    """Lists the files of the training path in reading order."""
     modules = [importlib.import_module(f"trainer.{name.replace('/', '.')}") for name in READING_ORDER]
     return "\n".join(
         f"{number}. [`trainer/{name}.py`](../trainer/{name}.py): {(module.__doc__ or '').partition(chr(10))[0]}"
@@ -124,7 +124,7 @@ def reading_order() -> str:
 
 
 def ready_made() -> str:
-    """The configurations that come with the trainer, each by the first sentence of its comment."""
+    """Lists the trainer's ready-made configurations, each with the first sentence of its comment."""
     rows = []
     for file in sorted((ROOT / "trainer" / "config" / "presets").glob("*.toml")):
         comment = " ".join(line.lstrip("# ") for line in file.read_text().partition("\n#\n")[0].splitlines())
@@ -133,14 +133,14 @@ def ready_made() -> str:
 
 
 def components() -> str:
-    """Every component with its arguments."""
+    """Lists every component with its arguments."""
     return "\n\n".join(
         f"### `{name}`\n\n{_component(function)}" for module in _modules() for name, function in _members(module)
     )
 
 
 def component_list() -> str:
-    """One line for each component."""
+    """Lists the components, a line each."""
     rows = []
     for module in _modules():
         for name, function in _members(module):
@@ -218,7 +218,7 @@ def _name(kind: Any) -> str:
 
 
 def sources() -> str:
-    """Every command that makes a data set, with its flags."""
+    """Lists every command that makes a data set, with its flags."""
     parts = []
     for name in SOURCES:
         function = getattr(importlib.import_module(f"apps.datasets.{name}"), name)
@@ -228,7 +228,7 @@ def sources() -> str:
 
 
 def commands() -> str:
-    """Every command of the trainer."""
+    """Lists every command of the trainer."""
     from trainer.commands import COMMANDS
 
     rows = []
@@ -239,7 +239,7 @@ def commands() -> str:
 
 
 def metrics() -> str:
-    """Every metric, by name."""
+    """Lists every metric by name."""
     from trainer.metrics.registry import METRICS, METRICS_OF_VECTORS
 
     directions = {True: "higher", False: "lower", None: ""}
@@ -266,7 +266,7 @@ def _memory(metric: Any) -> str:
 
 
 def scheduler_options(scheduler: str) -> str:
-    """Every option of a scheduler, as `-cfg KEY=VALUE` takes them."""
+    """Lists every option of a scheduler, in the form of `-cfg KEY=VALUE`."""
     options = get_scheduler_factories()[scheduler]("docs").run_opts()
     return table(["Option", "Type", "Default", "Meaning"], [_option(name, option) for name, option in options])
 
@@ -282,7 +282,7 @@ def _option(name: str, option: runopt) -> list[str]:
 
 
 def resources() -> str:
-    """Every host, with its figures."""
+    """Lists every host with its figures."""
     from planner.hardware import HOSTS
 
     rows = [[f"`{name}`", *_host(host)] for name, host in HOSTS.items() if not name.endswith(("_4", "_2", "_1"))]

@@ -1,1 +1,1 @@
-"""What measures the project, and makes the tables of the documentation; not part of the wheel."""
+"""Benchmarks, which make the measured tables of the documentation; not part of the wheel."""

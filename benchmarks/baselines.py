@@ -1,4 +1,4 @@
-"""Predictions without a network, to compare those of models with: popularity and logistic regression."""
+"""Predictions without a network, as baselines for models: popularity and logistic regression."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +11,17 @@ from torch.nn import functional
 
 from trainer.config.data import DataConfig
 
-PRIOR_RATINGS = 10  # of the mean rate that popularity adds to those of an item
-PENALTY = 1.0  # of logistic regression: the one that scikit-learn takes if none is given
+PRIOR_RATINGS = 10  # ratings of the mean rate that popularity adds to an item
+PENALTY = 1.0  # of logistic regression: scikit-learn's default
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Features of samples as logistic regression takes them.
+    """Features of samples, in the form that logistic regression takes.
 
     Attributes:
         dense: Dense features, `[N, D]` float64.
-        ids: Ids of all sparse features one after the other, each sparse feature with a range of its own.
+        ids: Ids of all sparse features, one feature after the other, each with its own range of ids.
         samples: The sample of each id.
     """
 
@@ -31,7 +31,7 @@ class Samples:
 
 
 def read_samples(table: pa.Table, data: DataConfig) -> Samples:
-    """Reads the features of a table, dense ones as the configuration transforms them."""
+    """Reads the features of a table; transforms dense features by the configuration."""
     dense = [_transformed(table[name], feature) for name, feature in data.dense.items()]
     ids, samples, start = [], [], 0
     for name, feature in data.sparse.items():
@@ -51,7 +51,7 @@ def _transformed(column: pa.ChunkedArray, feature: Any) -> np.ndarray:
 
 
 class LogisticRegression(nn.Module):
-    """A weight for each dense feature and each id, and a bias; the weights are penalized by half their squared norm.
+    """A weight for each dense feature and id, and a bias. The penalty is half the squared norm of the weights.
 
     Args:
         dense: Dense features.
@@ -88,19 +88,19 @@ class LogisticRegression(nn.Module):
 
 
 def popularity(items: np.ndarray, labels: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Returns the label rate of each wanted item among labeled ones, to which ratings of the mean rate are added."""
+    """Returns the label rate of each wanted item among labeled items, after adding ratings of the mean rate."""
     rows = 1 + max(items.max(), wanted.max())
     count, sums = np.bincount(items, minlength=rows), np.bincount(items, labels, minlength=rows)
     return ((sums + PRIOR_RATINGS * labels.mean()) / (count + PRIOR_RATINGS))[wanted]
 
 
 def recall_of_counts(counts: np.ndarray, wanted: np.ndarray, k: int) -> float:
-    """Returns the share of wanted items among the k of the greatest count, ties in the mean of all their orders.
+    """Returns the share of wanted items among the k items of greatest count; ties count as the mean of all orders.
 
     Args:
         counts: The count of every item, `[I]`.
-        wanted: Places of the wanted ones, `[N]`.
-        k: Items that are shown.
+        wanted: Places of the wanted items, `[N]`.
+        k: Number of shown items.
     """
     above = (counts[None] > counts[wanted][:, None]).sum(1)
     ties = (counts[None] == counts[wanted][:, None]).sum(1)
@@ -108,7 +108,7 @@ def recall_of_counts(counts: np.ndarray, wanted: np.ndarray, k: int) -> float:
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the probability that a positive sample's score is above that of a negative one, ties counting half."""
+    """Returns the probability that a positive sample scores above a negative sample, ties counting half."""
     _, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[which]
     positives = labels > 0.5

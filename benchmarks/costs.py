@@ -1,6 +1,6 @@
-"""Measures what each training feature costs, and writes the table of docs/training.md: `python -m benchmarks.costs`.
+"""Measures the cost of each training feature, and writes the table of docs/training.md: `python -m benchmarks.costs`.
 
-The numbers are those of one machine, so unlike the parts that `docs.generate` writes they follow no change of the code.
+The numbers come from one machine, so unlike the output of `docs.generate` they do not follow changes of the code.
 """
 
 import json
@@ -14,7 +14,7 @@ from benchmarks.bench.training import FEATURES
 from docs.generate import ROOT, table, write_measured
 
 PAGE = ROOT / "docs" / "training.md"
-# Small: a few minutes for the whole table on two cores.
+# Small: the whole table takes a few minutes on two cores.
 SETTINGS = {"--rows": 20_000, "--global-batch-size": 512, "--steps": 10, "--repeats": 5}
 
 
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def render(measured: dict[str, Any]) -> str:
-    """Returns the table of costs, and what it was measured on.
+    """Returns the table of costs, and the machine.
 
     Args:
         measured: The content of bench-features.json.

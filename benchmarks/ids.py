@@ -1,7 +1,7 @@
-"""Trains on MovieLens by each rule for ids and writes the table of docs/ids.md: `python -m benchmarks.ids`.
+"""Trains on MovieLens with each rule for ids and writes the table of docs/ids.md: `python -m benchmarks.ids`.
 
-The data set must be in data/movielens. The numbers are those of one machine, so unlike the parts that `docs.generate`
-writes they follow no change of the code.
+The data set must be in data/movielens. The numbers come from one machine, so unlike the output of `docs.generate` they
+do not follow changes of the code.
 """
 
 import tempfile
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def rules(folder: Path) -> str:
-    """Returns the table of rules for the ids of films; run directories go into `folder`."""
+    """Returns the table of rules for film ids. Run directories go into `folder`."""
     results: dict[str, Result] = {}
     for number, (name, settings) in enumerate(RULES.items()):
         flags = [word for key, value in settings.items() for word in (f"--data.sparse.{FEATURE}.{key}", str(value))]

@@ -1,4 +1,4 @@
-"""The machine that a benchmark runs on."""
+"""Describes the machine of a benchmark."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ def available_cores() -> int:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Returns the properties of the machine that rates depend on."""
+    """Returns the properties of the machine that affect rates."""
     return {
         "system": platform.platform(),
         "processor": processor_name(),

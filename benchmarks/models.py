@@ -1,7 +1,7 @@
 """Trains every built-in model on MovieLens and writes the tables of docs/models.md: `python -m benchmarks.models`.
 
-The data set must be in data/movielens. The numbers are those of one machine, so unlike the parts that `docs.generate`
-writes they follow no change of the code.
+The data set must be in data/movielens. The numbers come from one machine, so unlike the output of `docs.generate` they
+do not follow changes of the code.
 """
 
 import json
@@ -39,7 +39,7 @@ LABELS = {"label": "liked", "loved": "loved"}
 
 
 Result = dict[str, list[float]]
-"""Metrics of a model on the test split with each seed, by label or name; none of a label that it does not predict."""
+"""Metrics of a model on the test split with each seed, by label or name; empty for a label that it does not predict."""
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def models(folder: Path) -> str:
-    """Returns the table of models that predict labels; run directories go into `folder`."""
+    """Returns the table of models that predict labels. Run directories go into `folder`."""
     results = baselines()
     for name, words in MODELS.items():
         tasks = load_config(words[0]).named_tasks()
@@ -60,7 +60,7 @@ def models(folder: Path) -> str:
 
 
 def retrieval(folder: Path) -> str:
-    """Returns the table of models that find items among all; run directories go into `folder`."""
+    """Returns the table of models that retrieve items. Run directories go into `folder`."""
     results, metrics = popularity_of_all(), {f"recall@{k}": f"recall@{k}" for k in FOUND_OF}
     for name, words in RETRIEVAL.items():
         results[f"`{name}`"] = train(words, folder / name, metrics)
@@ -72,8 +72,8 @@ def train(words: list[str], out: Path, metrics: dict[str, str]) -> Result:
 
     Args:
         words: The configuration, and flags.
-        out: Where the run directories go.
-        metrics: Names of the metrics in evaluations, by what the result calls them.
+        out: The folder of the run directories.
+        metrics: Names of the metrics in evaluations, by their names in the result.
     """
     result: Result = {}
     for seed in SEEDS:
@@ -100,7 +100,7 @@ def baselines() -> dict[str, Result]:
 
 
 def popularity_of_all() -> dict[str, Result]:
-    """Returns the result of showing everybody the films that were liked most often in the train split."""
+    """Returns the result of showing everybody the most liked films of the train split."""
     config = load_config(RETRIEVAL["two_tower"][0])
     training, test = (pq.read_table(folder) for folder in (config.data.train[0], config.data.test[0]))
     items = np.sort(_column(pq.read_table(config.data.catalogue.items[0]), "item_id"))
@@ -114,11 +114,11 @@ def _column(table: pa.Table, name: str) -> np.ndarray:
 
 
 def render(results: dict[str, Result], headers: dict[str, str], compared: str = "Model") -> str:
-    """Returns the table of results, and what they were measured on.
+    """Returns the table of results, and the machine.
 
     Args:
-        results: The results by model, or by what else is compared.
-        headers: The headers of the values' columns, by what results call them.
+        results: The results by model, or by another compared thing.
+        headers: The headers of the value columns, by their names in results.
         compared: The header of the first column.
     """
     rows = [[name, *(_spread(result.get(key, [])) for key in headers)] for name, result in results.items()]

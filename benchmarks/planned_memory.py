@@ -1,8 +1,8 @@
-"""Measures the memory that plans really take, beside the forecast: `python -m benchmarks.planned_memory`.
+"""Measures the memory that plans really take, and compares the forecast: `python -m benchmarks.planned_memory`.
 
-Each case trains a model on Gloo ranks of this machine under a profile that records every allocation, from the build of
-the model on. The peaks are kept in docs/planned_memory.json with the plans, so that predictions can be compared anew,
-and shown in docs/planning.md.
+Each case trains a model on Gloo ranks of this machine under a profile that records every allocation from the build of
+the model on. docs/planned_memory.json keeps the peaks and the plans, so that forecasts can be compared anew, and
+docs/planning.md shows the peaks.
 """
 
 import gc
@@ -107,7 +107,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def case_config(case: str, folder: Path | str) -> Config:
-    """Returns the configuration of a case, whose data is in a folder."""
+    """Returns the configuration of a case; `folder` holds the data."""
     changes = dict(CASES[case][1])
     data = {
         "train": [f"{folder}/data"],
@@ -140,7 +140,7 @@ def write_data(folder: Path) -> None:
 
 
 def measure(cases: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Trains the cases and returns, for each, its ranks, its plan and the peak of each rank in bytes."""
+    """Trains the cases and returns the ranks, the plan and the peak bytes of each rank, by case."""
     found = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -157,7 +157,7 @@ def measure(cases: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _launch(ranks: int, cases: Sequence[str], folder: Path) -> None:
-    """Calls `_run` on ranks that are forked from this process, which has imported all that they need."""
+    """Calls `_run` on ranks forked from this process, which has all imports."""
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -177,7 +177,7 @@ def _run(cases: Sequence[str], folder: Path) -> None:
         for case in cases:
             found = _run_case(case, folder, context)
             (folder / f"{case}-{context.rank}.json").write_text(json.dumps(found))
-            gc.collect()  # what a case leaves in cycles would be freed in the next one's record
+            gc.collect()  # or the next case's record would free this case's cycles
 
 
 def _run_case(case: str, folder: Path, context: DistributedContext) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _run_case(case: str, folder: Path, context: DistributedContext) -> dict[str,
 
 
 def _peak(record: profile) -> int:
-    """Returns the most bytes that were allocated at once, by the allocator's own record."""
+    """Returns the most bytes allocated at once, by the allocator's own record."""
     results: Any = record.profiler.kineto_results  # pyrefly: ignore[missing-attribute]
     events = [event for event in results.events() if event.name() == "[memory]"]
     sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
@@ -200,7 +200,7 @@ def _peak(record: profile) -> int:
 
 
 def forecast(case: str, plan: dict[str, Any]) -> list[int]:
-    """Returns the bytes that each rank is forecast to allocate, under a plan in the form of plan.json."""
+    """Returns the forecast bytes of each rank, for a plan in the form of plan.json."""
     ranks, _ = CASES[case]
     config = case_config(case, "data")
     model = build_model(config.data, config.model, config.predictions(), torch.device("meta"))
@@ -215,12 +215,12 @@ def forecast(case: str, plan: dict[str, Any]) -> list[int]:
 
 
 def error(case: str, figures: dict[str, Any]) -> float:
-    """Returns by how much the forecast of the fullest rank is off, relative."""
+    """Returns the relative error of the forecast for the fullest rank."""
     return max(forecast(case, figures["plan"])) / max(figures["peaks"]) - 1
 
 
 def render(figures: dict[str, dict[str, Any]]) -> str:
-    """Returns the cases as a table: measured and forecast bytes of the fullest rank."""
+    """Returns a table of the cases: measured and forecast bytes of the fullest rank."""
     rows = []
     for case, one in figures.items():
         mib = [max(found) / 2**20 for found in (one["peaks"], forecast(case, one["plan"]))]
@@ -229,7 +229,7 @@ def render(figures: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measures the cases that are named, or all, and rewrites the table of all that are kept."""
+    """Measures the named cases, or all, and rewrites the table of all kept cases."""
     named = [case for case in CASES if any(word in case for word in sys.argv[1:])]
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     kept |= measure(named or [*CASES])

@@ -1,8 +1,8 @@
 """Compares planned and measured times of steps, for docs/step_times.md: `python -m benchmarks.planned_times`.
 
-Calibrates this machine on two ranks, then trains two models under nine plans each, in turns within one job, so that a
-busy machine slows down all of them. Plans are drawn by chance, and chosen by their planned times alone, so that these
-differ. The measure is the processor time of a rank, in which no wait for others counts. Every step is in
+Calibrates this machine on two ranks, then trains two models under nine plans each, in turn within one job, so that a
+busy machine slows down all plans. Plans are drawn at random, and chosen by planned time alone, so that the times
+differ. The measure is the processor time of a rank, without waits for other ranks. Every step is in
 docs/planned_times.json.
 """
 
@@ -44,7 +44,7 @@ from trainer.training.step import TrainingStep
 
 PAGE, RAW = ROOT / "docs" / "step_times.md", ROOT / "docs" / "planned_times.json"
 RANKS, BATCHES = 2, 8
-TURNS, STEPS = 12, 5  # steps of a plan at a time: 60 in all
+TURNS, STEPS = 12, 5  # 5 steps of a plan at a time, 60 in all
 TOLERANCE = 0.3
 DRAWN, CHOSEN = 300, 9  # plans of a model
 APART = 1.1  # times the next faster plan, at least
@@ -68,7 +68,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def draw_plan(tables: int, seed: int) -> tuple[Placed, ...]:
-    """Returns a plan by chance: of some types more than of others, and more on one rank than on the other."""
+    """Returns a random plan, with a random bias towards some types and towards one rank."""
     draw = random.Random(seed)
     weights, leaning = [draw.expovariate(1.0) ** 2 for _ in KINDS], draw.random()
     plan = []
@@ -78,12 +78,12 @@ def draw_plan(tables: int, seed: int) -> tuple[Placed, ...]:
 
 
 def choose(times: Sequence[float]) -> list[int]:
-    """Returns the numbers of some plans from the fastest to the slowest, as evenly apart as their times allow."""
+    """Returns the numbers of plans from the fastest to the slowest, as evenly spaced as the times allow."""
     order = np.argsort(times, kind="stable").tolist()
     factor = max(APART, (times[order[-1]] / times[order[0]]) ** (1 / (CHOSEN - 1)))
     chosen = order[:1]
     for number in order[1:]:
-        # By its own place on the scale, so that a gap moves none of the later ones.
+        # By its own place on the scale, so that a gap does not move later plans.
         place = times[order[0]] * factor ** len(chosen) * (1 - ROUNDING)
         if times[number] >= max(place, APART * times[chosen[-1]]) and len(chosen) < CHOSEN:
             chosen.append(number)
@@ -91,7 +91,7 @@ def choose(times: Sequence[float]) -> list[int]:
 
 
 def describe(plan: Sequence[Placed]) -> str:
-    """Returns how many tables are placed in which way."""
+    """Returns the number of tables of each placement."""
     counts = Counter(kind if kind != "table_wise" else f"table_wise on rank {ranks[0]}" for kind, ranks in plan)
     return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
 
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def measure(calibration: str, folder: str) -> None:
-    """Measures all plans of both models on the ranks of this job, and writes what they took beside what was planned."""
+    """Measures all plans of both models on the ranks of this job, and writes measured and planned times."""
     quiet_libraries()
     with process_group() as context:
         found = [_measure_model(name, calibration, f"{folder}/{number}", context) for number, name in enumerate(MODELS)]
@@ -138,7 +138,7 @@ def _measure_model(name: str, calibration: str, folder: str, context: Distribute
 
 
 def _take_turns(runs: Sequence[tuple[TrainingStep, Iterator[Any]]]) -> list[list[float]]:
-    """Returns the milliseconds of processor time of every step of every plan."""
+    """Returns the processor time of every step of every plan, in milliseconds."""
     times: list[list[float]] = [[] for _ in runs]
     for turn in range(-1, TURNS):
         for number, (step, batches) in enumerate(runs):
@@ -181,7 +181,7 @@ def _config(model: dict[str, Any], folder: str, calibration: str) -> Config:
 
 
 def _choose_plans(config: Config, folder: str) -> list[dict[str, Any]]:
-    """Writes plans for jobs, and returns the chosen ones with what a step is expected to take."""
+    """Writes plans for jobs, and returns the chosen plans with the planned time of a step."""
     model = build_unsharded_model(config, torch.device("meta"))
     drawn = dict.fromkeys(draw_plan(len(config.data.sparse), seed) for seed in range(DRAWN))
     plans: list[dict[str, Any]] = []
@@ -219,12 +219,12 @@ def _predict(config: Config, model: torch.nn.Module, file: str) -> dict[str, Any
 
 
 def slowest_rank(predicted: dict[str, Any]) -> float:
-    """Returns the time of the slowest rank without its waits for others, which processor time does not count."""
+    """Returns the time of the slowest rank without waits for other ranks, which processor time does not count."""
     return max(map(sum, predicted["by_rank"])) + predicted["dense"] + predicted["constant"]
 
 
 def render(measured: dict[str, Any]) -> str:
-    """Returns the table of planned and measured times, and how well they agree.
+    """Returns the table of planned and measured times, and their agreement.
 
     Args:
         measured: The content of docs/planned_times.json.

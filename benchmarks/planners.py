@@ -1,7 +1,7 @@
-"""Compares this project's planner with TorchRec's, and writes its table in docs: `python -m benchmarks.planners`.
+"""Compares this project's planner with TorchRec's, and writes the table in docs: `python -m benchmarks.planners`.
 
-Both plan by TorchRec's cost model, and the plans of both are rated by TorchRec's own objects. The times are those of
-one machine, so unlike the parts that `docs.generate` writes they follow no change of the code.
+Both plan by TorchRec's cost model, and TorchRec's own objects rate both plans. The times come from one machine, so
+unlike the output of `docs.generate` they do not follow changes of the code.
 """
 
 import time
@@ -31,7 +31,7 @@ from trainer.plan.torchrec_planner import topology_of
 
 PAGE = ROOT / "docs" / "planning.md"
 WITH_HOST_MEMORY = ("fused", "fused_uvm", "fused_uvm_caching", "dense")
-Shape = tuple[int, int, float]  # rows, columns, ids of a sample
+Shape = tuple[int, int, float]  # rows, columns, ids per sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +39,12 @@ class Case:
     """Tables and ranks to plan.
 
     Attributes:
-        name: What is special.
+        name: What the case tests.
         tables: Rows, columns and hotness of each table.
         ranks: Number of ranks.
         per_host: Ranks of each host.
         gib: GPU memory of a rank.
-        kernels: Kernels to choose from; empty for those without host memory.
+        kernels: Kernels to choose from; empty for kernels without host memory.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Case:
 
 
 def random_tables(number: int, seed: int, columns: tuple[int, ...], largest: float = 7.0) -> list[Shape]:
-    """Returns tables of ten to `10 ** largest` rows, with one id in a sample or lists."""
+    """Returns tables of 10 to `10 ** largest` rows, with single ids or lists."""
     random = np.random.default_rng(seed)
     return [
         (int(10 ** random.uniform(1, largest)), int(random.choice(columns)), float(random.choice([1, 1, 1, 2, 10, 40])))
@@ -81,7 +81,7 @@ def random_tables(number: int, seed: int, columns: tuple[int, ...], largest: flo
 
 
 def cases() -> list[Case]:
-    """Returns the cases, all of which TorchRec's planner finishes in minutes."""
+    """Returns the cases. TorchRec's planner finishes each in minutes."""
     usual = (64, 128)
     skewed = [(40_000_000, 128, 1.0), (10_000_000, 128, 50.0), *random_tables(10, 3, usual, 5)]
     return [
@@ -134,7 +134,7 @@ def _cells(ours: tuple[float, float], theirs: tuple[float, float]) -> list[str]:
 
 
 def compare(case: Case, engine: str) -> tuple[float, float]:
-    """Returns the milliseconds of the slowest rank by TorchRec's estimate, and the seconds that planning took."""
+    """Returns TorchRec's estimate for the slowest rank in milliseconds, and the seconds of planning."""
     config = case.config(engine)
     model = Tables(config)
     start = time.process_time()
@@ -147,7 +147,7 @@ def compare(case: Case, engine: str) -> tuple[float, float]:
 
 
 class Tables(nn.Module):
-    """A model that is nothing but its tables, which take no memory."""
+    """A model of tables alone, which take no memory."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Tables(nn.Module):
 
 
 def rated_by_torchrec(plan: ShardingPlan, config: Config, model: nn.Module, topology: Topology) -> float:
-    """Returns the milliseconds of the slowest rank: TorchRec's estimate of each shard, added up on its rank."""
+    """Returns the milliseconds of the slowest rank: the sum of TorchRec's estimates of the rank's shards."""
     placed = table_plans(plan)
     features = config.data.features_of_tables()
     constraints = {

@@ -1,7 +1,7 @@
 """Forecasts the steps of published runs, for the table in docs/planning.md: `python -m benchmarks.published`.
 
-The constants of `planner/systems.py` are fitted to every other run of each benchmark, in the order of
-docs/published.json, and tested on the others. Nothing is measured here.
+Fits the constants of `planner/systems.py` to every other run of each benchmark, in the order of docs/published.json,
+and tests the constants on the other runs. Measures nothing.
 """
 
 import json
@@ -25,8 +25,8 @@ from trainer.training.sharded_model import build_unsharded_model
 
 PAGE, PUBLISHED = ROOT / "docs" / "planning.md", ROOT / "docs" / "published.json"
 SYSTEM_OF = {"mlperf": "hugectr", "torchrec_dlrm": "torchrec"}
-# Criteo's tables as torchrec_dlrm's README has them, an id each. Its runs are of early 2022, when PyTorch still
-# computed fp32 products in TF32 by default.
+# Criteo's tables, as in torchrec_dlrm's README, with one id each. The README's runs are of early 2022, when PyTorch
+# still computed fp32 products in TF32 by default.
 TORCHREC_ROWS = (
     *(45833188, 36746, 17245, 7413, 20243, 3, 7114, 1441, 62, 29275261, 1572176, 345138, 10, 2209, 11267, 128, 4, 974),
     *(14, 48937457, 11316796, 40094537, 452104, 12606, 104, 35),
@@ -48,13 +48,13 @@ class Run:
     """A published run.
 
     Attributes:
-        benchmark: What was trained.
+        benchmark: The benchmark.
         by: Who published it.
-        hosts: Its hosts.
-        on: The cluster that it is forecast on.
-        batch: Its global batch.
-        samples_per_second: Its samples per second.
-        is_fitted: Whether constants are fitted to it.
+        hosts: Number of hosts.
+        on: The cluster of the forecast.
+        batch: Global batch size.
+        samples_per_second: Published rate.
+        is_fitted: Whether constants are fitted to the run.
     """
 
     benchmark: str
@@ -67,17 +67,17 @@ class Run:
 
     @property
     def system(self) -> str:
-        """Its system, as planner.system has it."""
+        """The system, as in planner.system."""
         return SYSTEM_OF[self.benchmark]
 
     @property
     def milliseconds(self) -> float:
-        """The time of its step."""
+        """The time of a step."""
         return 1000 * self.batch / self.samples_per_second
 
 
 def published() -> list[Run]:
-    """Returns the published runs; of each benchmark the first, the third and so on are fitted."""
+    """Returns the published runs; constants are fitted to the first, third and so on of each benchmark."""
     return [
         Run(benchmark=benchmark, is_fitted=number % 2 == 0, **run)
         for benchmark, runs in json.loads(PUBLISHED.read_text()).items()
@@ -86,7 +86,7 @@ def published() -> list[Run]:
 
 
 def forecast(run: Run) -> StepTime:
-    """Returns the forecast of a run's step, which `tools.plan --on` prints."""
+    """Returns the forecast of a run's step; `tools.plan --on` prints the same."""
     tree = _mlperf() if run.benchmark == "mlperf" else TORCHREC_DLRM
     data, planner = tree["data"] | {"global_batch_size": run.batch}, {"system": run.system}
     config = Config.model_validate(tree | {"data": data, "planner": planner})
@@ -95,7 +95,7 @@ def forecast(run: Run) -> StepTime:
 
 
 def _mlperf() -> dict[str, Any]:
-    """Returns the configuration that the page has readers save as mlperf.toml."""
+    """Returns the configuration that readers of the page save as mlperf.toml."""
     (text,) = re.findall(r"^```toml\n(# mlperf\.toml\n.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     return tomllib.loads(text)
 
@@ -103,15 +103,15 @@ def _mlperf() -> dict[str, Any]:
 def fit(runs: Sequence[Run], steps: Sequence[StepTime]) -> tuple[float, dict[str, float]]:
     """Returns the constants with the least squares of relative errors over the fitted runs.
 
-    A step is the time at the data sheets' rates divided by the part that is reached, the latency of exchanges, and
-    what the system takes more: linear in the constants but for the part, which stands below the line.
+    A step is the sum of the time at the data sheets' rates over the reached fraction, the latency of exchanges, and
+    the extra time of the system. The sum is linear in the constants, and in the inverse of the fraction.
 
     Args:
         runs: The runs.
-        steps: Their forecasts.
+        steps: The forecasts.
 
     Returns:
-        The part of the data sheets' rates that is reached, and the milliseconds that each system takes more.
+        The reached fraction of the data sheets' rates, and the extra milliseconds of each system.
     """
     pairs = [(run, step) for run, step in zip(runs, steps, strict=True) if run.is_fitted]
     at_data_sheet = [ACHIEVED * (step.total - step.latency - step.constant) for _, step in pairs]
@@ -124,12 +124,12 @@ def fit(runs: Sequence[Run], steps: Sequence[StepTime]) -> tuple[float, dict[str
 
 
 def error(run: Run, step: StepTime) -> float:
-    """Returns how far the forecast samples per second are from the published ones, relative to these."""
+    """Returns the error of the forecast samples per second, relative to the published."""
     return run.milliseconds / step.total - 1
 
 
 def render(runs: Sequence[Run], steps: Sequence[StepTime]) -> str:
-    """Returns the table of published and forecast runs, and what it comes to."""
+    """Returns the table of published and forecast runs, and a summary."""
     rows = [
         [
             f"{run.by}: {run.hosts}",
@@ -164,7 +164,7 @@ def _median_error(runs: Sequence[Run], steps: Sequence[StepTime], which: Sequenc
 
 
 def main() -> None:
-    """Rewrites the table, and prints the constants that fit."""
+    """Rewrites the table, and prints the fitted constants."""
     runs = published()
     steps = [forecast(run) for run in runs]
     write_measured(PAGE, "published", render(runs, steps))

@@ -39,11 +39,11 @@ TORCHREC = "TorchRec int8, scripted"
 
 
 class Run(NamedTuple):
-    """A run that is exported.
+    """A run to export.
 
     Attributes:
-        config: Its configuration.
-        out: Its directory.
+        config: The configuration.
+        out: The run directory.
     """
 
     config: str
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """Milliseconds of a call: the median, and what one of a hundred exceeds."""
+    """Milliseconds of a call: the median and the 99th percentile."""
 
     p50: float
     p99: float
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def measure(folder: Path, rows: int, seconds: float) -> str:
-    """Returns the table; everything that it needs goes into `folder`."""
+    """Returns the table. All files go into `folder`."""
     runs = {
         "movielens": train("movielens", [], folder),
         "synthetic": train("synthetic", synthetic(folder, rows), folder),
@@ -97,7 +97,7 @@ def measure(folder: Path, rows: int, seconds: float) -> str:
 
 
 def synthetic(folder: Path, rows: int) -> list[str]:
-    """Makes the synthetic data set and returns the flags that name it."""
+    """Makes the synthetic data set and returns its flags."""
     sizes = ["--rows", str(rows), "--validation-rows", str(rows // 8), "--test-rows", str(rows // 8)]
     read_command(["synthetic", "--out", str(folder / "synthetic"), *sizes])()
     splits = ("train", "validation", "test")
@@ -112,14 +112,14 @@ def train(config: str, flags: list[str], folder: Path) -> Run:
 
 
 def export(run: Run, to: Path, quantize: str, *flags: str) -> Path:
-    """Exports a run, with the metrics of its test split, and returns the directory."""
+    """Exports a run with the metrics of the test split, and returns the directory."""
     words = ["--out", run.out, "--to", str(to), "--split", "test", "--quantize", quantize, *flags]
     read_command(["export", run.config, *words])()
     return to / json.loads((to / "current.json").read_text())["directory"]
 
 
 def measured(directory: Path, files: str, seconds: float) -> list[str]:
-    """Returns the size and the latencies of an exported model, whose files have names of a pattern."""
+    """Returns size and latencies of an exported model; `files` is the pattern of its file names."""
     model = load(directory, compiled=files == "compiled.pt2")
     inputs = [model.inputs(repeated(directory, size)) for size in BATCHES]
     found = [latency(partial(model.run, one), seconds) for one in inputs]
@@ -127,20 +127,20 @@ def measured(directory: Path, files: str, seconds: float) -> list[str]:
 
 
 def auc_change(directory: Path, tables: str) -> str:
-    """Returns the change of the AUC by quantizing."""
+    """Returns the change in AUC from quantizing."""
     quality = json.loads((directory / "signature.json").read_text()).get("quality")
     return f"{quality[tables]['auc'] - quality['float32']['auc']:+.6f}" if quality else ""
 
 
 def repeated(directory: Path, size: int) -> dict[str, list[Any]]:
-    """Returns so many samples, which are the parity rows again and again."""
+    """Returns `size` samples, the parity rows over and over."""
     columns = json.loads((directory / "parity.json").read_text())["columns"]
     return {name: (values * (size // len(values) + 1))[:size] for name, values in columns.items()}
 
 
 @torch.inference_mode()
 def latency(call: Callable[[], Any], seconds: float) -> Latency:
-    """Calls for some seconds, after a few calls that do not count."""
+    """Measures calls for some seconds, after a few warm-up calls."""
     for _ in range(5):
         call()
     times, end = [], time.perf_counter() + seconds
@@ -153,7 +153,7 @@ def latency(call: Callable[[], Any], seconds: float) -> Latency:
 
 @torch.inference_mode()
 def torchrec_quantized(run: Run, folder: Path, seconds: float) -> list[str]:
-    """Returns size and latencies of the model as TorchRec quantizes it for serving."""
+    """Returns size and latencies of the model after TorchRec's quantization for serving."""
     config = load_config(run.config)
     chosen = find_checkpoint(RunDirectory(run.out), "--out", NEWEST, "--checkpoint")
     model = load_model(config, SavedWeights(chosen, config.optimizer.ema, averages=False))
@@ -174,7 +174,7 @@ def torchrec_quantized(run: Run, folder: Path, seconds: float) -> list[str]:
 
 
 def script(model: nn.Module) -> torch.jit.ScriptModule:
-    """Returns a model with quantized tables as TorchScript."""
+    """Returns the TorchScript of a model with quantized tables."""
     quantized = quantize_inference_model(model)
     graph = Tracer(leaf_modules=["IntNBitTableBatchedEmbeddingBagsCodegen"]).trace(quantized)
     return torch.jit.script(GraphModule(quantized, graph))
@@ -192,5 +192,5 @@ def shown(found: Latency) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    os.environ["OMP_NUM_THREADS"] = "1"  # of onnxruntime
+    os.environ["OMP_NUM_THREADS"] = "1"  # for onnxruntime
     main()

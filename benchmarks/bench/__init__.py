@@ -1,1 +1,1 @@
-"""What `python -m trainer bench` measures."""
+"""The measurements of `python -m trainer bench`."""

@@ -1,4 +1,4 @@
-"""Speed of reading, training, saving and restoring, each beside a baseline.
+"""Measures reading, training, saving and restoring, each beside a baseline.
 
     python -m trainer bench --out runs/bench
     python -m trainer bench csv --out runs/bench
@@ -8,8 +8,8 @@
     python -m trainer bench models --out runs/bench
     python -m trainer bench predict --out runs/bench
 
-What is compared runs by turns in one process, several times, so that a busy machine slows down both. A ratio is the
-median of the repeats' ratios.
+Measurement and baseline alternate in one process, several times, so that a busy machine slows down both. A ratio is
+the median of the ratios of all repeats.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ COMPARE = {
     "features": compare_features,
     "predict": compare_inference,
 }
-"""What is measured of the benchmark's own model, by name."""
+"""Measurements of the benchmark's own model, by name."""
 
 
 def bench(

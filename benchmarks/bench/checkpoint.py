@@ -1,4 +1,4 @@
-"""Speed of saving and restoring, and the cost of a save for the steps that run meanwhile."""
+"""Measures saving, restoring, and the cost of a save for concurrent steps."""
 
 import itertools
 import json
@@ -57,7 +57,7 @@ def _compare_steps(session: Session, step_numbers: Iterator[int], steps: int, re
 def _steps_per_second(
     session: Session, batches: Iterator[Batch], steps: int, step_numbers: Iterator[int], saves: bool
 ) -> float:
-    """Takes steps, with one save after the other if `saves`; the time of staging, for which all wait, is left out."""
+    """Takes steps, with back-to-back saves if `saves`. Leaves out the time of staging, in which steps wait."""
     training_step = session.training_step()
     for step in itertools.islice(step_numbers, WARM_STEPS):
         training_step.take(step, batches)
@@ -98,9 +98,9 @@ def _compare_files(session: Session, step_numbers: Iterator[int], repeats: int) 
 
 
 class PlainFiles:
-    """The bytes that this rank wrote of the newest checkpoint, as a plain file.
+    """This rank's bytes of the newest checkpoint, as a plain file.
 
-    As many copies are kept as checkpoints are: to write a new file costs more than to write over an old one.
+    Keeps one copy for each kept checkpoint, because a new file costs more than overwriting an old file.
 
     Args:
         session: The session that has saved the checkpoint.
@@ -121,7 +121,7 @@ class PlainFiles:
         self._kept_copies, self._copies = session.config.checkpoint.keep.newest, 0
 
     def write(self, fsync: bool) -> None:
-        """Writes a copy, and deletes the one that is not kept any more."""
+        """Writes a copy, and deletes the oldest."""
         fs, path = self._run.fs, self._path(self._copies)
         with fs.durable(path) if fsync else fs.open(path, "wb") as file:
             file.write(self._content)
@@ -149,18 +149,18 @@ def _seconds(act: Callable[[], object]) -> float:
 
 
 def _seconds_on_all_ranks(act: Callable[[], object]) -> float:
-    """Returns the time until the last rank has done it."""
+    """Returns the time until the last rank has finished."""
     dist.barrier()
     return _seconds(lambda: (act(), dist.barrier()))
 
 
 @dataclass(frozen=True)
 class Restore:
-    """The time that jobs take to restore a checkpoint.
+    """The time to restore a checkpoint.
 
     Attributes:
         ranks: Ranks of each job.
-        seconds: From looking for a checkpoint to the last tensor, checksums included; one for each repeat.
+        seconds: From the search for a checkpoint to the last tensor, with checksums, for each repeat.
         bytes: Size of the checkpoint's files.
     """
 
@@ -170,11 +170,11 @@ class Restore:
 
 
 def time_restores(config: Config, run: RunDirectory, repeats: int) -> list[Restore]:
-    """Starts jobs that resume from the newest checkpoint of a run and have no step left to train.
+    """Starts jobs that resume from the newest checkpoint of a run, with no step left to train.
 
     Args:
         config: Configuration of the run.
-        run: Its directory.
+        run: The run directory.
         repeats: Jobs for each number of ranks.
     """
     step = Checkpoints(run).steps()[-1]

@@ -1,7 +1,7 @@
-"""Rates beside the rates of baselines, measured by turns.
+"""Compares rates with the rates of baselines, measured in turn.
 
-`torch.utils.benchmark` was weighed: it times one statement after the other, so a machine that gets busy between two of
-them changes their ratio, and it runs no statement on all ranks at once.
+`torch.utils.benchmark` was weighed. It times one statement after the other, so a machine that gets busy in between
+changes the ratio, and it cannot run a statement on all ranks at once.
 """
 
 import statistics
@@ -13,14 +13,14 @@ from tabulate import tabulate
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rates of one thing and of its baseline.
+    """The rates of a measurement and of its baseline.
 
     Attributes:
-        what: What was measured.
-        baseline: What it is compared with.
+        what: Name of the measurement.
+        baseline: Name of the baseline.
         unit: Unit of the rates.
-        target: Least ratio to reach; None without one.
-        measured: Its rate in every repeat.
+        target: Least ratio to reach; None without a target.
+        measured: The rate in every repeat.
         compared: The baseline's rate in every repeat.
     """
 
@@ -33,7 +33,7 @@ class Comparison:
 
     @property
     def ratios(self) -> list[float]:
-        """Its rate over the baseline's in every repeat."""
+        """The rate over the baseline's, in every repeat."""
         return [a / b for a, b in zip(self.measured, self.compared, strict=True)]
 
     @property
@@ -43,7 +43,7 @@ class Comparison:
 
 
 def alternate(repeats: int, *measure: Callable[[], float]) -> list[list[float]]:
-    """Returns the rates of each thing; all run once before they count, and in reverse order every second time."""
+    """Returns the rates of each measurement, after one warm-up each; every second round runs in reverse order."""
     rates: list[list[float]] = [[] for _ in measure]
     for repeat in range(-1, repeats):
         for number in sorted(range(len(measure)), reverse=repeat % 2 == 1):
@@ -52,7 +52,7 @@ def alternate(repeats: int, *measure: Callable[[], float]) -> list[list[float]]:
 
 
 def render_comparisons(comparisons: list[Comparison]) -> str:
-    """Returns a table of median rates, and of ratios with their spread over the repeats."""
+    """Returns a table of median rates, and of ratios with their spread over repeats."""
     rows = [
         [
             one.what,

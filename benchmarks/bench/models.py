@@ -1,4 +1,4 @@
-"""Speed of every built-in model in the trainer beside the same model in a bare torch loop."""
+"""Compares every built-in model in the trainer with the same model in a bare torch loop."""
 
 import itertools
 import math
@@ -29,14 +29,14 @@ from trainer.training.setup import open_session
 BASELINE = "a bare torch loop"
 TARGET = 0.9
 READY_MADE_DATA = "data/movielens"
-FILMS, USERS, GENRES, OCCUPATIONS = 1682, 943, 19, 21  # as in MovieLens-100k
+FILMS, USERS, GENRES, OCCUPATIONS = 1682, 943, 19, 21  # of MovieLens-100k
 SECONDS_BETWEEN = 60  # ratings
 
 
 def movielens_config(name: str, data: str) -> Config:
-    """Returns the ready-made configuration of a built-in model on MovieLens, for a data set at another place.
+    """Returns the ready-made configuration of a built-in model on MovieLens, for a data set in `data`.
 
-    A model without one of its own takes that of all, `movielens`.
+    A model without its own configuration takes `movielens`.
 
     Args:
         name: Name of the model.
@@ -61,11 +61,11 @@ def compare_models(
     repeats: int,
     context: DistributedContext,
 ) -> list[Comparison]:
-    """Compares each model in the trainer with itself in a bare loop, in turns; one model at a time is in memory.
+    """Compares each model in the trainer with the model in a bare loop, in turn. Holds one model at a time in memory.
 
     Args:
         models: Names of built-in models.
-        scratch: Where data and run directories go.
+        scratch: The folder of data and run directories.
         global_batch_size: Samples per step, over all ranks.
         steps: Steps per repeat.
         repeats: Repeats of each loop.
@@ -76,7 +76,7 @@ def compare_models(
     """
     data = scratch.url_of("ratings")
     changes: dict[str, Any] = {"data.global_batch_size": global_batch_size, "data.validation": [], "data.test": []}
-    changes["checkpoint.keep.best"] = None  # which needs data.validation
+    changes["checkpoint.keep.best"] = None  # needs data.validation
     changes["optimizer"] = {}  # Adagrad, as in the bare loop; `bench features` measures what other options cost
     configs = {name: changed(movielens_config(name, data), changes) for name in models}
     ratings = math.ceil(MEMORY_BATCHES * global_batch_size / TRAIN)
@@ -101,7 +101,7 @@ def _compare(name: str, session: Session, steps: int, repeats: int) -> Compariso
 
 
 def _unsharded(session: Session) -> ModelWithLoss:
-    """Returns the model of a session with whole tables, which torch's own modules look ids up in."""
+    """Returns the model of a session with whole tables in torch's own modules."""
     device = session.context.device
     model = build_model_with_loss(session.config, device, None, session.order.lanes.samples_per_step)
     for module in model.modules():
@@ -119,17 +119,17 @@ def _step(model: ModelWithLoss, optimizer: torch.optim.Optimizer, batches: Itera
 
 
 def make_ratings(out: str, ratings: int, seed: int = 0) -> None:
-    """Writes random ratings in the form of MovieLens, on which the ready-made configurations train.
+    """Writes random ratings in the form of MovieLens, for the ready-made configurations.
 
-    Some films are liked more than others.
+    Some films are more popular than others.
 
     Args:
         out: Directory to write to, on any fsspec URL.
         ratings: Ratings of all splits together.
-        seed: Other seeds give other ratings.
+        seed: Seed of the ratings.
     """
     random = np.random.default_rng(seed)
-    rated_film = np.minimum(random.zipf(1.3, ratings), FILMS)  # ids as skewed as in real data share rows in caches
+    rated_film = np.minimum(random.zipf(1.3, ratings), FILMS)  # skewed as in real data, whose ids share rows in caches
     quality = random.integers(1, 6, FILMS + 1)
     rated = {
         "user_id": random.integers(1, USERS + 1, ratings),

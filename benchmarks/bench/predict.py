@@ -1,4 +1,4 @@
-"""Speed of batch inference beside that of evaluation, from the same files by the same model."""
+"""Compares batch inference with evaluation, on the same files and model."""
 
 import time
 
@@ -18,7 +18,7 @@ TARGET = 0.9
 
 
 def compare_inference(session: Session, steps: int, repeats: int) -> list[Comparison]:
-    """Compares rows per second of predictions, written with all columns of the data, with those of an evaluation."""
+    """Compares predictions, written with all columns of the data, with an evaluation, in rows per second."""
     predicted, evaluated = alternate(repeats, lambda: _predict(session, steps), lambda: _evaluate(session, steps))
     return [Comparison("predictions, all columns kept", "evaluation", "rows/s", TARGET, predicted, evaluated)]
 

@@ -1,7 +1,7 @@
-"""Speed of the loader and of the data check beside other readers of the same columns.
+"""Compares the loader and the data check with other readers of the same columns.
 
-All run on one core and are measured by processor time. Otherwise the loader's threads would win by the number of cores,
-and lose to other processes on the machine.
+All run on one core and count processor time. Otherwise the loader's threads would win by the number of cores, and lose
+to other processes on the machine.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ SLOW_READER_SHARE = 1 / 100  # of the samples, for the slowest reader
 MOST_ROWS = 1_000_000  # with nulls: enough for windows of full length in every lane
 IDS = 10 * TABLE_ROWS
 NULL_RATE = 0.1
-FEW, MANY = 10_000, 50_000  # rows that a check computes figures of; 50,000 is the default of --rows
+FEW, MANY = 10_000, 50_000  # rows in the figures of a check; 50,000 is the default of --rows
 
 
 def compare_readers(session: Session, repeats: int) -> list[Comparison]:
-    """Compares the loader with plain pyarrow, and with a reader that makes a Python object of every value."""
+    """Compares the loader with plain pyarrow, and with a reader that makes a Python object for every value."""
     config, files = session.config.data, session.order.files
     lanes = Lanes(files.rows, LANES, LANES * math.ceil(config.global_batch_size / LANES))
     with one_core():
@@ -73,7 +73,7 @@ def compare_criteo(session: Session, repeats: int) -> list[Comparison]:
 
 
 def compare_csv(session: Session, steps: int, repeats: int) -> list[Comparison]:
-    """Compares the loader on the rows of the first file, as CSV, with plain pyarrow; `steps` has no use here."""
+    """Compares the loader on the first file, as CSV, with plain pyarrow; `steps` is unused."""
     if not session.context.is_rank0:
         return []
     with TemporaryDirectory() as folder, one_core():
@@ -98,7 +98,7 @@ def compare_csv(session: Session, steps: int, repeats: int) -> list[Comparison]:
 
 
 def compare_check(session: Session, steps: int, repeats: int) -> list[Comparison]:
-    """Compares a check of all rows with plain reading of the same columns; `steps` has no use here."""
+    """Compares a check of all rows with plain reading of the same columns; `steps` is unused."""
     if not session.context.is_rank0:
         return []
     config, files = session.config, session.order.files
@@ -117,15 +117,15 @@ def compare_check(session: Session, steps: int, repeats: int) -> list[Comparison
 
 
 def rate(sizes: Iterable[int]) -> float:
-    """Returns samples per second of processor time, given an iterator that reads and yields how many it has read."""
+    """Returns samples per second of processor time; `sizes` reads, and yields the number of samples of each read."""
     start = time.process_time()
     return sum(sizes) / (time.process_time() - start)
 
 
 def load(files: FileSet, config: DataConfig, lanes: Lanes) -> Iterator[int]:
-    """Yields how many samples each step of the loader has, with one read thread, for one core.
+    """Yields the number of samples of each step of the loader, with one read thread, for one core.
 
-    A second thread would only take the core's cache from the first, by 4 % of the rate; on more cores it is worth one.
+    A second thread would compete for the core's cache, at 4 % of the rate; on more cores it pays off.
     """
     config = config.model_copy(update={"read_threads": 1})
     loader = Loader(files, config, lanes, rank=0, world_size=1, seed=0, shuffle=True)
@@ -134,7 +134,7 @@ def load(files: FileSet, config: DataConfig, lanes: Lanes) -> Iterator[int]:
 
 
 def read_columns(files: FileSet, config: DataConfig) -> Iterator[int]:
-    """Yields how many samples each row group has, once plain pyarrow has read their columns."""
+    """Yields the number of samples of each row group, after plain pyarrow has read the columns."""
     for file in files.files:
         with pq.ParquetFile(file.url) as opened:
             for index in range(opened.num_row_groups):
@@ -142,7 +142,7 @@ def read_columns(files: FileSet, config: DataConfig) -> Iterator[int]:
 
 
 def _read_objects(files: FileSet, config: DataConfig, limit: int) -> Iterator[int]:
-    """Reads the first samples the way that is easiest to write: as dictionaries, stacked to tensors."""
+    """Reads the first samples in the way that is easiest to write: dictionaries, stacked to tensors."""
     size, left = min(limit, config.global_batch_size), limit
     with pq.ParquetFile(files.files[0].url) as opened:
         for part in opened.iter_batches(size, columns=config.columns, use_threads=False):
@@ -157,7 +157,7 @@ def _read_objects(files: FileSet, config: DataConfig, limit: int) -> Iterator[in
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """Keeps this thread, and those that it starts, on one core."""
+    """Keeps this thread and its child threads on one core."""
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     os.sched_setaffinity(0, {max(cores)})
     torch.set_num_threads(1)

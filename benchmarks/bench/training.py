@@ -1,4 +1,4 @@
-"""Speed of the training loop beside a loop written by hand as in TorchRec's examples, and of each training feature."""
+"""Compares the training loop with a loop by hand, as in TorchRec's examples, and measures each training feature."""
 
 import contextlib
 import itertools
@@ -34,7 +34,7 @@ from trainer.training.setup import open_session
 LEARNING_RATE = 0.02  # of both optimizers, the default
 BASELINE = "training without it"
 FEATURES: dict[str, dict[str, Any]] = {
-    "nothing": {},  # how far from 1 noise alone comes
+    "nothing": {},  # the distance from 1 by noise alone
     "the cut: overflows skipped": {"train.nonfinite": "skip"},
     "4 microbatches": {"train.micro_batches": 4},
     "bf16": {"train.precision": "bf16"},
@@ -49,14 +49,14 @@ FEATURES: dict[str, dict[str, Any]] = {
     "histograms every 10 steps": {"report.histograms_every_steps": 10},
     "a profile of 5 steps": {"report.profile.first_step": WARM_STEPS + 1},
 }
-"""Each feature with the keys that turn it on, as in a configuration of the benchmark's model."""
+"""Each feature with the keys that turn it on, for the benchmark's model."""
 
 
 def compare_loops(session: Session, steps: int, repeats: int) -> list[Comparison]:
     """Compares three loops that train the same model under the same plan, on all ranks.
 
-    Both loops from memory get the very same tensors, in the same order. Skewed ids hit caches more often than uniform
-    ones, and int32 ids are half the bytes of int64: on batches of its own, the other loop was slower by a third.
+    Both loops from memory get the same tensors in the same order. Skewed ids hit caches more often than uniform ids,
+    and int32 ids take half the bytes of int64: on batches of its own, the other loop was a third slower.
     """
     batches, (model, optimizer) = batches_in_memory(session), _write_by_hand(session)
     converted = [TorchRecBatch(batch.dense, batch.sparse, batch.labels.squeeze(1)) for batch in batches]
@@ -73,7 +73,7 @@ def compare_loops(session: Session, steps: int, repeats: int) -> list[Comparison
 
 
 def compare_features(session: Session, steps: int, repeats: int) -> list[Comparison]:
-    """Compares training with each feature with training without it, in turns; one feature at a time is in memory."""
+    """Compares training with and without each feature, in turn. Holds one feature at a time in memory."""
     batches = batches_in_memory(session)
     comparisons = []
     for number, (name, changes) in enumerate(FEATURES.items()):
@@ -89,7 +89,7 @@ def compare_features(session: Session, steps: int, repeats: int) -> list[Compari
 
 
 def changed(config: Config, changes: dict[str, Any]) -> Config:
-    """Returns a configuration with other values of some keys, by their paths.
+    """Returns a configuration with changed values, by the paths of keys.
 
     Raises:
         InputError: A key or a value is wrong.
@@ -105,14 +105,14 @@ def changed(config: Config, changes: dict[str, Any]) -> Config:
 
 
 def _train_from_parquet(session: Session, steps: int) -> float:
-    # Endless, for a loader that nears its end makes no more batches ahead, which leaves the processor to the model.
-    # Closed, so that the loader's threads end before anything else is measured.
+    # Endless, because a loader near its end stops making batches ahead, which leaves the processor to the model.
+    # Closed, so that the loader's threads end before the next measurement.
     with contextlib.closing(session.order.loader.batches(0, sys.maxsize)) as batches:  # pyrefly: ignore[bad-specialization]
         return train(session, batches, steps)
 
 
 def train(session: Session, batches: Iterator[Batch], steps: int) -> float:
-    """Returns samples per second of the loop in `trainer.training.loop`, in which no save and no evaluation is due."""
+    """Returns samples per second of the loop in `trainer.training.loop`, without saves and evaluations."""
     session = replace(session, batches=StallTimer(batches))
     training_step = session.training_step()
 
@@ -129,7 +129,7 @@ def train(session: Session, batches: Iterator[Batch], steps: int) -> float:
 
 
 def _write_by_hand(session: Session) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-    """Returns the same model under the same plan, put together as TorchRec's own examples do it."""
+    """Returns the same model under the same plan, assembled as in TorchRec's own examples."""
     config, context = session.config, session.context
     tables = EmbeddingBagCollection(tables=table_configs(config.data, config.model), device=torch.device("meta"))
     dense_layers = [*config.model.dense_layers, config.model.embedding_dim]
@@ -154,7 +154,7 @@ def _train_by_hand(
     batches: Iterator[TorchRecBatch],
     steps: int,
 ) -> float:
-    """Returns samples per second of the least that trains: TorchRec's pipeline and nothing else."""
+    """Returns samples per second of the smallest training loop: TorchRec's pipeline and nothing else."""
     pipeline = TrainPipelineSparseDist(model, optimizer, session.context.device)
     rate = samples_per_second(session, lambda _: pipeline.progress(batches), steps)
     pipeline.detach()
@@ -162,7 +162,7 @@ def _train_by_hand(
 
 
 def samples_per_second(session: Session, take: Callable[[int], object], steps: int) -> float:
-    """Returns samples per second of a loop that takes steps by their numbers, the first few of which do not count."""
+    """Returns samples per second of a loop that takes steps by number, after a few warm-up steps."""
     for step in range(1, WARM_STEPS + 1):
         take(step)
     synchronize = torch.get_device_module(session.context.device).synchronize

@@ -1,4 +1,4 @@
-"""The rules of features, a file each: keys, checks, types, NumPy form, torch form and signature of one rule.
+"""The rules of features, one file for each: keys, checks, types, NumPy form, torch form and signature.
 
 Importable without torch. Uses core.
 """

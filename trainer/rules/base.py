@@ -1,4 +1,4 @@
-"""What a rule for ids is."""
+"""The base class of rules for ids."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,7 +42,7 @@ class RefusedId(Exception):
 
     Args:
         place: Its place among the ids.
-        reason: Goes on after the id, such as `is outside [0, 10)`.
+        reason: Follows the id in the message, such as `is outside [0, 10)`.
     """
 
     def __init__(self, place: int, reason: str) -> None:
@@ -51,15 +51,15 @@ class RefusedId(Exception):
 
 
 class IdRule:
-    """Makes rows of a table of ids.
+    """Turns ids into rows of a table.
 
     Args:
         name: The feature.
         feature: Its keys.
 
     Attributes:
-        takes_strings: Whether ids may be strings, which come as 64 bits of their hash.
-        lists_ids: Whether a row is that of one id, so that all features of a table have the same rule.
+        takes_strings: Whether ids may be strings, which arrive as 64-bit hashes.
+        lists_ids: Whether a row belongs to one id, so that all features of a table have the same rule.
     """
 
     takes_strings: bool = False
@@ -77,19 +77,19 @@ class IdRule:
         raise NotImplementedError
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the arrays that `torch_rows_of` needs, by name; they become weights of an exported model."""
+        """Returns the arrays for `torch_rows_of`, by name; an exported model keeps the arrays as weights."""
         return {}
 
     def torch_rows_of(self, ids: "Tensor", arrays: Mapping[str, "Tensor"], unsigned: bool) -> "Tensor":
-        """Returns the same rows in operations of torch, as a part of an exported model, `[N]` int64.
+        """Returns the same rows in torch, `[N]` int64, for an exported model.
 
         Args:
-            ids: `[N]` int64. Those that the loader of an export refuses do not come.
+            ids: `[N]` int64, without ids that the loader of an export refuses.
             arrays: The `arrays`.
-            unsigned: Whether ids are uint64 in training; their bits are here.
+            unsigned: Whether ids are uint64 in training; `ids` has their bits.
         """
         raise NotImplementedError
 
     def described(self) -> dict[str, Any]:
-        """Returns what the signature of an export says of a column of these ids besides the rule's name."""
+        """Returns the entries of an export's signature for a column of these ids, besides the rule's name."""
         return {}

@@ -1,4 +1,4 @@
-"""`buckets`: makes an id of a number by the edges that the number is above."""
+"""`buckets`: turns a number into an id, by the edges below the number."""
 
 from itertools import pairwise
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""`columns`: each combination of single ids of two or three columns is an id."""
+"""`columns`: turns each combination of single ids from two or three columns into an id."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -25,7 +25,7 @@ class CrossKeys(SparseKeys):
     """Instead: two or three columns of single ids, whose combinations are the ids. Needs ids = "hash"."""
 
     def check_columns(self, key: str) -> None:
-        """Refuses other numbers of columns, and rules for ids that numbers of 64 bits are too large for."""
+        """Refuses other numbers of columns, and id rules that cannot take numbers of 64 bits."""
         columns = self.columns
         if not columns:
             return
@@ -44,7 +44,7 @@ def check_single(file: str, column: str, dtype: pa.DataType, key: str, feature: 
 
 
 def crossed(arrays: Sequence[pa.Array]) -> pa.Array:
-    """Returns an id for each combination of single ids, in their order; null where one of them is."""
+    """Returns an id for each combination of single ids, in order; null if one of the ids is null."""
     first, *others = (as_integers(array) for array in arrays)
     for ids in others:
         first = mix(first) ^ ids.astype(np.uint64)
@@ -58,5 +58,5 @@ def crossed_in_torch(columns: Sequence["Tensor"]) -> "Tensor":
 
 
 def inputs_of_cross(name: str, feature: CrossKeys) -> list[str]:
-    """Returns the names that the columns of a cross have as inputs of an exported model."""
+    """Returns the input names of a cross's columns in an exported model."""
     return [f"{name}.{column}" for column in feature.columns]

@@ -1,4 +1,4 @@
-"""`ids = "error"`: an id is a row, and one outside of the table ends the job."""
+"""`ids = "error"`: an id is a row, and an id outside the table ends the job."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Error(IdRule):
-    """Refuses ids that are no row."""
+    """Refuses ids that are not rows."""
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Returns ids as they are; raises RefusedId for one outside of [0, rows)."""
+        """Returns ids unchanged; raises RefusedId for an id outside [0, rows)."""
         highest, negative = greatest(ids)
         if not negative and highest < self.rows:
             return ids
@@ -26,7 +26,7 @@ class Error(IdRule):
         raise RefusedId(int(is_outside(ids, 0, self.rows).argmax()), reason)
 
     def torch_rows_of(self, ids: "Tensor", arrays: Mapping[str, "Tensor"], unsigned: bool) -> "Tensor":
-        """Returns ids as they are; the loader of an export refuses the others."""
+        """Returns ids unchanged; the loader of an export refuses other ids."""
         return ids
 
     def described(self) -> dict[str, Any]:
@@ -36,11 +36,11 @@ class Error(IdRule):
 
 
 def greatest(ids: np.ndarray) -> tuple[int, bool]:
-    """Returns the greatest of integers by their bits, and whether one is negative, whose bits are a huge number."""
+    """Returns the greatest integer by its bits, and whether one is negative: its bits are a huge number."""
     highest = int(ids.view(f"u{ids.itemsize}").max(initial=0))  # one pass for both
     return highest, highest > np.iinfo(ids.dtype).max
 
 
 def is_outside(ids: Any, low: int, high: int) -> Any:
-    """Returns which ids are outside of [low, high), for an array of NumPy or of torch."""
+    """Returns which ids are outside [low, high), for an array of NumPy or torch."""
     return (ids < low) | (ids >= high)

@@ -1,4 +1,4 @@
-"""`ids = "hash"`: an id is mixed, and then wraps around the rows of the table."""
+"""`ids = "hash"`: mixes an id, then wraps it around the rows of the table."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ class HashKeys(SparseKeys):
     """For ids = "hash": each salt is another hash, which other ids collide in."""
 
     def check_salt(self, key: str) -> None:
-        """Refuses a salt of other rules."""
+        """Refuses a salt for other rules."""
         if self.salt and self.ids != "hash":
             raise InputError(
                 f"{key}.salt is {self.salt}, but {key}.ids is '{self.ids}', which has no use for it; set ids to "
@@ -36,7 +36,7 @@ class Hash(IdRule):
     takes_strings = True
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the rows that ids are mixed into."""
+        """Returns the rows of mixed ids."""
         return modulo(mix(salted(ids, self.feature.salt)), np.uint64(self.rows))
 
     def torch_rows_of(self, ids: "Tensor", arrays: Mapping[str, "Tensor"], unsigned: bool) -> "Tensor":
@@ -46,5 +46,5 @@ class Hash(IdRule):
 
 
 def salted(ids: np.ndarray, salt: int) -> np.ndarray:
-    """Returns ids to hash, `[N]`, which other salts make others of."""
+    """Returns ids to hash, `[N]`, which differ by salt."""
     return ids.astype(np.uint64) ^ mix(np.array([salt])) if salt else ids

@@ -1,4 +1,4 @@
-"""`ids = "managed"`: an id gets a row when it is first seen, and may lose it to another one."""
+"""`ids = "managed"`: an id gets a row when first seen, and may lose the row to another id."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FREE = -1  # in place of an id; ids are at least 0
-SHARED = 0  # the row of all ids that have none of their own
-IDS, LAST_USED, COUNTS = range(3)  # of a row: its id, the last step that used it, the samples' ids that it stood for
-USED, EVICTED, OVERFLOWED = range(3)  # in totals: rows with an id; ids that lost theirs; ids of a batch that got none
-# Ids per row of the table that halve the count of an id that is not among them, so that what was frequent once leaves.
-# On streams of ids by Zipf's law, half of which or none were replaced by new ones, 8 to 30 kept the most ids in use.
+SHARED = 0  # the row of all ids without a row of their own
+IDS, LAST_USED, COUNTS = range(3)  # of a row: the id, the last step that used the id, its occurrences in samples
+USED, EVICTED, OVERFLOWED = range(3)  # in totals: rows with an id; ids that lost a row; ids of a batch without a row
+# Seen ids per row of the table that halve the count of an absent id, so that ids which were frequent once leave.
+# On streams of ids by Zipf's law, with half or none of the ids replaced by new ids, 8 to 30 kept the most ids in use.
 HALF_LIFE = 16
 
 
@@ -34,7 +34,7 @@ class ManagedKeys(SparseKeys):
         """Refuses a table with too few rows, and keys that other rules do not read."""
         if self.ids == "managed" and self.rows < 2:
             raise InputError(f"{key}.rows is {self.rows}; managed ids need one for unseen ids and one more")
-        # Earlier runs wrote least_recent, then the default, to their config.toml whatever the ids.
+        # Earlier runs wrote least_recent, then the default, to config.toml for all rules.
         if self.ids != "managed" and self.evict == "least_used":
             raise InputError(
                 f"{key}.evict is '{self.evict}', but {key}.ids is '{self.ids}', which "
@@ -43,10 +43,10 @@ class ManagedKeys(SparseKeys):
 
 
 class Managed(IdRule):
-    """Cuts ids to 63 bits, as those below 0 are no ids; they get their rows from a `RowMap`, once per global batch.
+    """Cuts ids to 63 bits, as negative numbers are no ids. A `RowMap` gives rows to ids, once per global batch.
 
     Attributes:
-        ids_of_rows: The id of each row in a checkpoint, `[R]`, which an export needs.
+        ids_of_rows: The id of each row in a checkpoint, `[R]`, for an export.
     """
 
     takes_strings = True
@@ -54,40 +54,40 @@ class Managed(IdRule):
     ids_of_rows: np.ndarray
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Returns ids, which rows come later for."""
+        """Returns ids, which get rows later."""
         return ids.astype(np.int64) & np.iinfo(np.int64).max
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the ids with a row of their own, sorted, and their rows."""
         rows = own_rows(self.ids_of_rows)
-        if not len(rows):  # an id that no client can send: they are at least 0
+        if not len(rows):  # an id that no client can send: ids are at least 0
             return {"keys": np.array([FREE]), "rows": np.array([SHARED])}
         order = self.ids_of_rows[rows].argsort(kind="stable")
         return {"keys": self.ids_of_rows[rows][order], "rows": rows[order]}
 
     def torch_rows_of(self, ids: "Tensor", arrays: Mapping[str, "Tensor"], unsigned: bool) -> "Tensor":
-        """Returns the rows of ids; those without one share a row."""
+        """Returns the rows of ids; ids without a row share one."""
         ids = ids & (2**63 - 1)
         return look_up(ids, arrays, ids.new_full(ids.shape, SHARED))
 
 
 def own_rows(ids: np.ndarray) -> np.ndarray:
-    """Returns the rows that belong to one id each, for the id of each row, `[R]`."""
+    """Returns the rows with an id of their own, given the id of each row, `[R]`."""
     rows = np.flatnonzero(ids != FREE)
     return rows[rows != SHARED]
 
 
 @dataclass(frozen=True)
 class Change:
-    """The change that the ids of a step make to a row map.
+    """The change of a row map by the ids of a step.
 
     Attributes:
         rows: Rows that change, `[K]`.
-        before: Their state before it, `[3, K]`.
-        after: Their state after it, `[3, K]`.
-        evicted: Those of the rows that another id had, `[E]`.
-        totals_before: Totals before it, `[3]`.
-        totals: Totals after it, `[3]`.
+        before: State of the rows before the change, `[3, K]`.
+        after: State after the change, `[3, K]`.
+        evicted: The rows that another id had, `[E]`.
+        totals_before: Totals before, `[3]`.
+        totals: Totals after, `[3]`.
     """
 
     rows: np.ndarray
@@ -99,20 +99,20 @@ class Change:
 
 
 class RowMap:
-    """The rows of a table's ids; takes 24 bytes a row, and 12 for each row that is in use.
+    """The rows of a table's ids; takes 24 bytes per row, and 12 more per row in use.
 
-    Row 0 is shared by ids that have no row of their own: in training the surplus of a batch that has more distinct ids
-    than the table has rows, in evaluation all that are not in the table.
+    Ids without a row of their own share row 0: in training the surplus of a batch with more distinct ids than the
+    table has rows, in evaluation all ids that are not in the table.
 
     Args:
         rows: Rows of the table.
-        evict: Whose row a new id gets when none is free: least_used takes that of the rarest id, least_recent that of
-            the id that was used the longest ago; of equal ones by the other rule, and then the first row.
+        evict: Whose row a new id gets if no row is free: least_used takes the row of the rarest id, least_recent of
+            the id unused for longest. The other rule breaks ties, then the lowest row.
 
     Attributes:
         evict: As above.
         state: Id, last step and count of each row, `[3, R]` int64.
-        totals: Rows in use, evictions, and ids that got no row, summed over steps, `[3]` int64.
+        totals: Rows in use, evictions, and ids without a row, summed over steps, `[3]` int64.
     """
 
     def __init__(self, rows: int, evict: str) -> None:
@@ -123,11 +123,11 @@ class RowMap:
         self._index: tuple[np.ndarray, np.ndarray] | None = None
 
     def forget_index(self) -> None:
-        """Makes the next lookup sort the ids again. Call this after a change of `state` or `totals`."""
+        """Makes the next lookup sort the ids again. Call this after changing `state` or `totals`."""
         self._index = None
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the rows of ids, `[N]` int64 to `[N]` int32, SHARED for one without a row."""
+        """Returns the rows of ids, `[N]` int64 to `[N]` int32, SHARED for ids without a row."""
         known, rows = self._sorted()
         if not len(known):
             return np.zeros(len(ids), np.int32)
@@ -136,16 +136,16 @@ class RowMap:
         return np.where(known[places] == ids, rows[places], np.int32(SHARED))
 
     def update(self, ids: np.ndarray, counts: np.ndarray, step: int) -> Change:
-        """Gives ids their rows.
+        """Gives rows to ids.
 
         Args:
             ids: The distinct ids of a global batch in ascending order, `[N]` int64; so nothing depends on the ranks.
-            counts: How often each occurs in it, `[N]`.
+            counts: Occurrences of each id in the batch, `[N]`.
             step: Number of the step.
         """
         rows, seen = self.rows_of(ids), int(counts.sum())
         known = rows != SHARED
-        order = np.lexsort((ids[~known], -counts[~known]))  # the most frequent first: the last ones may get no row
+        order = np.lexsort((ids[~known], -counts[~known]))  # the most frequent first: the last may get no row
         new, new_counts = ids[~known][order], counts[~known][order]
         free = np.arange(self.totals[USED] + 1, min(self.totals[USED] + 1 + len(new), self.state.shape[1]))
         evicted = self._evicted(rows[known], len(new) - len(free), step, seen)
@@ -168,7 +168,7 @@ class RowMap:
         return change
 
     def undo(self, change: Change) -> None:
-        """Goes back to before the latest change."""
+        """Undoes the latest change."""
         self._write(change.rows, change.before, change.totals_before)
         self.forget_index()
 
@@ -182,19 +182,19 @@ class RowMap:
         self.totals[:] = totals
 
     def _counts(self, rows: np.ndarray, step: int, seen: int) -> np.ndarray:
-        """Returns the counts of rows in a step with `seen` ids, halved by `HALF_LIFE` since their ids were used."""
-        passed = (step - self.state[LAST_USED, rows]) * seen  # as if all steps had as many
+        """Returns the counts of rows in a step with `seen` ids, halved by `HALF_LIFE` since the last use of the ids."""
+        passed = (step - self.state[LAST_USED, rows]) * seen  # as if all steps had `seen` ids
         return self.state[COUNTS, rows] >> np.minimum(passed // (HALF_LIFE * self.state.shape[1]), 63)
 
     def _evicted(self, used: np.ndarray, number: int, step: int, seen: int) -> np.ndarray:
-        """Returns at most `number` rows to take from their ids. Rows that this step uses stay."""
+        """Returns at most `number` rows to take from their ids, without rows that this step uses."""
         idle = np.ones(self.totals[USED] + 1, bool)
         idle[SHARED], idle[used] = False, False
         rows = np.flatnonzero(idle)
         number = min(number, len(rows))
         if number <= 0:
             return rows[:0]
-        # By the value of the last one and not by np.argpartition, which leaves open which of equal ones it takes.
+        # By the value of the last row and not by np.argpartition, whose choice among equal values is undefined.
         first, second = self._counts(rows, step, seen), self.state[LAST_USED, rows]
         if self.evict == "least_recent":
             first, second = second, first
@@ -212,7 +212,7 @@ class RowMap:
         return self._index
 
     def _reindex(self, gone: np.ndarray, new: np.ndarray, rows: np.ndarray) -> None:
-        """Takes ids out of the index and puts others in; to sort all of them again would take ten times as long."""
+        """Takes ids out of the index and puts others in. Sorting all ids again would take ten times as long."""
         known, rows_of_known = self._sorted()
         if len(gone):
             places = np.searchsorted(known, gone)

@@ -1,4 +1,4 @@
-"""`max_ids` and `keep`: how many ids of a list are kept, and which."""
+"""`max_ids` and `keep`: the number of ids to keep of a list, and which."""
 
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ class MaxIdsKeys(SparseKeys):
     """Which max_ids of a longer list are kept: the last ones, the newest as a rule, or the first."""
 
     def check_max_ids(self, key: str, made: str | None) -> None:
-        """Refuses a sequence without a length, and a length for what is no list; `made` is the key that makes ids."""
+        """Refuses a sequence without a length, and a length without lists; `made` is the key that makes ids."""
         if self.pooling == "none" and self.max_ids is None:
             raise InputError(
                 f"{key}.pooling is 'none', but {key}.max_ids is unset; set the length that a sequence has at most, 1 "
@@ -35,7 +35,7 @@ class MaxIdsKeys(SparseKeys):
 
 
 def check_lists(file: str, column: str, dtype: pa.DataType, key: str, feature: MaxIdsKeys) -> None:
-    """Refuses a column of single ids, of which nothing can be cut; a sequence of one has to say so."""
+    """Refuses a column of single ids, which cannot be cut; a sequence of one id needs `max_ids = 1`."""
     has_single_ids = not (is_list(dtype) or pa.types.is_null(plain_type(dtype)))
     if has_single_ids and feature.max_ids and feature.pooling != "none":
         raise InputError(
@@ -45,14 +45,14 @@ def check_lists(file: str, column: str, dtype: pa.DataType, key: str, feature: M
 
 
 def kept_range(length: Any, max_ids: int, keep: str) -> tuple[Any, Any]:
-    """Returns where what is kept of a list begins and ends in it, for a length or an array of NumPy or torch."""
+    """Returns the bounds of the kept part of a list, for a length or an array of lengths in NumPy or torch."""
     surplus = (length - max_ids) * (length > max_ids)
     begin = surplus * (keep == "last")
     return begin, begin + length - surplus
 
 
 def kept(offsets: np.ndarray, array: pa.Array, feature: MaxIdsKeys) -> tuple[np.ndarray, pa.Array]:
-    """Returns lists with no more than `feature.max_ids` elements: where each begins, and the elements."""
+    """Returns lists of at most `feature.max_ids` elements: where each list begins, and the elements."""
     lengths, longest = np.diff(offsets), feature.max_ids
     if longest is None or not len(lengths) or lengths.max() <= longest:
         return offsets, array

@@ -1,4 +1,4 @@
-"""`ids = "modulo"`: an id wraps around the rows of the table."""
+"""`ids = "modulo"`: wraps an id around the rows of the table."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ class Modulo(IdRule):
         highest, negative = greatest(ids)
         if not negative and highest < self.rows:
             return ids
-        if not negative and highest < 2**32:  # as Criteo's are; half as wide, three times as fast
+        if not negative and highest < 2**32:  # as in Criteo; half as wide, three times as fast
             return modulo(ids.astype(np.uint32, copy=False), np.uint32(self.rows)).view(np.int32)
         wide = ids if ids.dtype == np.uint64 else ids.astype(np.int64)
         return modulo(wide, wide.dtype.type(self.rows))
@@ -38,5 +38,5 @@ def modulo(ids: np.ndarray, rows: np.integer) -> np.ndarray:
 
 
 def unsigned_modulo(bits: "Tensor", rows: int) -> "Tensor":
-    """Returns unsigned numbers of 64 bits modulo less than 2^31, in torch, which has signed numbers only."""
+    """Returns unsigned 64-bit numbers modulo `rows`, below 2^31, in torch, which has only signed numbers."""
     return (((bits >> 1) & (2**63 - 1)) % rows * 2 + (bits & 1)) % rows

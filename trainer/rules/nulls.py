@@ -1,4 +1,4 @@
-"""Nulls of plain Arrow arrays in NumPy."""
+"""Nulls of plain Arrow arrays, in NumPy."""
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,6 @@ def zero_filled(array: pa.Array) -> np.ndarray:
     if not array.null_count:
         return array.to_numpy(zero_copy_only=False)
     stored = pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], offset=array.offset)
-    values = stored.to_numpy(zero_copy_only=False)  # a null's is anything
-    # As integers: times 0, a floating-point number that is not finite would not be 0.
+    values = stored.to_numpy(zero_copy_only=False)  # a null has any value
+    # As integers, because infinity times 0 is not 0.
     return (values.view(f"i{values.itemsize}") * ~is_missing(array)).view(values.dtype)

@@ -1,4 +1,4 @@
-"""Dense features: `missing`, `clip`, `transform`, `mean` and `std` make a number of a number."""
+"""Dense features: `missing`, `clip`, `transform`, `mean` and `std` turn a number into another."""
 
 from collections.abc import Callable
 from datetime import date
@@ -41,10 +41,10 @@ class NumberKeys(Section):
     @pydantic.field_validator("now", mode="before")
     @classmethod
     def _as_text(cls, value: Any) -> Any:
-        return value.isoformat() if isinstance(value, date) else value  # TOML has dates of its own
+        return value.isoformat() if isinstance(value, date) else value  # TOML has its own dates
 
     def check(self, key: str) -> None:
-        """Refuses keys that do not go together.
+        """Refuses conflicting keys.
 
         Raises:
             InputError: The message names the key.
@@ -70,12 +70,12 @@ TORCH_FUNCTIONS: "dict[str, Callable[[Tensor], Tensor]]" = {
 
 
 def is_above(transform: str) -> float:
-    """Returns the number that values must be above for their transform to be finite."""
+    """Returns the number that values must exceed for a finite transform."""
     return {"log1p": -1.0, "log3": -3.0}.get(transform, -float("inf"))
 
 
 def filled(array: pa.Array, feature: NumberKeys) -> np.ndarray:
-    """Returns numbers with `missing` in the place of nulls, `[R]` float32."""
+    """Returns numbers with `missing` in place of nulls, `[R]` float32."""
     array = to_float32(array)
     values = zero_filled(array)
     if array.null_count and feature.missing:
@@ -84,18 +84,18 @@ def filled(array: pa.Array, feature: NumberKeys) -> np.ndarray:
 
 
 def null_flags(array: pa.Array) -> np.ndarray:
-    """Returns 1 for a null or NaN and else 0, `[R]` float32."""
+    """Returns 1 for a null or NaN, else 0, `[R]` float32."""
     return array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False).astype(np.float32)
 
 
 def number_of_time(seconds: np.ndarray, missing: np.ndarray, feature: NumberKeys) -> np.ndarray:
-    """Returns the number that the transform makes of times, `[R]` float32."""
+    """Returns the transform of times, `[R]` float32."""
     values = age(seconds, str(feature.now)) if feature.transform == "age" else part_of_time(seconds, feature.transform)
     return np.where(missing, np.float32(feature.missing), values.astype(np.float32))
 
 
 def transformed(raw: np.ndarray, feature: NumberKeys) -> np.ndarray:
-    """Returns dense values for numbers without nulls, `[R]` float32; some may not be finite."""
+    """Returns dense values for numbers without nulls, `[R]` float32. Values may not be finite."""
     values = np.clip(raw, *np.asarray(feature.clip, np.float32)) if feature.clip else raw
     if feature.transform in FUNCTIONS:
         values = FUNCTIONS[feature.transform](values)
@@ -105,11 +105,11 @@ def transformed(raw: np.ndarray, feature: NumberKeys) -> np.ndarray:
 
 
 def dense_in_torch(raw: "Tensor", present: "Tensor", feature: NumberKeys) -> "Tensor":
-    """Returns what the model reads for raw values, `[B]` float32.
+    """Returns the model's input for raw values, `[B]` float32.
 
     Args:
-        raw: Numbers, float32; or times in seconds since 1970, int64; anything where they are missing.
-        present: Where they are not, `[B]`.
+        raw: Numbers, float32; or times in seconds since 1970, int64. Missing values may be anything.
+        present: Which values are not missing, `[B]`.
         feature: The feature.
     """
     if feature.transform == "is_missing":

@@ -1,4 +1,4 @@
-"""`offset`: a number that is added to each id."""
+"""`offset`: adds a number to each id."""
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ class OffsetKeys(SparseKeys):
 
 
 def check_integers(file: str, column: str, dtype: pa.DataType, key: str, feature: OffsetKeys) -> None:
-    """Refuses a column of strings, which nothing is added to."""
+    """Refuses a column of strings, which have no sum."""
     if feature.offset and is_string(id_type(dtype)):
         raise InputError(
             f"{file}: column '{column}' is of type {dtype}, but {key}.offset is {feature.offset}, which is added to "

@@ -1,4 +1,4 @@
-"""`ids = "package.module:Rule"`: a rule of the user's own, a class with `rows_of`."""
+"""`ids = "package.module:Rule"`: the user's own rule, a class with `rows_of`."""
 
 import ast
 import importlib
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class OwnRule(IdRule):
-    """Checks what the user's rule returns.
+    """Checks the results of the user's rule.
 
     Raises:
         InputError: The rule cannot be imported, or does not take its options.
@@ -38,10 +38,10 @@ class OwnRule(IdRule):
         return not hasattr(self._rule, "torch_rows_of")
 
     def source(self) -> tuple[str, str]:
-        """Returns where an export has the file of a rule without a torch form, and what is in the file.
+        """Returns path and content of the file in an export that holds a rule without a torch form.
 
         Raises:
-            InputError: The file imports more than NumPy, which is what the loader of an export may need.
+            InputError: The file imports more than NumPy, the most that the loader of an export may need.
         """
         module = self.feature.ids.partition(":")[0]
         text = inspect.getsource(importlib.import_module(module))
@@ -56,7 +56,7 @@ class OwnRule(IdRule):
         """Returns the rows that the user's rule gives to ids.
 
         Raises:
-            InputError: They are no rows of the table, or the rule raises ValueError.
+            InputError: The results are not rows of the table, or the rule raises ValueError.
         """
         try:
             rows = checked_rows(self._rule, ids.astype(np.int64), self.rows)
@@ -65,11 +65,11 @@ class OwnRule(IdRule):
         return rows
 
     def torch_rows_of(self, ids: "Tensor", arrays: Mapping[str, "Tensor"], unsigned: bool) -> "Tensor":
-        """Returns the rows by the rule's torch form; rows already, if the loader of an export ran its NumPy form."""
+        """Returns the rows by the rule's torch form, or `ids` if the loader of an export ran the NumPy form."""
         return ids if self.is_carried else self._rule.torch_rows_of(ids)
 
     def described(self) -> dict[str, Any]:
-        """Returns the options, and for a rule without a torch form the file with its NumPy form."""
+        """Returns the options, and the file with the NumPy form of a rule without a torch form."""
         carried = {"source": self.source()[0]} if self.is_carried else {}
         return {"options": self.feature.options, **carried}
 
@@ -84,7 +84,7 @@ def _made(key: str, rule: str, rows: int, options: str) -> Any:
 
 
 def _imported(text: str) -> set[str]:
-    """Returns the packages that a file imports; `.` for those beside it."""
+    """Returns the packages that a file imports; `.` for packages beside the file."""
     nodes = [*ast.walk(ast.parse(text))]
     found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     found |= {"." if node.level else str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
@@ -92,10 +92,10 @@ def _imported(text: str) -> set[str]:
 
 
 def checked_rows(rule: Any, ids: Any, rows: int) -> Any:
-    """Returns the rows that a rule gives to ids, `[N]` int64 to `[N]` int64; the loader of an export does the same.
+    """Returns the rows that a rule gives to ids, `[N]` int64 to `[N]` int64, also in the loader of an export.
 
     Raises:
-        ValueError: The rule does, or what it returns are no rows of the table.
+        ValueError: The rule raises ValueError, or its results are not rows of the table.
     """
     found = rule.rows_of(ids)
     if getattr(found, "shape", None) != ids.shape or found.dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""Reduces Arrow's many types and layouts to those that training knows: numbers, integers and strings.
+"""Reduces Arrow's many types and layouts to the types of training: numbers, integers and strings.
 
 A layout changes no value: dictionaries, runs, views, lists of any kind, extension types by their storage.
 """
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 FLOAT32 = pa.float32()
 SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # in each of Arrow's units of time
 WIDEST_DECIMAL = pa.decimal256(76, 0)
-# By number: a chain of functions from `pa.types` takes microseconds, which each column of each window would pay again.
+# By number: a chain of `pa.types` functions takes microseconds for each column of each window.
 STRINGS = {dtype.id for dtype in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())}
 LISTS = {make(pa.null()).id for make in (pa.list_, pa.large_list, pa.list_view, pa.large_list_view)}
 LISTS.add(pa.list_(pa.null(), 1).id)
@@ -37,7 +37,7 @@ def plain_type(dtype: pa.DataType) -> pa.DataType:
 
 
 def id_type(dtype: pa.DataType) -> pa.DataType:
-    """Returns the type of a column's ids, which may be in lists: integers or strings, or else it has no ids."""
+    """Returns the type of a column's ids, which may be in lists; other than integers or strings, it has no ids."""
     plain = plain_type(dtype)
     plain = plain.value_type if _has_lists(plain) else plain
     if pa.types.is_boolean(plain):
@@ -60,30 +60,30 @@ def is_string(dtype: pa.DataType) -> bool:
 
 
 def has_values(dtype: pa.DataType) -> bool:
-    """Returns whether a column can hold a value, itself or in its lists: a file writes the null type if it has none."""
+    """Returns whether a column can hold a value, itself or in lists; a file without values writes the null type."""
     return not pa.types.is_null(id_type(dtype))
 
 
 def has_ids(dtype: pa.DataType) -> bool:
-    """Returns whether a column holds ids, in lists or not. A column without any value does."""
+    """Returns whether a column holds ids, in lists or not. A column without values counts."""
     found = id_type(dtype)
     return pa.types.is_integer(found) or is_string(found) or not has_values(dtype)
 
 
 def is_number(dtype: pa.DataType) -> bool:
-    """Returns whether a column holds a number per row."""
+    """Returns whether a column holds one number per row."""
     plain = plain_type(dtype)
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_date)
     return _is_time(plain) or any(kind(plain) for kind in kinds)
 
 
 def is_moment(dtype: pa.DataType) -> bool:
-    """Returns whether a column of a plain type holds dates, or times that have a date."""
+    """Returns whether a column of a plain type holds dates, or times with a date."""
     return pa.types.is_date(dtype) or pa.types.is_timestamp(dtype)
 
 
 def meaning(dtype: pa.DataType, of_ids: bool) -> str | None:
-    """Returns what a column's values count, alike in all files of a data set; None if it never has a value."""
+    """Returns the unit of a column's values, the same in all files of a data set; None for a column without values."""
     if not has_values(dtype):
         return None
     plain = plain_type(dtype)
@@ -115,12 +115,12 @@ def to_plain(array: pa.Array) -> pa.Array:
 
 
 def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column without its layout, as `to_plain` does, in one chunk at least."""
+    """Returns a column without its layout, as in `to_plain`, in at least one chunk."""
     return pa.chunked_array([to_plain(chunk) for chunk in column.chunks or [column.combine_chunks()]])
 
 
 def plain_array(column: pa.ChunkedArray) -> pa.Array:
-    """Returns a column without its layout, as `to_plain` does, in one array."""
+    """Returns a column without its layout, as in `to_plain`, in one array."""
     return to_plain(column.chunk(0)) if column.num_chunks == 1 else plain_column(column).combine_chunks()
 
 
@@ -171,7 +171,7 @@ def to_ids(array: pa.Array) -> pa.Array:
 
 
 def as_lists(array: pa.Array) -> pa.Array:
-    """Returns ids in lists; those of a file whose column has no value, and so no type, as null lists."""
+    """Returns ids in lists; null lists for a column without values, which has no type."""
     return array if _has_lists(array.type) else pa.nulls(len(array), pa.large_list(pa.int32()))
 
 
@@ -184,12 +184,12 @@ def _is_time(dtype: pa.DataType) -> bool:
 
 
 def _ticks(dtype: pa.DataType) -> pa.DataType:
-    """Returns the type of the integers that times are stored as."""
+    """Returns the integer type that stores times."""
     return pa.int32() if pa.types.is_time32(dtype) else pa.int64()
 
 
 def _map_lists(change: Callable[[pa.Array], pa.Array], array: pa.Array) -> pa.LargeListArray:
-    """Returns lists with other elements; also views of lists, whose own cast to lists loses elements after a null."""
+    """Returns lists with changed elements; also for list views, whose own cast to lists loses elements after a null."""
     lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
     sizes = lengths.fill_null(0).to_numpy(zero_copy_only=False)
     offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int64())
@@ -200,8 +200,8 @@ def _plain_dictionary(array: pa.DictionaryArray) -> pa.Array:
     values, indices = to_plain(array.dictionary), array.indices
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
         return values.take(indices)
-    # A null may stand in the dictionary, where null_count does not see it. Wide indices leave room for the text that
-    # nulls are filled with.
+    # The dictionary may hold a null, which null_count does not count. Wide indices leave room for the text that fills
+    # nulls.
     indices = indices.cast(pa.int64())
     if values.null_count:
         present = values.is_valid().take(indices)
@@ -210,8 +210,8 @@ def _plain_dictionary(array: pa.DictionaryArray) -> pa.Array:
 
 
 def _to_integers(array: pa.Array) -> pa.Array:
-    """Returns decimals without a fraction as int64, or as uint64 if one needs it."""
-    wide = array.cast(WIDEST_DECIMAL)  # narrower ones refuse integers that are wider than they are, whatever the value
+    """Returns decimals without a fraction as int64, or as uint64 if a value needs it."""
+    wide = array.cast(WIDEST_DECIMAL)  # narrower decimals refuse wider integer types, even for small values
     try:
         return wide.cast(pa.int64())
     except pa.ArrowInvalid:

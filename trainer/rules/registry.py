@@ -1,4 +1,4 @@
-"""The rules of features by the keys that name them."""
+"""Finds the rules of features by their keys."""
 
 from trainer.core.errors import InputError, nearest
 from trainer.rules.base import IdRule, SparseKeys
@@ -19,7 +19,7 @@ ID_RULES: dict[str, type[IdRule]] = {
 
 
 def check_id_rule(key: str, feature: SparseKeys) -> None:
-    """Refuses names of no rule, and options of built-in rules.
+    """Refuses unknown names of rules, and options of built-in rules.
 
     Raises:
         InputError: The message names the key.
@@ -36,7 +36,7 @@ def check_id_rule(key: str, feature: SparseKeys) -> None:
 
 
 def lists_ids(feature: SparseKeys) -> bool:
-    """Returns whether a row of the feature's table is that of one id."""
+    """Returns whether a row of the feature's table belongs to one id."""
     return feature.ids in ID_RULES and ID_RULES[feature.ids].lists_ids
 
 
@@ -44,6 +44,6 @@ def id_rule(name: str, feature: SparseKeys) -> IdRule:
     """Returns the rule for the ids of a sparse feature.
 
     Raises:
-        InputError: A rule of the user's own cannot be imported, or does not take its options.
+        InputError: The user's own rule cannot be imported, or does not take its options.
     """
     return ID_RULES.get(feature.ids, OwnRule)(name, feature)

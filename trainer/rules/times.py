@@ -1,4 +1,4 @@
-"""`transform = "hour"`, `"weekday"`, `"age"`: makes a number or an id of a time.
+"""`transform = "hour"`, `"weekday"`, `"age"`: turns a time into a number or an id.
 
 Sparse features have the first two, dense features all three.
 """
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TIME_VALUES = {"hour": 24, "weekday": 7}
-"""How many values each part of a time has."""
+"""The number of values of each part of a time."""
 TIMES = ("hour", "weekday", "age")
 """The transforms that take times."""
 HOUR, DAY = 3600, 86400  # in seconds
-# Of integers that are times: years 1973 to 2099. So numbers such as 20260131, and times in milliseconds, are noticed.
+# The range of integer times: years 1973 to 2099, so that numbers such as 20260131 and milliseconds are noticed.
 SECONDS = range(10**8, 4_102_444_800)
 NO_TIME = "is no time in seconds since 1970, between the years 1973 and 2099; write timestamps or dates"
 
@@ -36,7 +36,7 @@ class TimeKeys(SparseKeys):
 
 
 def check_now(key: str, transform: str, now: str | None) -> None:
-    """Refuses an age without a day, a day without an age, and what is no day."""
+    """Refuses an age without a day, a day without an age, and an invalid day."""
     if (transform == "age") != (now is not None):
         raise InputError(
             f"{key}.now is {now!r} and {key}.transform is '{transform}'; 'age' needs a now, and nothing else does"
@@ -53,7 +53,7 @@ def _is_day(text: str) -> bool:
 
 
 def check_time(file: str, column: str, dtype: pa.DataType, key: str, transform: str) -> None:
-    """Refuses a column that has no times."""
+    """Refuses a column without times."""
     kinds = [pa.types.is_timestamp, pa.types.is_integer, pa.types.is_null]
     kinds += [pa.types.is_date] if transform != "hour" else []
     if not any(kind(plain_type(dtype)) for kind in kinds):
@@ -65,7 +65,7 @@ def check_time(file: str, column: str, dtype: pa.DataType, key: str, transform: 
 
 
 def to_seconds(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns times as whole seconds since 1970 in UTC, `[R]` int64, and which are missing, `[R]`."""
+    """Returns times in whole seconds since 1970 in UTC, `[R]` int64, and which are missing, `[R]`."""
     missing, dtype = is_missing(array), array.type
     if pa.types.is_date(dtype):
         return _wide(array.cast(pa.date32(), safe=False).cast(pa.int32())) * DAY, missing
@@ -75,7 +75,7 @@ def to_seconds(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def are_times(seconds: np.ndarray, missing: np.ndarray) -> np.ndarray:
-    """Returns which of the integers in a column are a time or missing, `[R]`."""
+    """Returns which integers of a column are times or missing, `[R]`."""
     return missing | (seconds >= SECONDS.start) & (seconds < SECONDS.stop)
 
 
@@ -84,7 +84,7 @@ def _wide(array: pa.Array) -> np.ndarray:
 
 
 def part_of_time(seconds: Any, part: str) -> Any:
-    """Returns the hour of times in seconds since 1970, or their weekday, for an array of NumPy or torch."""
+    """Returns the hour or weekday of times in seconds since 1970, for an array of NumPy or torch."""
     return seconds // HOUR % 24 if part == "hour" else (seconds // DAY + 3) % 7  # 1970 began on a Thursday
 
 
@@ -94,7 +94,7 @@ def age(seconds: np.ndarray, now: str) -> np.ndarray:
 
 
 def age_in_torch(seconds: "Tensor", now: str) -> "Tensor":
-    """Returns the same; torch divides integers in float32."""
+    """Returns the same in torch, which divides integers in float32."""
     return (day_start(now) - seconds).double() / DAY
 
 

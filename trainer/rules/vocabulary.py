@@ -1,4 +1,4 @@
-"""`ids = "vocabulary"`: each id in a list of the ids of a column has a row of its own in the table."""
+"""`ids = "vocabulary"`: each id in a list of a column's ids has its own row in the table."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ class VocabularyKeys(SparseKeys):
 
 
 class Listed(IdRule):
-    """Gives an id the row that the vocabulary says, and hashes those that it does not have over other rows."""
+    """Gives an id its row in the vocabulary, and hashes unlisted ids over other rows."""
 
     takes_strings = True
     lists_ids = True
@@ -64,7 +64,7 @@ class Listed(IdRule):
 
 
 def look_up(ids: "Tensor", arrays: Mapping[str, "Tensor"], unseen: "Tensor") -> "Tensor":
-    """Returns the rows of ids that are among `keys`, which are sorted, and those in `unseen` for others, `[N]`."""
+    """Returns the rows of ids that are in the sorted `keys`, and the rows in `unseen` for other ids, `[N]`."""
     import torch
 
     keys = arrays["keys"]
@@ -78,7 +78,7 @@ class Vocabulary:
 
     Attributes:
         keys: The ids, strings by their hash, `[N]` int64, sorted.
-        rows: The row of each, `[N]` int32.
+        rows: The row of each id, `[N]` int32.
         unseen_rows: Rows that other ids are hashed over.
         is_text: Whether the ids are strings.
         fingerprint: A hash of the ids and their rows.
@@ -104,10 +104,10 @@ class Vocabulary:
 
 
 def open_vocabulary(name: str, feature: VocabularyKeys) -> Vocabulary:
-    """Returns the vocabulary of a sparse feature, which a process reads once.
+    """Returns the vocabulary of a sparse feature. A process reads each once.
 
     Raises:
-        InputError: The file cannot be read, is no vocabulary, or needs more rows than the table has.
+        InputError: The file cannot be read, is not a vocabulary, or needs more rows than the table has.
     """
     assert feature.vocabulary is not None
     key = f"data.sparse.{name}.vocabulary"
@@ -121,12 +121,12 @@ def open_vocabulary(name: str, feature: VocabularyKeys) -> Vocabulary:
 
 
 def listed_ids(name: str, feature: VocabularyKeys) -> pa.Array:
-    """Returns the ids of a sparse feature's vocabulary, in the order of their rows after those for unseen ones.
+    """Returns the ids of a sparse feature's vocabulary, in the order of their rows; unseen ids have earlier rows.
 
     Raises:
-        InputError: It cannot be read, or is none.
+        InputError: The file cannot be read or is no vocabulary.
     """
-    open_vocabulary(name, feature)  # refuses one that cannot be used
+    open_vocabulary(name, feature)  # refuses an unusable vocabulary
     with named(f"data.sparse.{name}.vocabulary", str(feature.vocabulary)):
         return _read_table(str(feature.vocabulary))["id"].combine_chunks()
 
@@ -138,15 +138,15 @@ def fingerprints(features: Mapping[str, VocabularyKeys]) -> dict[str, str]:
 
 
 def check_fingerprints(features: Mapping[str, VocabularyKeys], saved: Mapping[str, str], checkpoint: str) -> None:
-    """Refuses vocabularies that give ids other rows than those of a checkpoint.
+    """Refuses vocabularies whose rows of ids deviate from a checkpoint.
 
     Args:
         features: The sparse features.
-        saved: Their `fingerprints` when the checkpoint was made.
+        saved: The `fingerprints` at the time of the checkpoint.
         checkpoint: URL of the checkpoint, for the message.
 
     Raises:
-        InputError: One differs.
+        InputError: A vocabulary differs.
     """
     for name, fingerprint in fingerprints(features).items():
         if fingerprint != saved.get(name):

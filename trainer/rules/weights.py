@@ -1,4 +1,4 @@
-"""`weights`: a number beside each id, from a column of their own, that its embedding is multiplied by."""
+"""`weights`: numbers from another column, one for each id, that multiply the embeddings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ class WeightKeys(SparseKeys):
     a mean divided by the sum of the weights. Unset: every id weighs 1."""
 
     def check_weights(self, key: str, made: str | None) -> None:
-        """Refuses weights of what is not pooled, and of ids that are made; `made` is the key that makes ids."""
+        """Refuses weights without pooling, and weights of made ids; `made` is the key that makes ids."""
         if self.weights is None:
             return
         if self.pooling == "none":
@@ -37,7 +37,7 @@ class WeightKeys(SparseKeys):
 
 
 def check_weight_type(file: str, name: str, dtype: pa.DataType, column: str, ids: pa.DataType) -> None:
-    """Refuses a column of weights that has no numbers, or lists of them where ids are single."""
+    """Refuses a column of weights without numbers, or with lists of numbers for single ids."""
     plain = plain_type(dtype)
     if pa.types.is_null(plain):
         return
@@ -54,17 +54,17 @@ def check_weight_type(file: str, name: str, dtype: pa.DataType, column: str, ids
 
 
 def is_weight(value: Any, pooling: str, greatest: float) -> Any:
-    """Returns whether a number is a weight, or which of an array are; NaN is none."""
+    """Returns whether a number is a weight, or which numbers of an array are. NaN is not."""
     return (abs(value) <= greatest) & ((value >= 0) | (pooling != "mean"))
 
 
 def allowed_weights(pooling: str) -> str:
-    """Returns what weights may be, for messages."""
+    """Returns the range of weights, for messages."""
     return "finite and, for a mean, at least 0" if pooling == "mean" else "finite"
 
 
 def aligned(ids: pa.Array, weights: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Returns ids and weights in lists; single ones in lists of one."""
+    """Returns ids and weights in lists; single ids in lists of one."""
     if is_list(ids.type) or is_list(weights.type):
         return as_lists(ids), as_lists(weights)
     return _one_each(ids), _one_each(weights)
@@ -75,7 +75,7 @@ def _one_each(array: pa.Array) -> pa.LargeListArray:
 
 
 def list_lengths(lists: pa.Array) -> np.ndarray:
-    """Returns the lengths of lists, `[R]`; a null one has none."""
+    """Returns the lengths of lists, `[R]`; 0 for a null list."""
     lengths = pc.list_value_length(lists)  # pyrefly: ignore[missing-attribute]
     return lengths.fill_null(0).to_numpy(zero_copy_only=False)
 
@@ -86,24 +86,24 @@ def to_weights(weights: pa.Array) -> pa.Array:
 
 
 def weighted_type(ids: pa.DataType) -> pa.StructType:
-    """Returns the type of ids with weights, for the type of the ids."""
+    """Returns the type of ids with weights, given the type of the ids."""
     return pa.struct([("id", ids), ("weight", pa.float32())])
 
 
 def with_weights(ids: pa.Array, weights: pa.Array) -> pa.StructArray:
-    """Returns ids with their weights, `[N]`, null where the id is."""
+    """Returns ids with their weights, `[N]`; null for a null id."""
     mask = ids.is_null() if ids.null_count else None
     return pa.StructArray.from_arrays([ids, weights], fields=[*weighted_type(ids.type)], mask=mask)
 
 
 def ids_in(bags: pa.LargeListArray) -> pa.Array:
-    """Returns the ids in lists, `[N]`, which may have weights."""
+    """Returns the ids in lists, `[N]`, with or without weights."""
     found = bags.flatten()
     return found.field("id") if pa.types.is_struct(found.type) else found
 
 
 def weights_of(bags: Mapping[str, pa.LargeListArray]) -> dict[str, np.ndarray]:
-    """Returns the weights of the ids in those lists that have weights, `[N]` float32 each."""
+    """Returns the weights of ids, for bags with weights, `[N]` float32 each."""
     found = {name: one.flatten() for name, one in bags.items() if pa.types.is_struct(one.type.value_type)}
     return {name: one.field("weight").to_numpy() for name, one in found.items()}
 
@@ -111,14 +111,14 @@ def weights_of(bags: Mapping[str, pa.LargeListArray]) -> dict[str, np.ndarray]:
 def pooling_weights(
     features: Mapping[str, SparseKeys], lengths: np.ndarray, weights: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Returns the weights by which a weighted sum is the pooling of every feature, `[N]` float32.
+    """Returns the weights that turn a weighted sum into the pooling of every feature, `[N]` float32.
 
-    FBGEMM leaves the division of a mean out on a CPU where ids have weights, and torch refuses it.
+    For ids with weights, FBGEMM on a CPU leaves out the division of a mean, and torch refuses a mean.
 
     Args:
         features: The sparse features.
         lengths: Ids of each feature in each row, `[F * R]`.
-        weights: Weights of the ids of those features that have some, `[N]` float32 each.
+        weights: Weights of the ids, for features with weights, `[N]` float32 each.
     """
     of_features = lengths.reshape(len(features), -1)
     return np.concatenate(
@@ -135,5 +135,5 @@ def _pooling_weights(pooling: str, lengths: np.ndarray, weights: np.ndarray | No
         return found
     row_of = np.repeat(np.arange(len(lengths)), lengths)
     totals = np.bincount(row_of, found, minlength=len(lengths))
-    # Ids that all weigh 0 are as no ids.
+    # Ids of total weight 0 count as no ids.
     return (found / np.where(totals > 0, totals, 1)[row_of]).astype(np.float32)

@@ -96,14 +96,14 @@ def _by_row(blocks: Sequence[np.ndarray]) -> Tensor:
     shape = (sum(block.shape[1] for block in blocks), len(blocks[0]))
     if not shape[1]:  # most data has no groups, and the calls below take microseconds
         return torch.from_numpy(np.empty(shape, blocks[0].dtype))
-    # Joined and transposed at once, and not a view: each user of a view would transpose it again.
+    # Joined and transposed at once, into no view: each user of a view would transpose again.
     return torch.from_numpy(np.concatenate([block.T for block in blocks], out=empty(shape, blocks[0].dtype)))
 
 
 def _to_jagged(ids: np.ndarray, bags: dict[str, pa.LargeListArray], config: DataConfig) -> KeyedJaggedTensor:
-    """Returns ids feature by feature; ids and lengths are int32, which halves the bytes that ranks exchange."""
-    # The first two cases need no loop over features: most data has single ids only, and a block of single ids without
-    # nulls is already laid out as TorchRec expects.
+    """Returns ids feature by feature. Ids and lengths are int32, which halves the bytes that ranks exchange."""
+    # The first two cases need no loop over features: most data has only single ids, and a block of single ids without
+    # nulls already has TorchRec's layout.
     if not bags and (ids.size == 0 or ids.min() > NO_ID):
         values, lengths = ids.reshape(-1), _ones(ids.size)
     elif not bags:
@@ -128,5 +128,5 @@ def _to_jagged(ids: np.ndarray, bags: dict[str, pa.LargeListArray], config: Data
 
 @lru_cache(maxsize=2)
 def _ones(size: int) -> np.ndarray:
-    """Returns the lengths of single ids. Batches of one size share the array, as nothing changes it."""
+    """Returns the lengths of single ids. Batches of one size share the array, which never changes."""
     return np.ones(size, np.int32)

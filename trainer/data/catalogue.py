@@ -27,10 +27,10 @@ class Catalogue:
     """All items, `I` of them, by rising id.
 
     Attributes:
-        ids: Their ids, `[I]` int64, as in the groups of samples.
-        weights: Their weights as negatives, `[I]` float64.
-        rows: `I + 1` rows as in a data set, of weight 0 and without features of the query. The last row is no item and
-            has no features.
+        ids: Ids of the items, `[I]` int64, as in the groups of samples.
+        weights: Weights as negatives, `[I]` float64.
+        rows: `I + 1` rows as in a data set, of weight 0 and without features of the query. The last row is not an item
+            and has no features.
         fingerprint: Changes with any item, its weight and its features.
     """
 
@@ -66,9 +66,9 @@ class Catalogue:
         return self._log_q[self.find(ids)]
 
     def batches(self, data: DataConfig, rank: int, world_size: int, size: int) -> Iterator[Batch]:
-        """Yields the items of a rank's share in batches of `size` rows, the same number of batches on every rank.
+        """Yields the items of a rank's share in batches of `size` rows, with equally many batches on every rank.
 
-        The share of a rank follows the share of the rank before. Rows that are no item fill the last shares.
+        The share of a rank follows the share of the rank before. Rows without an item fill the last shares.
         """
         share = -(-len(self) // world_size)
         for start in range(0, share, size):
@@ -106,7 +106,7 @@ def read_catalogue(data: DataConfig, item_features: Collection[str], samples: Da
 
 
 def _columns(data: DataConfig, item_features: Collection[str]) -> DataConfig:
-    """Returns the catalogue's columns as those of a data set without labels."""
+    """Returns the catalogue's columns as a data set without labels."""
     columns = {"groups": [data.catalogue.id], "weight": data.catalogue.weight}
     return features_only(data, item_features).model_copy(update=columns)
 

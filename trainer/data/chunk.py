@@ -1,4 +1,4 @@
-"""Consecutive rows of a row group, as the files have them."""
+"""Consecutive rows of a row group, before decoding."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +19,8 @@ class Chunk:
 
     Attributes:
         column: Returns a column of the row group.
-        rows: Which of its rows.
-        where: Returns what messages call a row, given its number, or the row group, given None. Unset: the rows are not
-            from a file.
+        rows: The rows of the row group.
+        where: Returns the name of a row in messages, given its number, or of the row group, given None. Unset: no file.
     """
 
     column: Column
@@ -44,14 +43,14 @@ class Chunk:
             self.refuse(f"column '{name}': an id has more than 64 bits ({error}); ids are 64-bit integers or strings")
 
     def refuse(self, message: str, row: int | None = None) -> NoReturn:
-        """Raises InputError for a value; its row, if known, is counted from the beginning of the chunk."""
+        """Raises InputError for a value; counts its row, if known, from the beginning of the chunk."""
         number = None if row is None else row_in_file(self.column, self.rows.start + row)
         if self.where:
             raise InputError(f"{self.where(number)}, {message}")
         raise InputError(message if number is None else f"row {number}, {message}")
 
     def check(self, column: str, values: np.ndarray, good: np.ndarray, why: str) -> np.ndarray:
-        """Returns the values of a column, `[R]`; the error names the first value that is not good."""
+        """Returns the values of a column, `[R]`, or raises an error that names the first bad value."""
         if not good.all():
             row = int(good.argmin())
             self.refuse(f"column '{column}': {values[row]} {why}", row)

@@ -1,4 +1,4 @@
-"""Checks that the columns of files can be used, and that those of several files mean the same."""
+"""Checks that the columns of files are usable, and mean the same in all files."""
 
 from collections.abc import Collection, Iterable
 from itertools import chain
@@ -29,7 +29,7 @@ from trainer.rules.weights import check_weight_type
 
 
 def _columns_of_ids(config: DataConfig) -> dict[str, list[str]]:
-    """Returns the columns of each sparse feature that is made of ids."""
+    """Returns the columns of ids, by sparse feature."""
     return {name: columns_of(name, one) for name, one in config.sparse.items() if takes(one) == "ids"}
 
 
@@ -49,10 +49,10 @@ def _number_columns(config: DataConfig) -> list[str]:
 
 
 def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
-    """Checks that a file has the columns of a configuration, of types that can be used.
+    """Checks that a file has the columns of a configuration, with usable types.
 
     Raises:
-        InputError: It lacks one, has it twice, or in another type.
+        InputError: A column is missing, occurs twice, or has another type.
     """
     for name in config.columns:
         if schema.names.count(name) != 1:
@@ -93,7 +93,7 @@ def check_alike(config: DataConfig, schemas: dict[pa.Schema, str]) -> None:
         schemas: The different schemas, each with the name of its first file.
 
     Raises:
-        InputError: They differ in two files.
+        InputError: A column differs in two files.
     """
     _check_alike(id_columns(config), schemas, of_ids=True)
     _check_alike(_number_columns(config), schemas, of_ids=False)
@@ -116,7 +116,7 @@ def lists_of(config: DataConfig, schemas: dict[pa.Schema, str]) -> tuple[str, ..
     """Returns the sparse features whose ids are in lists in every file with values, or whose ids have weights.
 
     Raises:
-        InputError: One is a list in some files and a single id in others.
+        InputError: A feature is a list in some files and a single id in others.
     """
     ids = _columns_of_ids(config).items()
     return tuple(name for name, (one, *_) in ids if _holds_lists(one, schemas) or config.sparse[name].weights)
@@ -137,7 +137,7 @@ def _holds_lists(column: str, schemas: dict[pa.Schema, str]) -> bool:
 
 
 def texts_of(config: DataConfig, schemas: Collection[pa.Schema]) -> tuple[str, ...]:
-    """Returns the columns of ids that are strings: of sparse features, groups and hard negatives."""
+    """Returns the columns of string ids: of sparse features, groups and hard negatives."""
     ids = id_columns(config)
     return tuple(name for name in ids if any(is_string(id_type(one.field(name).type)) for one in schemas))
 
@@ -162,14 +162,14 @@ def _check_ids(file: str, name: str, column: str, dtype: pa.DataType, feature: S
 
 
 def _check_features(file: str, schema: pa.Schema, config: DataConfig) -> list[str]:
-    """Checks the columns of times, crosses, offsets and cut lists, and returns those that must be numbers."""
+    """Checks the columns of times, crosses, offsets and cut lists, and returns the columns of numbers."""
     numbers = []
     for kind, features in (("dense", config.dense), ("sparse", config.sparse)):
         for name, feature in features.items():
             columns, key = columns_of(name, feature), f"data.{kind}.{name}"
             if takes(feature) == "times":
                 check_time(file, columns[0], schema.field(columns[0]).type, key, feature.transform)
-            elif takes(feature) == "numbers" and feature.transform != "is_missing":  # which takes any type
+            elif takes(feature) == "numbers" and feature.transform != "is_missing":  # is_missing takes any type
                 numbers += columns
             elif isinstance(feature, SparseFeature):
                 for column in columns:

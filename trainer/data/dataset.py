@@ -30,14 +30,14 @@ class DataFile:
     """One file.
 
     Attributes:
-        url: Where it is.
-        size_bytes: Its size.
-        row_groups: The rows of each of its row groups.
+        url: URL of the file.
+        size_bytes: Size of the file.
+        row_groups: The rows of each row group.
         schema: The names and types of the columns in the file and in its path; files with equal schemas share one.
         lists: The sparse features that are lists of ids.
-        texts: The columns of ids that are strings: sparse features, groups and hard negatives.
-        index: What readers need to open its row groups.
-        path_columns: The columns that its path gives.
+        texts: The columns of string ids: sparse features, groups and hard negatives.
+        index: The reader's index to open the row groups.
+        path_columns: The columns from the path.
     """
 
     url: str
@@ -57,13 +57,13 @@ class DataFile:
 
 @dataclass(frozen=True)
 class RowChoice:
-    """How the rows of a row group are chosen by data.select.
+    """How data.select chooses rows of a row group.
 
     Attributes:
-        copy: How many copies of the row group come before in the epoch.
+        copy: Number of earlier copies of the row group in the epoch.
         matching: Rows that meet the filter; None if all do.
         negatives: Rows that meet the filter and have a first label of 0; 0 if all negatives are kept.
-        kept: Negatives that are kept.
+        kept: Number of kept negatives.
     """
 
     copy: int
@@ -80,7 +80,7 @@ class RowGroup:
         file: The place of the file.
         index: The place in the file.
         rows: The chosen rows.
-        choice: How they are chosen; None if all rows are.
+        choice: How data.select chooses rows; None for all rows.
     """
 
     file: int
@@ -95,7 +95,7 @@ class FileSet:
 
     Attributes:
         files: The files, empty ones included.
-        chosen: The row groups that data.select chooses rows of; None if all rows are chosen.
+        chosen: The row groups with rows that data.select chooses; None if all rows are chosen.
         seed: Seed of the choice.
     """
 
@@ -122,7 +122,7 @@ class FileSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes when a file comes, goes, or changes its size or row counts."""
+        """Changes with the files, their sizes and their row counts."""
         # Sizes and row counts, not contents: reading all data again before every resume would take too long.
         outline = [(file.name, file.size_bytes, file.row_groups, file.lists) for file in self.files]
         return hashlib.sha256(repr(outline).encode()).hexdigest()[:16]
@@ -182,7 +182,7 @@ def inspect_files(
         names: The columns that paths may give. Unset: all columns in the paths.
 
     Raises:
-        InputError: No pattern is given or one matches nothing, a file cannot be read, or there are no rows.
+        InputError: There is no pattern, a pattern matches nothing, a file cannot be read, or there are no rows.
     """
     reader = make_reader(config)
     if not patterns:
@@ -198,10 +198,10 @@ def inspect_files(
 
 
 def list_files(key: str, pattern: str, reader: Reader) -> list[str]:
-    """Returns the URLs that a file, glob or directory stands for.
+    """Returns the URLs of a file, glob or directory.
 
     Raises:
-        InputError: There is no such file; the message names `key`.
+        InputError: There is no such file. The message names `key`.
     """
     with named(key, pattern):
         fs, path = open_storage(pattern)
@@ -223,7 +223,7 @@ def check_files(files: FileSet, config: DataConfig) -> FileSet:
     """Checks the columns of files, and returns the files with their lists and texts.
 
     Raises:
-        InputError: A column is missing, of a type that cannot be used, or of different types in two files.
+        InputError: A column is missing, has an unusable type, or has different types in two files.
     """
     first: dict[pa.Schema, str] = {}  # the first file with each schema
     for file in files.files:
@@ -256,7 +256,7 @@ def _inspect(url: str, reader: Reader) -> FileContents:
     """Returns the outline of a file.
 
     Raises:
-        InputError: It is no regular file, or cannot be read.
+        InputError: The file is not regular, or cannot be read.
     """
     name = without_secrets(url)
     _check_regular(url, name)
@@ -267,7 +267,7 @@ def _inspect(url: str, reader: Reader) -> FileContents:
 def _check_regular(url: str, name: str) -> None:
     fs, path = fsspec.core.url_to_fs(url)
     if isinstance(fs, LocalFileSystem) and fs.exists(path) and not fs.isfile(path):
-        # Opening a pipe waits for a writer, for ever if there is none.
+        # Opening a pipe waits for a writer, perhaps for ever.
         raise InputError(f"{name}: is not a regular file, and pipes, devices and directories cannot be read as data")
 
 
@@ -276,8 +276,8 @@ def readable(refused: str) -> Iterator[None]:
     """Turns a failure to read a file in the block into an error that begins with `refused`.
 
     Raises:
-        InputError: The file is not whole, gone, or not this user's to read.
-        StorageError: Storage failed, and may be back at the next attempt.
+        InputError: The file is truncated, gone, or not readable by this user.
+        StorageError: Storage failed, and may recover by the next attempt.
     """
     try:
         with os_errors():
@@ -286,7 +286,7 @@ def readable(refused: str) -> Iterator[None]:
         first_line = str(error).strip().split("\n")[0]
         if any(map(_is_damage, (error, error.__cause__))):
             raise InputError(f"{refused}, is it whole? ({first_line})") from error
-        kind = StorageError if type(error) is StorageError else InputError  # a file that is gone or refused stays so
+        kind = StorageError if type(error) is StorageError else InputError  # a missing or refused file stays so
         raise kind(f"{refused} ({first_line})") from error
 
 

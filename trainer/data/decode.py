@@ -1,4 +1,4 @@
-"""Decodes and checks columns: turns a chunk of a row group into rows to train on."""
+"""Decodes and checks columns: turns a chunk of a row group into training rows."""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -25,20 +25,20 @@ from trainer.rules.strings import as_integers
 from trainer.rules.weights import with_weights
 
 Decoder = Callable[[Chunk], np.ndarray]
-"""Makes a column of a chunk: a value for each row, or one for all."""
+"""Makes a column of a chunk: a value for each row, or one for all rows."""
 
 
 def decode(chunk: Chunk, config: DataConfig, lists: Collection[str], order: np.ndarray | None = None) -> Rows:
-    """Decodes a chunk, column by column, so that a column stays in the cache from file to rows.
+    """Decodes a chunk column by column, so that a column stays in the cache from file to rows.
 
     Args:
         chunk: The rows, `R` of them.
         config: The columns and their rules.
         lists: The sparse features that are lists of ids.
-        order: The position of each row in the chunk, `[R]`. Unset: as in the chunk.
+        order: The position of each row in the chunk, `[R]`. Unset: the order of the chunk.
 
     Raises:
-        InputError: A value is not allowed; the message names row group, row, column and value.
+        InputError: A value is not allowed. The message names row group, row, column and value.
     """
     single = [name for name in config.sparse if name not in lists]
     dtype = id_dtype(config)
@@ -61,16 +61,16 @@ def _numbers(config: DataConfig) -> list[Decoder]:
 
 
 def _stack(chunk: Chunk, decoders: list[Decoder], dtype: np.typing.DTypeLike, order: np.ndarray | None) -> np.ndarray:
-    """Returns columns as a block, `[C, R]`, its rows in order."""
+    """Returns columns as a block, `[C, R]`, with rows in order."""
     block = empty_block(len(decoders), len(chunk.rows), dtype)
     words = 2 * order if order is not None and block.dtype == np.int32 else None
     for target, decoder in zip(block, decoders, strict=True):
         values = decoder(chunk)
         if order is None or values.ndim == 0:
             np.copyto(target, values, casting="unsafe")
-        # Shuffled while it is in the cache; permuting the whole block later would move everything twice.
+        # Shuffled while in the cache; permuting the whole block later would move everything twice.
         elif words is not None and values.dtype == np.int64:
-            take(values.view(np.int32), words, target)  # the low words of rows of tables, without a pass to narrow them
+            take(values.view(np.int32), words, target)  # the low words of table rows, without a pass to narrow them
         else:
             take(values.astype(dtype, copy=False), order, target)
     return block
@@ -109,7 +109,7 @@ def _without_null(name: str, chunk: Chunk, array: pa.Array, what: str) -> pa.Arr
 
 
 def _group(name: str, chunk: Chunk) -> np.ndarray:
-    """Returns the group of each row, `[R]` int64, a string's by its hash."""
+    """Returns the group of each row, `[R]` int64; strings by hash."""
     array = _without_null(name, chunk, chunk.ids(name), "a group")
     return as_integers(array).astype(np.int64)
 
@@ -131,7 +131,7 @@ def _hard_negatives(catalogue: CatalogueConfig, chunk: Chunk) -> np.ndarray:
 def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
     """Returns the id of each row, `[R]`, NO_ID for a null."""
     array = single_ids(name, feature, chunk)
-    if array.null_count and ":" in feature.ids:  # a rule of the user's own is given ids only
+    if array.null_count and ":" in feature.ids:  # the user's own rule gets only ids
         rows = np.full(len(array), NO_ID, np.int32)
         rows[~is_missing(array)] = _into_table(name, feature, array.drop_null(), chunk)
         return rows
@@ -143,9 +143,9 @@ def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
 
 
 def _bags(name: str, feature: SparseFeature, dtype: np.dtype, chunk: Chunk) -> pa.LargeListArray:
-    """Returns the ids of each row, `max_ids` at most; a null list is empty, a null in a list is left out.
+    """Returns at most `max_ids` ids of each row. A null list is empty; a null in a list is left out.
 
-    Those with weights are structs (`weighted_type`).
+    Ids with weights are structs (`weighted_type`).
     """
     column = feature.column or name
     array = weighted_lists(column, feature, chunk) if feature.weights else as_lists(chunk.ids(column))
@@ -170,17 +170,17 @@ def _offsets(lengths: pa.Array) -> np.ndarray:
 def _into_table(
     name: str, feature: SparseFeature, array: pa.Array, chunk: Chunk, offsets: np.ndarray | None = None
 ) -> np.ndarray:
-    """Returns ids in [0, rows), of any integer type, by the feature's rule; managed ones as 63 bits.
+    """Returns ids in [0, rows), of any integer type, by the feature's rule; managed ids as 63 bits.
 
     Args:
         name: The feature.
         feature: Its rules.
         array: The ids. A null becomes any row.
-        chunk: The rows that they are of.
-        offsets: Where the ids of each row begin, and where the last ones end, `[R + 1]`. Unset: each row has one.
+        chunk: The rows of the ids.
+        offsets: Where the ids of each row begin, and where the last end, `[R + 1]`. Unset: each row has one id.
     """
-    # Checked here because the tables do not: TorchRec trains on row 0 instead of an id out of range, with one line on
-    # stderr, or ends with an IndexError that names no column.
+    # Checked here because tables do not check: for an id out of range, TorchRec trains on row 0 with one line on
+    # stderr, or raises an IndexError that names no column.
     ids = as_integers(array)
     try:
         return id_rule(name, feature).rows_of(ids)

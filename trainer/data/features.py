@@ -1,4 +1,4 @@
-"""Data without labels: the features alone, all of them or some."""
+"""Data without labels: all or some of the features."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -16,7 +16,7 @@ def features_only(config: DataConfig, names: Collection[str] | None = None) -> D
     """Returns the columns of a data set without labels, weights and groups.
 
     Args:
-        config: The data that the model was trained on.
+        config: The model's training data.
         names: The features. Unset: all.
     """
     kept = {
@@ -45,7 +45,7 @@ def with_all_features(batch: Batch, here: DataConfig, config: DataConfig) -> Bat
     weights = batch.sparse.weights_or_none()
     if weights is None and config.has_id_weights:
         weights = torch.from_numpy(pooling_weights(here.sparse, batch.sparse.lengths().numpy(), {}))
-    # The values of an empty feature take no place, and the others stand in the same order.
+    # The values of an empty feature take no place, and other features keep their order.
     sparse = KeyedJaggedTensor(
         keys=[*config.sparse],
         values=batch.sparse.values(),

@@ -1,10 +1,10 @@
 """The filter of data.select: whether rows meet its conditions, by their values or by a row group's statistics.
 
-`pyarrow.dataset` expressions were weighed. Of 27 conditions, 16 gave another answer or none: a float32 is
-never equal to 0.1, `not in` keeps nulls, integers above 2^53 and 2^63 fail, and dates beside strings, views, runs and
-float16 have no kernel. A million rows under three conditions take 51 ms, here 57 ms; counting the matches of 800 row
-groups takes 0.34 s, here 0.23 s, as statistics alone can prove that all rows match. CSV files and own readers have no
-`pyarrow.dataset` fragments, so that this code would stay beside it.
+`pyarrow.dataset` expressions were weighed. Of 27 conditions, 16 gave a different answer or none: a float32 never equals
+0.1, `not in` keeps nulls, integers above 2^53 and 2^63 fail, and dates beside strings, views, runs and float16 have no
+kernel. A million rows under three conditions take 51 ms, here 57 ms; counting the matches of 800 row groups takes
+0.34 s, here 0.23 s, because statistics alone can prove that all rows match. CSV files and the user's own readers have
+no `pyarrow.dataset` fragments, so this code would have to stay.
 """
 
 import operator
@@ -31,7 +31,7 @@ NEGATED = {"!=": "==", "not in": "in"}
 
 
 def check_clauses(clauses: Sequence[Clause], file: str, schema: pa.Schema) -> None:
-    """Refuses conditions that the columns of a file cannot meet.
+    """Refuses conditions that do not fit the columns of a file.
 
     Raises:
         InputError: The file lacks a column, or a value is of another type.
@@ -62,7 +62,7 @@ def meets_all(clauses: Iterable[Clause], column: Column, rows: int) -> np.ndarra
 def by_statistics(
     clauses: Iterable[Clause], schema: pa.Schema, statistics: Mapping[str, Statistics], rows: int
 ) -> bool | None:
-    """Returns whether all rows of a row group meet the conditions, or none does; None where its values must be read."""
+    """Returns whether all or no rows of a row group meet the conditions; None if the values must be read."""
     found = [
         _by_statistics(clause, comparable_type(schema.field(clause.column).type), statistics[clause.column], rows)
         if clause.column in statistics
@@ -73,7 +73,7 @@ def by_statistics(
 
 
 def comparable_type(dtype: pa.DataType) -> pa.DataType:
-    """Returns the type of a column's values once it is `comparable`."""
+    """Returns the type of a column's values after `comparable`."""
     plain = plain_type(dtype)
     if pa.types.is_string(plain):
         return pa.large_string()
@@ -88,7 +88,7 @@ def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _allowed_instead(dtype: pa.DataType, value: Value) -> str:
-    """Returns what a column is compared with, if not with such a value."""
+    """Returns the allowed values for a column that cannot be compared with `value`."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if pa.types.is_boolean(dtype):
         return "" if isinstance(value, bool) else "true or false"
@@ -112,8 +112,8 @@ def _names_moment(value: str, dtype: pa.DataType) -> bool:
 
 
 def _converted(value: Value, dtype: pa.DataType) -> Value:
-    """Returns a value as a comparable column has it: 0.1 is another number in float32, a moment is an integer."""
-    if is_moment(dtype):  # zones show a time, whose own integer is always UTC's
+    """Returns a value in the type of a comparable column: 0.1 differs in float32, a moment is an integer."""
+    if is_moment(dtype):  # a zone changes only the display: the integer is always UTC
         dtype = pa.timestamp(dtype.unit) if pa.types.is_timestamp(dtype) else dtype
         return _as_integers(pa.array([value]).cast(dtype))[0].as_py()
     if pa.types.is_floating(dtype):
@@ -137,7 +137,7 @@ def _meets(clause: Clause, column: pa.ChunkedArray) -> np.ndarray:
 
 def _compared(comparison: str, column: pa.ChunkedArray, value: Value) -> np.ndarray:
     plain, arrow = COMPARE[comparison]
-    if _is_outside(value, column.type):  # every value of the type compares with it as 0 does
+    if _is_outside(value, column.type):  # every value of the type compares like 0
         return np.full(len(column), plain(0, value))
     return pc.call_function(arrow, [column, pa.scalar(value, column.type)]).fill_null(False).to_numpy()
 
@@ -163,14 +163,14 @@ def _by_statistics(clause: Clause, dtype: pa.DataType, found: Statistics, rows: 
     values = [_converted(value, dtype) for value in clause.values]
     meets = _bounded(NEGATED.get(clause.comparison, clause.comparison), found, values)
     if pa.types.is_floating(dtype) and meets:
-        meets = None  # the bounds leave NaN out, which meets no condition but a negated one
+        meets = None  # the bounds leave out NaN, which meets only negated conditions
     if clause.comparison in NEGATED and meets is not None:
         meets = not meets
     return None if meets and found.nulls != 0 else meets
 
 
 def _bounded(comparison: str, found: Statistics, values: list[Value]) -> bool | None:
-    """Returns whether all values between two bounds compare so, or none does."""
+    """Returns whether all or no values between two bounds meet the comparison."""
     if comparison in ("==", "in"):
         between = [value for value in values if found.low <= value <= found.high]
         return False if not between else True if found.low == found.high else None

@@ -1,4 +1,4 @@
-"""The ids of a batch as TorchRec takes them."""
+"""The ids of a batch in TorchRec's form."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Columns that go from a data set to an output unchanged. They may have any Arrow type."""
+"""Columns of any Arrow type that go from a data set to an output unchanged."""
 
 from collections.abc import Collection, Sequence
 
@@ -19,12 +19,12 @@ def kept_schema(key: str, names: Sequence[str], files: FileSet) -> pa.Schema:
     """Returns names and types of the columns to keep.
 
     Args:
-        key: The flag that names them.
+        key: The flag that names the columns.
         names: The columns, or `*` for all.
         files: The data set.
 
     Raises:
-        InputError: A file lacks a column or has it in another type, or Parquet cannot store it.
+        InputError: A file lacks a column or has another type for it, or Parquet cannot store the column.
     """
     if not names:
         return pa.schema([])

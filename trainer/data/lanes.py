@@ -73,7 +73,7 @@ def default_lanes(world_size: int) -> int:
 
 
 def check_lanes(lanes: int, world_size: int, global_batch_size: int) -> None:
-    """Refuses numbers of lanes, ranks and samples that do not divide each other.
+    """Refuses numbers of lanes, ranks and samples that do not divide evenly.
 
     Raises:
         InputError: The number of ranks is neither a divisor nor a multiple of the lanes, or the batch cannot be cut
@@ -124,7 +124,7 @@ def share_of(rank: int, world_size: int, lanes: int) -> Share:
 
 @dataclass(frozen=True, kw_only=True)
 class PartLanes(Lanes):
-    """One lane for each rank that holds its parts of a data set, one after the other; no step has rows of two parts.
+    """One lane for each rank, with the rank's parts of a data set in order; no step has rows of two parts.
 
     Attributes:
         parts: The parts of each lane. All but the last part of a lane are whole steps.

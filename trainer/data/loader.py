@@ -1,8 +1,8 @@
 """Makes batches ahead of training: threads read, decode, shuffle and assemble while the model computes.
 
-Not with torch's DataLoader: its workers are processes, which cannot share a row group that several windows need, and
-hand every batch over by a copy. Nor with torchdata's, whose saved state fits one number of ranks only, while here the
-position is the step. Threads suffice, as Arrow, NumPy and file systems let others run while they work.
+Without torch's DataLoader: its workers are processes, which cannot share a row group among windows, and copy every
+batch. Without torchdata's: its saved state fits only one number of ranks, while here the position is the step. Threads
+suffice, because Arrow, NumPy and file systems let other threads run while they work.
 """
 
 from collections import deque
@@ -35,8 +35,8 @@ END: Any = object()  # the end of an iterator, as a generator cannot pass StopIt
 class Loader:
     """Yields one rank's batches of a data set, from any step on.
 
-    Memory per rank is about two shuffle windows for each lane that it serves, and the row groups that more than one
-    window needs, decoded: those that are larger than a window, and those where one lane ends and the next begins.
+    Memory per rank is about two shuffle windows for each of its lanes, and the decoded row groups that more than one
+    window needs: row groups larger than a window, and row groups at the border of two lanes.
 
     Args:
         files: The data set.
@@ -45,7 +45,7 @@ class Loader:
         rank: This rank.
         world_size: Number of ranks.
         seed: Seed of the shuffling.
-        shuffle: Whether to shuffle at all.
+        shuffle: Whether to shuffle.
         negatives: Appends negatives to the samples of each lane; None without a catalogue.
     """
 
@@ -112,8 +112,8 @@ class Loader:
 
     def _slice(self, rows: Rows) -> Rows:
         """Returns this rank's slice of the rows of a lane in a step."""
-        # Ranks of a lane read the same rows and keep their slice: files cannot be cut finer than row groups, and which
-        # samples make up a step must not depend on the number of ranks.
+        # Ranks of a lane read the same rows and keep their slice: files cannot be cut finer than row groups, and the
+        # samples of a step must not depend on the number of ranks.
         number, size = self._share.slice, len(rows) // self._share.slices
         return rows if size == len(rows) else rows.slice(number * size, (number + 1) * size)
 
@@ -145,7 +145,7 @@ class Loader:
         return rows if order is None else rows.take(order)
 
     def _decode(self, epoch: int, row_slice: RowSlice, order: np.ndarray | None = None) -> Rows:
-        """Decodes rows of a row group: each column while it is in the cache."""
+        """Decodes rows of a row group, each column while in the cache."""
         with self._reader.open(row_slice.group, epoch) as column:
             rows = range(row_slice.start, row_slice.stop)
             return decode(
@@ -164,18 +164,18 @@ class Loader:
             if at < len(window):
                 pieces.append(window.slice(at, len(window)))
                 need -= len(window) - at
-        # Lanes differ by one sample, and a rank whose lanes are done must not leave the others waiting in a collective.
+        # Lanes differ by one sample, and a rank with finished lanes must not leave others waiting in a collective.
         while True:
             yield Rows.join([*pieces, Rows.padding(need, self._config, self._lists)])
             pieces, need = [], self._lanes.samples_per_step
 
 
 def _ahead(items: Iterator[T], depth: int, pool: ThreadPoolExecutor) -> Iterator[T]:
-    """Returns the items; the pool makes `depth` items ahead, from now on. With a depth above 1 it has one thread."""
+    """Returns the items; the pool makes `depth` items ahead, from now on. A depth above 1 needs a one-thread pool."""
     take = partial(pool.submit, next, items, END)
     waiting = deque(take() for _ in range(depth))
 
-    # Not in this function's own body, which would begin when its first item is asked for: all lanes start at once.
+    # An inner generator: as a generator, `_ahead` would only begin at its first item, but all lanes start at once.
     def wait() -> Iterator[T]:
         while (item := waiting.popleft().result()) is not END:
             waiting.append(take())
@@ -186,17 +186,17 @@ def _ahead(items: Iterator[T], depth: int, pool: ThreadPoolExecutor) -> Iterator
 
 @dataclass
 class SharedRows:
-    """Rows of a row group that several windows have slices of: decoded once, and kept until the last slice is taken.
+    """Rows of a row group for slices of several windows: decoded once, and kept until the last slice is taken.
 
     Attributes:
-        whole: From the beginning of the first slice to the end of the last one.
+        whole: From the beginning of the first slice to the end of the last.
         uses: Windows that still need a slice.
     """
 
     whole: RowSlice
     uses: int
     _rows: Rows | None = None
-    _lock: Lock = field(default_factory=Lock)  # lanes are read by threads, and two may need the same row group
+    _lock: Lock = field(default_factory=Lock)  # threads read lanes, and two may need the same row group
 
     def take(self, row_slice: RowSlice, decoded: Callable[[RowSlice], Rows]) -> Rows:
         """Returns a slice; for the first slice, `decoded` makes the whole."""
@@ -208,8 +208,8 @@ class SharedRows:
 
 
 def shared(slices: Iterable[RowSlice]) -> dict[RowGroup, SharedRows]:
-    """Returns the rows to share of each row group that occurs more than once."""
-    # Counting uses replaced two caches by size, which could not know that a row group's last use was over.
+    """Returns the rows to share, for each row group that occurs more than once."""
+    # Counting uses replaced two caches by size, which could not know the last use of a row group.
     by_group: dict[RowGroup, list[RowSlice]] = {}
     for one in slices:
         by_group.setdefault(one.group, []).append(one)
@@ -221,11 +221,11 @@ def _hull(group: RowGroup, slices: Sequence[RowSlice]) -> RowSlice:
 
 
 def locate(files: FileSet, config: DataConfig, lanes: Lanes, seed: int, step: int, position: int) -> str:
-    """Returns what messages call a sample of a step: its file, row group and row.
+    """Returns the name of a sample in messages: file, row group and row.
 
     Args:
         files: The data set.
-        config: How it is shuffled.
+        config: The reading options.
         lanes: The samples of every step.
         seed: Seed of the shuffling.
         step: The step; the first is 1.

@@ -10,7 +10,7 @@ from trainer.data.catalogue import Catalogue
 from trainer.data.rows import NO_ITEM, Rows
 from trainer.data.shuffling import philox
 
-STREAM = 1  # of the random numbers; 0 is that of the order of the samples
+STREAM = 1  # of the random numbers; stream 0 orders the samples
 
 
 class Negatives:
@@ -37,7 +37,7 @@ class Negatives:
             InputError: A hard negative is not in the catalogue.
         """
         raw = philox(self._seed, epoch, lane, step, STREAM).random_raw(self._config.negatives)
-        drawn = self._catalogue.draw((raw >> np.uint64(11)) * 2.0**-53)  # of 53 bits, as float64 has them
+        drawn = self._catalogue.draw((raw >> np.uint64(11)) * 2.0**-53)  # 53 bits, as in float64
         rows = np.concatenate([drawn, self._hard(samples)])
         return Rows.join([samples, self._catalogue.rows.take(rows)]) if len(rows) else samples
 

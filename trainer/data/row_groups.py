@@ -40,7 +40,7 @@ class RowGroupReader:
 
         Raises:
             InputError: The file is gone or damaged, or a column has another value than the file's path.
-            StorageError: It cannot be read now.
+            StorageError: The file cannot be read now.
         """
         where, file = self.where(group), self._files.files[group.file]
         refused = f"{where}: cannot be read"
@@ -80,14 +80,14 @@ class RowGroupReader:
             return self._reader.statistics(file.url, group.index, columns) | of_path
 
     def where(self, group: RowGroup, row: int | None = None) -> str:
-        """Returns what messages call a row group, or a row of it."""
+        """Returns the name in messages of a row group, or of a row."""
         file = self._files.files[group.file]
         if isinstance(self._reader, PlacedReader):
             return f"{file.name}, {self._reader.place(file.url, group.index, row)}"
         return f"{file.name}, row group {group.index}" + ("" if row is None else f", row {row}")
 
     def where_row(self, group: RowGroup, row: int, epoch: int) -> str:
-        """Returns what messages call a row that was read; if data.select chooses rows, by its number in the file."""
+        """Returns the name of a read row in messages; if data.select chooses rows, by its number in the file."""
         if group.choice:
             with self.open(group, epoch) as column:
                 row = row_in_file(column, row)

@@ -1,7 +1,7 @@
 """Rows in memory, as blocks of columns that can be sliced, joined and shuffled.
 
-Not as Arrow tables, which move rows column by column: a step of a lane is small, and the calls would cost more than
-moving the rows. Only lists of ids are Arrow's, as NumPy has no lists.
+Not Arrow tables, which move rows column by column: a step of a lane is small, and the calls would cost more than moving
+the rows. Only lists of ids are Arrow arrays, as NumPy has no lists.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,8 +14,8 @@ from trainer.config.data import DataConfig
 from trainer.data.buffers import empty, empty_block
 from trainer.rules.weights import weighted_type
 
-NO_ID = -1  # stands in `Rows.ids` where a row has no id
-NO_ITEM = np.iinfo(np.int64).min  # stands where a row has no item, or fewer hard negatives than other rows
+NO_ID = -1  # in `Rows.ids`, for a row without an id
+NO_ITEM = np.iinfo(np.int64).min  # for a row without an item, or with fewer hard negatives than other rows
 
 
 def id_dtype(config: DataConfig) -> np.dtype:
@@ -29,10 +29,10 @@ class Rows:
 
     Attributes:
         numbers: Dense features, labels and, last, the weight, `[C, R]` float32.
-        ids: Features with at most one id per row, `[S, R]`, NO_ID where there is none.
+        ids: Features with at most one id per row, `[S, R]`, NO_ID without an id.
         bags: Features with a list of ids per row, by name, each `[R]` lists: of ids, or of ids with weights.
-        groups: Columns that rows are grouped by, `[G, R]` int64.
-        hard_negatives: Items that are negatives of the row, `[H, R]` int64, NO_ITEM where it has fewer.
+        groups: Columns that group rows, `[G, R]` int64.
+        hard_negatives: Items that are negatives of the row, `[H, R]` int64, NO_ITEM for a row with fewer.
     """
 
     numbers: np.ndarray
@@ -88,7 +88,7 @@ def _list_type(config: DataConfig, name: str) -> pa.DataType:
 
 
 def take(column: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
-    """Writes the values of a column at these places, `[R]`, all within it."""
+    """Writes the values of a column at these places, `[R]`, all within the column."""
     column.take(places, out=out, mode="wrap")  # "raise", the default, would buffer the output
 
 

@@ -30,7 +30,7 @@ class Counts:
     """Rows of a row group.
 
     Attributes:
-        matching: Those that meet the filter.
+        matching: Rows that meet the filter.
         negatives: Matching rows whose first label is 0; 0 if all negatives are kept.
     """
 
@@ -39,7 +39,7 @@ class Counts:
 
 
 Find = Callable[[str, Sequence[str], DataConfig, Callable[[list[str]], list[str]]], FileSet]
-"""`find_files` or `inspect_files`, which does not judge the columns."""
+"""`find_files`, or `inspect_files`, which does not check columns."""
 
 
 def find_training_files(config: DataConfig, seed: int, find: Find = find_files) -> FileSet:
@@ -47,7 +47,7 @@ def find_training_files(config: DataConfig, seed: int, find: Find = find_files) 
 
     Args:
         config: The data.
-        seed: Decides what is chosen.
+        seed: Seed of the choice.
         find: Lists the files.
 
     Raises:

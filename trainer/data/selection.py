@@ -23,8 +23,8 @@ class SelectedColumns:
 
     Attributes:
         column: Returns a column of the chosen rows.
-        places: Their places in the row group, `[R]`.
-        factors: The factors of their weights, `[R]` float32; None for 1.
+        places: Places of the rows in the row group, `[R]`.
+        factors: Factors of the rows' weights, `[R]` float32; None for 1.
     """
 
     column: Column
@@ -85,8 +85,8 @@ def select(column: Column, rows: int, config: DataConfig, draw: Draw, where: str
     """Chooses rows of a row group.
 
     Args:
-        column: Returns a column of all its rows.
-        rows: Its rows in the file.
+        column: Returns a column of all rows.
+        rows: Rows of the row group in the file.
         config: The filter and the label.
         draw: Decides the choice.
         where: Beginning of messages.
@@ -96,7 +96,7 @@ def select(column: Column, rows: int, config: DataConfig, draw: Draw, where: str
     """
     choice = draw.group.choice
     assert choice is not None
-    # The columns that decide are often features, too, and would be read again.
+    # The deciding columns are often features, too, and would be read again.
     known = {name: column(name) for name in dict.fromkeys(selecting_columns(choice, config))}
     chosen, factors = np.ones(rows, bool), None
     if choice.matching is not None:

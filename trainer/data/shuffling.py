@@ -1,6 +1,6 @@
 """The order of an epoch: row groups are permuted, and rows are shuffled within windows of a lane.
 
-The order of the row groups depends on `(seed, epoch)` alone, the order of a window also on its lane and its number.
+The order of the row groups depends only on `(seed, epoch)`, the order of a window also on its lane and its number.
 Checkpoints hold a step and no rows, so neither order may ever change.
 """
 
@@ -16,7 +16,7 @@ EPOCH_STREAM = np.iinfo(np.uint64).max  # the counter of the epoch's own permuta
 
 def philox(seed: int, epoch: int, high: int, low: int, stream: int = 0) -> np.random.Philox:
     """Returns a generator of random numbers by counter (Philox: Salmon et al., SC 2011)."""
-    # Its state is a function of the arguments, so nothing has to be saved, and any window can be drawn at once.
+    # The state is a function of the arguments, so nothing has to be saved, and any window can be drawn directly.
     counter = np.array([0, stream, low, high], dtype=np.uint64)
     return np.random.Philox(counter=counter, key=np.array([seed, epoch], dtype=np.uint64))
 
@@ -50,7 +50,7 @@ def row_slices(order: list[RowGroup], ends: np.ndarray, start: int, stop: int) -
     """Returns the slices that hold `[start, stop)` of the epoch's sequence; `ends` is `ends_of(order)`."""
     if start == stop:
         return []
-    # The sums are made once an epoch, not for every lane: a data set can have many row groups, and a lane needs few.
+    # The sums are made once per epoch, not per lane: a data set can have many row groups, and a lane needs few.
     first, last = np.searchsorted(ends, [start, stop - 1], side="right")
     return [
         RowSlice(group, max(0, start - int(end) + group.rows), min(group.rows, stop - int(end) + group.rows))
@@ -82,9 +82,9 @@ class ShuffleWindow:
 
 
 def windows(lane: Iterable[RowSlice], size: int) -> Iterator[ShuffleWindow]:
-    """Yields a lane's shuffle windows, each of as many row groups as fit into `size` rows; larger ones are cut."""
-    # Whole row groups, not a fixed number of rows: then one window alone needs a row group, which can be read column by
-    # column, and is never read twice. A buffer that slides over the rows, as in tf.data, would have to be saved.
+    """Yields a lane's shuffle windows, each of as many row groups as fit into `size` rows. Cuts larger row groups."""
+    # Whole row groups, not a fixed number of rows: then only one window needs a row group, which can be read column by
+    # column, and is never read twice. A sliding buffer of rows, as in tf.data, would have to be saved.
     window = ShuffleWindow(0, 0, ())
     for row_slice in lane:
         for start in range(row_slice.start, row_slice.stop, size):

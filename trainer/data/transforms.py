@@ -1,4 +1,4 @@
-"""What features make of the columns of a chunk, by their rules."""
+"""Transforms the columns of a chunk by the rules of features."""
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ def dense_values(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
     """Returns a dense feature, `[R]` float32.
 
     Raises:
-        InputError: A value is not finite, or no time.
+        InputError: A value is not finite, or not a time.
     """
     column = feature.column or name
     raw = _raw_numbers(column, feature, chunk)
@@ -34,7 +34,7 @@ def dense_values(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
 
 
 def _raw_numbers(column: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
-    """Returns numbers before the transform, or those that it makes of nulls and times, `[R]` float32."""
+    """Returns numbers before the transform, or the transform of nulls and times, `[R]` float32."""
     if feature.transform == "is_missing":
         return null_flags(chunk.array(column))
     if feature.transform in TIMES:
@@ -43,10 +43,10 @@ def _raw_numbers(column: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray
 
 
 def single_ids(name: str, feature: SparseFeature, chunk: Chunk) -> pa.Array:
-    """Returns the id of each row before the rule of `feature.ids`, `[R]` integers or strings, null where it has none.
+    """Returns the id of each row before the rule of `feature.ids`, `[R]` integers or strings, null without an id.
 
     Raises:
-        InputError: A value is not a number or no time.
+        InputError: A value is not a number, or not a time.
     """
     if feature.columns:
         return crossed([chunk.ids(column) for column in feature.columns])
@@ -63,10 +63,10 @@ def single_ids(name: str, feature: SparseFeature, chunk: Chunk) -> pa.Array:
 
 
 def seconds_of(column: str, chunk: Chunk) -> pa.Array:
-    """Returns a column of times as whole seconds since 1970 in UTC, null where they are missing.
+    """Returns a column of times in whole seconds since 1970 in UTC, null for missing times.
 
     Raises:
-        InputError: An integer is no time.
+        InputError: An integer is not a time.
     """
     seconds, missing = _seconds(column, chunk)
     return pa.array(seconds, mask=missing)
@@ -84,7 +84,7 @@ def weighted_lists(column: str, feature: SparseFeature, chunk: Chunk) -> pa.Larg
     """Returns the ids of each row with their weights, `[R]` lists; a single id as a list of one.
 
     Raises:
-        InputError: An id has no weight, or one that is not allowed.
+        InputError: An id has no weight, or a forbidden weight.
     """
     ids, weights = aligned(chunk.ids(column), chunk.array(str(feature.weights)))
     lengths, found = list_lengths(ids), list_lengths(weights)
@@ -104,7 +104,7 @@ def weighted_lists(column: str, feature: SparseFeature, chunk: Chunk) -> pa.Larg
 def _check(ids: pa.Array, weights: pa.Array, offsets: np.ndarray, feature: SparseFeature, chunk: Chunk) -> None:
     values = weights.to_numpy(zero_copy_only=False)  # null as NaN
     good = is_weight(values, feature.pooling, GREATEST)
-    if ids.null_count:  # which is left out, and its weight with it
+    if ids.null_count:  # a null id is left out with its weight
         good |= ids.is_null().to_numpy(zero_copy_only=False)
     if not good.all():
         place = int(good.argmin())

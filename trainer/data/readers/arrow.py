@@ -1,4 +1,4 @@
-"""Reads Arrow IPC files, which are Feather files, too."""
+"""Reads Arrow IPC files, also known as Feather files."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ class ArrowReader:
         """Returns the outline of a file."""
         with _opened(url, []) as file:
             schema = file.schema
-        # A footer does not hold the number of rows of a batch. Reading one column is little; all columns are the file.
+        # A footer does not hold the number of rows of a batch. One column is little to read; all are the whole file.
         with _opened(url, schema.names[:1]) as file:
             rows = tuple(file.get_batch(number).num_rows for number in range(file.num_record_batches))
         fs, path = fsspec.core.url_to_fs(url)

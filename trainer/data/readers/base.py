@@ -7,8 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-# Readers return Arrow's types because every format that was weighed (CSV, Arrow IPC, table services) has an Arrow
-# reader already, and decoding needs nulls and lists, which NumPy arrays do not have.
+# Readers return Arrow's types because every weighed format (CSV, Arrow IPC, table services) already has an Arrow
+# reader, and decoding needs nulls and lists, which NumPy arrays do not have.
 Column = Callable[[str], pa.ChunkedArray]
 """Returns a column of an open row group by its name."""
 
@@ -18,11 +18,11 @@ class FileContents:
     """The outline of a file.
 
     Attributes:
-        size_bytes: Its size.
+        size_bytes: Size of the file.
         row_groups: The rows of each row group. In a format without row groups, a row group is a piece that the reader
             can read alone.
-        schema: The names and types of its columns.
-        index: More that the readers of other ranks need to open its row groups; see `IndexedReader`.
+        schema: Names and types of the columns.
+        index: Data with which readers on other ranks open row groups; see `IndexedReader`.
     """
 
     size_bytes: int
@@ -47,9 +47,9 @@ class Statistics:
 
 
 class Reader(Protocol):
-    """Reads files of one format, and is used by several threads at once.
+    """Reads files of one format, for several threads at once.
 
-    A reader is made without arguments. If the class has a method `from_config`, that makes it from the data section.
+    A reader is made without arguments, or from the data section by the class's method `from_config`, if any.
 
     Both methods raise OSError or `pyarrow.ArrowException` for a file that cannot be read. A third method is optional:
     `statistics(url, row_group, columns)` returns the Statistics, by name, of the columns that have any. With it, row
@@ -68,23 +68,23 @@ class Reader(Protocol):
         ...
 
     def open(self, url: str, row_group: int, columns: Sequence[str]) -> AbstractContextManager[Column]:
-        """Opens a row group, by its place in the file; only these columns will be used."""
+        """Opens a row group by its place in the file. Only these columns will be used."""
         ...
 
 
 @runtime_checkable
 class IndexedReader(Protocol):
-    """A reader whose `open` needs what `inspect` found: only rank 0 inspects."""
+    """A reader whose `open` needs the index from `inspect`, which only rank 0 calls."""
 
     def use_index(self, url: str, index: bytes) -> None:
-        """Takes the index that `inspect` returned for a file, on rank 0, before a row group of it is opened."""
+        """Takes the index that `inspect` returned on rank 0 for a file, before a row group of the file is opened."""
         ...
 
 
 @runtime_checkable
 class PlacedReader(Protocol):
-    """A reader whose rows have places in the file that are easier to find than row groups, such as lines."""
+    """A reader whose rows have places that are easier to find than row groups, such as lines."""
 
     def place(self, url: str, row_group: int, row: int | None = None) -> str:
-        """Returns what messages call a row group, such as `lines 2 to 90`, or a row of it."""
+        """Returns the name in messages of a row group, such as `lines 2 to 90`, or of a row."""
         ...

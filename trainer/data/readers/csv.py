@@ -27,7 +27,7 @@ from trainer.data.readers.csv_faults import Dialect, find_fault, shown
 from trainer.data.readers.csv_index import Blocks, CsvIndex, rows_of
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-# The names that file systems give to the version of a file.
+# The file systems' names for the version of a file.
 VERSIONS = (
     "ETag",
     "etag",
@@ -71,7 +71,7 @@ class CsvReader:
     def inspect(self, url: str) -> FileContents:
         """Returns the outline of a file: from the cache, or by reading it once."""
         name = self._name(url)
-        with self._cache.lock(name):  # a second job that starts at the same time waits for the index of the first
+        with self._cache.lock(name):  # a second job that starts now waits for the index of the first
             if kept := self._cache.read(f"{name}.index"):
                 index = CsvIndex.from_bytes(kept)
             else:
@@ -92,7 +92,7 @@ class CsvReader:
         yield self._parse(url, row_group, columns).column
 
     def place(self, url: str, row_group: int, row: int | None = None) -> str:
-        """Returns the lines of a block, or the line that a row of it begins with."""
+        """Returns the lines of a block, or the first line of a row."""
         blocks = self._indexes[url].blocks
         line = blocks[row_group].line
         if row is not None:
@@ -105,7 +105,7 @@ class CsvReader:
         return f"lines {line} to {last}"
 
     def _scan(self, url: str) -> CsvIndex:
-        """Reads a whole file; the blocks of a compressed file go to the cache, where each can be read alone."""
+        """Reads a whole file. Blocks of a compressed file go to the cache, where each can be read alone."""
         (fs, path), blocks = fsspec.core.url_to_fs(url), []
         with self._scans, fs.open(path, "rb") as file:
             compression = _compression(path)
@@ -169,7 +169,7 @@ class CsvReader:
         return text
 
     def _stored(self, url: str) -> np.ndarray:
-        """Returns where the cache has the blocks of a compressed file; every host has a cache of its own."""
+        """Returns the places of a compressed file's blocks in the cache; every host has its own cache."""
         name = f"{self._name(url)}.blocks"
         with self._lock:
             if url not in self._offsets:
@@ -223,7 +223,7 @@ class CsvReader:
 
 
 def column_types(config: DataConfig) -> dict[str, pa.DataType]:
-    """Returns the types of the columns that a data section reads or filters by; any other column is text."""
+    """Returns the types of the columns that a data section reads or filters by; other columns are text."""
     hard = [config.catalogue.hard_negatives] if config.catalogue.hard_negatives else []
     features = [*config.dense.items(), *config.sparse.items()]
     integers = [columns_of(name, feature) for name, feature in features if takes(feature) != "numbers"]

@@ -1,4 +1,4 @@
-"""Keeps the indexes of CSV files, and the blocks of compressed ones, from one job to the next."""
+"""Keeps the indexes of CSV files, and the blocks of compressed files, from job to job."""
 
 import fcntl
 import os
@@ -19,13 +19,13 @@ OFFSET = np.dtype("<i8")
 
 
 class CsvCache:
-    """A directory of files that are written whole and may be deleted while no job runs.
+    """A directory of files that are written whole. Files may be deleted while no job runs.
 
     Args:
         url: The directory, on any fsspec URL. Unset: torchx-recsys in the user's cache directory.
 
     Raises:
-        InputError: It cannot be used.
+        InputError: The directory cannot be used.
     """
 
     def __init__(self, url: str | None) -> None:
@@ -47,7 +47,7 @@ class CsvCache:
         self._write(name, [content])
 
     def remove(self, name: str) -> None:
-        """Removes a file, if it is there."""
+        """Removes a file if it exists."""
         with self._named():
             if self._fs.exists(self._path(name)):
                 self._fs.rm_file(self._path(name))
@@ -70,7 +70,7 @@ class CsvCache:
         self._write(name, parts())
 
     def read_offsets(self, name: str, blocks: int) -> np.ndarray:
-        """Returns where each block of a file begins, and where the last one ends, `[blocks + 1]`."""
+        """Returns where each block of a file begins, and where the last ends, `[blocks + 1]`."""
         with self._named():
             footer = self._fs.cat_file(self._path(name), start=-OFFSET.itemsize * (blocks + 1))
         return np.frombuffer(footer, OFFSET)
@@ -100,15 +100,15 @@ class CsvCache:
         return named("data.csv.cache", self._url)
 
     def _write(self, name: str, parts: Iterable[bytes]) -> None:
-        """Writes a file under another name, and moves it once it is whole."""
+        """Writes a file under another name, and moves the whole file."""
         fs, path = (LOCAL, None) if self._fs.is_object_store else (self._fs, self._path(name))
-        # Only whole files go to an object store: if making a part failed, fsspec would store the beginning of the file.
+        # Only whole files go to an object store: if a part failed, fsspec would store the beginning of the file.
         partial = f"{path or Path(tempfile.gettempdir(), name)}.{uuid.uuid4().hex}.partial"
         try:
             with self._named():
                 file = fs.open(partial, "wb")
             with file:
-                for part in parts:  # not within `named`: to make a part may fail, too
+                for part in parts:  # not within `named`: making a part may fail, too
                     with self._named():
                         file.write(part)
             with self._named():

@@ -46,10 +46,10 @@ def find_fault(
 
     Args:
         text: The block.
-        first_line: The line that it begins with.
+        first_line: The first line of the block.
         names: The columns of the file.
-        types: The types of the columns that are read.
-        dialect: How values are written.
+        types: The types of the columns to read.
+        dialect: The characters of the file.
     """
     if fault := _stray_quote(text, first_line, dialect):
         return fault
@@ -82,7 +82,7 @@ def find_fault(
 
 
 def _stray_quote(text: bytes, first_line: int, dialect: Dialect) -> str | None:
-    """Finds a quote that is neither around a value nor doubled: then quotes cannot tell rows apart."""
+    """Finds a quote that is neither around a value nor doubled, so that quotes cannot separate rows."""
     if not dialect.quote or dialect.quote.encode() not in text:
         return None
     q, d = (re.escape(mark.encode()) for mark in (dialect.quote, dialect.delimiter))

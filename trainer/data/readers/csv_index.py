@@ -18,11 +18,11 @@ class Block:
     """Consecutive rows of a file.
 
     Attributes:
-        start: Its first byte in the uncompressed text.
-        size: Its bytes.
-        rows: Its rows; empty lines do not count.
-        line: The number of its first line in the file, from 1.
-        checksum: CRC-32 of its bytes.
+        start: First byte in the uncompressed text.
+        size: Number of bytes.
+        rows: Number of rows, without empty lines.
+        line: Number of the first line in the file, from 1.
+        checksum: CRC-32 of the bytes.
     """
 
     start: int
@@ -37,9 +37,9 @@ class CsvIndex:
     """The outline of a file.
 
     Attributes:
-        size_bytes: Size of the file, as it is stored.
+        size_bytes: Stored size of the file.
         header: The line with the names of the columns; empty if the file has none.
-        blocks: Its blocks in order.
+        blocks: The blocks in order.
     """
 
     size_bytes: int
@@ -47,7 +47,7 @@ class CsvIndex:
     blocks: tuple[Block, ...]
 
     def to_bytes(self) -> bytes:
-        """Returns the index in a form that is short enough to send to all ranks."""
+        """Returns the index in a form that is short enough for all ranks."""
         blocks = [astuple(block) for block in self.blocks]
         return zlib.compress(json.dumps([self.size_bytes, self.header, blocks]).encode(), 1)
 
@@ -66,7 +66,7 @@ def row_ends(text: np.ndarray, quote: str, inside: bool = False) -> tuple[np.nda
     Args:
         text: The text, uint8.
         quote: The character, or nothing.
-        inside: Whether a quote is open at its beginning.
+        inside: Whether a quote is open at the beginning.
     """
     newlines = np.flatnonzero(text == NEWLINE) + 1
     quotes = np.flatnonzero(text == ord(quote)) if quote else newlines[:0]
@@ -110,7 +110,7 @@ class Blocks:
         self._start, self._line, self._at_end = 0, 1, False
 
     def header(self) -> str:
-        """Takes the first row and returns it, without its newline."""
+        """Takes and returns the first row, without its newline."""
         self._begin()
         while not len(self._ends) and not self._at_end:
             self._refuse_long_row()
@@ -127,7 +127,7 @@ class Blocks:
         """Yields the blocks and their texts."""
         self._begin()
         while not self._at_end or self._text:
-            # A cut depends on the text alone, not on how much text a read returns.
+            # A cut depends only on the text, not on the amount of text that a read returns.
             while not self._at_end and len(self._text) <= self._block_bytes:
                 self._more()
             if not self._text:

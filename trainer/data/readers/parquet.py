@@ -11,10 +11,10 @@ from trainer.data.readers.base import Column, FileContents, Statistics
 
 
 class ParquetReader:
-    """Reads Parquet files, and keeps the footers of files that were opened.
+    """Reads Parquet files, and keeps the footers of opened files.
 
-    pyarrow.dataset is not used: its scanner reads ahead in an order and with threads of its own, while lanes need given
-    row groups at given times, and a budget of threads per rank.
+    pyarrow.dataset is not used: its scanner reads ahead in its own order and with its own threads, while lanes need
+    given row groups at given times, and a budget of threads per rank.
     """
 
     format = "Parquet"
@@ -37,28 +37,28 @@ class ParquetReader:
         """Opens a row group: column by column in a local file, else all columns at once."""
         fs, path = fsspec.core.url_to_fs(url)
         local = isinstance(fs, LocalFileSystem)
-        # Pre-buffering joins the columns' byte ranges into few requests, which on a local disk would only be a copy.
+        # Pre-buffering joins the columns' byte ranges into few requests; on a local disk it would only be a copy.
         opened = pq.ParquetFile(path, filesystem=fs, metadata=self._footers.get(url), pre_buffer=not local)
         with opened as file:
             self._footers.setdefault(url, file.metadata)
-            # Without Arrow's threads: data.read_threads is what a rank may use, and Arrow's pool is as large as the
-            # machine, whose other cores belong to other ranks.
+            # Without Arrow's threads: a rank may use data.read_threads threads, and Arrow's pool takes all cores of
+            # the machine, which also belong to other ranks.
             if local:
-                # A column that is used before the next one is read stays in the cache: of the synthetic data's row
-                # groups, one column is half a megabyte in memory and all of them are 17.
+                # A column that is used before the next is read stays in the cache: in row groups of the synthetic
+                # data, one column takes half a megabyte of memory and all columns take 17.
                 yield lambda name: file.read_row_group(row_group, [name], use_threads=False).column(name)
             else:
                 # Here every read is a request, whose latency is far longer than a cache miss.
                 yield file.read_row_group(row_group, list(columns), use_threads=False).column
 
     def statistics(self, url: str, row_group: int, columns: Sequence[str]) -> dict[str, Statistics]:
-        """Returns the bounds of the columns of a row group that the footer has."""
+        """Returns the bounds of a row group's columns that the footer holds."""
         footer = self._footers.get(url)
         if footer is None:
             fs, path = fsspec.core.url_to_fs(url)
             footer = self._footers.setdefault(url, pq.read_metadata(path, filesystem=fs))
         chunks = footer.row_group(row_group)
-        if url not in self._places:  # once a file, as it may have thousands of columns
+        if url not in self._places:  # once per file, which may have thousands of columns
             self._places[url] = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
         places = self._places[url]
         found = {name: chunks.column(places[name]).statistics for name in columns if name in places}
@@ -67,6 +67,6 @@ class ParquetReader:
 
 def _bounds(found: pq.Statistics) -> Statistics:
     low, high = (found.min, found.max) if found.has_min_max else (None, None)
-    # The bounds of decimals, dates and times are other objects than the values that a filter compares.
+    # The bounds of decimals, dates and times are not the objects that a filter compares.
     known = isinstance(low, (bool, int, float, str))
     return Statistics(low if known else None, high, found.null_count if found.has_null_count else None)

@@ -1,4 +1,4 @@
-"""Foundations of every other room; nothing here knows about recommendation.
+"""Foundations of every other room, without knowledge of recommendation.
 
 Uses no other room.
 """

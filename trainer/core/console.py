@@ -1,4 +1,4 @@
-"""Words for the terminal: counts of things, and the commands to type next."""
+"""Text for the terminal: counts of things, and the next commands to type."""
 
 import json
 import shlex
@@ -13,11 +13,11 @@ def plural(number: int, name: str) -> str:
 
 
 def next_commands(*commands: Iterable[str]) -> str:
-    """Returns the lines that show commands, each given by its words and quoted for a shell."""
+    """Returns lines with commands, quoted for a shell; each command is a list of words."""
     return "Next:  " + "\n       ".join(without_secrets(shlex.join(words)) for words in commands)
 
 
 def python_command(statements: str, url: str) -> list[str]:
     """Returns the words of a command that executes Python statements, with a URL in place of `{}`."""
-    # In double quotes, as the shell has single ones around the statements.
+    # In double quotes, as the shell puts single quotes around the statements.
     return ["python", "-c", statements.format(json.dumps(url, ensure_ascii=False))]

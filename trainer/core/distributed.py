@@ -24,7 +24,7 @@ from trainer.core.errors import REPORTED_ERRORS, report_error
 from trainer.core.timeouts import AT_WORK_SECONDS, COLLECTIVE_SECONDS, FIRST_ERROR_SECONDS
 
 T = TypeVar("T")
-# Messages of Gloo and NCCL when the process at the other end is gone: they raise a plain RuntimeError for it.
+# Messages of the plain RuntimeError that Gloo and NCCL raise when the process at the other end is gone.
 LOST_PEER = re.compile(
     "closed by peer|reset by peer|Broken pipe|connectFullMesh failed|remote process exited|Failed to recv, got 0 bytes"
 )
@@ -39,10 +39,10 @@ class DistributedContext:
     Attributes:
         rank: This rank, in `[0, world_size)`.
         world_size: Ranks of the job.
-        local_rank: This rank among those of its node.
+        local_rank: This rank among the ranks of its node.
         local_world_size: Ranks on this node.
         device: The device that this rank computes on.
-        collective_timeout: A collective that some rank does not join in this time ends the job.
+        collective_timeout: The job ends if a rank does not join a collective in this time.
     """
 
     rank: int
@@ -54,12 +54,12 @@ class DistributedContext:
 
     @property
     def is_rank0(self) -> bool:
-        """Whether this is rank 0, the one that prints and writes the run's small files."""
+        """Whether this is rank 0, which prints and writes the run's small files."""
         return self.rank == 0
 
 
 def current_context() -> DistributedContext:
-    """Returns the place that torchrun sets in the environment; without torchrun, the only rank of its job."""
+    """Returns the place that torchrun sets in the environment; without torchrun, the only rank of a job."""
     rank, world, local, local_world = (
         int(os.environ.get(name, default))
         for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
@@ -70,10 +70,10 @@ def current_context() -> DistributedContext:
 
 @contextmanager
 def process_group(collective_seconds: float = COLLECTIVE_SECONDS) -> Iterator[DistributedContext]:
-    """Joins the job's process group, NCCL with a GPU and Gloo without, and leaves it at the end.
+    """Joins the job's process group, NCCL with a GPU and Gloo without, and leaves the group at the end.
 
     Args:
-        collective_seconds: A collective that some rank does not join in this time ends the job.
+        collective_seconds: The job ends if a rank does not join a collective in this time.
     """
     context = replace(current_context(), collective_timeout=timedelta(seconds=collective_seconds))
     if context.device.type == "cuda":
@@ -81,9 +81,9 @@ def process_group(collective_seconds: float = COLLECTIVE_SECONDS) -> Iterator[Di
     else:
         _keep_freed_memory()
     cores = len(os.sched_getaffinity(0))
-    # More threads than cores made a step three times slower (505 instead of 170 ms), and torch starts one per core.
+    # torch starts a thread per core, and more threads than cores made a step three times slower (505, not 170 ms).
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // context.local_world_size)))
-    # A store in memory: without torchrun, the default one would need a free port and its address in the environment.
+    # A store in memory: without torchrun, the default store would need a free port and its address in the environment.
     alone: dict[str, Any] = (
         {} if dist.is_torchelastic_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     )
@@ -92,19 +92,19 @@ def process_group(collective_seconds: float = COLLECTIVE_SECONDS) -> Iterator[Di
     try:
         yield context
     except BaseException as error:
-        traceback.clear_frames(error.__traceback__)  # they hold tensors and the group, which is destroyed below
+        traceback.clear_frames(error.__traceback__)  # frames hold tensors and the group, which is destroyed below
         _explain(error, context)
         raise
     finally:
-        gc.collect()  # models in cycles and tracebacks hold on to the group's threads, which must end before Python
+        gc.collect()  # models in cycles and tracebacks keep the group's threads alive, which must end before Python
         dist.destroy_process_group()
 
 
 def _keep_freed_memory() -> None:
-    """Makes glibc keep the memory that tensors on a CPU free, for those of the next step.
+    """Makes glibc keep the freed memory of tensors on a CPU for the tensors of the next step.
 
-    By default it returns tensors of 32 MiB and more to the kernel, which maps and zeroes every page when the next step
-    asks for them again: DIN on histories of 50 items trained half as fast, and the time of a step varied by 30 %.
+    By default glibc returns tensors of 32 MiB and more to the kernel, which maps and zeroes every page again in the
+    next step: DIN on histories of 50 items trained half as fast, and the time of a step varied by 30 %.
     jemalloc and tcmalloc have to be loaded before Python, and come with no Python package.
     """
     if sys.platform == "linux":
@@ -114,19 +114,19 @@ def _keep_freed_memory() -> None:
 
 
 def _explain(error: BaseException, context: DistributedContext) -> None:
-    """Reports an error to torchrun, unless it only follows from the error of another rank.
+    """Reports an error to torchrun, unless the error only follows from the error of another rank.
 
-    torchrun shows the error of the rank that left first. So a rank that lost its peer waits for torchrun to find the
-    one that failed and to end the others.
+    torchrun shows the error of the first rank that left. So a rank that lost its peer waits for torchrun to find the
+    failed rank and to end the others.
 
     Raises:
-        SystemExit: The error follows from another rank's.
+        SystemExit: The error follows from another rank's error.
     """
     if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)):
         print(
             f"rank {context.rank} lost the connection to another rank, whose error counts", file=sys.stderr, flush=True
         )
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun's SIGTERM has to end this wait, not to request a stop
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun's SIGTERM has to end this wait, not request a stop
         time.sleep(FIRST_ERROR_SECONDS)
         raise SystemExit(1) from None
     if not isinstance(error, SystemExit):
@@ -139,8 +139,8 @@ def broadcast_from_rank0(
     """Runs `make` on rank 0 and returns its result on every rank.
 
     Raises:
-        InputError: What `make` raised, if there is only one rank.
-        SystemExit: With more ranks, after rank 0 has reported what `make` raised.
+        InputError: The error of `make`, if there is only one rank.
+        SystemExit: With more ranks, after rank 0 has reported the error of `make`.
     """
     if context.world_size == 1:
         return make()
@@ -148,7 +148,7 @@ def broadcast_from_rank0(
     if context.is_rank0:
         try:
             outcome[0] = make()
-        except REPORTED_ERRORS as error:  # reported before any rank leaves: torchrun ends all when the first does
+        except REPORTED_ERRORS as error:  # reported before any rank leaves: torchrun ends all when the first leaves
             get_error_handler().record_exception(error)
             outcome[1] = report_error(error)
     dist.broadcast_object_list(outcome, src=0, group=group)
@@ -158,9 +158,9 @@ def broadcast_from_rank0(
 
 
 def broadcast_when_done(context: DistributedContext, make: Callable[[], T]) -> T:
-    """As `broadcast_from_rank0`, for what may take longer than a collective: reading all data, say.
+    """As `broadcast_from_rank0`, for work that may outlast a collective, such as reading all data.
 
-    Rank 0 calls `make` in a thread, and tells the others meanwhile that it is at work.
+    Rank 0 calls `make` in a thread, and meanwhile tells the other ranks that it is at work.
     """
     if context.world_size == 1:
         return make()
@@ -188,10 +188,10 @@ def gather_to_all(value: T, context: DistributedContext, group: dist.ProcessGrou
 
 
 def background_group(context: DistributedContext) -> dist.ProcessGroup:
-    """Returns a group of all ranks on the CPU, for collectives beside those of training.
+    """Returns a group of all ranks on the CPU, for collectives outside training.
 
-    Collectives of one group have to start in the same order on every rank, which threads cannot guarantee; and NCCL
-    would put those of a save into the GPU's queue, behind the steps.
+    Collectives of one group have to start in the same order on every rank, which threads cannot guarantee. NCCL would
+    also put the collectives of a save into the GPU's queue, behind the steps.
     """
     group = dist.new_group(backend="gloo", timeout=context.collective_timeout)
     assert isinstance(group, dist.ProcessGroup)
@@ -199,19 +199,19 @@ def background_group(context: DistributedContext) -> dist.ProcessGroup:
 
 
 def limit_collectives(context: DistributedContext) -> None:
-    """Sets the timeout of all groups to that of the job; TorchRec makes its own, within and across nodes, without one.
+    """Sets the timeout of all groups to the job's timeout.
 
-    Gloo would wait in those for half an hour.
+    TorchRec makes groups within and across nodes without a timeout; Gloo would wait in these for half an hour.
     """
     for group in distributed_c10d._world.pg_map:
         distributed_c10d._set_pg_timeout(context.collective_timeout, group)
 
 
 def rank0_host() -> str:
-    """Returns the host of rank 0, as torchrun names it."""
+    """Returns the host of rank 0, by torchrun's name."""
     return os.environ.get("MASTER_ADDR", "localhost")
 
 
 def torchx_job() -> str | None:
-    """Returns the handle of the TorchX job that this process belongs to, None outside of TorchX."""
+    """Returns the handle of this process's TorchX job, None outside TorchX."""
     return os.environ.get("TORCHX_JOB_ID")

@@ -1,4 +1,4 @@
-"""Errors by type, and the report of each: the user's mistakes in one line, bugs with a traceback."""
+"""Errors by type, and their reports: the user's mistakes in one line, bugs with a traceback."""
 
 import difflib
 import fcntl
@@ -16,12 +16,12 @@ from trainer.core.secrets import without_secrets
 class InputError(ValueError):
     """The user's mistake: a key, a flag, a file or data that cannot be used.
 
-    The message is one line that names the key or flag, its value, what is allowed and what to do. Exit code 2.
+    The message is one line that names the key or flag, its value, the allowed values and the remedy. Exit code 2.
     """
 
 
 class StorageError(OSError):
-    """Storage that fails. The input is right, so another attempt may succeed. One line, exit code 1."""
+    """Failing storage. The input is right, so another attempt may succeed. One line, exit code 1."""
 
 
 class StorageNotFoundError(StorageError, FileNotFoundError):
@@ -29,7 +29,7 @@ class StorageNotFoundError(StorageError, FileNotFoundError):
 
 
 class StorageExistsError(StorageError, FileExistsError):
-    """Storage has such a file already."""
+    """Storage already has such a file."""
 
 
 class StoragePermissionError(StorageError, PermissionError):
@@ -41,14 +41,14 @@ class LostRankError(RuntimeError):
 
 
 REPORTED_ERRORS = (InputError, StorageError, LostRankError)
-"""Errors whose message is all that the user needs; any other is a bug and keeps its traceback."""
+"""Errors whose message is all that the user needs. Any other error is a bug and keeps its traceback."""
 
 
 def report_error(error: BaseException) -> int:
-    """Reports an error and returns the exit code that belongs to its type.
+    """Reports an error and returns the exit code of its type.
 
-    It is printed to stderr without the secrets of URLs, of the ranks of a host by the first one that has an error. The
-    scheduler is told of the user's mistakes, too.
+    The first rank of a host with an error prints the error to stderr, without the secrets of URLs. The scheduler also
+    learns of the user's mistakes.
     """
     if isinstance(error, REPORTED_ERRORS):
         with _once_on_this_host() as is_first:
@@ -62,21 +62,21 @@ def report_error(error: BaseException) -> int:
 def _say(error: BaseException) -> None:
     line = " ".join(without_secrets(error).split())
     print(f"error: {line}", file=sys.stderr, flush=True)
-    # Storage out of reach may be back at the next attempt.
+    # Unreachable storage may be back at the next attempt.
     if isinstance(error, InputError) and type(error.__cause__) is not StorageError:
         write_outcome(f"{WRONG_INPUT_WORDS}: {line}")
 
 
 @contextmanager
 def _once_on_this_host() -> Iterator[bool]:
-    """Yields whether no other rank of this host has been here in this attempt: most have the same error.
+    """Yields whether this rank is the first here of its host and attempt; most ranks have the same error.
 
-    The others wait for it, as torchrun ends all ranks when the first one leaves.
+    The others wait for the first rank, as torchrun ends all ranks when the first leaves.
     """
     own = os.environ.get("TORCHELASTIC_ERROR_FILE")  # ATTEMPT/RANK/error.json
     try:
         file = Path(own).parents[1].joinpath("reported").open("a") if own else None
-    except OSError:  # a full disk, on which every rank has its say
+    except OSError:  # the disk is full: every rank reports
         file = None
     if file is None:
         yield True

@@ -1,8 +1,8 @@
-"""The contract between a job and the scheduler that started it: exit codes, and one line about how far it came.
+"""The contract between a job and its scheduler: exit codes, and one line about the job's progress.
 
-torchrun ends with 1 after any signal, so its exit code cannot tell a job that saved and stopped from one that failed.
+torchrun exits with 1 after any signal, so its exit code cannot tell a job that saved and stopped from a failed job.
 The trainer therefore writes a line to the file that the scheduler names in `OUTCOME_VARIABLE`; schedulers act on it.
-A checkpoint's line is replaced by that of the next one, and by that of the end; a job that is killed leaves it.
+The line of a checkpoint is replaced by the line of the next, and by the final line; a killed job leaves the line.
 Imports nothing but the standard library: schedulers run where torch may be absent.
 """
 
@@ -16,39 +16,39 @@ WRONG_INPUT = 2
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 OUTCOME_VARIABLE = "TORCHX_OUTCOME_FILE"
-# The steps done in the newest checkpoint of earlier attempts, if a scheduler that starts a job again knows of one.
+# The steps done in the newest checkpoint of earlier attempts, if the scheduler that restarts a job knows of one.
 SAVED_STEP_VARIABLE = "TORCHX_SAVED_STEP"
 FINISHED_WORD = "finished"  # first word of the line of a job that reached its last step
 STOPPED_WORD = "stopped"  # first word of the line of a job that stopped on request
-SAVED_WORD = "saved"  # first word of the line of a job that has saved a checkpoint and goes on
-WRONG_INPUT_WORDS = "wrong input"  # first words of the line of a job that would end the same when tried again
+SAVED_WORD = "saved"  # first word of the line of a job that has saved a checkpoint and continues
+WRONG_INPUT_WORDS = "wrong input"  # first words of the line of a job that another attempt would not help
 
 
 def write_outcome(line: str) -> None:
-    """Writes the outcome of this job to the file that its scheduler names, if it names one."""
+    """Writes the outcome of this job to the file that the scheduler names, if any."""
     if file := os.environ.get(OUTCOME_VARIABLE):
-        whole = Path(f"{file}.{os.getpid()}")  # a rank that is killed while it writes leaves the line before
+        whole = Path(f"{file}.{os.getpid()}")  # a rank killed while writing leaves the line before
         whole.write_text(f"{line}\n")
         whole.replace(file)
 
 
 def is_finished(line: str) -> bool:
-    """Returns whether an outcome is that of a job that reached its last step."""
+    """Returns whether the job of an outcome reached its last step."""
     return line.startswith(FINISHED_WORD)
 
 
 def is_stopped(line: str) -> bool:
-    """Returns whether an outcome is that of a job that stopped on request."""
+    """Returns whether the job of an outcome stopped on request."""
     return line.startswith(STOPPED_WORD)
 
 
 def is_final(line: str) -> bool:
-    """Returns whether a line is about the end of a job, not about a checkpoint on the way."""
+    """Returns whether a line is about the end of a job, not about a checkpoint."""
     return bool(line) and not line.startswith(SAVED_WORD)
 
 
 def saved_step(line: str) -> int:
-    """Returns the steps done in the checkpoint that a line names; 0 if it names none."""
+    """Returns the steps done in the checkpoint of a line; 0 without a checkpoint."""
     found = re.search(r"step-(\d+)$", line)
     return int(found[1]) if found else 0
 
@@ -59,10 +59,10 @@ def step_saved_before() -> int:
 
 
 def is_wrong_input(line: str) -> bool:
-    """Returns whether an outcome is that of a job that would end the same when tried again."""
+    """Returns whether another attempt would not help the job of an outcome."""
     return line.startswith(WRONG_INPUT_WORDS)
 
 
 def environment_of_child_job() -> dict[str, str]:
-    """Returns the environment for a job that this process starts: its outcome and checkpoints are not this job's."""
+    """Returns the environment for a child job, whose outcome and checkpoints are not this job's."""
     return {name: value for name, value in os.environ.items() if name not in (OUTCOME_VARIABLE, SAVED_STEP_VARIABLE)}

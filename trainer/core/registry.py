@@ -1,4 +1,4 @@
-"""Finds losses, metrics, readers, models and schedules by name: built-in ones, or the user's own."""
+"""Finds losses, metrics, readers, models and schedules by name: built-in, or the user's own."""
 
 import importlib
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ def find_by_name(key: str, name: str, registry: Mapping[str, Any]) -> Any:
     Args:
         key: The key, for messages.
         name: A name in the registry, or `package.module:object` for the user's own.
-        registry: The built-in ones; a string among them is itself of the form `package.module:object`, so that what it
-            names is imported only when it is used.
+        registry: The built-in objects. A string of the form `package.module:object` stands for an object that is
+            imported only when used.
 
     Raises:
-        InputError: There is no such name, or the user's own cannot be imported.
+        InputError: There is no such name, or the user's own object cannot be imported.
     """
     if name not in registry and ":" not in name:
         raise InputError(f"{key} is '{name}'{nearest(name, registry)}, or package.module:name for your own")

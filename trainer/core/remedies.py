@@ -1,4 +1,4 @@
-"""Advice for errors of storage, as the last part of their messages."""
+"""Advice on errors of storage, for the end of their messages."""
 
 import errno
 
@@ -17,10 +17,10 @@ SOME_PATHS = "write a local path, or a URL such as s3://BUCKET/PATH, gs://BUCKET
 
 
 def remedy(error: Exception, url: str) -> str:
-    """Returns what can be done about a URL that cannot be used.
+    """Returns the remedy for an unusable URL.
 
     Args:
-        error: What was raised for it.
+        error: The error of the URL.
         url: The URL, or a local path.
     """
     if url.rstrip("/").endswith(":"):

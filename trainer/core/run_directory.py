@@ -1,4 +1,4 @@
-"""A run directory on any fsspec URL, and its small files."""
+"""A run directory on any fsspec URL, with its small files."""
 
 import json
 import os
@@ -9,10 +9,10 @@ from trainer.core.storage import named, open_storage
 
 
 class RunDirectory:
-    """The directory that a run writes to.
+    """The directory of a run.
 
     Args:
-        url: Any fsspec URL or local path; created with the first file.
+        url: Any fsspec URL or local path. Created with the first file.
         key: The flag or key that gave the URL.
 
     Raises:
@@ -20,28 +20,28 @@ class RunDirectory:
     """
 
     def __init__(self, url: str, key: str = "--out") -> None:
-        self.url = os.path.expanduser(url.rstrip("/"))  # TensorBoard, unlike fsspec, would make a directory called ~
+        self.url = os.path.expanduser(url.rstrip("/"))  # TensorBoard, unlike fsspec, would make a directory named ~
         self.key = key
         with named(key, url):
             self.fs, self._path = open_storage(self.url)
 
     def path(self, *names: str) -> str:
-        """Returns a path below the directory, in the form that the file system takes."""
+        """Returns a path below the directory, in the form of the file system."""
         return posixpath.join(self._path, *names)
 
     def url_of(self, *names: str) -> str:
-        """Returns the URL of something below the directory."""
+        """Returns a URL below the directory."""
         return posixpath.join(self.url, *names)
 
     def create(self) -> None:
         """Creates the directory.
 
         Raises:
-            InputError: It cannot be written.
+            InputError: The directory cannot be written.
         """
         with named(self.key, self.url):
             self.fs.makedirs(self._path)
-            # An object store has no directories, so only a written file shows that the URL can be written to.
+            # An object store has no directories, so only writing a file shows that the URL is writable.
             self.write("run.json", self.read("run.json") or "{}")
 
     def read(self, *names: str) -> str | None:
@@ -52,7 +52,7 @@ class RunDirectory:
             return None
 
     def write(self, name: str, text: str, durable: bool = False) -> None:
-        """Writes a file whole: a reader finds the old text or the new one; if durable, even after a power cut."""
+        """Writes a file whole: a reader finds the old or the new text; if durable, even after a power cut."""
         self.fs.write(self.path(name), text.encode(), durable)
 
     def write_json(self, name: str, content: Any, durable: bool = False) -> None:
@@ -61,18 +61,18 @@ class RunDirectory:
 
 
 class JsonLines:
-    """A file of one JSON object per line, each with a `step`; on storage that cannot append, `flush` rewrites it.
+    """A file of one JSON object per line, each with a `step`. On storage that cannot append, `flush` rewrites the file.
 
     Args:
-        run: Where the file is.
-        name: Its name.
-        last_step: Lines of later steps are dropped, as a resumed run writes them again.
+        run: The run directory.
+        name: The file name.
+        last_step: Lines of later steps are dropped, as a resumed run rewrites them.
     """
 
     def __init__(self, run: RunDirectory, name: str, last_step: int) -> None:
         self._run, self._name = run, name
         text = run.read(name) or ""
-        whole = text[: text.rfind("\n") + 1].splitlines()  # a crash can leave a part of the last line
+        whole = text[: text.rfind("\n") + 1].splitlines()  # a crash can leave a partial last line
         self._lines = [line for line in whole if json.loads(line)["step"] <= last_step]
         self._written = len(whole) if "".join(f"{line}\n" for line in self._lines) == text else -1
         self.flush()
@@ -81,13 +81,13 @@ class JsonLines:
         """Adds one line."""
         self._lines.append(json.dumps(record))
         if self._run.fs.is_local and self._written == len(self._lines) - 1:
-            self._written = -1  # if the append fails, the file may end in a part of the line: flush rewrites it
+            self._written = -1  # a failed append may leave a partial line: flush rewrites the file
             with self._run.fs.open(self._run.path(self._name), "a") as file:
                 file.write(self._lines[-1] + "\n")
             self._written = len(self._lines)
 
     def discard(self, **values: Any) -> None:
-        """Removes the lines with these values; `flush` rewrites the file."""
+        """Removes the lines with these values. `flush` rewrites the file."""
         kept = [line for line in self._lines if not values.items() <= json.loads(line).items()]
         if len(kept) < len(self._lines):
             self._lines, self._written = kept, -1
@@ -97,7 +97,7 @@ class JsonLines:
         return [json.loads(line) for line in self._lines]
 
     def flush(self) -> None:
-        """Writes the lines that are not written yet."""
+        """Writes the pending lines."""
         if self._written != len(self._lines):
             self._run.write(self._name, "".join(line + "\n" for line in self._lines))
             self._written = len(self._lines)

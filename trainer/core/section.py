@@ -1,4 +1,4 @@
-"""The base of every configuration section, and of the errors that a wrong one leads to."""
+"""The base of every configuration section, and the errors of wrong sections."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args, get_origin
@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from trainer.core.errors import InputError, nearest
 
 Tree = dict[str, Any]
-"""A configuration as TOML holds it: values, lists, and tables of the same."""
+"""A configuration in the form of TOML: values, lists, and tables of the same."""
 S = TypeVar("S", bound="Section")
 
 
@@ -27,13 +27,13 @@ class Section(pydantic.BaseModel):
 class MayChange:
     """Marks a key that may change when a run is resumed: `key: Annotated[int, MayChange] = 1`.
 
-    A key without the mark decides the losses, or is taken to: forgetting a mark refuses a resume, and never lets one
-    continue with other losses in silence.
+    A key without the mark is taken to decide the losses: a forgotten mark refuses a resume, and never lets a run
+    continue silently with other losses.
     """
 
 
 def flat(tree: Tree, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Returns the values in a tree by their paths."""
+    """Returns the values of a tree by path."""
     values: dict[tuple[str, ...], Any] = {}
     for key, value in tree.items():
         values |= flat(value, (*above, key)) if isinstance(value, dict) else {(*above, key): value}
@@ -41,7 +41,7 @@ def flat(tree: Tree, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
 
 
 def follow(section: Any, path: tuple[Any, ...]) -> tuple[Any, FieldInfo | None, tuple[Any, ...]]:
-    """Returns the type at a path, its field (None where no section has one), and the path of its named thing."""
+    """Returns the type at a path, its field (None outside sections), and the path of its named thing."""
     kind, field, entry = section, None, ()
     for position, step in enumerate(path, 1):
         if hasattr(kind, "model_fields"):
@@ -57,11 +57,11 @@ def validate(section: type[S], tree: Tree, source: Callable[[tuple[int | str, ..
 
     Args:
         section: The section.
-        tree: Its values, as TOML holds them.
-        source: Returns what stands before a message about a key.
+        tree: The values, in the form of TOML.
+        source: Returns the beginning of a message about a key.
 
     Raises:
-        InputError: A key or a value is wrong; the message names it and what is allowed.
+        InputError: A key or a value is wrong. The message names it and the allowed values.
     """
     try:
         return section.model_validate(tree)
@@ -70,11 +70,11 @@ def validate(section: type[S], tree: Tree, source: Callable[[tuple[int | str, ..
 
 
 def explain(error: pydantic.ValidationError, section: type[pydantic.BaseModel]) -> str:
-    """Returns the first thing that is wrong, in one line that names the key, the value and what is allowed.
+    """Returns the first mistake, in one line that names the key, the value and the allowed values.
 
     Args:
-        error: What pydantic raised.
-        section: What was validated, to find the nearest key to an unknown one.
+        error: Pydantic's error.
+        section: The validated section, to find the nearest key to an unknown key.
     """
     first = error.errors(include_url=False)[0]
     key = ".".join(map(str, first["loc"]))
@@ -92,6 +92,6 @@ def explain(error: pydantic.ValidationError, section: type[pydantic.BaseModel]) 
             return f"{key} is {first['input']!r}: it must be a section of keys, [{key}]"
         case "bool_type":
             return f"{key} is {first['input']!r}: it must be true or false"
-        case "value_error":  # a section that several keys hold writes {key} for its own
+        case "value_error":  # a section below several keys writes {key} for its own
             return message.replace("{key}", key)
     return f"{key} is {first['input']!r}: {message[:1].lower()}{message[1:]}"

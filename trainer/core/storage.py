@@ -1,4 +1,4 @@
-"""Files and directories on any fsspec URL, with one type of error."""
+"""Files and directories on any fsspec URL, with one error type."""
 
 import os
 import posixpath
@@ -33,20 +33,20 @@ KINDS = {
 class Storage:
     """A file system that raises StorageError for every failure, and caches no listings.
 
-    It has all methods of fsspec's file systems; those below are its own.
+    Has all methods of fsspec's file systems, and the methods below.
 
     Args:
         fs: The file system.
 
     Attributes:
-        is_local: Whether it is a mounted one, where files can be appended to.
-        is_object_store: Whether a write replaces an object whole or not at all, and there are no directories.
+        is_local: Whether the file system is mounted, so that files can be appended to.
+        is_object_store: Whether a write replaces a whole object or nothing, without directories.
     """
 
     def __init__(self, fs: AbstractFileSystem) -> None:
-        self._fs = fs  # opened without a cache of listings: other jobs write there, too
+        self._fs = fs  # without a cache of listings, as other jobs write there, too
         self.is_local = isinstance(fs, LocalFileSystem)
-        self.is_object_store = isinstance(fs, AsyncFileSystem)  # fsspec's object stores are, and have no other mark
+        self.is_object_store = isinstance(fs, AsyncFileSystem)  # the only mark of fsspec's object stores
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._fs, name)
@@ -56,14 +56,14 @@ class Storage:
         return Storage, (self._fs,)
 
     def makedirs(self, path: str) -> None:
-        """Makes a directory, unless it exists."""
-        if not self.is_object_store:  # where fsspec's makedirs would make a bucket
+        """Makes a directory unless it exists."""
+        if not self.is_object_store:  # there fsspec's makedirs would make a bucket
             with os_errors(path):
                 self._fs.makedirs(path, exist_ok=True)
 
     @contextmanager
     def durable(self, path: str) -> Iterator[Any]:
-        """Opens a file to write, durable once the block has ended."""
+        """Opens a file to write, durable after the block."""
         with os_errors(path), self._fs.open(path, "wb") as file:
             yield file
             if self.is_local:
@@ -71,14 +71,14 @@ class Storage:
                 os.fsync(file.fileno())
 
     def write(self, path: str, content: bytes, durable: bool = False) -> None:
-        """Writes a file whole: a reader finds the old content or the new one.
+        """Writes a file whole: a reader finds the old or the new content.
 
         Args:
             path: Path of the file.
-            content: Its new content.
-            durable: Whether the file, and all new names in its directory, have to survive a power cut.
+            content: The new content.
+            durable: Whether the file, and all new names in its directory, must survive a power cut.
         """
-        if self.is_object_store:  # replaces objects whole; to write elsewhere and move takes six requests for one
+        if self.is_object_store:  # replaces whole objects; a write elsewhere and a move take six requests
             self.pipe_file(path, content)
             return
         if durable:
@@ -87,8 +87,8 @@ class Storage:
         else:
             self.pipe_file(f"{path}.partial", content)
         self.mv(f"{path}.partial", path)
-        # fsync of a file does not cover its name: a power cut could leave a synced file in no directory. The directory
-        # above counts too, as a checkpoint's own is new.
+        # fsync of a file does not cover its name: a power cut could leave a synced file in no directory. The parent
+        # directory counts too, as a checkpoint's own directory is new.
         if durable and self.is_local:
             folder = posixpath.dirname(path)
             _sync_directories(folder, posixpath.dirname(folder))
@@ -105,12 +105,12 @@ def _sync_directories(*paths: str) -> None:
 
 
 def open_storage(url: str) -> tuple[Storage, str]:
-    """Returns the storage of a URL, and the path there.
+    """Returns the storage of a URL, and the path on it.
 
     Raises:
         StorageError: There is no such kind of storage, its package is not installed, or the URL ends after its scheme.
     """
-    if re.fullmatch(r"[\w.+-]+:/*", url):  # `s3:` would be a local directory of that name
+    if re.fullmatch(r"[\w.+-]+:/*", url):  # `s3:` would be a local directory
         raise StorageError("it names a kind of storage, but no bucket or directory there")
     try:
         fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
@@ -120,10 +120,10 @@ def open_storage(url: str) -> tuple[Storage, str]:
 
 
 def read_text(url: str) -> str:
-    """Returns the text of a file in UTF-8, without the byte-order mark that some editors begin it with.
+    """Returns the text of a file in UTF-8, without the byte-order mark of some editors.
 
     Raises:
-        StorageError: It cannot be read, or is no such text.
+        StorageError: The file cannot be read, or is not such text.
     """
     fs, path = open_storage(url)
     try:
@@ -136,11 +136,11 @@ def refuse_existing(files: Mapping[str, str | None], overwrite: bool) -> None:
     """Refuses to replace files, before any work is done for them.
 
     Args:
-        files: The files by the flags that name them; None for a flag that is not given.
+        files: The files by flag; None for an unset flag.
         overwrite: Whether `--overwrite` is set.
 
     Raises:
-        InputError: One exists and `--overwrite` is not set, or storage fails.
+        InputError: A file exists and `--overwrite` is not set, or storage fails.
     """
     for flag, url in files.items():
         if url is None or overwrite:
@@ -160,10 +160,10 @@ def write_file(flag: str, url: str, content: bytes | str) -> None:
     Args:
         flag: The flag, with its dashes.
         url: The file.
-        content: What to write; text is written in UTF-8.
+        content: The content; text is written in UTF-8.
 
     Raises:
-        InputError: It cannot be written; the message names flag, URL and reason.
+        InputError: The file cannot be written. The message names flag, URL and reason.
     """
     with named(flag, url):
         fs, path = open_storage(url)
@@ -176,7 +176,7 @@ def _with_os_errors(method: Callable[..., Any]) -> Callable[..., Any]:
         with os_errors(path):
             try:
                 return method(path, *args, **kwargs)
-            except ValueError as error:  # of fsspec, for a path that such storage cannot have
+            except ValueError as error:  # from fsspec, for a path that the storage cannot have
                 raise StorageError(f"{_one_line(error)}: '{path}'") from error
 
     return call
@@ -186,10 +186,10 @@ def _with_os_errors(method: Callable[..., Any]) -> Callable[..., Any]:
 def os_errors(path: str | None = None) -> Iterator[None]:
     """Turns errors of storage in the block into a StorageError: one line, without secrets.
 
-    Libraries of object stores have their own types of errors. Python's, except for OSError, are bugs and pass.
+    Libraries of object stores have their own error types. Python's errors, except OSError, are bugs and pass.
 
     Args:
-        path: Path that the block works on, for errors that do not name it.
+        path: Path of the block, for errors that do not name a path.
     """
     try:
         yield
@@ -202,7 +202,7 @@ def os_errors(path: str | None = None) -> Iterator[None]:
 
 
 def _storage_error(error: Exception, path: str | None) -> StorageError:
-    """Returns a StorageError with the same message; types of cloud libraries often cannot be sent to other ranks."""
+    """Returns a StorageError with the same message. Errors of cloud libraries often cannot be sent to other ranks."""
     if isinstance(error, StorageError):
         return error
     kind = next((ours for theirs, ours in KINDS.items() if isinstance(error, theirs)), StorageError)
@@ -217,10 +217,10 @@ def _one_line(error: object) -> str:
 
 @contextmanager
 def named(key: str, url: str) -> Iterator[None]:
-    """Turns a failure of storage in the block into an error that names the key or flag that gave the URL.
+    """Turns a storage failure in the block into an error that names the key or flag of the URL.
 
     Raises:
-        InputError: The block failed; the message names key, URL and reason.
+        InputError: The block failed. The message names key, URL and reason.
     """
     try:
         with os_errors():

@@ -24,7 +24,7 @@ from planner.step_time import beside_tables
 
 MOST_TIMES = 2**20  # times the memory, beyond which no memory helps
 BISECTIONS = 30
-NARROWER = 5  # how often a phase gets less memory, as others lack some
+NARROWER = 5  # times that a phase's room is cut by what other phases lack
 AT_ANY_COST = 100.0  # how much slower the leanest plan may be, relative
 ROUNDING = 1e-9  # of sums in another order, relative
 

@@ -237,7 +237,7 @@ def compared(both: Mapping[str, Facts]) -> list[Lying]:
 
 
 def _page(run: Run, model: nn.Module, figures: list[Lying]) -> str:
-    """Returns the page of the plan; only measurements for a plan that the planner would not choose."""
+    """Returns the page of the plan; only the run's figures if the planner would not choose the plan."""
     drawn: list[Figure] = [*figures]
     try:
         return draw_page([plan_on(model, run.config, run.cluster)], drawn)

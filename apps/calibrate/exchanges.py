@@ -1,4 +1,4 @@
-"""Measures exchanges between the ranks of a host, and between hosts."""
+"""Measures exchange speeds between the ranks of a host, and between hosts."""
 
 import torch
 import torch.distributed as dist
@@ -7,7 +7,7 @@ from torch import Tensor
 from apps.calibrate.timing import nanoseconds
 from trainer.core.distributed import DistributedContext
 
-SMALL = 16  # times smaller is a second message: the time that both take does not depend on bytes
+SMALL = 16  # the second message is 16 times smaller; the time that both take does not depend on bytes
 
 
 def exchange_speeds(size: int, context: DistributedContext, repeats: int) -> dict[str, float]:

@@ -29,7 +29,7 @@ TABLE_ROWS = 100
 MEMORY_BATCHES = 8
 SCRATCH = "scratch-run"
 ENDLESS = 10**6
-SMALL = 8  # times smaller is the second batch
+SMALL = 8  # the second batch is 8 times smaller
 STEPS = 8  # batches that are read at a time
 # The figures that explain a step, besides its tables.
 FIGURES = ("flop", "batched_flop", "dense_byte", "step")

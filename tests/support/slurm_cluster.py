@@ -9,6 +9,7 @@ outlives its node. Nodes declare 68 CPUs and two GPUs (twins of /dev/null) whate
 
 import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -288,7 +289,7 @@ class Cluster:
         client = ("mariadb", "--no-defaults", "-uroot", "-S", str(sock), "-e")
         user = "create user 'slurm'@'127.0.0.1' identified by 'slurm'"
         grant = "grant all on slurm_acct_db.* to 'slurm'@'127.0.0.1'"
-        self._wait_for(sock.exists)
+        self._wait_for(lambda: sock.exists() and _listens(self._ports[5]))
         self.run(*client, f"{user}; {grant}")
         self._daemon("slurmdbd", self.folder / "slurmdbd.pid")
         self._wait_for(lambda: _listens(self._ports[4]))
@@ -325,11 +326,15 @@ def _end(pid: int) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
+    """Returns ports below those that the system hands out, which any connection may take before a daemon does."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return sorted(each.getsockname()[1] for each in sockets)
+        found: set[int] = set()
+        while len(found) < count:
+            each = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):  # somebody has it
+                each.bind(("127.0.0.1", random.SystemRandom().randrange(10000, 20000)))
+                found.add(each.getsockname()[1])
+        return sorted(found)
 
 
 def _listens(port: int) -> bool:

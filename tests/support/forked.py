@@ -109,6 +109,7 @@ def torchx(*words: str) -> None:
 def _call(
     function: Callable[..., None], arguments: tuple, environment: dict[str, str], output: Path, errors: Path
 ) -> None:
+    assert "preloaded" in sys.modules, "preloaded.py cannot be imported, of which the forkserver says nothing"
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)

@@ -3,7 +3,7 @@
 from trainer.commands import COMMANDS, import_quickly
 
 for module in (
-    *(f"trainer.{function.partition(':')[0]}" for function, _, _ in COMMANDS.values()),
+    *(place.partition(":")[0] for place, _, _ in COMMANDS.values()),
     *(f"components.{name}" for name in ("cli.run", "cli.jobs", "data", "dlrm", "tools")),
     "torch.distributed.run",
     "torchx.cli.main",

@@ -278,7 +278,9 @@ class Cluster:
 
     def _start_accounting(self) -> None:
         data, sock = self.folder / "mysql", self.folder / "mysql.sock"
-        everywhere = ("--no-defaults", "--user=root", f"--datadir={data}")
+        # In a shared /tmp, a server that starts deletes the temporary tables of others, which abort or crash.
+        (self.folder / "mysql-tmp").mkdir()
+        everywhere = ("--no-defaults", "--user=root", f"--datadir={data}", f"--tmpdir={self.folder}/mysql-tmp")
         self.run("mariadb-install-db", *everywhere, "--auth-root-authentication-method=normal", "--skip-test-db")
         database = self._spawn(
             *("mariadbd", *everywhere, f"--socket={sock}", "--bind-address=127.0.0.1", f"--port={self._ports[5]}"),

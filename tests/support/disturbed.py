@@ -5,9 +5,10 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 
 import torch.distributed as dist
-from ranks import run_on_ranks
+from forked import torchrun
 from torch.distributed import distributed_c10d
 
 from trainer.__main__ import main
@@ -47,11 +48,11 @@ def fail() -> None:
 
 
 def train(ranks: int, disturbed: int, disturbance: str, *arguments: str) -> None:
-    """Runs `python -m trainer ARGUMENTS` on forked ranks."""
-    run_on_ranks(ranks, _run, disturbed, disturbance, arguments)
+    """Runs `python -m trainer ARGUMENTS` under torchrun, on forked ranks."""
+    torchrun("--nproc-per-node", str(ranks), "-m", "trainer", *arguments, rank=partial(_run, disturbed, disturbance))
 
 
-def _run(disturbed: int, disturbance: str, arguments: tuple[str, ...]) -> None:
+def _run(disturbed: int, disturbance: str, *arguments: str) -> None:
     def join(*positional: object, **named: object) -> None:
         JOIN(*positional, **named)
         store = distributed_c10d._get_default_store()

@@ -1,9 +1,12 @@
 """Ranks that are forked from one process, which has imported torch and TorchRec once for all of them."""
 
-import uuid
+import multiprocessing
+import os
 from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
 
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed import TCPStore
+from torch.multiprocessing import start_processes
 
 
 def run_on_ranks(ranks: int, function: Callable[..., None], *arguments: object) -> None:
@@ -11,14 +14,21 @@ def run_on_ranks(ranks: int, function: Callable[..., None], *arguments: object) 
 
     Importing takes 4 of the 5 processor seconds that a rank of a small test needs, and 11 of 14 on four ranks.
     """
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=str(uuid.uuid4()),
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        start_method="fork",
-    )
-    elastic_launch(config, function)(*arguments)
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    os.environ |= {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+    }
+    all_forked = multiprocessing.get_context("fork").Barrier(ranks)
+    start_processes(_rank, (all_forked, function, arguments), ranks, start_method="fork")
+
+
+def _rank(rank: int, all_forked: Barrier, function: Callable[..., None], arguments: tuple) -> None:
+    # A thread of the store asks glibc for the name of each rank that connects. A rank that is forked meanwhile would
+    # inherit the lock of glibc's resolver as taken, and wait for it forever.
+    all_forked.wait()
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    function(*arguments)

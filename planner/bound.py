@@ -10,12 +10,15 @@ ranks and 50 to 220 on 1,000 x 1,024, here 0.3 to 2 and 1. A search asks for hun
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from planner.rated import Rated
 
-STEPS = 48  # bisection steps, to the last bits of a price
+STEPS = 200  # at most, of a search that takes 5 to 20
+CREST = 1e-15  # relative tolerance of the height of a crest
+FIRST_NUDGE = 2.0**-50
 BEYOND = 1e12  # times the mean price: there, only memory counts
 CLOSE = 1e-7  # relative tolerance
 
@@ -90,7 +93,7 @@ class _Problem:
             return prices
         for memory in (0, 1):  # one price is enough if one kind of memory is scarce
             prices = np.zeros(2)
-            prices[memory] = self._price(prices, memory)
+            self._set_price(prices, memory)
             if (self.used(prices) <= self._capacity).all():
                 return prices
         return self._both_prices()
@@ -99,29 +102,37 @@ class _Problem:
         """Returns the prices that maximize the concave bound if both kinds of memory are scarce."""
         prices = np.zeros(2)
 
-        def value(price: float) -> float:
+        def bound(price: float) -> Line:
             prices[1] = price
-            prices[0] = self._price(prices, 0)
-            return self.value(prices)
+            slope = self._set_price(prices, 0)[1] - self._capacity[1]
+            return Line(self.value(prices) - slope * price, slope)
 
-        high = self._unit(1) / BEYOND
-        while value(8 * high) > value(high) and value(high) <= self.most():
-            high *= 8
-        low, high = 0.0, 8 * high
-        for _ in range(STEPS):
-            left, right = low + (high - low) / 3, high - (high - low) / 3
-            low, high = (left, high) if value(left) < value(right) else (low, right)
-        value((low + high) / 2)
+        _crest(bound, self._unit(1), self.most())
         return prices
 
-    def _price(self, prices: np.ndarray, memory: int) -> float:
-        """Returns the least price at which one kind of memory suffices, given the price of the other."""
+    def _set_price(self, prices: np.ndarray, memory: int) -> np.ndarray:
+        """Sets the least price at which one kind of memory suffices, given the price of the other.
 
-        def suffices(price: float) -> bool:
+        Returns:
+            The bytes that the cheapest options take there, `[2]`: of equally cheap ones a mixture that fills it.
+        """
+        capacity = self._capacity[memory]
+        taken: dict[Line, np.ndarray] = {}
+
+        def cost(price: float) -> Line:
             prices[memory] = price
-            return bool(self.used(prices)[memory] <= self._capacity[memory])
+            used = self.used(prices)
+            line = Line(self.value(prices) - (used[memory] - capacity) * price, used[memory] - capacity)
+            taken[line] = used
+            return line
 
-        return _least(suffices, self._unit(memory))
+        rising, falling = _crest(cost, self._unit(memory), np.inf)
+        beyond = FIRST_NUDGE
+        while self.used(prices)[memory] > capacity >= taken[falling][memory]:
+            prices[memory] *= 1 + beyond  # the two lines meet a rounding error before the price that suffices
+            beyond *= 2
+        share = falling.slope / (falling.slope - rising.slope) if falling.slope < 0 < rising.slope else 0.0
+        return share * taken[rising] + (1 - share) * taken[falling]
 
     def _unit(self, memory: int) -> float:
         """Returns a price of the right magnitude."""
@@ -129,19 +140,45 @@ class _Problem:
         return float(self._cost[finite].mean() / max(1.0, self._rated.total_memory[finite, memory].mean()))
 
 
-def _least(suffices: Callable[[float], bool], unit: float) -> float:
-    """Returns the least price that suffices, by bisection; a price beyond the range if none does."""
-    if suffices(0.0):
-        return 0.0
-    low, high = 0.0, unit
-    while not suffices(high):
-        low, high = high, 8 * high
-        if high > BEYOND * unit:
-            return high
+class Line(NamedTuple):
+    """A line that touches a concave function: `at_zero + slope * price`."""
+
+    at_zero: float
+    slope: float
+
+    def at(self, price: float) -> float:
+        """Returns its height at a price."""
+        return self.at_zero + self.slope * price
+
+
+def _crest(tangent: Callable[[float], Line], unit: float, most: float) -> tuple[Line, Line]:
+    """Finds the least price from 0 on at which a concave, piecewise linear function is largest.
+
+    Each pair of tangents meets above a piece that is not known yet, or at the crest: a handful of steps, where a
+    bisection to the last bits takes 50.
+
+    Args:
+        tangent: Returns a tangent at a price, the last at the crest; at a kink, any.
+        unit: A price of the right magnitude.
+        most: Height at which the search may end, as only a function without a crest reaches it.
+
+    Returns:
+        The tangents on both sides of the crest; the second twice if it is at 0, or if there is none.
+    """
+    low, price = tangent(0.0), unit
+    if low.slope <= 0:
+        return low, low
+    while (high := tangent(price)).slope > 0:
+        if price > BEYOND * unit or high.at(price) > most:
+            return high, high
+        low, price = high, 8 * price
     for _ in range(STEPS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if suffices(middle) else (middle, high)
-    return high
+        price = (high.at_zero - low.at_zero) / (low.slope - high.slope)
+        found = tangent(price)
+        if found.at(price) >= low.at(price) - CREST * abs(low.at(price)):
+            break
+        low, high = (found, high) if found.slope > 0 else (low, found)
+    return low, high
 
 
 def cheapest(reduced: np.ndarray, rated: Rated) -> np.ndarray:

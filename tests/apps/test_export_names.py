@@ -27,6 +27,7 @@ ODD = [
     *("float", "double", "null", "nan", "torch", "Class", "CLASS", "class_", "class.values", "class.lengths"),
 ]
 NAMES = [*dict.fromkeys([*KEYWORDS, *sorted(ATTRIBUTES), *ODD])]
+SAMPLE = 60  # of the names, unless --all trains and exports them all
 FEW = [
     "class",
     "None",
@@ -87,10 +88,18 @@ def of_labels(folder):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def names(request):
+    """Names of features: all of them, or those that are odd in other ways and a sample."""
+    if request.config.getoption("all"):
+        return NAMES
+    return [*dict.fromkeys([*FEW, *random.Random(0).sample(NAMES, SAMPLE)])]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, names):
     folder = tmp_path_factory.mktemp("names")
     trees = {
-        "features": of_features(folder / "rows", NAMES),
+        "features": of_features(folder / "rows", names),
         "few": of_features(folder / "few rows", FEW),
         "labels": of_labels(folder / "label rows"),
     }
@@ -114,9 +123,9 @@ def assert_answers(directory, **how):
     return parity
 
 
-def test_it_is_loaded_and_served_by_its_columns_own_names(features, tmp_path):
+def test_it_is_loaded_and_served_by_its_columns_own_names(features, names, tmp_path):
     parity = assert_answers(features)
-    assert parity["columns"].keys() == {"a number", *NAMES}
+    assert parity["columns"].keys() == {"a number", *names}
     served = Served(features, tmp_path)
     ((status, content), (wrong, error)) = served.ask(
         {"columns": parity["columns"]}, {"columns": first_rows(parity["columns"], slice(1)) | {"class": ["x"]}}

@@ -7,7 +7,11 @@ from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
-from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
+from torchrec.distributed.model_parallel import (
+    DataParallelWrapper,
+    DefaultDataParallelWrapper,
+    DistributedModelParallel,
+)
 from torchrec.distributed.types import LazyAwaitable, ModuleSharder, ParameterSharding, ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -177,21 +181,33 @@ def shard(
     Raises:
         InputError: There is not enough memory.
     """
-    trains = [parameter.requires_grad for name, parameter in model.named_parameters() if table_of_weight(name) is None]
-    frozen = [] if any(trains) else [name for name, _ in model.named_parameters()]  # DDP refuses frozen weights alone
     with allocating(table_shapes(model), value_bytes(model)):
         sharded = DistributedModelParallel(
             model,
             device=context.device,
             plan=plan,
             sharders=sharders,
-            # With static_graph, or without find_unused_parameters, DDP regroups its buckets of gradients after the
-            # first step. Other buckets sum gradients in another order, so a resumed run, which takes its own first
-            # step, would round differently from an uninterrupted run.
-            data_parallel_wrapper=DefaultDataParallelWrapper(
-                static_graph=False, find_unused_parameters=True, params_to_ignore=frozen
-            ),
+            data_parallel_wrapper=_data_parallel(model, context),
         )
         limit_collectives(context)
         initialize_tables(sharded, seed)
     return sharded
+
+
+def _data_parallel(model: nn.Module, context: DistributedContext) -> DataParallelWrapper:
+    """Returns what averages the gradients of the dense part over the ranks."""
+    if context.world_size == 1:
+        return Alone()
+    trains = [parameter.requires_grad for name, parameter in model.named_parameters() if table_of_weight(name) is None]
+    frozen = [] if any(trains) else [name for name, _ in model.named_parameters()]  # DDP refuses frozen weights alone
+    # With static_graph, or without find_unused_parameters, DDP regroups its buckets of gradients after the first step.
+    # Other buckets sum gradients in another order, so a resumed run, which takes its own first step, would round
+    # differently from an uninterrupted run.
+    return DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True, params_to_ignore=frozen)
+
+
+class Alone(DataParallelWrapper):
+    """Leaves the dense part as it is: the only rank has nobody to average gradients with."""
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        """Does nothing."""

@@ -5,7 +5,7 @@ memory of all ranks. At any price of memory, the sum over tables of the least co
 cost from below; the best prices give the value of the linear program (Geoffrion 1974).
 
 Not by HiGHS (scipy.optimize.linprog): its values are the same to 2e-15, but a bound takes 7 to 34 ms on 200 tables x 16
-ranks and 50 to 220 on 1,000 x 1,024, here 0.3 to 2 and 1. A search asks for hundreds. The tests compare the two.
+ranks and 50 to 220 on 1,000 x 1,024, here 0.1 to 3 and 1. A search asks for hundreds. The tests compare the two.
 """
 
 from collections.abc import Callable

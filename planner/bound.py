@@ -18,7 +18,7 @@ from planner.rated import Rated
 
 STEPS = 200  # at most, of a search that takes 5 to 20
 CREST = 1e-15  # relative tolerance of the height of a crest
-FIRST_NUDGE = 2.0**-50
+NUDGE = 2.0**-50  # times a price: the first of those that are added until the price suffices, each twice the last
 BEYOND = 1e12  # times the mean price: there, only memory counts
 CLOSE = 1e-7  # relative tolerance
 
@@ -127,10 +127,11 @@ class _Problem:
             return line
 
         rising, falling = _crest(cost, self._unit(memory), np.inf)
-        beyond = FIRST_NUDGE
+        # The two lines meet a rounding error before the price that suffices; options of equal cost make them meet at 0.
+        nudge = NUDGE * (prices[memory] or self._unit(memory))
         while self.used(prices)[memory] > capacity >= taken[falling][memory]:
-            prices[memory] *= 1 + beyond  # the two lines meet a rounding error before the price that suffices
-            beyond *= 2
+            prices[memory] += nudge
+            nudge *= 2
         share = falling.slope / (falling.slope - rising.slope) if falling.slope < 0 < rising.slope else 0.0
         return share * taken[rising] + (1 - share) * taken[falling]
 
@@ -158,7 +159,7 @@ def _crest(tangent: Callable[[float], Line], unit: float, most: float) -> tuple[
     bisection to the last bits takes 50.
 
     Args:
-        tangent: Returns a tangent at a price, the last at the crest; at a kink, any.
+        tangent: Returns a tangent at a price, at a kink any of them. Called for the last time at the crest.
         unit: A price of the right magnitude.
         most: Height at which the search may end, as only a function without a crest reaches it.
 
@@ -173,7 +174,7 @@ def _crest(tangent: Callable[[float], Line], unit: float, most: float) -> tuple[
             return high, high
         low, price = high, 8 * price
     for _ in range(STEPS):
-        price = (high.at_zero - low.at_zero) / (low.slope - high.slope)
+        price = max(0.0, (high.at_zero - low.at_zero) / (low.slope - high.slope))
         found = tangent(price)
         if found.at(price) >= low.at(price) - CREST * abs(low.at(price)):
             break

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -35,6 +36,23 @@ def linear_program(rated, allowed, memory):
         bounds=[(0, None if one else 0) for one in allowed],
     )
     return found.fun if found.success else np.inf
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5])
+@pytest.mark.parametrize("kinds", [(0,), (1,), (0, 1)])
+def test_options_of_equal_cost_are_told_apart_by_their_memory(kinds, share):
+    rated = rate(random_tables(20, 1), gpus(8))
+    rated = replace(rated, total_cost=np.ones_like(rated.total_cost))
+    allowed = np.ones(len(rated.options), dtype=bool)
+    memory = np.full(2, np.inf)
+    for kind in kinds:
+        least, most = (
+            limit.reduceat(rated.total_memory[:, kind], rated.starts).sum() for limit in (np.minimum, np.maximum)
+        )
+        memory[kind] = least + share * (most - least)
+    memory = np.where(np.isfinite(memory), memory, 2 * rated.total_memory.sum())
+    expected = linear_program(rated, allowed, memory)
+    np.testing.assert_allclose(relax(rated, allowed, memory).cost, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -54,7 +54,7 @@ def relax(rated: Rated, allowed: np.ndarray, capacity: np.ndarray) -> Relaxed:
     if not problem.fits():
         return nothing
     prices = problem.best_prices()
-    value = problem.value(prices)
+    value, _ = problem.at(prices)
     if value > problem.most():  # no choice of options costs this much, so none fits
         return nothing
     return Relaxed(value, prices, cost + rated.total_memory @ prices)
@@ -76,25 +76,25 @@ class _Problem:
         """Returns the cost of the most expensive options."""
         return float(np.maximum.reduceat(np.where(np.isfinite(self._cost), self._cost, 0), self._rated.starts).sum())
 
-    def value(self, prices: np.ndarray) -> float:
-        """Returns the bound at some prices."""
+    def at(self, prices: np.ndarray) -> tuple[float, np.ndarray]:
+        """Returns the bound at some prices, and the bytes that the cheapest options take there, `[2]`."""
         reduced = self._cost + self._rated.total_memory @ prices
-        return float(np.minimum.reduceat(reduced, self._rated.starts).sum() - prices @ self._capacity)
+        chosen = cheapest(reduced, self._rated)
+        return float(reduced[chosen].sum() - prices @ self._capacity), self._rated.total_memory[chosen].sum(axis=0)
 
-    def used(self, prices: np.ndarray) -> np.ndarray:
-        """Returns the bytes that the cheapest options take at some prices, `[2]`."""
-        chosen = cheapest(self._cost + self._rated.total_memory @ prices, self._rated)
-        return self._rated.total_memory[chosen].sum(axis=0)
+    def suffices(self, prices: np.ndarray) -> bool:
+        """Returns whether the memory holds what the cheapest options take at some prices."""
+        return bool((self.at(prices)[1] <= self._capacity).all())
 
     def best_prices(self) -> np.ndarray:
         """Returns the prices that maximize the bound."""
         prices = np.zeros(2)
-        if (self.used(prices) <= self._capacity).all():
+        if self.suffices(prices):
             return prices
         for memory in (0, 1):  # one price is enough if one kind of memory is scarce
             prices = np.zeros(2)
             self._set_price(prices, memory)
-            if (self.used(prices) <= self._capacity).all():
+            if self.suffices(prices):
                 return prices
         return self._both_prices()
 
@@ -105,7 +105,7 @@ class _Problem:
         def bound(price: float) -> Line:
             prices[1] = price
             slope = self._set_price(prices, 0)[1] - self._capacity[1]
-            return Line(self.value(prices) - slope * price, slope)
+            return Line(self.at(prices)[0] - slope * price, slope)
 
         _crest(bound, self._unit(1), self.most())
         return prices
@@ -121,15 +121,16 @@ class _Problem:
 
         def cost(price: float) -> Line:
             prices[memory] = price
-            used = self.used(prices)
-            line = Line(self.value(prices) - (used[memory] - capacity) * price, used[memory] - capacity)
+            value, used = self.at(prices)
+            slope = used[memory] - capacity
+            line = Line(value - slope * price, slope)
             taken[line] = used
             return line
 
         rising, falling = _crest(cost, self._unit(memory), np.inf)
         # The two lines meet a rounding error before the price that suffices; options of equal cost make them meet at 0.
         nudge = NUDGE * (prices[memory] or self._unit(memory))
-        while self.used(prices)[memory] > capacity >= taken[falling][memory]:
+        while self.at(prices)[1][memory] > capacity >= taken[falling][memory]:
             prices[memory] += nudge
             nudge *= 2
         share = falling.slope / (falling.slope - rising.slope) if falling.slope < 0 < rising.slope else 0.0

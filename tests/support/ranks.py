@@ -27,8 +27,6 @@ def run_on_ranks(ranks: int, function: Callable[..., None], *arguments: object) 
 
 
 def _rank(rank: int, all_forked: Barrier, function: Callable[..., None], arguments: tuple) -> None:
-    # A thread of the store asks glibc for the name of each rank that connects. A rank that is forked meanwhile would
-    # inherit the lock of glibc's resolver as taken, and wait for it forever.
-    all_forked.wait()
+    all_forked.wait()  # or else a rank may inherit a lock, as `_rank` of forked.py says
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     function(*arguments)

@@ -83,7 +83,8 @@ def process_group(collective_seconds: float = COLLECTIVE_SECONDS) -> Iterator[Di
     cores = len(os.sched_getaffinity(0))
     # torch starts a thread per core, and more threads than cores made a step three times slower (505, not 170 ms).
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // context.local_world_size)))
-    # A store in memory: without torchrun, the default store would need a free port and its address in the environment.
+    # A store in memory for a single rank: without torchrun, the default store would need a free port and its address in
+    # the environment.
     alone: dict[str, Any] = {} if context.world_size > 1 else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     backend = dist.get_default_backend_for_device(context.device)
     dist.init_process_group(backend, timeout=context.collective_timeout, **alone)

@@ -12,6 +12,8 @@ from torchrec.distributed.model_parallel import (
     DefaultDataParallelWrapper,
     DistributedModelParallel,
 )
+from torchrec.distributed.sharding.dp_sharding import DpSparseFeaturesDist
+from torchrec.distributed.sharding.tw_sharding import TwSparseFeaturesDist
 from torchrec.distributed.types import LazyAwaitable, ModuleSharder, ParameterSharding, ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -40,6 +42,15 @@ class PooledTables(ShardedEmbeddingBagCollection):
     def __init__(self, module: EmbeddingBagCollection, **options: Any) -> None:
         super().__init__(module=module, **options)
         self._order = [feature for table in module.embedding_bag_configs() for feature in table.feature_names]
+
+    def _create_input_dist(self, input_feature_names: list[str]) -> None:
+        super()._create_input_dist(input_feature_names)
+        # A single rank has all ids of whole tables already, and leaves them where they are, as those of replicated
+        # tables. TorchRec would agree with itself on their number, and copy them: 0.3 of 3.8 ms.
+        if self._env.world_size == 1:
+            self._input_dists = [
+                DpSparseFeaturesDist() if isinstance(one, TwSparseFeaturesDist) else one for one in self._input_dists
+            ]
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> LazyAwaitable[KeyedTensor]:
         """Looks up a batch; the only way to embeddings, pipelined or not."""

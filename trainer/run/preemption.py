@@ -90,13 +90,15 @@ class StopRequests:
         if not self._pending:
             return Action.CONTINUE
         value, work = self._pending
-        work.wait()
+        if work:
+            work.wait()
         return Action(int(value.item()))
 
     def _start_all_reduce(self, local: Action) -> None:
         value = torch.tensor(int(local))
-        work = dist.all_reduce(value, dist.ReduceOp.MAX, self._group, async_op=True)
-        assert work is not None
+        work = None
+        if self._context.world_size > 1:
+            work = dist.all_reduce(value, dist.ReduceOp.MAX, self._group, async_op=True)
         self._pending = value, work
 
     def take(self, number: int) -> None:

@@ -37,6 +37,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "nothing": {},  # the distance from 1 by noise alone
     "the cut: overflows skipped": {"train.nonfinite": "skip"},
     "4 microbatches": {"train.micro_batches": 4},
+    "compiled": {"train.compile": True},
+    "a fused dense optimizer": {"optimizer.dense.fused": True},
     "bf16": {"train.precision": "bf16"},
     "fp16": {"train.precision": "fp16"},
     "clipped norm": {"optimizer.dense.max_norm": 1.0},

@@ -26,11 +26,12 @@ RESUMED = {
     "rmsprop": {"name": "rmsprop", "momentum": 0.5},
     "adam": {"name": "adam", "amsgrad": True},
     "adamw": {"name": "adamw", "weight_decay": 0.1, "amsgrad": True},
+    "fused": {"name": "adam", "fused": True},
     "adamax": {"name": "adamax"},
     "radam": {"name": "radam"},
     "own": {"name": "torch.optim:Adafactor", "arguments": {"d": 2.0}},
 }
-SAMPLED = ("adadelta", "radam", "own")
+SAMPLED = ("adadelta", "radam", "fused", "own")
 
 
 def parted(data, **changes):

@@ -7,18 +7,18 @@ import pydantic
 from trainer.config.schedule import PartSchedule, Schedule
 from trainer.config.table_optim import Beta
 from trainer.core.errors import InputError, nearest
-from trainer.core.section import Section
+from trainer.core.section import MayChange, Section
 
 BETAS = ("beta1", "beta2")
 # The names of DENSE in trainer/optim, which cannot be imported without torch, each with its options besides learning
 # rate and weight decay.
 DENSE_OPTIONS: dict[str, tuple[str, ...]] = {
-    "sgd": ("momentum", "nesterov"),
-    "adagrad": ("eps",),
+    "sgd": ("momentum", "nesterov", "fused"),
+    "adagrad": ("eps", "fused"),
     "adadelta": ("eps", "rho"),
     "rmsprop": ("eps", "alpha", "momentum"),
-    "adam": ("eps", *BETAS, "amsgrad"),
-    "adamw": ("eps", *BETAS, "amsgrad"),
+    "adam": ("eps", *BETAS, "amsgrad", "fused"),
+    "adamw": ("eps", *BETAS, "amsgrad", "fused"),
     "adamax": ("eps", *BETAS),
     "radam": ("eps", *BETAS),
 }
@@ -69,6 +69,8 @@ class DenseOptimizerConfig(Section):
     """Decay of the squared gradient, for rmsprop."""
     rho: Beta = 0.95
     """Decay of the squared gradient and of the squared update, for adadelta."""
+    fused: Annotated[bool, MayChange] = False
+    """Update all weights in one kernel, which is faster and rounds differently. For sgd, adagrad, adam and adamw."""
     weight_decay: pydantic.NonNegativeFloat = 0.0
     """L2 penalty, added to the gradient; adamw shrinks the weights themselves."""
     max_norm: pydantic.PositiveFloat | None = None

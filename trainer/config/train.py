@@ -61,6 +61,8 @@ class TrainConfig(Section):
     """The loss scale, which fp16 needs."""
     tf32: bool = False
     """Let a GPU round the factors of float32 products to TF32's 10 bits, which is faster."""
+    compile: Annotated[bool, MayChange] = False
+    """Compile the dense part by torch.compile, which takes seconds to minutes at the start and shortens every step."""
     micro_batches: Annotated[pydantic.PositiveInt, MayChange] = 1
     """Microbatches of a local batch, computed one after the other to need less memory; the step is the same."""
     nonfinite: Annotated[Literal["ignore", "error", "skip"], MayChange] = "ignore"

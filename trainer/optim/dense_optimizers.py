@@ -111,7 +111,9 @@ def _make(config: DenseOptimizerConfig, weight_decay: float, weights: list[nn.Pa
 def _options(config: DenseOptimizerConfig) -> dict[str, Any]:
     keys = DENSE_OPTIONS[config.name]
     betas = {"betas": (config.beta1, config.beta2)} if set(BETAS) <= set(keys) else {}
-    return {key: getattr(config, key) for key in keys if key not in BETAS} | betas
+    # Not False, which would also keep torch from its other ways to update many weights at once on a GPU.
+    fused = {"fused": True} if config.fused else {}
+    return {key: getattr(config, key) for key in keys if key not in (*BETAS, "fused")} | betas | fused
 
 
 def _label(name: str) -> str:

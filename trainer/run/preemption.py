@@ -57,7 +57,7 @@ class StopRequests:
         self._context, self._words = context, words
         self._group = background_group(context)
         self._requested_at: float | None = None
-        self._pending: tuple[torch.Tensor, dist.Work] | None = None
+        self._pending: tuple[torch.Tensor, dist.Work | None] | None = None
         self._reduced = Action.CONTINUE
 
     @property

@@ -57,9 +57,10 @@ class _Search:
         """Returns the tables with a shard on a rank, first those not on every rank, most expensive first."""
         placement = self._placement
         on_all = np.isin(placement.rated.options.kind[placement.option], ON_EVERY_RANK)
-        here = [table for table in range(len(on_all)) if on_all[table] or rank in placement.where[table]]
-        costs = placement.rated.cost[placement.option]
-        return sorted(here, key=lambda table: (on_all[table], -costs[table]))
+        elsewhere, ranks = _shards(placement, np.flatnonzero(~on_all))
+        here = np.union1d(np.flatnonzero(on_all), elsewhere[ranks == rank])
+        costs = placement.rated.cost[placement.option[here]]
+        return [int(table) for table in here[np.lexsort((-costs, on_all[here]))]]
 
     def _move(self, slowest: int, target: float) -> bool:
         """Places a table of the slowest rank again, in any of its options."""
@@ -150,8 +151,10 @@ def _single_shards(placement: Placement) -> tuple[np.ndarray, np.ndarray]:
     """Returns tables and ranks of all shards that can be on any rank, each `[S]`."""
     kinds = placement.rated.options.kind[placement.option]
     few = placement.rated.options.pieces[placement.option] <= placement.topology.ranks
-    tables = np.flatnonzero(np.isin(kinds, (TABLE_WISE, COLUMN_WISE)) & few)
-    if not len(tables):
-        return np.empty(0, dtype=int), np.empty(0, dtype=int)
+    return _shards(placement, np.flatnonzero(np.isin(kinds, (TABLE_WISE, COLUMN_WISE)) & few))
+
+
+def _shards(placement: Placement, tables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns tables and ranks of all shards of some tables, each `[S]`."""
     where = [placement.where[table] for table in tables]
-    return np.repeat(tables, [len(one) for one in where]), np.concatenate(where)
+    return np.repeat(tables, [len(one) for one in where]), np.concatenate([np.empty(0, dtype=int), *where])

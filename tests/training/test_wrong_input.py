@@ -35,7 +35,7 @@ class Case:
 CASES = [
     Case(
         "unknown key",
-        ["'train.flavour'", "known: collective_timeout_seconds, epochs, loss_scale, micro_batches, nonfinite"],
+        ["'train.flavour'", "known: collective_timeout_seconds, compile, epochs, loss_scale, micro_batches, nonfinite"],
         {"train__flavour": 1},
     ),
     Case("unknown flag", ["unknown flag --train.flavour"], flags=["--train.flavour", "1"]),

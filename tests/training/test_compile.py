@@ -1,5 +1,7 @@
 """The compiled dense part: close to the eager one, exact between compiled runs, compiled once for all batch sizes."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,8 @@ from trainer.data.loader import Loader
 from trainer.training.sharded_model import build_sharded_model
 
 STEPS, STOP = 8, 3
+
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler: apt install g++")
 
 
 def job(rows, out, steps=STEPS, **changes):

@@ -42,7 +42,15 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _leave(code: int) -> NoReturn:
+def run(arguments: list[str]) -> NoReturn:
+    """Runs a command and ends the process."""
+    try:
+        leave(main(arguments))
+    except SystemExit as leaving:
+        leave(leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1)
+
+
+def leave(code: int) -> NoReturn:
     """Exits without shutting the interpreter down, during which threads of libraries can abort a finished job."""
     if code == WRONG_INPUT and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)):
         os.kill(os.getppid(), signal.SIGTERM)  # torchrun starts its ranks again whatever their exit code
@@ -53,7 +61,4 @@ def _leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    try:
-        _leave(main(sys.argv[1:]))
-    except SystemExit as leaving:
-        _leave(leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1)
+    run(sys.argv[1:])

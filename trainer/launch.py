@@ -1,8 +1,4 @@
-"""`python -m trainer.launch FLAGS -m trainer ARGUMENTS`: torchrun, whose report ends with what a user needs.
-
-torchrun itself ends with 1 whatever its ranks end with, and adds some sixty lines and a traceback of its own to a line
-that a rank has said already, or to a stop that somebody has asked for.
-"""
+"""`python -m trainer.launch FLAGS -m trainer WORDS`: torchrun, for ranks that run the trainer."""
 # An interrupt is to be quiet from the first line on, also while torch is imported.
 
 from trainer.core.interrupts import default_to_quiet
@@ -10,22 +6,15 @@ from trainer.core.interrupts import default_to_quiet
 if __name__ == "__main__":
     default_to_quiet()
 
-import logging
-import os
+import io
 import sys
+from contextlib import redirect_stdout, suppress
+from importlib import metadata
 
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
-from torch.distributed.run import parse_args, run
-
-from trainer.core.outcome import DONE, FAILED, WRONG_INPUT
-
-ELASTIC = "torch.distributed.elastic"
-LEVELS = {
-    f"{ELASTIC}.multiprocessing.api": logging.CRITICAL,  # which ranks it ends, and how the first one ended
-    f"{ELASTIC}.multiprocessing.errors.error_handler": logging.CRITICAL,  # that nobody asked for a file of errors
-    f"{ELASTIC}.agent.server.api": logging.ERROR,  # which signal it got
-}
+from trainer.commands import import_quickly, read_command
+from trainer.core.errors import InputError
+from trainer.core.logging import quiet_libraries
+from trainer.forked_ranks import RankTemplate
 
 
 def main(arguments: list[str]) -> int:
@@ -34,20 +23,26 @@ def main(arguments: list[str]) -> int:
     Args:
         arguments: Those of torchrun.
     """
-    if "LOGLEVEL" not in os.environ:
-        for name, level in LEVELS.items():
-            logging.getLogger(name).setLevel(level)
-    try:
-        record(run)(parse_args(arguments))
-    except SignalException:
-        return FAILED
-    except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        if failure.exitcode == WRONG_INPUT:
-            return WRONG_INPUT
-        print(error.format_msg(), file=sys.stderr, flush=True)
-        return FAILED
-    return DONE
+    template = _template(arguments[arguments.index("trainer") + 1 :]) if _may_fork() else None
+    return import_quickly("trainer.torchrun").run_ranks(arguments, template)
+
+
+def _may_fork() -> bool:
+    """Returns whether this is torch for the CPU only.
+
+    A process forked from one that has used CUDA cannot use it, not even if that was a library that was imported and
+    looked for a device. Hosts with GPUs also have the cores to import once for each rank.
+    """
+    return metadata.version("torch").endswith("+cpu")
+
+
+def _template(words: list[str]) -> RankTemplate:
+    """Returns the template of ranks that run the trainer, with all imports, unless the words are wrong."""
+    quiet_libraries()
+    # Wrong words, or help, are the ranks' to say: they do so with their prefix, and for the scheduler.
+    with suppress(InputError, SystemExit), redirect_stdout(io.StringIO()):
+        read_command(words)
+    return RankTemplate()
 
 
 if __name__ == "__main__":

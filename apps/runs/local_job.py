@@ -52,7 +52,7 @@ def run_job(ranks: int, log: Path, *arguments: str) -> None:
 
 
 def kill_ranks(job: subprocess.Popen[bytes]) -> None:
-    """Kills the ranks of a job with SIGKILL. torchrun notices, and ends."""
+    """Kills the ranks of a job, and what they are forked from, with SIGKILL. torchrun notices, and ends."""
     with suppress(psutil.NoSuchProcess):  # if a rank has just ended by itself, torchrun ends the others
         for rank in psutil.Process(job.pid).children() if job.poll() is None else ():
             rank.kill()

@@ -2,16 +2,12 @@
 
 import os
 import signal
-import sys
 import threading
 import time
-from functools import partial
 
 import torch.distributed as dist
 from forked import torchrun
 from torch.distributed import distributed_c10d
-
-from trainer.__main__ import main
 
 JOIN, SEND = dist.init_process_group, dist.send
 FROZEN = "frozen process: "
@@ -48,11 +44,8 @@ def fail() -> None:
 
 
 def train(ranks: int, disturbed: int, disturbance: str, *arguments: str) -> None:
-    """Runs `python -m trainer ARGUMENTS` under torchrun, on forked ranks."""
-    torchrun("--nproc-per-node", str(ranks), "-m", "trainer", *arguments, rank=partial(_run, disturbed, disturbance))
+    """Runs `python -m trainer ARGUMENTS` under torchrun."""
 
-
-def _run(disturbed: int, disturbance: str, *arguments: str) -> None:
     def join(*positional: object, **named: object) -> None:
         JOIN(*positional, **named)
         store = distributed_c10d._get_default_store()
@@ -61,6 +54,5 @@ def _run(disturbed: int, disturbance: str, *arguments: str) -> None:
             store.wait([f"joined/{rank}" for rank in range(dist.get_world_size())])  # who need rank 0's store
             globals()[disturbance]()
 
-    dist.init_process_group = join
-    if code := main([*arguments]):
-        sys.exit(code)
+    dist.init_process_group = join  # of the ranks, which are forked from this process
+    torchrun("--nproc-per-node", str(ranks), "-m", "trainer", *arguments)

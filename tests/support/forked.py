@@ -7,25 +7,18 @@ import multiprocessing
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, BinaryIO, TextIO
+from typing import BinaryIO
 
 from apps.runs import local_job
 
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-
 QUIET = {"TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
 """Variables of every trainer: no progress bar, no GPU."""
-RESOLVER_SECONDS = 10.0
-"""After which a forked rank is taken to wait for a lock that nobody holds."""
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["preloaded"])
 
@@ -90,18 +83,10 @@ def trainer(*words: str) -> None:
     runpy.run_module("trainer", run_name="__main__", alter_sys=True)
 
 
-def torchrun(*words: str, rank: Callable[..., None] = trainer) -> None:
-    """`python -m trainer.launch WORDS`, which have to name the trainer, but that ranks are forked, too.
-
-    Args:
-        words: The flags of torchrun, `-m trainer`, and the trainer's words.
-        rank: What each rank calls with the trainer's words, instead of the trainer.
-    """
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-
+def torchrun(*words: str) -> None:
+    """`python -m trainer.launch WORDS`."""
     from trainer.launch import main
 
-    SubprocessHandler._popen = lambda *arguments: _fork_rank(rank, *arguments)
     sys.exit(main([*words]))
 
 
@@ -131,41 +116,3 @@ def _call(
 def _fork_job(command: list[str], env: dict[str, str], stdout: BinaryIO, **_: object) -> ForkedProcess:
     log = Path(stdout.name)
     return start_forked(torchrun, *command[3:], environment=env, output=log, errors=log)
-
-
-def _fork_rank(
-    main: Callable[..., None], handler: "SubprocessHandler", command: tuple[str, ...], environment: dict[str, str]
-) -> ForkedProcess:
-    words = command[command.index("trainer") + 1 :]
-    files = handler._stdout, handler._stderr
-    while True:
-        started, child_end = multiprocessing.Pipe(duplex=False)
-        context = multiprocessing.get_context("fork")
-        rank = ForkedProcess(context, _rank, child_end, main, words, environment, files)
-        child_end.close()
-        if started.poll(RESOLVER_SECONDS):  # the child has closed its end
-            return rank
-        rank.kill()
-
-
-def _rank(
-    started: Connection,
-    main: Callable[..., None],
-    words: tuple[str, ...],
-    environment: dict[str, str],
-    files: tuple[TextIO | None, ...],
-) -> None:
-    os.setpgid(0, 0)
-    # A thread of torchrun's store asks glibc for the name of each rank that connects. A rank that is forked meanwhile
-    # inherits the lock of glibc's resolver as taken, and waits for it forever.
-    socket.getaddrinfo("localhost", None)
-    started.close()
-    for stream, file in enumerate(files, 1):
-        if file:
-            os.dup2(file.fileno(), stream)
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):  # torchrun's own
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.update(environment)
-    main(*words)

@@ -1,12 +1,14 @@
 """A training job that a test watches, disturbs and starts again."""
 
 import os
+import re
 import signal
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 from command import start_trainer
 
 
@@ -82,9 +84,8 @@ class Training:
         return self.process.wait()
 
     def workers(self) -> list[int]:
-        """Returns the process ids of torchrun's children, the ranks in order."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in children.split()]
+        """Returns the process ids of the ranks, in order."""
+        return [rank.pid for rank in ranks_of(self.process.pid)]
 
     def steps(self) -> int:
         """Returns how many steps are reported."""
@@ -99,6 +100,16 @@ class Training:
 def committed(out: Path) -> list[int]:
     """Returns the steps of the committed checkpoints of a run, in order."""
     return sorted(int(file.parent.name.removeprefix("step-")) for file in out.glob("checkpoints/*/manifest.json"))
+
+
+def ranks_of(torchrun: int) -> list[psutil.Process]:
+    """Returns the ranks that a process of `trainer.launch` has started, in order."""
+    return sorted(filter(is_rank, psutil.Process(torchrun).children()), key=psutil.Process.name)
+
+
+def is_rank(process: psutil.Process) -> bool:
+    """Returns whether a process is a rank of some job."""
+    return re.fullmatch(r"rank \d+", process.name()) is not None
 
 
 def is_running(pid: int) -> bool:

@@ -14,7 +14,7 @@ from command import write_config
 from forked import QUIET
 from jobs import config, losses
 from torchx.specs import macros
-from trainer_process import Training, committed
+from trainer_process import Training, committed, ranks_of
 
 from components import dlrm
 
@@ -32,9 +32,8 @@ def start_node(app, log: Path) -> subprocess.Popen:
 
 
 def cut_power(node: subprocess.Popen) -> None:
-    children = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text()
-    for worker in children.split():
-        os.kill(int(worker), signal.SIGKILL)
+    for rank in ranks_of(node.pid):
+        rank.kill()
     os.killpg(node.pid, signal.SIGKILL)
     node.wait()
 

@@ -12,6 +12,8 @@ from jobs import config, losses, write_rows
 from shells import Shells, wait_for
 from trainer_process import Gate
 
+from schedulers.local.processes import processes_with
+
 JOB = ("dlrm.multi_node", "--config", "config.toml", "-j", "2x1")
 STEPS, GATE = 80, 40
 STOPS = "training stops after this step"
@@ -59,14 +61,12 @@ def steps_done(run: Path) -> int:
 
 def rank_of(handle: str, rank: int) -> int:
     """The process of a rank of a job."""
-    return processes(handle, RANK=str(rank))[0]
+    return next(process.pid for process in processes(handle) if process.name() == f"rank {rank}")
 
 
-def processes(handle: str, **variables: str) -> list[int]:
-    """The processes of a job whose environment has these variables."""
-    wanted = {"TORCHX_JOB_ID": handle, **variables}.items()
-    found = psutil.process_iter(["environ"])
-    return [process.pid for process in found if wanted <= (process.info["environ"] or {}).items()]
+def processes(handle: str) -> list[psutil.Process]:
+    """The processes of a job."""
+    return processes_with("TORCHX_JOB_ID", handle)
 
 
 def test_cancelled_from_another_shell_it_saves_and_goes_on_later(torchx, undisturbed, gate):

@@ -24,7 +24,7 @@ from command import write_config
 from jobs import config, losses, saved_tensors
 from slurm_cluster import Cluster, missing
 from slurm_shell import Shell, number
-from trainer_process import committed
+from trainer_process import committed, is_rank
 
 pytestmark = pytest.mark.slurm
 
@@ -85,8 +85,10 @@ class Job:
 
     def ranks(self) -> list[psutil.Process]:
         """The processes of its ranks on this machine."""
-        words = [(process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-        return [process for process, line in words if self.name in line and line[1:3] == ["-u", "-m"]]
+        named = [each for each in psutil.process_iter(["cmdline"]) if self.name in (each.info["cmdline"] or [])]
+        with suppress(psutil.NoSuchProcess):  # one may end while it is looked at
+            return [each for each in named if is_rank(each)]
+        return []
 
     def a_rank_and_its_node(self) -> tuple[psutil.Process, str]:
         while True:

@@ -13,7 +13,7 @@ import torch
 from command import write_config
 from jobs import config, losses, saved_tensors
 from slurm_shell import Shell, number
-from trainer_process import Gate, committed
+from trainer_process import Gate, committed, is_rank
 
 pytestmark = pytest.mark.slurm
 
@@ -96,8 +96,7 @@ def assert_as_if_undisturbed(run, undisturbed):
 def rank_of(out: str) -> int:
     """The process of a rank of the run, on this machine."""
     for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if out in words and words[1:3] == ["-u", "-m"]:
+        if out in (process.info["cmdline"] or []) and is_rank(process):
             return process.pid
     raise AssertionError(f"no rank of {out} runs")
 

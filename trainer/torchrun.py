@@ -1,0 +1,66 @@
+"""torchrun, whose report ends with what a user needs.
+
+torchrun itself ends with 1 whatever its ranks end with, and adds some sixty lines and a traceback of its own to a line
+that a rank has said already, or to a stop that somebody has asked for.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+from typing import cast
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+from torch.distributed.run import parse_args, run
+
+from trainer.core.outcome import DONE, FAILED, WRONG_INPUT
+from trainer.forked_ranks import RankTemplate
+
+ELASTIC = "torch.distributed.elastic"
+LEVELS = {
+    f"{ELASTIC}.multiprocessing.api": logging.CRITICAL,  # which ranks it ends, and how the first one ended
+    f"{ELASTIC}.multiprocessing.errors.error_handler": logging.CRITICAL,  # that nobody asked for a file of errors
+    f"{ELASTIC}.agent.server.api": logging.ERROR,  # which signal it got
+}
+RANK_COMMAND = (sys.executable, "-u", "-m", "trainer")
+
+
+def run_ranks(arguments: list[str], template: RankTemplate | None) -> int:
+    """Runs the ranks of this node and returns the exit code: 2 for wrong input, else 1 if they failed or were stopped.
+
+    Args:
+        arguments: Those of torchrun.
+        template: What ranks are forked from; None starts each as a program.
+    """
+    if "LOGLEVEL" not in os.environ:
+        for name, level in LEVELS.items():
+            logging.getLogger(name).setLevel(level)
+    if template:
+        _fork_ranks(template)
+    try:
+        record(run)(parse_args(arguments))
+    except SignalException:
+        return FAILED
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        if failure.exitcode == WRONG_INPUT:
+            return WRONG_INPUT
+        print(error.format_msg(), file=sys.stderr, flush=True)
+        return FAILED
+    return DONE
+
+
+def _fork_ranks(template: RankTemplate) -> None:
+    """Lets torchrun start ranks from a template."""
+    start_program = SubprocessHandler._popen
+
+    def start(self: SubprocessHandler, args: tuple, env: dict[str, str]) -> subprocess.Popen:
+        if args[: len(RANK_COMMAND)] != RANK_COMMAND:  # numactl binds it to cores
+            return start_program(self, args, env)
+        files = [str(file.name) if file else None for file in (self._stdout, self._stderr)]
+        return cast(subprocess.Popen, template.start(args[len(RANK_COMMAND) :], env, files))
+
+    # torchrun has no setting for it.
+    SubprocessHandler._popen = start

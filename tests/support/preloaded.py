@@ -1,7 +1,11 @@
 """Imports what trainers and `torchx` do, in the process that all of them are forked from."""
 
 from trainer.commands import COMMANDS, import_quickly
+from trainer.config.root import load_config
+from trainer.core.logging import quiet_libraries
+from trainer.plan.dense_part import dense_part
 
+quiet_libraries()
 for module in (
     *(place.partition(":")[0] for place, _, _ in COMMANDS.values()),
     *(f"components.{name}" for name in ("cli.run", "cli.jobs", "data", "dlrm", "tools")),
@@ -9,3 +13,6 @@ for module in (
     "torchx.cli.main",
 ):
     import_quickly(module)
+
+# Traces a step without values, as each training does before it plans: torch sets half of that up at the first trace.
+dense_part(load_config("movielens"), 1)

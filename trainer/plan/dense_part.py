@@ -1,6 +1,5 @@
 """Memory and work of the dense part of a model, measured in a step on tensors without values."""
 
-import gc
 import logging
 import warnings
 from functools import lru_cache
@@ -29,7 +28,6 @@ from trainer.optim.dense_optimizers import dense_optimizers, freeze
 
 CPU = torch.device("cpu")
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-STEPS = 2  # the optimizer has state after the first
 FLOAT = 4  # bytes of a value of a batch
 NO_WORK = DenseWork(flops=0, batched_flops=0, bytes=0, gradients=0)
 BYTES_TO_INITIALIZE = BLOCK_VALUES * (4 * 8 + 4)  # counters and bits of a block of a table, and its values
@@ -81,16 +79,12 @@ def _track(config: Config, rows: int, samples_per_lane: int) -> DensePart:
     weights = {name: weight for name, weight in model.named_parameters() if table_of_weight(name) is None}
     trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
     optimizers = [*dense_optimizers(trained, config.optimizer.dense, is_checked=False).values()]
-    tracker = _Tracker()
-    tracker.track_external(*weights.values())
-    work = WorkCounter()
-    with tracker:
-        for _ in range(STEPS):
-            gc.collect()  # keyed tensors form cycles, which would keep a step's embeddings until the next
-            batch, work = _batch(config, rows // config.train.micro_batches), WorkCounter()
-            with work:
-                _step(config, model, optimizers, batch)
+    _make_state(optimizers, trained)
     state = [value for one in optimizers for slots in one.state.values() for value in slots.values()]
+    tracker, work = _Tracker(), WorkCounter()
+    tracker.track_external(*weights.values(), *(value for value in state if isinstance(value, Tensor)))
+    with tracker, work:
+        _step(config, model, optimizers, _batch(config, rows // config.train.micro_batches))
     found = {
         "weights": sum(weight.nbytes for weight in weights.values()),
         "gradients": sum(weight.nbytes for weight in trained.values()),
@@ -98,6 +92,15 @@ def _track(config: Config, rows: int, samples_per_lane: int) -> DensePart:
     }
     of_steps = work.of_steps(config.train.micro_batches, found["gradients"])
     return _part(config, **found, activations=_most(tracker) - found["weights"] - found["state"], work=of_steps)
+
+
+def _make_state(optimizers: list[Any], trained: dict[str, nn.Parameter]) -> None:
+    """Lets optimizers make their state, as in a step before the measured one."""
+    for weight in trained.values():
+        weight.grad = torch.zeros_like(weight)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def _part(config: Config, *, weights: int, gradients: int, state: int, activations: int, work: DenseWork) -> DensePart:

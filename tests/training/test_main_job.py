@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command import run_trainer
+from interpreter import forked_programs
 from shell import free_port, hints, typed
 
 ROOT = Path(__file__).parents[2]
@@ -19,8 +20,9 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ACTIVATE = "source .venv/bin/activate; "
 
 
-def torchx(*arguments, cwd):
-    done = subprocess.run(["torchx", "run", "-s", "local_cwd", *arguments], cwd=cwd, capture_output=True, text=True)
+def torchx(*arguments, cwd, path):
+    job = ["torchx", "run", "-s", "local_cwd", *arguments]
+    done = subprocess.run(job, cwd=cwd, env=os.environ | {"PATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stderr
 
@@ -30,7 +32,17 @@ def lines(path):
 
 
 @pytest.fixture(scope="module")
-def half_hour(tmp_path_factory):
+def path(tmp_path_factory, request):
+    """A PATH whose `python` and `torchx` are forked; of whole matrices, the environment's own."""
+    if request.config.getoption("all"):
+        yield os.environ["PATH"]
+    else:
+        with forked_programs(tmp_path_factory.mktemp("programs")) as programs:
+            yield os.pathsep.join([str(programs), os.environ["PATH"]])
+
+
+@pytest.fixture(scope="module")
+def half_hour(tmp_path_factory, path):
     """The directory of a reader of README and quickstart, and all commands with what each printed, in order.
 
     The reader types what stands there and follows each command that is printed. Cloning and installing is done already.
@@ -44,7 +56,7 @@ def half_hour(tmp_path_factory):
         for command in block.splitlines() if language == "sh" else ():
             if command.startswith(("git clone ", "cd ", "source ", "make test")):
                 continue
-            _follow(command, folder, transcript)
+            _follow(command, folder, path, transcript)
     return folder, transcript
 
 
@@ -63,20 +75,23 @@ def _check_out(folder):
     (folder / ".venv/ready").touch()
 
 
-def _follow(command, folder, transcript):
+def _follow(command, folder, path, transcript):
     """Types a command, and those that it prints for its user, but for what was typed before of another job."""
 
     def without_job(words):
         return re.sub(r"local_cwd://\S+", "", words)
 
-    elsewhere = [path for path in os.environ["PATH"].split(os.pathsep) if path != f"{sys.prefix}/bin"]
-    # A `make` that runs this test tells nothing to that of the reader.
-    shell = {"PATH": os.pathsep.join(elsewhere), "MAKEFLAGS": "", "MAKELEVEL": ""}
-    printed = typed(command if command.startswith("make ") else ACTIVATE + command, folder, **shell)
+    def type_in(words):
+        # `make` finds the environment by itself, and a `make` that runs this test tells nothing to that of the reader.
+        elsewhere = [each for each in os.environ["PATH"].split(os.pathsep) if each != f"{sys.prefix}/bin"]
+        shell = {"PATH": os.pathsep.join(elsewhere), "MAKEFLAGS": "", "MAKELEVEL": ""}
+        return typed(words if words.startswith("make ") else f"{ACTIVATE}PATH={path}; {words}", folder, **shell)
+
+    printed = type_in(command)
     transcript.append((command, printed))
     for hint in hints(printed):
         if without_job(hint) not in [without_job(earlier) for earlier, _ in transcript]:
-            transcript.append((hint, typed(ACTIVATE + hint, folder, **shell)))
+            transcript.append((hint, type_in(hint)))
 
 
 def evaluations_in(text):
@@ -152,7 +167,7 @@ def test_the_same_command_with_more_steps_resumes(half_hour, run, done, steps):
     assert found[-1] == steps
 
 
-def test_two_nodes_train_as_one_does(half_hour, tmp_path):
+def test_two_nodes_train_as_one_does(half_hour, tmp_path, path):
     """Two agents on this machine meet at a port of their own, and so do those of another job at the same time."""
     folder, _ = half_hour
     shutil.copytree(folder / "data", tmp_path / "data")
@@ -161,6 +176,7 @@ def test_two_nodes_train_as_one_does(half_hour, tmp_path):
         subprocess.Popen(
             [*job, "-j", shape, "--out", out, "--", "--train.steps", "20"],
             cwd=tmp_path,
+            env=os.environ | {"PATH": path},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -176,12 +192,13 @@ def test_two_nodes_train_as_one_does(half_hour, tmp_path):
         assert lines(tmp_path / out / "metrics.jsonl")[0]["loss"] == pytest.approx(reference["loss"], rel=1e-5)
 
 
-def test_data_parallel_is_the_same_training(half_hour, tmp_path):
+def test_data_parallel_is_the_same_training(half_hour, tmp_path, path):
     folder, _ = half_hour
     shutil.copytree(folder / "data", tmp_path / "data")
     torchx(
         *("dlrm.data_parallel", "--config", "movielens", "-j", "1x2", "--out", "runs/replicated"),
         cwd=tmp_path,
+        path=path,
     )
     plan = (tmp_path / "runs/replicated/plan.json").read_text()
     assert plan.count('"data_parallel"') == 4
@@ -189,12 +206,9 @@ def test_data_parallel_is_the_same_training(half_hour, tmp_path):
     assert replicated["auc"] == pytest.approx(lines(folder / "runs/movielens/evaluations.jsonl")[-1]["auc"], abs=0.02)
 
 
-def test_synthetic_comes_close_to_the_best_possible_auc(tmp_path):
-    run = [sys.executable, "-m", "trainer"]
-    subprocess.run([*run, "synthetic"], cwd=tmp_path, check=True, capture_output=True)
-    subprocess.run(
-        [*run, "train", "synthetic", "--out", "runs/synthetic"], cwd=tmp_path, check=True, capture_output=True
-    )
+def test_synthetic_comes_close_to_the_best_possible_auc(tmp_path, path):
+    torchx("data.synthetic", cwd=tmp_path, path=path)
+    torchx("dlrm.single_node", "--config", "synthetic", "--out", "runs/synthetic", cwd=tmp_path, path=path)
     best = json.loads((tmp_path / "data/synthetic/summary.json").read_text())["splits"]["test"]["best_auc"]
     test = lines(tmp_path / "runs/synthetic/evaluations.jsonl")[-1]
     assert test["split"] == "test"

@@ -42,10 +42,12 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     items.sort(key=longest_first())
-    if config.getoption("unit"):
-        chosen = {id(item) for item in sampled(item for item in items if "slow" not in item.keywords)}
-        config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
-        items[:] = [item for item in items if id(item) in chosen]
+    if config.getoption("all"):
+        return
+    of_unit = config.getoption("unit")
+    chosen = {id(item) for item in sampled(items, of_unit) if not (of_unit and "slow" in item.keywords)}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
+    items[:] = [item for item in items if id(item) in chosen]
 
 
 def longest_first():
@@ -75,13 +77,15 @@ class DurationRecorder:
         DURATIONS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
-def sampled(items):
-    """Yields a few of the cases of each test, the same ones every time."""
+def sampled(items, of_unit):
+    """Yields the cases of each test that are run, the same ones every time: of many, a sample."""
     cases = {}
     for item in items:
         cases.setdefault((item.path, item.parent.name, item.originalname), []).append(item)
     for (_, _, name), found in cases.items():
-        yield from random.Random(name).sample(found, min(len(found), UNIT_CASES))
+        marker = found[0].get_closest_marker("sample")
+        most = min([len(found)] + [UNIT_CASES] * of_unit + [*(marker.args if marker else ())])
+        yield from random.Random(name).sample(found, most)
 
 
 def pytest_generate_tests(metafunc):

@@ -170,6 +170,7 @@ def test_other_torchx_commands_are_understood(command):
     create_parser(get_sub_cmds()).parse_args(shlex.split(command)[1:])
 
 
+@pytest.mark.sample(25)
 @pytest.mark.parametrize("command", shown("torchx run "))
 def test_torchx_commands_are_understood(command, reader):
     words = shlex.split(command)[2:]

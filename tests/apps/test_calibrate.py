@@ -35,6 +35,7 @@ def calibration():
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_a_host_is_measured_once_for_all_plans(ranks, tmp_path):
     file = tmp_path / "host.toml"
@@ -60,6 +61,7 @@ def test_a_host_is_measured_once_for_all_plans(ranks, tmp_path):
     assert plan.returncode == 0, plan.stderr
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("ranks", "code"), [(0, 75), (2, 1)])
 def test_a_signal_stops_it_and_leaves_no_file(ranks, code, tmp_path):
     file, scratch, errors = tmp_path / "host.toml", tmp_path / "scratch", tmp_path / "errors"

@@ -28,7 +28,7 @@ PATHS = rb"/(tmp|work|home|root|usr|site-packages)/"
 RATES = {"optimizer__sparse__learning_rate": 0.5, "optimizer__dense__learning_rate": 0.05}
 
 
-MATRIX = "name", lambda whole: sampled(NAMES, 3, whole)
+MATRIX = "name", lambda whole: sampled(NAMES, 1, whole)
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,7 @@ def test_one_sample_and_empty_lists(exports):
         np.testing.assert_allclose(again[output], none[output] * 2, atol=1e-7)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("run", ["rules", "half", "dense_averages"])
 def test_raw_rows_have_the_evaluation_of_the_trainer(runs, exports, run):
     """The whole split through the loader has the log loss that the command finds, averaged weights or not."""

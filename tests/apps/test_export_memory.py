@@ -69,6 +69,7 @@ def test_memory_in_shards_is_that_of_a_small_model(runs, table_bytes):
     assert found["label_probability"] == pytest.approx(parity["answers"]["label_probability"], abs=1e-6)
 
 
+@pytest.mark.sample(0)
 def test_memory_of_tables_in_the_program(runs, table_bytes):
     """Three times that of a single table, not four; the lower bound shows that it is measured at all.
 

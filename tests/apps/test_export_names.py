@@ -27,7 +27,7 @@ ODD = [
     *("float", "double", "null", "nan", "torch", "Class", "CLASS", "class_", "class.values", "class.lengths"),
 ]
 NAMES = [*dict.fromkeys([*KEYWORDS, *sorted(ATTRIBUTES), *ODD])]
-SAMPLE = 60  # of the names, unless --all trains and exports them all
+SAMPLE = 20  # of the names, unless --all trains and exports them all
 FEW = [
     "class",
     "None",
@@ -138,6 +138,7 @@ def test_it_is_loaded_and_served_by_its_columns_own_names(features, names, tmp_p
     assert error["error"].startswith("column 'class', row 0: ")
 
 
+@pytest.mark.sample(0)
 def test_tables_in_shards(runs, tmp_path):
     directory = export(runs, "few", tmp_path, "--shard-bytes", "160")
     assert_answers(directory)
@@ -150,6 +151,7 @@ def test_quantized_tables_in_onnx(runs, tmp_path):
     assert_answers(export(runs, "few", tmp_path, "--quantize", "int4", "--format", "onnx"), without=ONNX_ALONE)
 
 
+@pytest.mark.sample(0)
 def test_labels(runs, tmp_path):
     parity = assert_answers(export(runs, "labels", tmp_path))
     assert parity["answers"].keys() == {f"{name}_probability" for name in LABELS}

@@ -117,6 +117,7 @@ def table_files(directory, table):
     return {directory / file["name"]: file["rows"] for file in entry["files"]}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rows", [1, 7, 100, 10**6])
 def test_shards_of_any_size(runs, whole, tmp_path, rows):
     """With ids at both ends of shards and of tables, those of 1 row included."""

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from exported import ONNX_ALONE, ask, parity_of, step_directory
+from exported import ONNX_ALONE, TORCH_ALONE, ask, parity_of, step_directory
 from jobs import launch
 from transformed import transformed_config, write_transformed
 
@@ -75,32 +75,34 @@ def test_every_feature_matters(exported, columns):
         assert np.abs(np.array(one["label_probability"]) - plain).max() > 1e-5, name
 
 
-def test_tables_in_shards(folder, exported, columns, tmp_path):
-    (found, whole) = ask((export(folder, tmp_path, "--shard-bytes", "1000"), columns), (exported, columns))
-    np.testing.assert_allclose(found["label_probability"], whole["label_probability"], rtol=0, atol=1e-7)
+FORMS = {
+    "shards": (("--shard-bytes", "1000"), TORCH_ALONE, 1e-6),
+    "int8": (("--quantize", "int8"), TORCH_ALONE, 1e-3),
+    "onnx": (("--format", "onnx"), ONNX_ALONE, 1e-6),
+}
 
 
-def test_quantized_tables(folder, columns, predicted, tmp_path):
-    (found,) = ask((export(folder, tmp_path, "--quantize", "int8"), columns))
-    np.testing.assert_allclose(found["label_probability"], predicted, rtol=0, atol=1e-3)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("flags", "without", "atol"), FORMS.values(), ids=FORMS)
+def test_other_forms_answer_alike(folder, columns, predicted, tmp_path, flags, without, atol):
+    if without is ONNX_ALONE:
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    (found,) = ask((export(folder, tmp_path, *flags), columns), without=without)
+    np.testing.assert_allclose(found["label_probability"], predicted, rtol=0, atol=atol)
 
 
-def test_onnx(folder, columns, predicted, tmp_path):
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    (found,) = ask((export(folder, tmp_path, "--format", "onnx"), columns), without=ONNX_ALONE)
-    np.testing.assert_allclose(found["label_probability"], predicted, rtol=0, atol=1e-6)
-
-
-def loaded(directory):
-    spec = importlib.util.spec_from_file_location("loaded", directory / "load.py")
+@pytest.fixture(scope="module")
+def loaded(exported):
+    """The module of the export's loader, and what it has loaded."""
+    spec = importlib.util.spec_from_file_location("loaded", exported / "load.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module, module.load(directory)
+    return module, module.load(exported)
 
 
-def test_times_are_taken_as_objects_and_text_too(exported, columns):
-    _, model = loaded(exported)
+def test_times_are_taken_as_objects_and_text_too(loaded, columns):
+    _, model = loaded
     plain = model(columns)["label_probability"].tolist()
     times = [None if one is None else EPOCH + timedelta(seconds=one) for one in columns["seen"]]
     assert model(columns | {"seen": times})["label_probability"].tolist() == plain
@@ -118,8 +120,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("changes", "words"), WRONG.values(), ids=WRONG)
-def test_wrong_values(exported, columns, changes, words):
-    module, model = loaded(exported)
+def test_wrong_values(loaded, columns, changes, words):
+    module, model = loaded
     row = {name: values[:1] for name, values in columns.items()}
     with pytest.raises(module.ColumnError) as raised:
         model(row | {name: [value] for name, value in changes.items()})

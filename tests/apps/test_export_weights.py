@@ -136,6 +136,7 @@ def without_ids(columns):
     return {name: values[1:3] for name, values in columns.items()} | empty
 
 
+@pytest.mark.sample(0)
 def test_tables_in_shards(folder, exported, columns, without_ids, tmp_path):
     shards = export(folder, tmp_path, "--shard-bytes", "1000")
     found, empty, whole, whole_empty = ask(
@@ -145,6 +146,7 @@ def test_tables_in_shards(folder, exported, columns, without_ids, tmp_path):
     same(empty, whole_empty["label_probability"], 1e-7)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("dtype", "atol"), [("int8", 5e-4), ("int4", 5e-3)])
 def test_quantized_tables(dtype, atol, folder, columns, predicted, tmp_path):
     (found,) = ask((export(folder, tmp_path, "--quantize", dtype), columns))

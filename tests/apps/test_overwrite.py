@@ -78,6 +78,7 @@ def test_every_flag_that_names_what_to_write_is_here():
     assert flags == FILES.keys() | DIRECTORIES.keys() | OTHERS
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("words", FILES.values(), ids=[" --".join(flag) for flag in FILES])
 def test_a_file_is_replaced_only_on_request(words, run, rows, tmp_path):
     arguments = typed(words, run, rows, tmp_path)

@@ -32,6 +32,7 @@ def maps(process: psutil.Process) -> str:
 ALL_MOMENTS = [*MOMENTS]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("words", "moment"),
     [

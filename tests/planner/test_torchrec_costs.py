@@ -88,6 +88,7 @@ def by_torchrec(table, topology, comms, option):
     return found.shards
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize(("forward", "backward", "sizes"), [("fp32", "fp32", None), ("fp16", "bf16", (2, 2, 2, 2))])
 @pytest.mark.parametrize(("number", "per_host"), CLUSTERS)

@@ -33,6 +33,7 @@ def gate(tmp_path):
     return Gate(tmp_path / "gate", GATE)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_the_agent_loses_no_step(setting, gate, tmp_path, number):
     file, baseline = setting

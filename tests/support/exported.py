@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -13,19 +15,37 @@ from packaging.requirements import Requirement
 from trainer.__main__ import main as trainer
 
 ASK = """
-import importlib.util, json, pathlib, sys
+import importlib.util, json, os, pathlib, sys, traceback
 sys.dont_write_bytecode = True
-given = json.load(sys.stdin)
-for name in ("torchrec", "fbgemm_gpu", "trainer", "pyarrow", *given["without"]):
+
+def answer(given):
+    for name in given["without"]:
+        sys.modules[name] = None
+    models, answers = {}, []
+    for directory, columns in given["questions"]:
+        if directory not in models:
+            spec = importlib.util.spec_from_file_location("load", pathlib.Path(directory, "load.py"))
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            models[directory] = module.load(compiled=given["compiled"], verify=True)
+        answers.append({name: value.tolist() for name, value in models[directory](columns).items()})
+    return answers
+
+for name in ("torchrec", "fbgemm_gpu", "trainer", "pyarrow"):
     sys.modules[name] = None
-answers = []
-for directory, columns in given["questions"]:
-    spec = importlib.util.spec_from_file_location("load", pathlib.Path(directory, "load.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = module.load(compiled=given["compiled"], verify=True)(columns)
-    answers.append({name: value.tolist() for name, value in found.items()})
-json.dump(answers, sys.stdout)
+if "torch" in sys.argv:
+    import torch
+for line in sys.stdin:
+    if os.fork() == 0:  # what a question changes does not reach the next
+        given = json.loads(line)
+        try:
+            found = answer(given)
+        except BaseException:
+            found = traceback.format_exc()
+        pathlib.Path(given["to"]).write_text(json.dumps(found))
+        os._exit(0)
+    os.wait()
+    print(flush=True)
 """
 
 
@@ -42,9 +62,21 @@ def ask(
     """Returns the outputs of exported models, each a directory, for columns."""
     given = {"compiled": compiled, "without": without}
     given["questions"] = [(str(directory), columns) for directory, columns in questions]
-    done = subprocess.run([python, "-I", "-c", ASK], input=json.dumps(given), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    process = _asked(python, "torch" not in without)
+    with tempfile.NamedTemporaryFile("r") as answers:
+        process.stdin.write(json.dumps(given | {"to": answers.name}) + "\n")
+        process.stdin.flush()
+        assert process.stdout.readline(), "the process that answers has ended"
+        found = json.load(answers)
+    assert not isinstance(found, str), found
+    return found
+
+
+@cache
+def _asked(python: str, with_torch: bool) -> subprocess.Popen:
+    """Returns a process that answers questions, each in a fork, so that torch is imported only once."""
+    words = [python, "-I", "-c", ASK, *(["torch"] if with_torch else [])]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def export(runs: Path, name: str, to: Path, *flags: object) -> Path:

@@ -107,6 +107,7 @@ def data(tmp_path_factory):
     return write_ratings(tmp_path_factory.mktemp("chaos-models"))
 
 
+@pytest.mark.sample(1)
 def test_an_interrupted_model_ends_bit_for_bit_as_its_baseline(data, tmp_path, name):
     changes = {"train__steps": STEPS, "checkpoint__every_steps": SAVE_EVERY, "evaluate__every_steps": EVALUATE_EVERY}
     file = write_config(tmp_path / "config.toml", ready_made(name, data, **changes))

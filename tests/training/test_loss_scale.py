@@ -62,6 +62,7 @@ def movielens_losses(tmp_path_factory):
     return {precision: losses(folder / precision) for precision in precisions}
 
 
+@pytest.mark.sample(0)
 def test_float16_learns_movielens_as_float32(movielens_losses):
     exact, rounded = movielens_losses["fp32"], movielens_losses["fp16"]
     assert len(exact) == MOVIELENS_STEPS

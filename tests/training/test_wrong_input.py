@@ -370,6 +370,7 @@ def test_a_run_of_another_configuration_is_left_alone(runs, train, done):
     assert contents(runs.out(case)) == done
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["missing file", "id out of range", "null label", "damaged Parquet"])
 def test_the_same_directory_trains_once_the_input_is_right(runs, name):
     """In processes of their own, as a user starts them."""

@@ -89,6 +89,7 @@ def test_a_machine_without_clusters_is_well(doctor, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("asked", "check", "remedy"),
     [

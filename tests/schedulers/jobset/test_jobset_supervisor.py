@@ -107,6 +107,7 @@ STOPS = "echo stopped at step 5, %s > outcome; exit 1"
 BOUND = {"max_free_restarts": 2}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("restarts", "script", "code"),
     [

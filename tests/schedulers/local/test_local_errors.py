@@ -19,6 +19,7 @@ main()
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("failure", "error"),
     [

@@ -108,36 +108,35 @@ def _serve(connection: Connection) -> NoReturn:
 
 
 def _start_orphan(connection: Connection, mask: set[int], request: tuple) -> int:
-    """Starts a rank that has already lost its parent, and returns its process id."""
+    """Starts a rank that has already lost its parent, and returns its process id once it has a session of its own."""
     ours, theirs = os.pipe()
     parent = os.fork()
     if parent == 0:
         try:
-            rank = os.fork()
-            if rank == 0:
+            if os.fork() == 0:
                 connection.close()
                 os.close(ours)
-                os.close(theirs)
-                _become_rank(mask, *request)
-            os.write(theirs, str(rank).encode())
+                _become_rank(theirs, mask, *request)
         finally:
             os._exit(0)
     os.close(theirs)
+    os.waitpid(parent, 0)
     with os.fdopen(ours) as pipe:
         pid = pipe.read()
-    os.waitpid(parent, 0)
     if not pid:
         raise BlockingIOError("a process for a rank could not be started")
     return int(pid)
 
 
 def _become_rank(
-    mask: set[int], words: tuple[str, ...], environment: dict[str, str], files: list[str | None]
+    started: int, mask: set[int], words: tuple[str, ...], environment: dict[str, str], files: list[str | None]
 ) -> NoReturn:
     """Runs the trainer as a fresh process of `python -m trainer WORDS` would."""
     try:
+        os.setsid()  # torchrun sends signals to the process group of the rank
         _name_process(f"rank {environment['RANK']}")
-        os.setsid()
+        os.write(started, str(os.getpid()).encode())
+        os.close(started)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for stream, file in enumerate(files, 1):
             if file:

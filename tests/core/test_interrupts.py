@@ -51,6 +51,8 @@ def test_it_is_quiet(tmp_path, words, moment):
             stdout=file,
             stderr=file,
             start_new_session=True,
+            # A test run in the background of a shell ignores it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     watched = psutil.Process(shell.pid)
     while shell.poll() is None and not MOMENTS[moment](watched):

@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo check test test-all test-slurm24 durations lint docs costs models ids serving plans planned-memory times published clean
+.PHONY: demo check test test-all test-slurm24 durations lint docs costs models ids serving plans planned-memory times published peers clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -63,6 +63,11 @@ serving: $(VENV)/ready data/movielens/summary.json
 # This project's planner beside TorchRec's: the table in docs/planning.md. Two minutes.
 plans: $(VENV)/ready
 	python -m benchmarks.planners
+
+# This project beside plain torch, TorchRec and other libraries: the tables in docs/performance.md. Some 15 minutes, of a
+# quiet machine with 6 GB of disk.
+peers: $(VENV)/ready data/movielens/summary.json
+	python -m benchmarks.peers
 
 # The memory that plans are predicted to take beside what they took: the table in docs/planning.md. A few minutes.
 planned-memory: $(VENV)/ready

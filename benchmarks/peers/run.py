@@ -1,0 +1,99 @@
+"""Trains with one peer, in the peer's environment, and prints what was measured: `python run.py LOOP CASE.json`.
+
+Imports nothing of this project: a peer's environment has only the peer and what it requires.
+"""
+
+import importlib
+import json
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+STEPS: list[float] = []
+"""The time of the end of every step, in seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained.
+
+    Attributes:
+        folder: Has `rows.npz`, and `train` and `test` of the same rows as Parquet.
+        model: `deepfm` or `dlrm`.
+        tables: Rows of each table.
+        dense: Number of dense features.
+        dim: Columns of an embedding.
+        layers: Widths of the hidden layers over the embeddings.
+        batch: Samples of a step.
+        epochs: Passes over the rows.
+        learning_rate: Of Adam.
+        threads: Of torch.
+        started: When the process was started, in seconds since 1970.
+    """
+
+    folder: str
+    model: str
+    tables: list[int]
+    dense: int
+    dim: int
+    layers: list[int]
+    batch: int
+    epochs: int
+    learning_rate: float
+    threads: int
+    started: float
+
+    def rows(self, split: str) -> tuple:
+        """Returns the dense features `[N, D]` float32, ids `[N, T]` int64 and labels `[N]` float32 of a split."""
+        import numpy as np
+
+        with np.load(Path(self.folder, "rows.npz")) as found:
+            return tuple(found[f"{split}_{kind}"] for kind in ("dense", "ids", "labels"))
+
+
+def auc(scores: object, labels: object) -> float:
+    """Returns the probability that a positive sample scores above a negative one, ties counting half."""
+    import numpy as np
+
+    scores, labels = np.asarray(scores, np.float64).reshape(-1), np.asarray(labels)
+    _, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[which]
+    positive = labels > 0.5
+    wins = ranks[positive].sum() - positive.sum() * (positive.sum() + 1) / 2
+    return float(wins / (positive.sum() * (~positive).sum()))
+
+
+def main(loop: str, case_file: str) -> None:
+    """Trains and prints one line of JSON, the last."""
+    case = Case(**json.loads(Path(case_file).read_text()))
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    torch.set_num_threads(case.threads)
+    torch.manual_seed(0)
+
+    def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        # Fused optimizers of tables, and what wraps others, have steps of their own.
+        if isinstance(optimizer, torch.optim.Adam):
+            STEPS.append(time.time())
+
+    register_optimizer_step_post_hook(note)
+    sys.path.insert(0, str(Path(__file__).with_name("loops")))
+    found = importlib.import_module(loop).train(case)
+    a_pass = len(STEPS) // case.epochs
+    ends = [STEPS[start : start + a_pass] for start in range(0, a_pass * case.epochs, a_pass)]
+    measured = {
+        "first_step_seconds": STEPS[0] - case.started,
+        # The first pass warms up. Between the steps of a pass, as there may be an evaluation after it.
+        "samples_per_second": [case.batch * (len(one) - 1) / (one[-1] - one[0]) for one in ends[1:]],
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "auc": found,
+    }
+    print(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    sys.modules["run"] = sys.modules["__main__"]
+    main(*sys.argv[1:])

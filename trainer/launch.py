@@ -23,8 +23,17 @@ def main(arguments: list[str]) -> int:
     Args:
         arguments: Those of torchrun.
     """
-    template = _template(arguments[arguments.index("trainer") + 1 :]) if _may_fork() else None
+    words = _words_of_ranks(arguments)
+    template = _template(words) if words is not None and _may_fork() else None
     return import_quickly("trainer.torchrun").run_ranks(arguments, template)
+
+
+def _words_of_ranks(arguments: list[str]) -> list[str] | None:
+    """Returns what ranks pass to the trainer; None if the arguments of torchrun do not get that far."""
+    for start in range(len(arguments)):
+        if arguments[start : start + 2] == ["-m", "trainer"]:
+            return arguments[start + 2 :]
+    return None
 
 
 def _may_fork() -> bool:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -52,3 +54,9 @@ def test_the_template_ends_with_a_killed_torchrun(job):
     template = next(process for process in family(job) if process.name() == "rank template")
     job.process.kill()
     assert psutil.wait_procs([template], 30)[0] or template.status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_is_wrong_before_the_trainer_is_named_is_torchruns_to_say():
+    help = subprocess.run([sys.executable, "-m", "trainer.launch", "--help"], capture_output=True, text=True)
+    assert (help.returncode, help.stderr) == (0, "")
+    assert "--nproc-per-node" in help.stdout

@@ -84,12 +84,15 @@ FORMS = {
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("flags", "without", "atol"), FORMS.values(), ids=FORMS)
-def test_other_forms_answer_alike(folder, columns, predicted, tmp_path, flags, without, atol):
+def test_other_forms_answer_alike(folder, exported, columns, predicted, tmp_path, flags, without, atol):
     if without is ONNX_ALONE:
         pytest.importorskip("onnxruntime")
         pytest.importorskip("onnxscript")
     (found,) = ask((export(folder, tmp_path, *flags), columns), without=without)
     np.testing.assert_allclose(found["label_probability"], predicted, rtol=0, atol=atol)
+    if "--shard-bytes" in flags:
+        (whole,) = ask((exported, columns))
+        np.testing.assert_allclose(found["label_probability"], whole["label_probability"], rtol=0, atol=1e-7)
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,8 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("all"):
         return
     of_unit = config.getoption("unit")
-    chosen = {id(item) for item in sampled(items, of_unit) if not (of_unit and "slow" in item.keywords)}
+    candidates = [item for item in items if not (of_unit and "slow" in item.keywords)]
+    chosen = {id(item) for item in sampled(candidates, UNIT_CASES if of_unit else len(items))}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
     items[:] = [item for item in items if id(item) in chosen]
 
@@ -77,15 +78,14 @@ class DurationRecorder:
         DURATIONS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
-def sampled(items, of_unit):
-    """Yields the cases of each test that are run, the same ones every time: of many, a sample."""
+def sampled(items, most):
+    """Yields so many cases of each test at most, or as many as its marker says, the same ones every time."""
     cases = {}
     for item in items:
         cases.setdefault((item.path, item.parent.name, item.originalname), []).append(item)
     for (_, _, name), found in cases.items():
         marker = found[0].get_closest_marker("sample")
-        most = min([len(found)] + [UNIT_CASES] * of_unit + [*(marker.args if marker else ())])
-        yield from random.Random(name).sample(found, most)
+        yield from random.Random(name).sample(found, min(len(found), most, *(marker.args if marker else ())))
 
 
 def pytest_generate_tests(metafunc):

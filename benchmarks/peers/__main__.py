@@ -26,7 +26,7 @@ from docs.generate import ROOT, table, write_measured
 
 PAGE = ROOT / "docs" / "performance.md"
 ENVIRONMENTS = ROOT / ".peers"
-GIB, MIB = 2**30, 2**20
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def main() -> None:
 def measure(name: str, folder: Path, repeats: int) -> dict[str, list[dict]]:
     """Returns what each repeat of each peer measured, by the peer's name; every second round runs in reverse order."""
     kind, model, layers, batch, epochs = CASES[name]
-    if not (folder / "rows.npz").exists():
+    if not (folder / "shape.json").exists():
         tables, dense = getattr(rows, kind)(folder)
         shape = {"tables": tables, "dense": dense}
         (folder / "shape.json").write_text(json.dumps(shape))

@@ -22,7 +22,6 @@ def movielens(folder: Path) -> tuple[list[int], int]:
         dense = read_samples(table, data).dense.numpy().astype(np.float32)
         ids = np.stack([table[name].to_numpy() for name in MOVIELENS], 1).astype(np.int64)
         write(folder, split, dense, ids, table["label"].to_numpy().astype(np.float32))
-    join(folder)
     return [data.sparse[name].rows for name in MOVIELENS], len(data.dense)
 
 
@@ -35,7 +34,6 @@ def made_up(folder: Path) -> tuple[list[int], int]:
         ids = np.stack([random.integers(0, rows, count) for rows in LARGE_TABLES], 1)
         logits = dense[:, 0] / 2 + sum(effect[ids[:, place]] for place, effect in enumerate(effects))
         write(folder, split, dense, ids, (random.random(count) < 1 / (1 + np.exp(-logits))).astype(np.float32))
-    join(folder)
     return LARGE_TABLES, LARGE_DENSE
 
 
@@ -46,12 +44,3 @@ def write(folder: Path, split: str, dense: np.ndarray, ids: np.ndarray, labels: 
     (folder / split).mkdir(parents=True)
     pq.write_table(pa.table(columns | {"label": labels}), folder / split / "part-0.parquet")
     np.savez(folder / f"{split}.npz", dense=dense, ids=ids, labels=labels)
-
-
-def join(folder: Path) -> None:
-    """Makes one file of the arrays of both splits."""
-    found = {}
-    for split in ("train", "test"):
-        with np.load(folder / f"{split}.npz") as arrays:
-            found |= {f"{split}_{name}": values for name, values in arrays.items()}
-    np.savez(folder / "rows.npz", **found)

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 STEPS: list[float] = []
 """The time of the end of every step, in seconds since 1970."""
@@ -20,7 +21,7 @@ class Case:
     """What is trained.
 
     Attributes:
-        folder: Has `rows.npz`, and `train` and `test` of the same rows as Parquet.
+        folder: Has `train.npz` and `test.npz`, and the same rows as Parquet in `train` and `test`.
         model: `deepfm` or `dlrm`.
         tables: Rows of each table.
         dense: Number of dense features.
@@ -49,8 +50,14 @@ class Case:
         """Returns the dense features `[N, D]` float32, ids `[N, T]` int64 and labels `[N]` float32 of a split."""
         import numpy as np
 
-        with np.load(Path(self.folder, "rows.npz")) as found:
-            return tuple(found[f"{split}_{kind}"] for kind in ("dense", "ids", "labels"))
+        with np.load(Path(self.folder, f"{split}.npz")) as found:
+            return tuple(found[kind] for kind in ("dense", "ids", "labels"))
+
+    def columns(self, split: str) -> tuple[dict, Any]:
+        """Returns the columns of a split by name, `d0` and `f0` and so on, and its labels."""
+        dense, ids, labels = self.rows(split)
+        columns = {f"d{place}": dense[:, place] for place in range(self.dense)}
+        return columns | {f"f{place}": ids[:, place] for place in range(len(self.tables))}, labels
 
 
 def auc(scores: object, labels: object) -> float:

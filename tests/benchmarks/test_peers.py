@@ -31,7 +31,6 @@ def case(tmp_path_factory):
     for split, count in (("train", 40 * BATCH), ("test", 1000)):
         ids, dense = random.integers(0, 20, (count, 2)), random.standard_normal((count, 3)).astype(np.float32)
         rows.write(folder, split, dense, ids, (ids[:, 0] < 10).astype(np.float32))
-    rows.join(folder)
 
     def of(model: str) -> Case:
         return Case(

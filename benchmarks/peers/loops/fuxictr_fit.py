@@ -52,9 +52,7 @@ def train(case: Case) -> float:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "rows").mkdir()
         for split in ("train", "test"):
-            dense, ids, labels = case.rows(split)
-            columns = {f"d{place}": dense[:, place] for place in range(case.dense)}
-            columns |= {f"f{place}": ids[:, place] for place in range(len(case.tables))}
+            columns, labels = case.columns(split)
             np.savez(Path(folder, f"{split}.npz"), label=labels, **columns)
         feature_map = FeatureMap("rows", str(Path(folder, "rows")))
         for place in range(case.dense):

@@ -11,8 +11,8 @@ from torch_rechub.utils.data import DataGenerator
 
 def train(case: Case) -> float:
     """Trains and returns the AUC of the test rows."""
-    columns, labels = columns_of(case, "train")
-    test, test_labels = columns_of(case, "test")
+    columns, labels = case.columns("train")
+    test, test_labels = case.columns("test")
     dense = [DenseFeature(f"d{place}") for place in range(case.dense)]
     sparse = [SparseFeature(f"f{place}", rows, embed_dim=case.dim) for place, rows in enumerate(case.tables)]
     mlp = {"dims": case.layers, "activation": "relu", "dropout": 0.0}
@@ -24,10 +24,3 @@ def train(case: Case) -> float:
         trainer = CTRTrainer(model, optimizer_params={"lr": case.learning_rate}, n_epoch=case.epochs, model_path=folder)
         trainer.fit(batches)
         return auc(trainer.predict(trainer.model, of_test), test_labels)
-
-
-def columns_of(case: Case, split: str) -> tuple[dict, object]:
-    """Returns the columns of a split by name, and its labels."""
-    dense, ids, labels = case.rows(split)
-    columns = {f"d{place}": dense[:, place] for place in range(case.dense)}
-    return columns | {f"f{place}": ids[:, place] for place in range(len(case.tables))}, labels

@@ -3,6 +3,8 @@ VENV := .venv
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
+unexport PYTHONDONTWRITEBYTECODE  # some images set it; then each process would compile all of this project again
+
 .PHONY: demo check test test-all test-slurm24 durations lint docs costs models ids serving plans planned-memory times published peers clean
 
 demo: $(VENV)/ready data/movielens/summary.json

@@ -2,15 +2,17 @@
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from interpreter import forked_programs
+from shell import typed
 from torchx.cli.main import create_parser, get_sub_cmds
 from torchx.cli.main import main as torchx
 from torchx.specs.builders import materialize_appdef
@@ -54,25 +56,6 @@ PAGES = [ROOT / "README.md", *DOCS, *SCHEDULERS, ROOT / "CONTRIBUTING.md"]  # in
 SKIPPED = ("git clone ", "cd ", "source ", "cp ")  # for the reader's shell
 DRY_RUN = (None, "local_cwd", "slurm", "jobset")  # a dry run on the others needs a cluster
 
-RUN_ALL = """
-import json, os, runpy, subprocess, sys
-sys.path.insert(0, os.getcwd())
-from trainer.__main__ import main
-for command in json.loads(sys.argv[1]):
-    print("$", *command, flush=True)
-    match command:
-        case ["python", "-m", "trainer", *arguments]:
-            try:
-                code = main(arguments)
-            except SystemExit as stop:
-                code = stop.code
-        case ["python", script]:
-            code = runpy.run_path(script) and 0
-        case ["torchrun", *arguments]:
-            code = subprocess.run([sys.executable, "-m", "torch.distributed.run", *arguments]).returncode
-    assert not code, f"{command}: exit code {code}"
-"""
-
 
 def blocks(language: str) -> list[str]:
     fence = re.compile(rf"^```{language}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -108,13 +91,11 @@ def reader(workspace, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def runs(workspace):
+def runs(workspace, tmp_path_factory):
     """The directory of runs, after all commands for a shell without TorchX."""
-    todo = [shlex.split(command) for command in shown("python ", "torchrun ")]
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL, json.dumps(todo)], cwd=workspace, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    with forked_programs(tmp_path_factory.mktemp("programs")) as programs:
+        for command in shown("python ", "torchrun "):
+            typed(command, workspace, PATH=os.pathsep.join([str(programs), os.environ["PATH"]]))
     return workspace / "runs"
 
 

@@ -109,7 +109,7 @@ def test_commands_that_messages_mention_exist():
         assert wanted in PROGRAMS.get(program, ()), words
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("command", COMMANDS_THAT_PRINT)
 def test_commands_that_a_program_prints_work(command, folder, forked, monkeypatch):
     monkeypatch.chdir(folder)

@@ -145,6 +145,7 @@ def test_tables_in_shards(runs, tmp_path):
     assert json.loads((directory / "tables.json").read_text())["tables"].keys() == {*FEW}
 
 
+@pytest.mark.sample(0)
 def test_quantized_tables_in_onnx(runs, tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

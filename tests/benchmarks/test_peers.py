@@ -50,7 +50,7 @@ def case(tmp_path_factory):
     return of
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("model", ["deepfm", "dlrm"])
 @pytest.mark.parametrize("peer", OWN, ids=lambda peer: peer.loop)
 def test_a_loop_learns_and_counts_its_steps(case, tmp_path, peer, model):

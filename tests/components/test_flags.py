@@ -85,6 +85,7 @@ def test_flags_are_those_of_the_command_with_its_defaults(name):
         assert flag.default == default or (flag.default is None and default in ((), ""))
 
 
+@pytest.mark.sample(8)
 @COMPONENT
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())

@@ -13,7 +13,7 @@ from trainer.__main__ import main as trainer
 
 RUN = ("run", "-s", "local_cwd")
 MOST_LINES = 12
-SAMPLE = 4
+SAMPLE = 3
 TRAIN = "dlrm.multi_node --config config.toml --out out"
 ON_RANKS = [
     (f"{TRAIN} -- --train.stepz 3", "--train.stepz"),

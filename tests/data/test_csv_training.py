@@ -6,11 +6,11 @@ import pytest
 import torch
 from command import write_config
 from csv_files import csv_config, write_alike
-from jobs import config, launch_rounds, losses, saved_tensors
+from jobs import config, launch_rounds, losses, numbers_of_ranks, saved_tensors
 from trainer_process import Gate, Training
 
-RANKS = (1, 2, 4)
 BLOCK = {"block_bytes": 3000}
+MATRIX = "ranks", numbers_of_ranks
 
 
 def settings(data, reader="parquet", cache=None, **changes):
@@ -31,7 +31,7 @@ def files(rows, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runs(files, tmp_path_factory):
+def runs(matrix, files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     kinds = {
         "parquet": settings(files["parquet"]),
@@ -40,13 +40,12 @@ def runs(files, tmp_path_factory):
     }
     rounds = [
         (ranks, [{"config": tree, "out": str(folder / f"{kind}-{ranks}")} for kind, tree in kinds.items()])
-        for ranks in RANKS
+        for ranks in matrix
     ]
     launch_rounds(rounds, folder)
     return folder
 
 
-@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("kind", ["plain", "gz"])
 def test_the_losses_are_those_of_parquet_bit_for_bit(runs, kind, ranks):
     expected = losses(runs / f"parquet-{ranks}")
@@ -57,7 +56,6 @@ def test_the_losses_are_those_of_parquet_bit_for_bit(runs, kind, ranks):
         assert torch.equal(value, found[name]), name
 
 
-@pytest.mark.parametrize("ranks", RANKS)
 def test_the_number_of_ranks_changes_no_sample(runs, ranks):
     torch.testing.assert_close(losses(runs / f"gz-{ranks}"), losses(runs / "parquet-1"), rtol=1e-5, atol=1e-7)
 

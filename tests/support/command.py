@@ -1,6 +1,5 @@
 """Commands as a user types them, but forked: `python -m trainer`, the same under torchrun, and `torchx`."""
 
-import contextlib
 import os
 import subprocess
 import tempfile
@@ -37,9 +36,9 @@ def start_trainer(
 
 def run_torchx(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs `torchx WORDS` in a directory and returns how it ended."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(cwd):
-        output, errors = Path(folder, "output"), Path(folder, "errors")
-        process = start_forked(torchx, *words, environment=os.environ | environment, output=output, errors=errors)
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors, variables = Path(folder, "output"), Path(folder, "errors"), os.environ | environment
+        process = start_forked(torchx, *words, environment=variables, output=output, errors=errors, folder=cwd)
         return subprocess.CompletedProcess(words, process.wait(600), output.read_text(), errors.read_text())
 
 

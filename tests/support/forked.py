@@ -3,6 +3,7 @@
 Importing takes 4 of the 5 processor seconds that a small run needs; the rest of a process is as ever.
 """
 
+import logging
 import multiprocessing
 import os
 import runpy
@@ -57,13 +58,18 @@ class ForkedProcess:
 
 
 def start_forked(
-    function: Callable[..., None], *arguments: object, environment: dict[str, str], output: Path, errors: Path
+    function: Callable[..., None],
+    *arguments: object,
+    environment: dict[str, str],
+    output: Path,
+    errors: Path,
+    folder: Path | None = None,
 ) -> ForkedProcess:
-    """Starts a process that calls a function, in a session of its own."""
+    """Starts a process that calls a function, in a session of its own, and in a folder, which is ours if unset."""
     # Read by tqdm and torch when they are imported, in the process that all others come from.
     os.environ |= QUIET | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     sys.audit("subprocess.Popen", sys.executable, arguments, None, None)  # which multiprocessing does not tell
-    return ForkedProcess(FORKS, _call, function, arguments, environment, output, errors)
+    return ForkedProcess(FORKS, _call, function, arguments, environment, output, errors, folder or Path.cwd())
 
 
 def run_forked(function: Callable[..., None], *arguments: object, folder: Path) -> str:
@@ -95,13 +101,19 @@ def torchx(*words: str) -> None:
     from torchx.cli.main import main
     from torchx.runner.config import DEFAULT_CONFIG_DIRS
 
+    logging.getLogger().handlers.clear()  # TorchX sets logs up, unless somebody has
     DEFAULT_CONFIG_DIRS[:] = [str(Path.home()), str(Path.cwd())]  # which TorchX looks up when it is imported
     sys.argv[:] = ["torchx", *words]
     sys.exit(main([*words]))
 
 
 def _call(
-    function: Callable[..., None], arguments: tuple, environment: dict[str, str], output: Path, errors: Path
+    function: Callable[..., None],
+    arguments: tuple,
+    environment: dict[str, str],
+    output: Path,
+    errors: Path,
+    folder: Path,
 ) -> None:
     assert "preloaded" in sys.modules, "preloaded.py cannot be imported, of which the forkserver says nothing"
     os.setsid()
@@ -109,7 +121,8 @@ def _call(
     os.environ.update(environment)
     for stream, file in ((1, output), (2, errors)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    sys.path[:0] = [os.getcwd(), *environment["PYTHONPATH"].split(os.pathsep)]
+    os.chdir(folder)
+    sys.path[:0] = [str(folder), *environment["PYTHONPATH"].split(os.pathsep)]
     function(*arguments)
 
 

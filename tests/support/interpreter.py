@@ -1,11 +1,10 @@
-"""`python` and `torchx` for shells of tests, forked from a process which has imported torch and TorchRec.
+"""`python`, `torchrun` and `torchx` for shells of tests, forked from a process which has imported torch and TorchRec.
 
 Each is a program in a folder that a shell has first in its PATH. The program asks the test for a process, which has its
 directory, environment and output, hands on the signals that reach it, and ends as the process does.
 """
 
 import json
-import os
 import signal
 import socketserver
 import sys
@@ -37,13 +36,13 @@ sys.exit(code)
 
 @contextmanager
 def forked_programs(folder: Path) -> Iterator[Path]:
-    """Yields a folder for the PATH of a shell, which has `python` and `torchx`."""
+    """Yields a folder for the PATH of a shell, which has `python`, `torchrun` and `torchx`."""
     address = str(folder / "socket")
     with socketserver.ThreadingUnixStreamServer(address, _Start) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         programs = folder / "bin"
         programs.mkdir()
-        for name in ("python", "torchx"):
+        for name in ("python", "torchrun", "torchx"):
             (programs / name).write_text(PROGRAM.format(python=sys.executable, address=address))
             (programs / name).chmod(0o755)
         try:
@@ -58,7 +57,8 @@ class _Start(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         pid, folder, name, words, environment = json.loads(self.rfile.readline())
         output, errors = (Path(f"/proc/{pid}/fd/{stream}") for stream in (1, 2))
-        process = start_forked(_run, folder, name, words, environment=environment, output=output, errors=errors)
+        streams = {"output": output, "errors": errors}
+        process = start_forked(_run, name, words, environment=environment, folder=Path(folder), **streams)
 
         def hand_on() -> None:
             with suppress(OSError, ValueError):
@@ -73,11 +73,11 @@ class _Start(socketserver.StreamRequestHandler):
             self.wfile.write(f"{code}\n".encode())
 
 
-def _run(folder: str, name: str, words: list[str]) -> None:
-    os.chdir(folder)
-    sys.path.insert(0, folder)
+def _run(name: str, words: list[str]) -> None:
     if name == "torchx":
         torchx(*words)
+    elif name == "torchrun":
+        torchrun(*words)
     elif words[1] == "trainer":
         trainer(*words[2:])
     else:

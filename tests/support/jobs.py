@@ -13,6 +13,11 @@ from forked import run_forked
 LABELS = ["label"]
 
 
+def numbers_of_ranks(whole: bool) -> tuple[int, ...]:
+    """Returns the numbers of ranks to compare: where plans are not the subject, four prove little that two do not."""
+    return (1, 2, 4) if whole else (1, 2)
+
+
 def write_rows(
     folder: Path, sizes: list[int], seed: int = 0, row_group_size: int = 64, sparse_features: int = 6
 ) -> Path:

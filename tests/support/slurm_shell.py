@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from command import run_torchx
 from slurm_cluster import Cluster
 
 
@@ -25,10 +26,7 @@ class Shell:
         return done.stdout
 
     def try_torchx(self, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        command = ["torchx", *args]
-        return subprocess.run(
-            command, cwd=cwd or self.folder, env=self.env, capture_output=True, text=True, timeout=600
-        )
+        return run_torchx(*args, cwd=cwd or self.folder, **self.env)
 
     def submit(self, *args: str, cfg: str = "") -> str:
         """Submits a component and returns the handle."""

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from jobs import config, launch_rounds, saved_tensors, write_rows
+from jobs import config, launch_rounds, numbers_of_ranks, saved_tensors, write_rows
 from plain_model import plain_model
 from torch import nn
 
@@ -15,6 +15,7 @@ from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
 
 STEPS = 10
+MATRIX = "ranks", numbers_of_ranks
 PLANS = {1: ["table_wise"], 2: ["row_wise"], 4: ["column_wise"]}
 LIMITS = {
     "norm": {"optimizer__dense__max_norm": 0.05},
@@ -45,7 +46,7 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runs(data, tmp_path_factory):
+def runs(matrix, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("clipping")
     launch_rounds(
         [
@@ -56,7 +57,7 @@ def runs(data, tmp_path_factory):
                     for name, changes in LIMITS.items()
                 ],
             )
-            for ranks in PLANS
+            for ranks in matrix
         ],
         folder,
     )
@@ -109,10 +110,10 @@ def unlimited(tree):
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_weights_and_norms_are_those_of_one_process(runs, data, limit):
+def test_weights_and_norms_are_those_of_one_process(runs, matrix, data, limit):
     expected, norms = reference(settings(data, LIMITS[limit]))
     without, _ = reference(unlimited(settings(data, LIMITS[limit])))
-    for ranks in PLANS:
+    for ranks in matrix:
         out = runs / f"{limit}-{ranks}"
         found = {name.removeprefix("model.model."): value for name, value in saved_tensors(out, STEPS).items()}
         for name, value in expected.items():

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from jobs import config, launch_rounds, losses, saved_tensors, write_rows
+from jobs import config, launch_rounds, losses, numbers_of_ranks, saved_tensors, write_rows
 from plain_model import plain_model
 from torch import nn
 
@@ -14,10 +14,10 @@ from trainer.data.dataset import find_files
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
 
-RANKS = (1, 2, 4)
 STEPS, EPOCH, STOP = 12, 4, 5
 FROZEN = "dense_arch.model._mlp.1._linear.weight"
 REPLICATED = {"s0": {"sharding_types": ["data_parallel"]}}
+MATRIX = "ranks", numbers_of_ranks
 
 RESUMED = {
     "nesterov": {"name": "sgd", "momentum": 0.9, "nesterov": True},
@@ -91,7 +91,7 @@ def names(request):
 
 
 @pytest.fixture(scope="module")
-def folder(names, tmp_path_factory):
+def folder(names, matrix, tmp_path_factory):
     """Runs of parts and of frozen weights on each number of ranks; baselines, and runs resumed after STOP steps."""
     folder = tmp_path_factory.mktemp("parts")
     data = write_rows(folder / "data", [130, 126])
@@ -106,9 +106,8 @@ def folder(names, tmp_path_factory):
 
     stopped, baselines = of_length(STOP), of_length(STEPS, "-baseline")
     resumes = [job | {"resume": "must"} for job in of_length(STEPS)]
-    launch_rounds(
-        [(1, everywhere(1)), (4, everywhere(4)), (2, everywhere(2) + stopped + baselines), (2, resumes)], folder
-    )
+    rounds = [(ranks, everywhere(ranks)) for ranks in matrix]
+    launch_rounds([*rounds, (2, stopped + baselines), (2, resumes)], folder)
     return folder
 
 
@@ -155,7 +154,6 @@ def expected(folder):
     return trained(settings, rate, decay, lambda name: 0.0 if is_table(name) else 0.9)
 
 
-@pytest.mark.parametrize("ranks", RANKS)
 def test_parts_train_as_in_plain_autograd(folder, expected, ranks):
     found = weights_of(folder / f"parts-{ranks}")
     assert found.keys() == expected.keys()
@@ -163,7 +161,6 @@ def test_parts_train_as_in_plain_autograd(folder, expected, ranks):
         np.testing.assert_allclose(found[name].double(), value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", ["parts", "frozen"])
 def test_frozen_weights_stay_bit_for_bit_and_have_no_state(folder, name, ranks):
     before = plain_model(Config.model_validate(parted(folder / "data"))).state_dict()
@@ -175,7 +172,6 @@ def test_frozen_weights_stay_bit_for_bit_and_have_no_state(folder, name, ranks):
     assert state == {f"dense.model.{weight}" for weight in layers - still}
 
 
-@pytest.mark.parametrize("ranks", RANKS)
 def test_tables_train_below_a_dense_part_that_is_frozen(folder, ranks):
     settings = Config.model_validate(frozen(folder / "data"))
     expected = trained(settings, lambda name, _: 0.5 if is_table(name) else 0.0, lambda _: 0.0, lambda _: 0.0)

@@ -5,13 +5,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from jobs import config, launch_rounds, losses, saved_tensors, write_rows
+from jobs import config, launch_rounds, losses, numbers_of_ranks, saved_tensors, write_rows
 
-RANKS = [1, 2, 4]
 PARTS = [2, 4, 8]
 STEPS = 12  # three epochs, each of whose last batch is short
 MODELS = {"dlrm": {"name": "dlrm"}, "own": {"name": "custom:sum_of_embeddings", "arguments": {"depth": 3}}}
 PLANS = {1: ["table_wise"], 2: ["row_wise"], 4: ["table_row_wise"]}
+MATRIX = "ranks", numbers_of_ranks
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def settings(data, parts, model="dlrm", steps=STEPS, ranks=2, **changes):
 
 
 @pytest.fixture(scope="module")
-def runs(data, tmp_path_factory):
+def runs(matrix, data, tmp_path_factory):
     """The whole batch on one rank, and every number of parts on every number of ranks; some stopped and resumed."""
     folder = tmp_path_factory.mktemp("micro")
 
@@ -51,7 +51,7 @@ def runs(data, tmp_path_factory):
 
     rounds = [
         (ranks, [job(settings(data, parts, ranks=ranks), f"{parts}-on-{ranks}") for parts in [1, *PARTS]])
-        for ranks in RANKS
+        for ranks in matrix
     ]
     rounds[0][1].extend(job(settings(data, parts, "own", ranks=1), f"own-{parts}") for parts in (1, 4))
     evaluated = {"data__validation": [str(data)], "evaluate__every_steps": 3, "checkpoint__every_steps": 2}
@@ -70,7 +70,6 @@ def assert_close(found, expected):
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("parts", PARTS)
 def test_parts_train_as_the_whole(runs, parts, ranks):
     found, whole = runs / f"{parts}-on-{ranks}", runs / f"1-on-{ranks}"

@@ -92,6 +92,7 @@ def test_cancelled_from_another_shell_it_saves_and_goes_on_later(torchx, undistu
     assert went_on == undisturbed
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("sent", "retries"),
     [pytest.param(signal.SIGKILL, 1, id="crash"), pytest.param(signal.SIGTERM, 0, id="preemption")],

@@ -328,16 +328,6 @@ def test_wrong_input_is_never_tried_again_and_said_in_the_status(shell):
     assert status["msg"].startswith("failed: wrong input: data.train is []; name a file; ")
 
 
-def test_a_job_that_saved_while_the_controller_was_away_goes_on(shell):
-    saves = 'sleep 6; [ -e saved ] && exit 0; touch saved; echo "stopped at step 3" > "$TORCHX_OUTCOME_FILE"; exit 1'
-    handle = shell.shell_job(saves)
-    shell.wait(handle, "RUNNING")
-    with shell.cluster.controller_away():
-        time.sleep(20)
-    status = shell.wait(handle)
-    assert (status["state"], status["num_restarts"]) == ("SUCCEEDED", 1), shell.batch_log(handle)
-
-
 def test_a_finished_run_is_never_started_again(clusters, tmp_path):
     shell = Shell(clusters(True), tmp_path)  # without accounting, it may be forgotten before it can be requeued
     leaves = 'echo once; echo "finished at step 7" > "$TORCHX_OUTCOME_FILE"; exit 1'
@@ -410,6 +400,17 @@ def test_time_limit_comes_with_a_warning(submitted):
     status = shell.wait(handles["warned asleep"])
     assert (status["state"], status["num_restarts"]) == ("SUCCEEDED", 1), shell.batch_log(handles["warned asleep"])
     assert "requeued: stop requested before anything was saved" in shell.batch_log(handles["warned asleep"])
+
+
+# After the time limits, of which a controller that is away warns nobody.
+def test_a_job_that_saved_while_the_controller_was_away_goes_on(shell):
+    saves = 'sleep 6; [ -e saved ] && exit 0; touch saved; echo "stopped at step 3" > "$TORCHX_OUTCOME_FILE"; exit 1'
+    handle = shell.shell_job(saves)
+    shell.wait(handle, "RUNNING")
+    with shell.cluster.controller_away():
+        time.sleep(20)
+    status = shell.wait(handle)
+    assert (status["state"], status["num_restarts"]) == ("SUCCEEDED", 1), shell.batch_log(handle)
 
 
 def test_without_accounting_the_status_survives_slurms_memory(clusters, tmp_path):

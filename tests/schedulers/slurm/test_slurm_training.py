@@ -119,23 +119,18 @@ def test_movielens_to_the_end(trainings, tmp_path):
 
 
 def test_warnings_and_crash(trainings, undisturbed):
-    """Three jobs at once: one comes to its time limit, one is warned as if it did, and a rank of the last is killed."""
+    """Two jobs at once: one comes to its time limit, and a rank of the other is killed."""
     shell = trainings
     limited = Disturbed(shell, "limited", cfg="nodelist=n[2-3],time=2,signal_lead=30")
-    warned = Disturbed(shell, "warned", cfg="nodelist=n[1-2]")
     crashed = Disturbed(shell, "crashed", "--max_retries", "1", cfg="nodelist=n[1-2]")
-    with ThreadPoolExecutor(2) as pool:  # which open as soon as they may, as neither job has long to save
-        opened = [pool.submit(job.open_once_warned) for job in (limited, warned)]
-        warned.wait_for_the_gate()
-        shell.cluster.run("scancel", "--signal=USR1", "--batch", number(warned.handle))
+    with ThreadPoolExecutor(1) as pool:  # which opens the gate as soon as it may, as the job has not long to save
+        opened = pool.submit(limited.open_once_warned)
         crashed.wait_for_the_gate()
         os.kill(rank_of("crashed"), signal.SIGKILL)
         crashed.gate.open()
-    for each in opened:
-        each.result()
-    for job in (warned, crashed, limited):
+    opened.result()
+    for job in (crashed, limited):
         assert_went_on(job, undisturbed)
-    assert "requeued: stopped at step" in shell.batch_log(warned.handle)
     assert "requeued: stopped at step" in shell.batch_log(limited.handle)
     assert "failure 1 of at most 1 that are retried" in shell.batch_log(crashed.handle)
 
@@ -161,6 +156,7 @@ def test_preemption(trainings, undisturbed):
     assert_went_on(job, undisturbed)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kill_wait", [30, 5])
 def test_cancelled(kill_wait, trainings, undisturbed, clusters):
     """A cancelled job saves the step that it has reached, which takes 8 s, if Slurm lets it, and does not come back.

@@ -241,12 +241,13 @@ def bench(
     *args: str,
     out: str = "runs/${app_id}",
 ) -> AppDef:
-    """Measures reading and training, or else CSV files, data checks, checkpoints, features, models or predictions.
+    """Measures reading and training, or else CSV files, data checks, checkpoints, models, predictions or a roofline.
 
     Example: torchx run -s local_cwd tools.bench checkpoint --out runs/bench
 
     Args:
-        args: `csv`, `check`, `checkpoint`, `features`, `models` or `predict`, and flags of `python -m trainer bench`.
+        args: `csv`, `check`, `checkpoint`, `features`, `models`, `predict` or `roofline`, and flags of
+            `python -m trainer bench`.
         out: Directory to write the results to.
     """
     ...

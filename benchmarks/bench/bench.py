@@ -7,6 +7,7 @@
     python -m trainer bench features --out runs/bench
     python -m trainer bench models --out runs/bench
     python -m trainer bench predict --out runs/bench
+    python -m trainer bench roofline --out runs/bench
 
 Measurement and baseline alternate in one process, several times, so that a busy machine slows down both. A ratio is
 the median of the ratios of all repeats.
@@ -14,8 +15,9 @@ the median of the ratios of all repeats.
 
 import contextlib
 import io
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Literal
+from typing import Any, Literal
 
 from apps.calibrate.steps import scratch_run
 from benchmarks.bench.checkpoint import compare_checkpoints, render_restores, time_restores
@@ -23,9 +25,11 @@ from benchmarks.bench.comparison import Comparison, render_comparisons
 from benchmarks.bench.models import compare_models
 from benchmarks.bench.predict import compare_inference
 from benchmarks.bench.reading import compare_check, compare_criteo, compare_csv, compare_readers
+from benchmarks.bench.roofline import measure_roofline, render_roofline
 from benchmarks.bench.setting import make_config, make_data
 from benchmarks.bench.training import compare_features, compare_loops
 from benchmarks.machine import describe_machine
+from trainer.config.root import load_config
 from trainer.core.distributed import broadcast_from_rank0, process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
@@ -35,6 +39,9 @@ from trainer.run.provenance import describe_run
 from trainer.training.session import Session
 from trainer.training.setup import open_session
 
+Measured = tuple[str, dict[str, Any]]
+"""What to print of a measurement, and its facts."""
+
 
 def _compare_training(session: Session, steps: int, repeats: int) -> list[Comparison]:
     readers = []
@@ -43,19 +50,34 @@ def _compare_training(session: Session, steps: int, repeats: int) -> list[Compar
     return readers + compare_loops(session, steps, repeats)
 
 
-COMPARE = {
-    "training": _compare_training,
-    "csv": compare_csv,
-    "check": compare_check,
-    "checkpoint": compare_checkpoints,
-    "features": compare_features,
-    "predict": compare_inference,
+def _shown(comparisons: list[Comparison]) -> Measured:
+    facts = [asdict(one) | {"ratio": one.ratio} for one in comparisons]
+    return render_comparisons(comparisons), {"comparisons": facts}
+
+
+def _roofline(session: Session, steps: int, repeats: int) -> Measured:
+    rates, bounds = measure_roofline(session, steps, repeats)
+    return render_roofline(rates, bounds), {"rates": asdict(rates), "parts": [asdict(one) for one in bounds]}
+
+
+def _compared(compare: Callable[[Session, int, int], list[Comparison]]) -> Callable[[Session, int, int], Measured]:
+    return lambda session, steps, repeats: _shown(compare(session, steps, repeats))
+
+
+MEASURE = {
+    "training": _compared(_compare_training),
+    "csv": _compared(compare_csv),
+    "check": _compared(compare_check),
+    "checkpoint": _compared(compare_checkpoints),
+    "features": _compared(compare_features),
+    "predict": _compared(compare_inference),
+    "roofline": _roofline,
 }
-"""Measurements of the benchmark's own model, by name."""
+"""Measurements of one model, by name."""
 
 
 def bench(
-    what: Literal["training", "csv", "check", "checkpoint", "features", "models", "predict"] = "training",
+    what: Literal["training", "csv", "check", "checkpoint", "features", "models", "predict", "roofline"] = "training",
     /,
     out: str = "runs/bench",
     rows: int = 2_000_000,
@@ -63,6 +85,7 @@ def bench(
     steps: int = 40,
     repeats: int = 5,
     models: tuple[str, ...] = (),
+    of: str = "",
 ) -> None:
     """Measures the loader and the training loop, saves and restores, features, models, predictions, and prints tables.
 
@@ -89,6 +112,10 @@ def bench(
 
     predict: predictions of all rows, written with all columns of the data, beside an evaluation of the same rows.
 
+    roofline: each part of a step, on batches in memory, beside the least time that it can take: its matrix products at
+    the rate of a large one, the bytes that it reads and writes at the rate of a large copy, the bytes that it sends at
+    the rate of a large exchange, each measured here.
+
     Under torchrun all but the loader's run on all ranks. Writes `OUT/bench-WHAT.json` with every repeat.
 
     Args:
@@ -99,6 +126,7 @@ def bench(
         steps: Steps per repeat of a training loop.
         repeats: Repeats of everything.
         models: Built-in models to measure, with `models` only. Unset: all.
+        of: Configuration to measure, with `roofline` only. Unset: the benchmark's own model and data.
 
     Raises:
         InputError: An argument is out of range, there is no such model, or OUT holds data of other settings.
@@ -109,21 +137,26 @@ def bench(
             raise InputError(f"--{name.replace('_', '-')} is {value}; it must be 1 or more")
     if models and what != "models":
         raise InputError(f"--models is {' '.join(models)}, which `bench {what}` does not use; leave it out")
-    config, run = make_config(out, global_batch_size), RunDirectory(out)
+    if of and what != "roofline":
+        raise InputError(f"--of is '{of}', which `bench {what}` does not use; leave it out")
+    config, run = load_config(of) if of else make_config(out, global_batch_size), RunDirectory(out)
     with process_group() as context, scratch_run(run, context) as scratch:
         with contextlib.redirect_stdout(io.StringIO()):
             if what == "models":
                 names = models or tuple(MODELS)
-                comparisons = compare_models(names, scratch, global_batch_size, steps, repeats, context)
+                shown, facts = _shown(compare_models(names, scratch, global_batch_size, steps, repeats, context))
             else:
-                broadcast_from_rank0(context, lambda: make_data(out, rows))
+                if not of:
+                    broadcast_from_rank0(context, lambda: make_data(out, rows))
                 with open_session(config, scratch.url, "never", context) as session:
-                    comparisons = COMPARE[what](session, steps, repeats)
-        restores = time_restores(config, scratch, repeats) if what == "checkpoint" and context.world_size == 1 else []
+                    shown, facts = MEASURE[what](session, steps, repeats)
+        if what == "checkpoint" and context.world_size == 1:
+            restores = time_restores(config, scratch, repeats)
+            shown += "\n\n" + render_restores(restores)
+            facts["restores"] = [asdict(one) for one in restores]
         if context.is_rank0:
-            print("\n\n".join([render_comparisons(comparisons), *([render_restores(restores)] if restores else [])]))
-            facts = describe_run(context, machine=describe_machine(), settings=settings)
-            facts["comparisons"] = [asdict(one) | {"ratio": one.ratio} for one in comparisons]
-            facts |= {"restores": [asdict(one) for one in restores]} if restores else {}
-            run.write_json(f"bench-{what}.json", facts)
+            print(shown)
+            run.write_json(
+                f"bench-{what}.json", describe_run(context, machine=describe_machine(), settings=settings) | facts
+            )
             print(f"\nevery repeat is in {without_secrets(run.url_of(f'bench-{what}.json'))}")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import run_trainer
+from command import run_trainer, write_config
+from jobs import config
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -22,11 +23,14 @@ from benchmarks.bench.models import compare_models
 from benchmarks.bench.setting import WARM_STEPS, make_config, make_data
 from benchmarks.bench.training import BASELINE, FEATURES, changed, compare_loops
 from benchmarks.costs import render
+from planner.step_parts import PARTS
+from trainer.config.root import Config
 from trainer.core.distributed import process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.models.builder import MODELS
 from trainer.models.tasks import ModelWithLoss
+from trainer.plan.dense_part import dense_part
 from trainer.training.setup import open_session
 
 pytestmark = pytest.mark.slow
@@ -95,6 +99,31 @@ def test_bench(tmp_path, what, targets):
         what == "checkpoint"
     )
     assert not (tmp_path / "scratch-run").exists()
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_roofline_counts_the_products_of_a_step_and_what_tables_move(tmp_path, rows, ranks):
+    tree = config(rows, planner__sharding_types=["table_wise"], data__global_batch_size=128)
+    file = write_config(tmp_path / "config.toml", tree)
+    done = run_trainer("bench", "roofline", "--of", file, "--out", tmp_path / "out", *FLAGS, ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    assert "GFLOP/s" in done.stdout
+    facts = json.loads((tmp_path / "out/bench-roofline.json").read_text())
+    rates, found = facts["rates"], {one["part"]: one for one in facts["parts"]}
+    assert [*found] == [*PARTS, "step"]
+    work = dense_part(Config.model_validate(tree), ranks or 1).work
+    counted = sum(found[part]["products"] for part in PARTS) * rates["flops"] / 1e3
+    assert (
+        counted
+        == pytest.approx(work.flops + work.batched_flops)
+        == pytest.approx(found["step"]["products"] * rates["flops"] / 1e3)
+    )
+    bytes_of_embeddings = 6 * 128 * 16 * 4  # of six tables, in the whole batch
+    assert found["forward"]["memory"] * rates["memory"] / 1e3 > bytes_of_embeddings / max(1, ranks)
+    sent = {part: found[part]["exchange"] * (rates["exchange"] or 0) / 1e3 for part in ("forward", "backward")}
+    gradients = work.gradients  # half of which each of two ranks sends twice: sums, then their totals
+    expected = {"forward": bytes_of_embeddings / 4, "backward": bytes_of_embeddings / 4 + gradients}
+    assert sent == pytest.approx(expected if ranks else dict.fromkeys(expected, 0.0))
 
 
 @pytest.fixture
@@ -199,6 +228,7 @@ def test_the_table_shows_the_spread_of_the_ratios():
     [
         ("training", {"repeats": 0}, "--repeats is 0; it must be 1 or more"),
         ("features", {"models": ("dlrm",)}, "--models is dlrm, which `bench features` does not use"),
+        ("training", {"of": "movielens"}, "--of is 'movielens', which `bench training` does not use"),
         ("models", {"models": ("dlm",)}, "--models has 'dlm', which is no built-in model; did you mean 'dlrm'?"),
     ],
 )

@@ -246,8 +246,8 @@ def bench(
     Example: torchx run -s local_cwd tools.bench checkpoint --out runs/bench
 
     Args:
-        args: `csv`, `check`, `checkpoint`, `features`, `models`, `predict` or `roofline`, and flags of
-            `python -m trainer bench`.
+        args: `csv`, `check`, `checkpoint`, `features`, `models`, `predict`, `roofline` or `growth`, and flags
+            of `python -m trainer bench`.
         out: Directory to write the results to.
     """
     ...

@@ -80,7 +80,7 @@ COMMANDS = {
     ),
     "bench": (
         "benchmarks.bench.bench:bench",
-        "[csv|check|checkpoint|features|models|predict|roofline] --out DIR: measure loader, loop, saves and so on.",
+        "[csv|check|checkpoint|features|models|predict|roofline|growth] --out DIR: measure loader, loop, saves, ...",
         "training --out runs/bench",
     ),
     "movielens": (

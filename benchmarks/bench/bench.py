@@ -8,6 +8,7 @@
     python -m trainer bench models --out runs/bench
     python -m trainer bench predict --out runs/bench
     python -m trainer bench roofline --out runs/bench
+    python -m trainer bench growth --out runs/bench
 
 Measurement and baseline alternate in one process, several times, so that a busy machine slows down both. A ratio is
 the median of the ratios of all repeats.
@@ -22,6 +23,7 @@ from typing import Any, Literal
 from apps.calibrate.steps import scratch_run
 from benchmarks.bench.checkpoint import compare_checkpoints, render_restores, time_restores
 from benchmarks.bench.comparison import Comparison, render_comparisons
+from benchmarks.bench.growth import measure_growth, render_growth
 from benchmarks.bench.models import compare_models
 from benchmarks.bench.predict import compare_inference
 from benchmarks.bench.reading import compare_check, compare_criteo, compare_csv, compare_readers
@@ -77,7 +79,9 @@ MEASURE = {
 
 
 def bench(
-    what: Literal["training", "csv", "check", "checkpoint", "features", "models", "predict", "roofline"] = "training",
+    what: Literal[
+        "training", "csv", "check", "checkpoint", "features", "models", "predict", "roofline", "growth"
+    ] = "training",
     /,
     out: str = "runs/bench",
     rows: int = 2_000_000,
@@ -116,13 +120,16 @@ def bench(
     the rate of a large one, the bytes that it reads and writes at the rate of a large copy, the bytes that it sends at
     the rate of a large exchange, each measured here.
 
+    growth: the processor time of a step of DeepFM with 3, 26 and 200 tables, in global batches of 256 to 65,536, from
+    memory. Most of a step in a small batch is overhead, which does not grow with the batch.
+
     Under torchrun all but the loader's run on all ranks. Writes `OUT/bench-WHAT.json` with every repeat.
 
     Args:
         what: What to measure.
         out: Directory for the results, and for the data, in Criteo's shape, which is made once; any fsspec URL.
-        rows: Samples of the data set; `models` makes as many as it keeps in memory.
-        global_batch_size: Samples per step, over all ranks.
+        rows: Samples of the data set; `models` and `growth` make as many as they keep in memory.
+        global_batch_size: Samples per step, over all ranks; `growth` has its own.
         steps: Steps per repeat of a training loop.
         repeats: Repeats of everything.
         models: Built-in models to measure, with `models` only. Unset: all.
@@ -140,11 +147,15 @@ def bench(
     if of and what != "roofline":
         raise InputError(f"--of is '{of}', which `bench {what}` does not use; leave it out")
     config, run = load_config(of) if of else make_config(out, global_batch_size), RunDirectory(out)
+    shown, facts = "", dict[str, Any]()
     with process_group() as context, scratch_run(run, context) as scratch:
         with contextlib.redirect_stdout(io.StringIO()):
             if what == "models":
                 names = models or tuple(MODELS)
                 shown, facts = _shown(compare_models(names, scratch, global_batch_size, steps, repeats, context))
+            elif what == "growth":
+                costs = measure_growth(scratch, context, steps, repeats)
+                shown, facts = render_growth(costs), {"costs": [asdict(one) for one in costs]}
             else:
                 if not of:
                     broadcast_from_rank0(context, lambda: make_data(out, rows))
@@ -153,7 +164,7 @@ def bench(
         if what == "checkpoint" and context.world_size == 1:
             restores = time_restores(config, scratch, repeats)
             shown += "\n\n" + render_restores(restores)
-            facts["restores"] = [asdict(one) for one in restores]
+            facts = facts | {"restores": [asdict(one) for one in restores]}
         if context.is_rank0:
             print(shown)
             run.write_json(

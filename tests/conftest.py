@@ -3,6 +3,7 @@ import json
 import os
 import random
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -36,6 +37,10 @@ def pytest_configure(config):
     os.environ["RES_OPTIONS"] = "timeout:1"
     os.environ["TORCHX_RECSYS_SITE"] = ""  # defaults of this machine's administrators are none of the tests'
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SUPPORT, os.environ.get("PYTHONPATH")]))
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory()
+        os.environ["TESTS_DENSE_PARTS"] = folder.name  # read by dense_parts.py
+        config.add_cleanup(folder.cleanup)
     if config.getoption("unit"):
         sys.addaudithook(skip_where_a_process_starts)
     if config.getoption("record_durations") and not hasattr(config, "workerinput"):

@@ -11,12 +11,14 @@ Rules of the user's own that have no form in torch are run here, from rules/, an
 model. signature.json describes the columns.
 """
 
+import contextlib
 import importlib.util
 import json
 import math
 import os
+import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -212,9 +214,20 @@ def _own_rules(directory: Path, columns: list[dict[str, Any]]) -> dict[str, Any]
             assert spec is not None
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+            with _without_bytecode():
+                spec.loader.exec_module(module)
             found[column["input"]] = getattr(module, attribute)(column["rows"], **column["options"])
     return found
+
+
+@contextlib.contextmanager
+def _without_bytecode() -> Iterator[None]:
+    """Keeps Python from adding what it compiles, which names directories of the machine, to the export."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 class _Reader:

@@ -201,7 +201,7 @@ def kill_the_job(job: Training, worker: int) -> None:
 
 AT_THE_END = Moment(is_in_the_last_step, 0.4, STEPS)
 MOMENTS = [
-    Moment(is_restoring, 0.25),
+    Moment(is_restoring, 0.05),
     Moment(is_at_the_first_step),
     Moment(is_training, 0.5),
     Moment(is_saving, 0.1),

@@ -61,7 +61,7 @@ def test_an_earlier_attempt_is_not_blamed(torchx, tmp_path):
 def test_wrong_input_is_in_the_log_and_in_the_status(torchx):
     done = torchx(*RUN, "dlrm.single_node", "--config", "nowhere.toml")
     assert done.returncode == 2
-    said, last = done.stderr.splitlines()[-2:]
+    said, _, last = done.stderr.splitlines()[-3:]
     assert "error: configuration 'nowhere.toml'" in said
     assert last.endswith("the job has ended as FAILED: wrong input, see above")
     assert torchx.status(done.stdout.strip())["msg"].startswith("wrong input: configuration 'nowhere.toml'")

@@ -28,8 +28,8 @@ PLANS = [
 ]
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad"]
 EPS = 1e-4  # with a smaller one, Adagrad turns rounding of gradients near zero into steps of full size
-STEPS = 40
-SIZES = [5, 0, 300, 1, 130, 77, 700]  # very unequal, one empty
+STEPS = 24
+SIZES = [5, 0, 150, 1, 60, 40, 300]  # very unequal, one empty
 
 
 def planned(data, kind, **changes):
@@ -60,7 +60,7 @@ def runs(tmp_path_factory):
 def test_losses_do_not_depend_on_the_number_of_ranks(runs, kind):
     alone = losses(runs / f"{kind}-1")
     assert len(alone) == STEPS
-    assert np.mean(alone[-10:]) < np.mean(alone[:10])
+    assert np.mean(alone[-8:]) < np.mean(alone[:8])
     for ranks in (2, 4):
         np.testing.assert_allclose(losses(runs / f"{kind}-{ranks}"), alone, rtol=1e-5)
 

@@ -19,7 +19,7 @@ PAGE, FIGURE = ROOT / "docs" / "performance.md", ROOT / "docs" / "step_growth.sv
 RANKS = (1, 2, 4)
 MIDDLE = TABLES[1]
 COLORS = ("#1f77b4", "#d95f02", "#1b9e77")
-LEFT, RIGHT, TOP, PLOT, BETWEEN = 60, 640, 40, 200, 80  # of a chart, in pixels
+LEFT, RIGHT, TOP, PLOT, BETWEEN = 60, 640, 40, 200, 50  # of a chart, in pixels
 Cell = tuple[int, int, int]  # ranks, tables, samples
 
 
@@ -51,7 +51,7 @@ def milliseconds(measured: dict[int, dict[str, Any]]) -> dict[Cell, float]:
 def render(found: dict[Cell, float], facts: dict[str, Any]) -> str:
     """Returns the table, and the machine."""
     rows = [
-        [str(ranks), str(tables), *(f"{found[ranks, tables, samples]:,.3g}" for samples in BATCHES)]
+        [str(ranks), str(tables), *(_rounded(found[ranks, tables, samples]) for samples in BATCHES)]
         for ranks in RANKS
         for tables in TABLES
     ]
@@ -62,6 +62,10 @@ def render(found: dict[Cell, float], facts: dict[str, Any]) -> str:
         "Milliseconds of processor time of a rank for a step, by samples of the global batch; "
         f"{machine['cores']} cores ({machine['processor']}), torch {facts['versions']['torch']}."
     )
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def draw(found: dict[Cell, float]) -> bytes:
@@ -89,7 +93,7 @@ def _chart(canvas: Svg, top: float, title: str, curves: dict[str, list[float]]) 
     for power in range(low, high + 1):
         (x, y), end = place(0, 10.0**power), place(len(BATCHES) - 1, 10.0**power)
         canvas.line([(x, y), end], FAINT)
-        canvas.text(x - 8, y + 4, f"{10.0**power:g}", "right")
+        canvas.text(x - 8, y + 4, f"{10.0**power:,g}", "right")
     for number, samples in enumerate(BATCHES):
         canvas.text(place(number, 1)[0], top + PLOT + 20, f"{samples:,}", "middle")
     for color, (name, curve) in zip(COLORS, curves.items(), strict=True):

@@ -59,6 +59,7 @@ def _write_rows(scratch: RunDirectory) -> None:
     dense = {f"int_{n}": chance.standard_normal(rows).astype(np.float32) for n in range(DENSE_FEATURES)}
     ids = {f"cat_{n}": chance.integers(0, TABLE_ROWS, rows).astype(np.int32) for n in range(max(TABLES))}
     label = {"label": chance.integers(0, 2, rows).astype(np.float32)}
+    scratch.fs.makedirs(scratch.path())
     with scratch.fs.open(scratch.path("rows.parquet"), "wb") as file:
         pq.write_table(pa.table(dense | ids | label), file)
 

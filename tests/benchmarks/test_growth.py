@@ -17,7 +17,7 @@ def test_each_number_of_tables_is_measured_in_each_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_growth, "TABLES", (2, 3))
     monkeypatch.setattr(bench_growth, "BATCHES", (64, 128))
     with process_group() as context:
-        costs = measure_growth(RunDirectory(str(tmp_path)), context, steps=2, repeats=3)
+        costs = measure_growth(RunDirectory(str(tmp_path / "new")), context, steps=2, repeats=3)
     assert [(one.tables, one.samples) for one in costs] == [*product((2, 3), (64, 128))]
     assert all(len(one.milliseconds) == 3 and min(one.milliseconds) > 0 for one in costs)
     head, _, *rows = render_growth(costs).splitlines()

@@ -8,6 +8,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import torch
+import torch.distributed as dist
 from command import run_trainer, write_config
 from evaluated import metrics_of, outputs
 from jobs import config, launch_rounds, saved_tensors, write_rows
@@ -170,3 +171,17 @@ def test_a_split_that_is_not_there_is_named_with_those_that_are(tmp_path, capfd)
         "error: --split is test, but data.test is empty; name at least one CSV file, glob or directory, or use "
         "--split validation\n"
     )
+
+
+def test_a_single_rank_gathers_from_nobody(rows, tmp_path, monkeypatch):
+    """In Gloo's threads an evaluation would start OpenMP's threads again, which slows down all steps after it."""
+
+    def refuse(*_, **__):
+        raise AssertionError("a single rank has nobody to talk to")
+
+    for collective in ("all_gather", "all_gather_object", "all_reduce", "broadcast", "broadcast_object_list"):
+        monkeypatch.setattr(dist, collective, refuse)
+    tree = config(rows, train__steps=4, data__validation=[str(rows)], evaluate__every_steps=2)
+    file = write_config(tmp_path / "config.toml", tree)
+    assert trainer(["train", str(file), "--out", str(tmp_path / "out")]) == 0
+    assert len((tmp_path / "out/evaluations.jsonl").read_text().splitlines()) == 2

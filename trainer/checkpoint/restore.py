@@ -97,7 +97,8 @@ def fill(url: str, tensors: State, sources: dict[str, str], context: Distributed
     reader.sizes = {name: value.size() for name, value in direct.items()}
     planner = _CountingPlanner()
     try:
-        dcp.load(direct | whole, storage_reader=reader, planner=planner)
+        is_alone = context.world_size == 1
+        dcp.load(direct | whole, storage_reader=reader, planner=planner, no_dist=is_alone)
     except CheckpointException as failure:  # raised on every rank if one fails; no Exception, but a BaseException
         rank, (error, _) = min(failure.failures.items())
         unreadable = StorageError(f"checkpoint {url} cannot be read: rank {rank}: {error}")

@@ -187,7 +187,8 @@ class Saver:
         # Names are flat already, and a reader without shards of a table must find them as they are.
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
-            dcp.save(staged, storage_writer=writer, planner=planner, process_group=self._group)
+            is_alone = self._context.world_size == 1  # and has nobody to ask, as in `gather_to_all`
+            dcp.save(staged, storage_writer=writer, planner=planner, process_group=self._group, no_dist=is_alone)
         except CheckpointException as failure:  # raised on every rank if one fails
             rank, (error, _) = min(failure.failures.items())
             raise SaveFailed(error, f"rank {rank}: ") from failure

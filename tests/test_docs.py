@@ -45,6 +45,7 @@ DOCS = [
         "resources",
         "planning",
         "step_times",
+        "performance",
         "operating",
         "architecture",
         "glossary",

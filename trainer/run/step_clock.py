@@ -4,7 +4,7 @@ import resource
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,30 @@ def peak_bytes(context: DistributedContext) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def named_range(name: str) -> AbstractContextManager[object]:
-    """Names the block in traces; nothing is done while none is recorded."""
-    return record_function(f"## {name} ##") if torch.autograd.profiler._is_profiler_enabled else nullcontext()
+def named_range(name: str) -> record_function:
+    """Names the block in traces."""
+    return record_function(f"## {name} ##")
+
+
+_enter_recorded, _exit_recorded = record_function.__enter__, record_function.__exit__
+
+
+def skip_unrecorded_ranges() -> None:
+    """Makes torch skip named ranges while no trace is recorded.
+
+    torch tells C++ of each of them, and TorchRec names two dozen in a step: on one rank a sixth of a step of a small
+    model (MovieLens, DeepFM, batches of 1,024: 2.96, 2.72 and 4.57 ms, without them 2.56, 2.43 and 3.33).
+    """
+    record_function.__enter__, record_function.__exit__ = _enter, _exit
+
+
+def _enter(self: record_function) -> record_function:
+    if torch.autograd.profiler._is_profiler_enabled:
+        return _enter_recorded(self)
+    self.record = None  # of an earlier use of the same object
+    return self
+
+
+def _exit(self: record_function, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+    if self.record is not None:
+        _exit_recorded(self, exc_type, exc_value, traceback)

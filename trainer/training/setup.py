@@ -29,6 +29,7 @@ from trainer.run.preemption import stop_on_signals
 from trainer.run.profiler import Profiler, ProfileRequests, check_profile, profile_requests
 from trainer.run.provenance import describe_run, digest
 from trainer.run.reporter import Reporter, StallTimer
+from trainer.run.step_clock import skip_unrecorded_ranges
 from trainer.run.watchdog import watched
 from trainer.training.evaluate import Evaluator, open_catalogue
 from trainer.training.finetune import finetune
@@ -46,6 +47,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
     Raises:
         InputError: The configuration, the data or the run directory cannot be used.
     """
+    skip_unrecorded_ranges()
     broadcast_from_rank0(context, lambda: check_metrics(config))
     broadcast_from_rank0(context, lambda: check_watched_metrics(config))
     broadcast_from_rank0(context, lambda: check_profile(config.report.profile, context))

@@ -265,6 +265,7 @@ FOLLOWS = {
 }
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_a_planted_fault_is_found_and_no_other(plant, tmp_path, capsys):
     made = clean_data()

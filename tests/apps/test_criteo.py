@@ -143,6 +143,7 @@ def test_terabyte_validates_and_tests_on_the_last_day(tmp_path, suffix):
     assert summary["splits"]["train"]["files"] > 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_object_storage(suffix):
     lines = make_lines(300)

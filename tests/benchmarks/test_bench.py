@@ -39,7 +39,7 @@ SETTINGS = {"rows": 3000, "global_batch_size": 64, "steps": 3, "repeats": 1}
 FLAGS = ["--rows", "3000", "--global-batch-size", "64", "--steps", "3", "--repeats", "1"]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("what", "targets"),
     [

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 from forked import run_forked
-from jobs import losses, run_rounds
+from jobs import losses, numbers_of_ranks, run_rounds
 from ready_made import sampled
 
 from benchmarks.bench.models import make_ratings
 from benchmarks.bench.training import changed
 from trainer.config.root import READY_MADE, Config, load_config
 
-RANKS, STEPS = (1, 2, 4), 40
+STEPS = 40
 SMALL = {
     "data.global_batch_size": 256,
     "data.test": [],
@@ -54,27 +54,33 @@ def train_without_kinks(rounds: list) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(matrix, tmp_path_factory):
+def numbers(request):
+    """The numbers of ranks to compare."""
+    return numbers_of_ranks(request.config.getoption("all"))
+
+
+@pytest.fixture(scope="module")
+def runs(matrix, numbers, tmp_path_factory):
     folder = tmp_path_factory.mktemp("rounding")
     make_ratings(str(folder / "ratings"), 8000)
     for train in (run_rounds, train_without_kinks):
         jobs = [(settings(name, str(folder / "ratings")), f"{folder}/{train.__name__}-{name}") for name in matrix]
-        rounds = [(ranks, [{"config": tree, "out": f"{out}-{ranks}"} for tree, out in jobs]) for ranks in RANKS]
+        rounds = [(ranks, [{"config": tree, "out": f"{out}-{ranks}"} for tree, out in jobs]) for ranks in numbers]
         run_forked(train, rounds, folder=folder)
     return folder
 
 
-def apart(runs, train, name):
-    """Returns the greatest relative differences of losses from those on one rank, `[2, STEPS]`."""
-    alone, *several = (np.array(losses(runs / f"{train.__name__}-{name}-{ranks}")) for ranks in RANKS)
+def apart(runs, numbers, train, name):
+    """Returns the relative differences of losses from those on one rank, a row for each greater number of ranks."""
+    alone, *several = (np.array(losses(runs / f"{train.__name__}-{name}-{ranks}")) for ranks in numbers)
     return np.abs(np.array(several) / alone - 1)
 
 
-def test_rounding_stays_small_without_kinks(runs, name):
-    assert apart(runs, train_without_kinks, name).max() < 1e-6
+def test_rounding_stays_small_without_kinks(runs, numbers, name):
+    assert apart(runs, numbers, train_without_kinks, name).max() < 1e-6
 
 
-def test_kinks_keep_runs_close(runs, name):
-    found = apart(runs, run_rounds, name)
+def test_kinks_keep_runs_close(runs, numbers, name):
+    found = apart(runs, numbers, run_rounds, name)
     assert found[:, :3].max() < 1e-5
     assert found.max() < 2e-3

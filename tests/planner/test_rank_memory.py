@@ -56,6 +56,7 @@ def test_runs_take_the_memory_that_is_predicted(measured, tmp_path):
     assert max(errors.values()) <= FAR, errors
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.slow
 def test_activations_of_every_model_grow_with_the_batch(tmp_path, name):

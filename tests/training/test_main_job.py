@@ -218,6 +218,7 @@ def test_synthetic_comes_close_to_the_best_possible_auc(tmp_path, path):
     assert best - 0.01 < test["auc"] <= best
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", [path.stem for path in CONFIGS.glob("*.toml")])
 def test_every_preset_can_be_planned(name):
     done = run_trainer("plan", name, "--world-size", 8, "--planner.host-memory-gib", 64)

@@ -147,7 +147,6 @@ def bench(
     if of and what != "roofline":
         raise InputError(f"--of is '{of}', which `bench {what}` does not use; leave it out")
     config, run = load_config(of) if of else make_config(out, global_batch_size), RunDirectory(out)
-    shown, facts = "", dict[str, Any]()
     with process_group() as context, scratch_run(run, context) as scratch:
         with contextlib.redirect_stdout(io.StringIO()):
             if what == "models":
@@ -164,7 +163,7 @@ def bench(
         if what == "checkpoint" and context.world_size == 1:
             restores = time_restores(config, scratch, repeats)
             shown += "\n\n" + render_restores(restores)
-            facts = facts | {"restores": [asdict(one) for one in restores]}
+            facts |= {"restores": [asdict(one) for one in restores]}
         if context.is_rank0:
             print(shown)
             run.write_json(

@@ -1,6 +1,6 @@
 """Every plan restores every plan's checkpoint, weights and optimizer state, exactly, on another number of ranks.
 
-By default each plan restores itself and another, and is restored by another; `--all` takes every pair.
+By default each plan restores itself, and every second one another, too; `--all` takes every pair.
 """
 
 from collections.abc import Callable

@@ -23,8 +23,8 @@ def settings(data, name, steps=STEPS, evaluate=0, **changes):
 
 
 def combinations(whole):
-    """Returns models with the numbers of ranks that they train on beside one: all, or half of them with one number."""
-    return [*product(NAMES, SEVERAL)] if whole else [*zip(sampled(NAMES, len(NAMES) // 2, whole), cycle(SEVERAL))]
+    """Returns models with the numbers of ranks that they train on beside one."""
+    return [*product(NAMES, SEVERAL)] if whole else [*zip(NAMES, cycle(SEVERAL))]
 
 
 MATRIX = "name, ranks", combinations
@@ -46,7 +46,7 @@ def runs(matrix, resumed, tmp_path_factory):
     def add(name, ranks, suffix, *steps, **changes):
         jobs[ranks].append({"config": settings(data, name, *steps, **changes), "out": str(folder / f"{name}-{suffix}")})
 
-    for name in dict(matrix):
+    for name in NAMES:
         add(name, 1, "1")
     for name, ranks in matrix:
         add(name, ranks, ranks, evaluate=HALF - 1)

@@ -97,7 +97,7 @@ def fill(url: str, tensors: State, sources: dict[str, str], context: Distributed
     reader.sizes = {name: value.size() for name, value in direct.items()}
     planner = _CountingPlanner()
     try:
-        is_alone = context.world_size == 1
+        is_alone = context.world_size == 1  # and has nobody to ask, as in `gather_to_all`
         dcp.load(direct | whole, storage_reader=reader, planner=planner, no_dist=is_alone)
     except CheckpointException as failure:  # raised on every rank if one fails; no Exception, but a BaseException
         rank, (error, _) = min(failure.failures.items())

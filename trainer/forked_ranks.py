@@ -112,10 +112,14 @@ def _start_orphan(connection: Connection, mask: set[int], request: tuple) -> int
     ours, theirs = os.pipe()
     parent = os.fork()
     if parent == 0:
+        between = os.getpid()
         try:
             if os.fork() == 0:
                 connection.close()
                 os.close(ours)
+                # A rank stops when its parent dies (trainer/run/preemption.py), which must not be the process between.
+                while os.getppid() == between:
+                    time.sleep(POLL_SECONDS / 50)
                 _become_rank(theirs, mask, *request)
         finally:
             os._exit(0)

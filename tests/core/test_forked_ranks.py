@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
 from command import write_config
+from forked import run_forked
 from jobs import config
 from trainer_process import Training, committed, ranks_of
 
@@ -60,3 +62,29 @@ def test_what_is_wrong_before_the_trainer_is_named_is_torchruns_to_say():
     help = subprocess.run([sys.executable, "-m", "trainer.launch", "--help"], capture_output=True, text=True)
     assert (help.returncode, help.stderr) == (0, "")
     assert "--nproc-per-node" in help.stdout
+
+
+def start_rank_beside_a_slow_exit() -> None:
+    """Starts a rank whose first parent takes long to end, and exits with the rank's code."""
+    from trainer import forked_ranks
+    from trainer.run.preemption import _follow_parent
+
+    leave = os._exit
+
+    def leave_late(code: int) -> None:
+        time.sleep(0.5)
+        leave(code)
+
+    def run(words: list[str]) -> None:
+        _follow_parent()
+        time.sleep(1)
+        leave(0)
+
+    vars(forked_ranks)["run"] = run
+    os._exit = leave_late
+    rank = forked_ranks.RankTemplate().start((), dict(os.environ) | {"RANK": "0"}, [None, None])
+    leave(abs(rank.wait(60)))
+
+
+def test_a_rank_outlives_the_process_that_made_it(tmp_path):
+    run_forked(start_rank_beside_a_slow_exit, folder=tmp_path)

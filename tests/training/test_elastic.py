@@ -6,10 +6,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 from command import write_config
 from forked import QUIET
 from jobs import config, losses
@@ -19,16 +21,28 @@ from trainer_process import Training, committed, ranks_of
 from components import dlrm
 
 
-def start_node(app, log: Path) -> subprocess.Popen:
-    values = macros.Values(img_root="", app_id=log.parent.name, replica_id="0", rank0_env="RANK0_HOST")
-    role = values.apply(app.roles[0])
-    return subprocess.Popen(
-        [role.entrypoint, *role.args],
-        env=os.environ | role.env | QUIET | {"RANK0_HOST": "localhost"},
-        stdout=log.open("w"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+@pytest.fixture
+def start_node():
+    """Starts a node of a job; none outlives the test."""
+    nodes = []
+
+    def start_node(app, log: Path) -> subprocess.Popen:
+        values = macros.Values(img_root="", app_id=log.parent.name, replica_id="0", rank0_env="RANK0_HOST")
+        role = values.apply(app.roles[0])
+        node = subprocess.Popen(
+            [role.entrypoint, *role.args],
+            env=os.environ | role.env | QUIET | {"RANK0_HOST": "localhost"},
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        nodes.append(node)
+        return node
+
+    yield start_node
+    for node in nodes:
+        if node.poll() is None:
+            cut_power(node)
 
 
 def cut_power(node: subprocess.Popen) -> None:
@@ -40,8 +54,11 @@ def cut_power(node: subprocess.Popen) -> None:
 
 def listens(node: subprocess.Popen) -> bool:
     agent = psutil.Process(node.pid)
-    connections = [each for process in (agent, *agent.children(recursive=True)) for each in process.net_connections()]
-    return any(each.status == psutil.CONN_LISTEN for each in connections)
+    with suppress(psutil.NoSuchProcess):  # as imports start and end processes
+        processes = agent, *agent.children(recursive=True)
+        connections = [each for process in processes for each in process.net_connections()]
+        return any(each.status == psutil.CONN_LISTEN for each in connections)
+    return False
 
 
 def wait_until(condition: Callable[[], object], *logs: Path) -> None:
@@ -58,11 +75,11 @@ def world_size(out: Path) -> int:
         return 0
 
 
-def test_a_lost_node_and_its_return_lose_no_step(rows, tmp_path):
+def test_a_lost_node_and_its_return_lose_no_step(rows, tmp_path, start_node):
     out, first_log, second_log = tmp_path / "out", tmp_path / "first.log", tmp_path / "second.log"
     tree = config(rows, model__name="custom:unhurried", train__steps=1_000_000, checkpoint__every_steps=20)
     file = write_config(tmp_path / "config.toml", tree)
-    app = dlrm.multi_node(config=str(file), out=str(out), j="1:2x1")
+    app = dlrm.multi_node(config=str(file), out=str(out), j="1:2x1", cpu=1)
 
     def resumes_with(ranks: int) -> None:
         wait_until(lambda: world_size(out) == ranks, first_log, second_log)

@@ -38,6 +38,7 @@ class _Search:
         self._placement, self.tries = placement, tries
         self._random = np.random.default_rng(0)
         rated = placement.rated
+        self._on_every_rank = np.isin(rated.options.kind, ON_EVERY_RANK)  # by option
         self._reduced = rated.total_cost + rated.total_memory @ placement.prices  # with memory at its price
         self._orders = [
             rated.of_table(table).start + np.argsort(self._reduced[rated.of_table(table)], kind="stable")
@@ -53,20 +54,26 @@ class _Search:
                 return False
         return True
 
-    def _tables_on(self, rank: int) -> list[int]:
-        """Returns the tables with a shard on a rank, first those not on every rank, most expensive first."""
+    def _tables_on(self, ranks: Sequence[int]) -> list[list[int]]:
+        """Returns the tables not on every rank that have a shard on each of these ranks, most expensive first."""
         placement = self._placement
-        on_all = np.isin(placement.rated.options.kind[placement.option], ON_EVERY_RANK)
-        elsewhere, ranks = _shards(placement, np.flatnonzero(~on_all))
-        here = np.union1d(np.flatnonzero(on_all), elsewhere[ranks == rank])
-        costs = placement.rated.cost[placement.option[here]]
-        return [int(table) for table in here[np.lexsort((-costs, on_all[here]))]]
+        tables, where = _shards(placement, np.flatnonzero(~self._on_every_rank[placement.option]))
+        cost = placement.rated.cost[placement.option]
+        here = [np.unique(tables[where == rank]) for rank in ranks]
+        return [some[np.argsort(-cost[some], kind="stable")].tolist() for some in here]
+
+    def _on_every_rank_now(self) -> list[int]:
+        """Returns the tables on every rank, most expensive first."""
+        placement = self._placement
+        tables = np.flatnonzero(self._on_every_rank[placement.option])
+        return tables[np.argsort(-placement.rated.cost[placement.option[tables]], kind="stable")].tolist()
 
     def _move(self, slowest: int, target: float) -> bool:
         """Places a table of the slowest rank again, in any of its options."""
         placement = self._placement
         before = placement.load[slowest]
-        for table in self._tables_on(slowest)[:MOST_TABLES]:
+        (alone,) = self._tables_on([slowest])
+        for table in [*alone, *self._on_every_rank_now()][:MOST_TABLES]:
             option, where = placement.take(table)
             if self._put(table, target) and placement.load[slowest] < before:
                 return True
@@ -113,11 +120,9 @@ class _Search:
         """Returns tables of the slowest rank and of random ranks."""
         emptiest = np.argsort(self._placement.full(), kind="stable")[: max(8, len(self._placement.load) // 4)]
         ranks = [slowest, *self._random.choice(emptiest, 2), *self._random.choice(len(self._placement.load), 1)]
-        kinds = self._placement.rated.options.kind[self._placement.option]
         found: dict[int, None] = {}
-        for rank in ranks:
-            some = [table for table in self._tables_on(int(rank)) if kinds[table] not in ON_EVERY_RANK]
-            found |= dict.fromkeys(some[: PACKED_TABLES // len(ranks)])
+        for tables in self._tables_on(ranks):
+            found |= dict.fromkeys(tables[: PACKED_TABLES // len(ranks)])
         return [*found]
 
     def _swap(self, slowest: int, target: float) -> bool:

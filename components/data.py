@@ -57,8 +57,8 @@ def synthetic(
     out: str = "data/synthetic",
     rows: int = 1_000_000,
     files: int = 8,
-    validation_rows: int = 100_000,
-    test_rows: int = 100_000,
+    validation_rows: int | None = None,
+    test_rows: int | None = None,
     hotness: int = 1,
     zipf: float = 1.1,
     seed: int = 0,
@@ -72,8 +72,8 @@ def synthetic(
         out: Directory or fsspec URL to write the data set to.
         rows: Rows to train on.
         files: Parquet files to spread the training rows over.
-        validation_rows: Rows to validate on.
-        test_rows: Rows to test on.
+        validation_rows: Rows to validate on, by default a tenth of those to train on.
+        test_rows: Rows to test on, by default a tenth, too.
         hotness: Ids per row and sparse feature: 1 gives single ids, more gives lists of one to this many.
         zipf: Exponent of the Zipf distribution of the ids; a larger one makes frequent ids more frequent.
         seed: Seed; the same one makes the same data set.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import slurm_cluster
 from command import write_config
+from interpreter import forked_programs
 from jobs import config, write_rows
 
 DURATIONS = Path(__file__).with_name("durations.json")  # seconds of each file, as `make durations` measured them
@@ -130,6 +131,16 @@ def skip_where_a_process_starts(event, _):
 def rows(tmp_path_factory):
     """A small data set that `jobs.config` describes."""
     return write_rows(tmp_path_factory.mktemp("rows"), [130, 126])
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory, request):
+    """A PATH whose `python` and `torchx` are forked; of whole matrices, the environment's own."""
+    if request.config.getoption("all"):
+        yield os.environ["PATH"]
+    else:
+        with forked_programs(tmp_path_factory.mktemp("programs")) as programs:
+            yield os.pathsep.join([str(programs), os.environ["PATH"]])
 
 
 @pytest.fixture

@@ -77,8 +77,8 @@ def synthetic(
     out: str = "data/synthetic",
     rows: int = 1_000_000,
     files: int = 8,
-    validation_rows: int = 100_000,
-    test_rows: int = 100_000,
+    validation_rows: int | None = None,
+    test_rows: int | None = None,
     hotness: int = 1,
     zipf: float = 1.1,
     table_rows: tuple[int, ...] = (100_000,),
@@ -103,8 +103,8 @@ def synthetic(
         out: Directory to write to, on any fsspec URL.
         rows: Rows to train on.
         files: Files they are spread over. Validation and test are one file each.
-        validation_rows: Rows to validate on.
-        test_rows: Rows to test on.
+        validation_rows: Rows to validate on, by default a tenth of those to train on.
+        test_rows: Rows to test on, by default a tenth, too.
         hotness: Ids per row and sparse feature: 1 gives single ids, more gives lists of one to this many.
         zipf: The k-th most frequent id is about k**-zipf as frequent as the first. 0: all alike.
         table_rows: Ids of each sparse feature: one number for all, or 26.
@@ -119,6 +119,7 @@ def synthetic(
     Raises:
         InputError: An argument is out of range.
     """
+    validation_rows, test_rows = (rows // 10 if each is None else each for each in (validation_rows, test_rows))
     settings: dict[str, Any] = {"source": "synthetic", "rows": rows, "files": files, "seed": seed, "signal": signal}
     settings |= {"validation_rows": validation_rows, "test_rows": test_rows}
     settings |= {"hotness": hotness, "zipf": zipf, "table_rows": table_rows, "null_rate": null_rate}

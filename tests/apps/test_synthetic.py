@@ -135,8 +135,9 @@ def test_bags_and_missing_values_on_object_storage():
 
 
 def test_files_that_are_there_are_kept(tmp_path):
-    settings = {"rows": 1000, "files": 2, "validation_rows": 100, "test_rows": 100}
+    settings = {"rows": 1000, "files": 2}
     first = synthetic(str(tmp_path), **settings)
+    assert [first["splits"][split]["rows"] for split in ("train", "validation", "test")] == [1000, 100, 100]
     kept, lost = sorted((tmp_path / "train").iterdir())
     before, content = kept.stat().st_mtime_ns, lost.read_bytes()
     lost.unlink()

@@ -50,11 +50,11 @@ def verify(file, *flags):
     return run_trainer("verify-resume", file, "--steps", STEPS, "--ranks", 1, "--other-ranks", 2, *flags)
 
 
-def verify_by_component(file):
-    """The same by the component, in real processes."""
+def verify_by_component(file, path):
+    """The same by the component."""
     command = ["torchx", "run", "-s", "local_cwd", "tools.verify_resume", "--config", file]
     command += ["--steps", STEPS, "--ranks", 1, "--other_ranks", 2]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PATH": path}
     return subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
 
 
@@ -116,14 +116,14 @@ def shrunk(name):
 
 
 @pytest.fixture(scope="module")
-def verified(matrix, folder, rows):
+def verified(matrix, folder, rows, path):
     """How the command ended for ready-made configurations and managed ids, and the component for a forgetful model."""
     (folder / "forgetful.py").write_text(FORGETFUL)
     write_config(folder / "forgetful.toml", config(rows, model__name="forgetful:Forgetful"))
     write_config(folder / "managed.toml", managed(write_ids(folder / "ids"), "row_wise"))
     with contextlib.chdir(folder):
         ready_made = {name: verify(name, "--keep", f"kept-{name}", *shrunk(name)) for name in matrix}
-        others = {"managed": verify("managed.toml"), "forgetful": verify_by_component("forgetful.toml")}
+        others = {"managed": verify("managed.toml"), "forgetful": verify_by_component("forgetful.toml", path)}
         return ready_made | others
 
 

@@ -59,6 +59,6 @@ def test_a_killed_rank_is_what_torchrun_names(file, tmp_path):
     job = Training(file, tmp_path / "out").after_steps(5)
     os.kill(job.workers()[1], signal.SIGKILL)
     output = job.end()
-    assert "rank 0 lost the connection to another rank, whose error counts" in output
-    assert "Signal 9 (SIGKILL)" in output
+    assert "rank 0 lost the connection to another rank, whose error counts" in output, output
+    assert "Signal 9 (SIGKILL)" in output, output
     assert "Connection closed by peer" not in output

@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; then each process would compile all of this project again
 
-.PHONY: demo check test test-all test-slurm24 durations lint docs costs models ids serving plans planned-memory times published peers growth clean
+.PHONY: demo check test test-all test-slurm24 durations lint docs costs models ids serving plans planned-memory times published peers start growth clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -70,6 +70,10 @@ plans: $(VENV)/ready
 # quiet machine with 6 GB of disk.
 peers: $(VENV)/ready data/movielens/summary.json
 	python -m benchmarks.peers
+
+# How long the demo takes from `torchx run` to its first step: the table in docs/performance.md. A minute.
+start: $(VENV)/ready data/movielens/summary.json
+	python -m benchmarks.start
 
 # How a step's processor time grows with tables, ranks and batch: the figure in docs/performance.md. Some minutes.
 growth: $(VENV)/ready

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -71,17 +72,22 @@ def measure(config: str, ranks: int, out: Path) -> list[Part]:
             "the ranks make the plan": (out / "plan.json").exists,
             "the ranks take the first step": lambda: _has_lines(out / "metrics.jsonl"),
         }
-        parts, wall, processor = [], 0.0, 0.0
-        for name, has_come in ends.items():
-            while not has_come():
-                if shell.poll() is not None or time.monotonic() > began + MOST_SECONDS:
-                    output.seek(0)
-                    raise RuntimeError(f"no sign that {name}: {output.read()[-3000:]}")
-                time.sleep(POLL_SECONDS)
-            before, wall, processor = (wall, processor), time.monotonic() - began, _processor_seconds(shell)
-            parts.append(Part(name, wall - before[0], processor - before[1]))
-        shell.terminate()
-    return parts
+        marks = [(0.0, 0.0)]
+        try:
+            for name, has_come in ends.items():
+                while not has_come():
+                    if shell.poll() is not None or time.monotonic() > began + MOST_SECONDS:
+                        output.seek(0)
+                        raise RuntimeError(f"no sign that {name}: {output.read()[-3000:]}")
+                    time.sleep(POLL_SECONDS)
+                marks.append((time.monotonic() - began, _processor_seconds(shell)))
+        finally:
+            if shell.poll() is None:
+                shell.terminate()
+    return [
+        Part(name, wall - earlier_wall, processor - earlier_processor)
+        for name, ((earlier_wall, earlier_processor), (wall, processor)) in zip(ends, pairwise(marks), strict=True)
+    ]
 
 
 def _processes(shell: psutil.Process) -> list[psutil.Process]:

@@ -38,7 +38,7 @@ class _Search:
         self._placement, self.tries = placement, tries
         self._random = np.random.default_rng(0)
         rated = placement.rated
-        self._on_every_rank = np.isin(rated.options.kind, ON_EVERY_RANK)  # by option
+        self._is_on_every_rank = np.isin(rated.options.kind, ON_EVERY_RANK)  # by option
         self._reduced = rated.total_cost + rated.total_memory @ placement.prices  # with memory at its price
         self._orders = [
             rated.of_table(table).start + np.argsort(self._reduced[rated.of_table(table)], kind="stable")
@@ -57,15 +57,15 @@ class _Search:
     def _tables_on(self, ranks: Sequence[int]) -> list[list[int]]:
         """Returns the tables not on every rank that have a shard on each of these ranks, most expensive first."""
         placement = self._placement
-        tables, where = _shards(placement, np.flatnonzero(~self._on_every_rank[placement.option]))
+        tables, where = _shards(placement, np.flatnonzero(~self._is_on_every_rank[placement.option]))
         cost = placement.rated.cost[placement.option]
         here = [np.unique(tables[where == rank]) for rank in ranks]
         return [some[np.argsort(-cost[some], kind="stable")].tolist() for some in here]
 
-    def _on_every_rank_now(self) -> list[int]:
+    def _tables_on_every_rank(self) -> list[int]:
         """Returns the tables on every rank, most expensive first."""
         placement = self._placement
-        tables = np.flatnonzero(self._on_every_rank[placement.option])
+        tables = np.flatnonzero(self._is_on_every_rank[placement.option])
         return tables[np.argsort(-placement.rated.cost[placement.option[tables]], kind="stable")].tolist()
 
     def _move(self, slowest: int, target: float) -> bool:
@@ -73,7 +73,7 @@ class _Search:
         placement = self._placement
         before = placement.load[slowest]
         (alone,) = self._tables_on([slowest])
-        for table in [*alone, *self._on_every_rank_now()][:MOST_TABLES]:
+        for table in [*alone, *self._tables_on_every_rank()][:MOST_TABLES]:
             option, where = placement.take(table)
             if self._put(table, target) and placement.load[slowest] < before:
                 return True

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import shlex
 import shutil
@@ -11,7 +10,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from interpreter import forked_programs
 from shell import typed
 from torchx.cli.main import create_parser, get_sub_cmds
 from torchx.cli.main import main as torchx
@@ -92,11 +90,10 @@ def reader(workspace, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def runs(workspace, tmp_path_factory):
+def runs(workspace, path):
     """The directory of runs, after all commands for a shell without TorchX."""
-    with forked_programs(tmp_path_factory.mktemp("programs")) as programs:
-        for command in shown("python ", "torchrun "):
-            typed(command, workspace, PATH=os.pathsep.join([str(programs), os.environ["PATH"]]))
+    for command in shown("python ", "torchrun "):
+        typed(command, workspace, PATH=path)
     return workspace / "runs"
 
 

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command import run_torchx, run_trainer, write_config
-from interpreter import forked_programs
 from jobs import config, write_rows
 from shell import free_port, hints, typed
 from torchx.cli.main import get_sub_cmds
@@ -58,13 +57,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def forked(tmp_path_factory):
-    """A folder of forked programs, which a shell finds first."""
-    with forked_programs(tmp_path_factory.mktemp("programs")) as programs:
-        yield programs
-
-
 def printed_by(command: str, folder: Path) -> str:
     """Returns what a command prints, which is run in the folder, with the names of directories in place of words."""
     names = {"RUN": f"{PLACE}/run", "PLACE": PLACE}
@@ -111,11 +103,11 @@ def test_commands_that_messages_mention_exist():
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("command", COMMANDS_THAT_PRINT)
-def test_commands_that_a_program_prints_work(command, folder, forked, monkeypatch):
+def test_commands_that_a_program_prints_work(command, folder, path, monkeypatch):
     monkeypatch.chdir(folder)
     if "RUN" in command and "train " not in command:
         printed_by(COMMANDS_THAT_PRINT[0], folder)
     todo = hints(printed_by(command, folder))
     assert todo
     for hint in todo:
-        typed(f"PATH={forked}:$PATH; {hint}", folder)
+        typed(hint, folder, PATH=path)

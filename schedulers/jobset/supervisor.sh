@@ -46,12 +46,19 @@ $rank0_wait_seconds seconds: there is no host $rank0_host"
   sleep 1 & wait $!
 done
 
+taken_away=
+# A signal between the start of the replica and the next line must reach the replica too: `$!` tells whether it runs.
+before=$!
+trap '[ "$!" != "$before" ] || restart_for_free 143 "its pod was taken away before the replica began"
+  taken_away=yes; kill -TERM $! 2> /dev/null' TERM
 "$@" &
 child=$!
-taken_away=
 trap 'taken_away=yes; kill -TERM $child 2> /dev/null' TERM
 wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
+# A `wait` that a signal interrupts can have seen the end already, without returning its code; another one does.
+wait $child 2> /dev/null; again=$?
+[ $again = 127 ] || code=$again
 
 # torchrun ends with 1 after any signal, so the outcome that the trainer writes decides.
 read -r outcome < "$outcome_file"

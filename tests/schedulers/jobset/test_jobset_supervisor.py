@@ -14,7 +14,7 @@ ELSEWHERE = {"TORCHX_RANK0_HOST": "job-trainer-0-0.job", "HOSTNAME": "job-traine
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a shell script as a replica."""
+    """Starts a shell script as a replica; the moment before the supervisor's line `prolong` can be made longer."""
     (tmp_path / "outcome").touch()
     always = {
         OUTCOME_VARIABLE: str(tmp_path / "outcome"),
@@ -24,8 +24,12 @@ def start(tmp_path):
         "HOSTNAME": "job-trainer-0-0",
     }
 
-    def run(script, max_retries=0, options=None, **environment):
-        command = ["sh", "-c", supervisor(JobSetOpts(**options or {}), max_retries), "trainer", "sh", "-c", script]
+    def run(script, max_retries=0, options=None, prolong="", **environment):
+        supervisor_script = supervisor(JobSetOpts(**options or {}), max_retries)
+        if prolong:
+            assert supervisor_script.count(prolong) == 1
+            supervisor_script = supervisor_script.replace(prolong, f"sleep 0.5\n{prolong}")
+        command = ["sh", "-c", supervisor_script, "trainer", "sh", "-c", script]
         environment = os.environ | always | environment
         return subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
 
@@ -102,7 +106,8 @@ def test_a_replica_that_waited_long_enough_for_replica_0_fails_with_a_line(super
     assert not (tmp_path / "began").exists()
 
 
-LEAVES = "trap 'exit 1' TERM; kill -TERM $PPID; while :; do sleep 0.1; done"
+# dash loses a signal that comes while it starts a program, so the sleep has to start in the background.
+LEAVES = "trap 'exit 1' TERM; kill -TERM $PPID; sleep 60 > /dev/null & wait"
 STOPS = "echo stopped at step 5, %s > outcome; exit 1"
 BOUND = {"max_free_restarts": 2}
 
@@ -125,6 +130,11 @@ def test_once_free_restarts_are_used_up_each_attempt_has_to_save(supervise, tmp_
     assert done.returncode == code
     said = "saved nothing, and max_free_restarts=2 and max_retries=1 are used up; last: "
     assert (said in (tmp_path / "outcome").read_text()) == (code == GIVEN_UP)
+
+
+def test_a_signal_in_the_moment_that_a_replica_starts_reaches_it(start):
+    replica = start(LEAVES, prolong="child=$!")
+    assert replica.wait(timeout=60) == 1
 
 
 def test_a_job_has_a_last_restart_whatever_it_gained(supervise, tmp_path):

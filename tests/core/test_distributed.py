@@ -1,8 +1,11 @@
-"""What rank 0 makes for all ranks."""
+"""What rank 0 makes for all ranks, and the GPUs of a host."""
 
 import pytest
 from forked import run_forked
 from slow_rank0 import make_slowly
+
+from trainer.core.distributed import check_gpus
+from trainer.core.errors import InputError
 
 
 @pytest.mark.parametrize(("refusal", "found"), [(None, "made by rank 0"), ("the data is wrong", "exit code 2")])
@@ -10,3 +13,10 @@ def test_ranks_wait_for_rank_0_longer_than_a_collective_may_take(tmp_path, refus
     run_forked(make_slowly, tmp_path, refusal, folder=tmp_path)
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == [found] * 2
     assert ("error: the data is wrong" in (tmp_path / "forked-errors.txt").read_text()) == bool(refusal)
+
+
+def test_a_host_needs_a_gpu_for_each_of_its_ranks():
+    check_gpus(8, 8)
+    check_gpus(1, 8)
+    with pytest.raises(InputError, match="has 2 ranks on this host, which has 1 GPU; .* at most -j NODESx1, "):
+        check_gpus(2, 1)

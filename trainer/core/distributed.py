@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from trainer.core.errors import REPORTED_ERRORS, report_error
+from trainer.core.errors import REPORTED_ERRORS, InputError, report_error
 from trainer.core.timeouts import AT_WORK_SECONDS, COLLECTIVE_SECONDS, FIRST_ERROR_SECONDS
 
 T = TypeVar("T")
@@ -74,9 +74,13 @@ def process_group(collective_seconds: float = COLLECTIVE_SECONDS) -> Iterator[Di
 
     Args:
         collective_seconds: The job ends if a rank does not join a collective in this time.
+
+    Raises:
+        InputError: The job has more ranks on this host than the host has GPUs.
     """
     context = replace(current_context(), collective_timeout=timedelta(seconds=collective_seconds))
     if context.device.type == "cuda":
+        check_gpus(context.local_world_size, torch.cuda.device_count())
         torch.cuda.set_device(context.device)  # object collectives of NCCL use the current device
     else:
         _keep_freed_memory()
@@ -97,6 +101,19 @@ def process_group(collective_seconds: float = COLLECTIVE_SECONDS) -> Iterator[Di
     finally:
         gc.collect()  # models in cycles and tracebacks keep the group's threads alive, which must end before Python
         dist.destroy_process_group()
+
+
+def check_gpus(ranks: int, gpus: int) -> None:
+    """Refuses more ranks on a host than it has GPUs.
+
+    Raises:
+        InputError: Some rank would have no GPU.
+    """
+    if ranks > gpus:
+        raise InputError(
+            f"the job has {ranks} ranks on this host, which has {gpus} GPU{'s' * (gpus > 1)}; each rank needs one: use "
+            f"at most -j NODESx{gpus}, or hide the GPUs from the job to train on CPUs: CUDA_VISIBLE_DEVICES="
+        )
 
 
 def _keep_freed_memory() -> None:

@@ -48,6 +48,25 @@ def build_model(
     if not data.sparse:
         raise InputError("data.sparse is empty; a sharded model needs at least one sparse feature")
     builder = find_by_name("model.name", model.name, MODELS)
+    # A GPU draws other numbers from the same seed, and a model is to begin alike on a laptop and on a cluster.
+    drawn = _build(builder, data, model, predictions, torch.device("cpu")) if device.type == "cuda" else None
+    built = _build(builder, data, model, predictions, device)
+    if drawn:
+        weights = built.state_dict()
+        for name, value in drawn.state_dict().items():
+            if not value.is_meta:
+                weights[name].copy_(value)
+    check_names(built)
+    if not any(table_of_weight(path) for path, _ in built.named_parameters()):
+        raise InputError(
+            f"model.name is '{model.name}', a model that keeps no tables; keep ModelInputs.tables in it, as self.tables"
+        )
+    return built
+
+
+def _build(
+    builder: ModelBuilder, data: DataConfig, model: ModelConfig, predictions: Mapping[str, int], device: torch.device
+) -> nn.Module:
     # On the meta device, as all tables together may not fit one host.
     tables, sequences = collections(data, model, torch.device("meta"))
     inputs = ModelInputs(
@@ -62,13 +81,7 @@ def build_model(
         dense_names=list(data.dense),
         pairs=[name for name, columns in predictions.items() if columns == 2],
     )
-    built = builder(inputs)
-    check_names(built)
-    if not any(table_of_weight(path) for path, _ in built.named_parameters()):
-        raise InputError(
-            f"model.name is '{model.name}', a model that keeps no tables; keep ModelInputs.tables in it, as self.tables"
-        )
-    return built
+    return builder(inputs)
 
 
 def build_model_with_loss(

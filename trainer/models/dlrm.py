@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from torch import nn
-from torchrec.models.dlrm import DLRM, DLRM_DCN
+import torch
+from torch import Tensor, nn
+from torchrec.models.dlrm import DLRM, DLRM_DCN, InteractionArch
 
 from trainer.core.errors import InputError
 from trainer.models.base import ModelInputs
@@ -12,13 +13,43 @@ from trainer.models.pooled import equal_dimension
 
 def dlrm(inputs: ModelInputs) -> nn.Module:
     """Builds DLRM: embeddings and dense features interact by their inner products."""
-    return _build(DLRM, inputs)
+    model = _build(DLRM, inputs)
+    model.inter_arch = PairwiseProducts(inputs)
+    return model
 
 
 def dlrm_dcn(inputs: ModelInputs) -> nn.Module:
     """Builds DLRM whose interaction is a stack of low-rank cross layers, as in MLPerf's recommendation benchmark."""
     config = inputs.config
     return _build(DLRM_DCN, inputs, dcn_num_layers=config.cross_layers, dcn_low_rank_dim=config.cross_rank)
+
+
+class PairwiseProducts(InteractionArch):
+    """The inner products of all pairs of embeddings, beside the dense features: TorchRec's interaction, bit for bit.
+
+    Args:
+        inputs: The inputs of the model.
+    """
+
+    def __init__(self, inputs: ModelInputs) -> None:
+        super().__init__(len(inputs.sparse_features))
+        # By rows and columns, as TorchRec picks the pairs, backward sums into a matrix in an order of its own: 17.7 ms
+        # for 8,192 samples of 27 embeddings on 2 cores, by position 6.7. TorchRec's indices also stay on the CPU, and a
+        # GPU waited for them twice a step.
+        rows, columns = self.triu_indices
+        self.register_buffer("pairs", (rows * (self.F + 1) + columns).to(inputs.device), persistent=False)
+
+    def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
+        """Returns the dense features and the products, `[B, D + pairs]`.
+
+        Args:
+            dense_features: `[B, D]`.
+            sparse_features: `[B, F, D]`.
+        """
+        vectors = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        pairs = self.pairs.expand(dense_features.shape[0], -1)
+        return torch.cat((dense_features, products.gather(1, pairs)), dim=1)
 
 
 def _build(model: Callable[..., nn.Module], inputs: ModelInputs, **options: int) -> nn.Module:

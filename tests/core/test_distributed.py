@@ -18,5 +18,5 @@ def test_ranks_wait_for_rank_0_longer_than_a_collective_may_take(tmp_path, refus
 def test_a_host_needs_a_gpu_for_each_of_its_ranks():
     check_gpus(8, 8)
     check_gpus(1, 8)
-    with pytest.raises(InputError, match="has 2 ranks on this host, which has 1 GPU; .* at most -j NODESx1, "):
+    with pytest.raises(InputError, match=r"has 2 ranks on this host, which has 1 GPU; .* at most -j NODESx1, "):
         check_gpus(2, 1)

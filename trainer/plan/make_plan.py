@@ -14,11 +14,13 @@ from trainer.config.plan import PlannerConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError, nearest
+from trainer.core.run_directory import RunDirectory
 from trainer.models.embeddings import table_shapes, value_bytes
 from trainer.plan.allowed_types import with_allowed_types
 from trainer.plan.communication import REDUCING
+from trainer.plan.kept_plan import find_kept_plan, what_decides
 from trainer.plan.memory import table_bytes
-from trainer.plan.plan_file import load_plan
+from trainer.plan.plan_file import load_plan, parse_plan
 from trainer.plan.problem import cluster_of_job, problem_of
 from trainer.plan.sharding_plan import to_sharding_plan
 from trainer.plan.statistics import with_statistics
@@ -26,11 +28,19 @@ from trainer.plan.tables import check_options, kinds_of
 from trainer.plan.torchrec_planner import torchrec_plan
 
 
-def make_plan(model: nn.Module, config: Config, context: DistributedContext) -> tuple[ShardingPlan, str]:
+def make_plan(
+    model: nn.Module, config: Config, context: DistributedContext, run: RunDirectory | None = None
+) -> tuple[ShardingPlan, str, str]:
     """Plans on rank 0, or loads the plan that the configuration names, and returns it on every rank.
 
+    Args:
+        model: The unsharded model.
+        config: The configuration.
+        context: This process among the ranks.
+        run: The run whose plan is kept, if nothing that decides it has changed.
+
     Returns:
-        The plan, and a line on its quality if known.
+        The plan, a line on its quality if known, and a name for all that decided it; empty for a loaded plan.
 
     Raises:
         InputError: The plan does not fit the memory, or does not belong to these tables and ranks.
@@ -38,8 +48,19 @@ def make_plan(model: nn.Module, config: Config, context: DistributedContext) -> 
     cluster = cluster_of_job(config.planner.hardware, context)
     if config.planner.plan:
         ranks = cluster.ranks, cluster.per_host, cluster.device_type
-        return load_plan(config.planner.plan, table_shapes(model), *ranks), ""
-    return broadcast_from_rank0(context, lambda: plan_for(model, with_statistics(config), cluster))
+        return load_plan(config.planner.plan, table_shapes(model), *ranks), "", ""
+    return broadcast_from_rank0(context, lambda: _keep_or_plan(model, with_statistics(config), cluster, run))
+
+
+def _keep_or_plan(
+    model: nn.Module, config: Config, cluster: Cluster, run: RunDirectory | None
+) -> tuple[ShardingPlan, str, str]:
+    planned_for = what_decides(problem_of(model, config, cluster), config)
+    if run and (text := find_kept_plan(run, planned_for)):
+        ranks = cluster.ranks, cluster.per_host, cluster.device_type
+        plan = parse_plan(text, run.url_of("plan.json"), table_shapes(model), *ranks)
+        return plan, "the plan is that of the run so far, as nothing that decides it has changed", planned_for
+    return *plan_for(model, config, cluster), planned_for
 
 
 def plan_for(model: nn.Module, config: Config, cluster: Cluster) -> tuple[ShardingPlan, str]:

@@ -4,6 +4,7 @@ Version 2 has, for each table, the values that fix its shards. Version 1 spells 
 with uneven shards, which are only made by hand.
 """
 
+import hashlib
 import json
 from typing import Annotated, Any
 
@@ -120,11 +121,26 @@ def _spelled(table: ParameterSharding) -> dict[str, Any]:
     }
 
 
+def digest(content: Any) -> str:
+    """Returns a short name for a JSON-able value, such as a plan: equal values have equal names."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def load_plan(url: str, shapes: Shapes, world_size: int, local_world_size: int, device_type: str) -> ShardingPlan:
-    """Reads a plan.json; its ranks and kernels are kept.
+    """Reads the plan.json that planner.plan names; see `parse_plan`."""
+    with named("planner.plan", url):
+        text = read_text(url)
+    return parse_plan(text, url, shapes, world_size, local_world_size, device_type)
+
+
+def parse_plan(
+    text: str, url: str, shapes: Shapes, world_size: int, local_world_size: int, device_type: str
+) -> ShardingPlan:
+    """Returns the plan in a plan.json; its ranks and kernels are kept.
 
     Args:
-        url: URL of the file.
+        text: The content of the file.
+        url: URL of the file, for messages.
         shapes: Rows and columns of every table of the model.
         world_size: Ranks of this job.
         local_world_size: Ranks on each of its nodes.
@@ -133,8 +149,6 @@ def load_plan(url: str, shapes: Shapes, world_size: int, local_world_size: int, 
     Raises:
         InputError: The file is not a plan, or is for other tables or another number of ranks.
     """
-    with named("planner.plan", url):
-        text = read_text(url)
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:

@@ -1,7 +1,5 @@
 """Facts of a run that run.json records: command, versions, ranks and their memory."""
 
-import hashlib
-import json
 import platform
 import shlex
 import sys
@@ -34,8 +32,3 @@ def _rank_memory(context: DistributedContext) -> dict[str, float]:
     if context.device.type == "cuda":
         found["memory_gib"] = torch.cuda.get_device_properties(context.device).total_memory / GIB
     return {key: round(size, 3) for key, size in found.items()}
-
-
-def digest(content: Any) -> str:
-    """Returns a short name for a JSON-able value: equal values have equal names."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -23,11 +23,13 @@ from trainer.data.negatives import Negatives
 from trainer.data.selected_files import find_training_files
 from trainer.metrics.checks import check_metrics, check_watched_metrics
 from trainer.models.losses_over_samples import check_units
+from trainer.plan.kept_plan import PLANNED_FOR
+from trainer.plan.plan_file import digest
 from trainer.run.histograms import Histograms
 from trainer.run.lock import RunLock, locked
 from trainer.run.preemption import stop_on_signals
 from trainer.run.profiler import Profiler, ProfileRequests, check_profile, profile_requests
-from trainer.run.provenance import describe_run, digest
+from trainer.run.provenance import describe_run
 from trainer.run.reporter import Reporter, StallTimer
 from trainer.run.step_clock import skip_unrecorded_ranges
 from trainer.run.watchdog import watched
@@ -64,7 +66,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         # Wrong data is refused within seconds, before the model is built, which takes longest.
         order = plan_epochs(config, claimed.start, context)
         evaluator = Evaluator(config, context, order.catalogue)
-        model = build_sharded_model(config, context, order.lanes)
+        model = build_sharded_model(config, context, order.lanes, directory)
         origin = restore_or_finetune(claimed, model, order)
         reporter = _open_reporter(claimed, order)
         with _open_saver(claimed, order, lock, reporter) as saver:
@@ -250,6 +252,7 @@ def _announce(session: Session, origin: dict[str, Any]) -> None:
     if session.context.is_rank0:
         facts = {
             "plan": digest(model.plan_json),
+            PLANNED_FOR: model.planned_for,
             "data": session.order.files.fingerprint,
             "lanes": session.order.lanes.lanes,
             "communication_bytes_per_step": model.communication_bytes,

@@ -12,6 +12,7 @@ from trainer.checkpoint.state_dict import State, all_tensors, model_tensors, opt
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.core.local_shards import local_shards_of
+from trainer.core.run_directory import RunDirectory
 from trainer.data.batch import Batch
 from trainer.data.lanes import Lanes
 from trainer.models.builder import build_model_with_loss
@@ -49,6 +50,7 @@ class ShardedModel:
         managed: The rows of managed ids.
         plan: The placement of its tables.
         plan_json: The plan in the form of plan.json.
+        planned_for: A name for all that decided the plan; empty if it was loaded.
         plan_table: The plan as a table to print.
         communication_bytes: Communication volume per step in bytes, by direction; `fp32` to compare with.
     """
@@ -60,6 +62,7 @@ class ShardedModel:
     managed: ManagedIds
     plan: ShardingPlan
     plan_json: dict[str, Any]
+    planned_for: str
     plan_table: str
     communication_bytes: dict[str, float]
 
@@ -131,13 +134,16 @@ def build_unsharded_model(config: Config, device: torch.device, lanes: Lanes | N
     return model
 
 
-def build_sharded_model(config: Config, context: DistributedContext, lanes: Lanes | None = None) -> ShardedModel:
+def build_sharded_model(
+    config: Config, context: DistributedContext, lanes: Lanes | None = None, run: RunDirectory | None = None
+) -> ShardedModel:
     """Plans and shards the model, and attaches its optimizers.
 
     Args:
         config: The configuration.
         context: This process among the ranks.
         lanes: The lanes, which only training needs.
+        run: The run whose plan is kept, if nothing that decides it has changed.
 
     Raises:
         InputError: The model cannot be built, planned or sharded as configured.
@@ -145,7 +151,7 @@ def build_sharded_model(config: Config, context: DistributedContext, lanes: Lane
     allow_tf32(config.train, context.device)
     unsharded = build_unsharded_model(config, context.device, lanes)
     by_kind = sharders(config.comms, CutTables, CutSequences) if needs_cut(config) else sharders(config.comms)
-    plan, remark = make_plan(unsharded, config, context)
+    plan, remark, planned_for = make_plan(unsharded, config, context, run)
     check_types(plan, config)
     check_managed(config.data, plan)
     check_comms(config.comms, plan, config.data, local_batch_sizes(config, context.world_size))
@@ -172,6 +178,7 @@ def build_sharded_model(config: Config, context: DistributedContext, lanes: Lane
         managed=ManagedIds(config.data, context),
         plan=plan,
         plan_json=plan_json,
+        planned_for=planned_for,
         plan_table=plan_table,
         communication_bytes=communication_bytes,
     )

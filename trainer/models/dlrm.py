@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torchrec.models.dlrm import DLRM, DLRM_DCN, InteractionArch
+from torchrec.models.dlrm import DLRM, DLRM_DCN, InteractionArch, SparseArch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.core.errors import InputError
 from trainer.models.base import ModelInputs
@@ -22,6 +23,15 @@ def dlrm_dcn(inputs: ModelInputs) -> nn.Module:
     """Builds DLRM whose interaction is a stack of low-rank cross layers, as in MLPerf's recommendation benchmark."""
     config = inputs.config
     return _build(DLRM_DCN, inputs, dcn_num_layers=config.cross_layers, dcn_low_rank_dim=config.cross_rank)
+
+
+class PooledVectors(SparseArch):
+    """The embeddings of a batch, a vector for each feature."""
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """Returns the pooled embeddings, `[B, F, D]`."""
+        # The tables give them in this order, under every plan. TorchRec takes them apart by name and joins them again.
+        return self.embedding_bag_collection(features).values().view(-1, self.F, self.D)
 
 
 class PairwiseProducts(InteractionArch):
@@ -59,7 +69,7 @@ def _build(model: Callable[..., nn.Module], inputs: ModelInputs, **options: int)
     if not config.over_layers:
         raise InputError("model.over_layers is empty; name at least one hidden layer")
     dimension = equal_dimension(inputs)  # the interaction multiplies embeddings of all tables with one another
-    return model(
+    built = model(
         inputs.tables,
         inputs.dense_features,
         [*config.dense_layers, dimension],
@@ -67,3 +77,5 @@ def _build(model: Callable[..., nn.Module], inputs: ModelInputs, **options: int)
         dense_device=inputs.device,
         **options,
     )
+    built.sparse_arch = PooledVectors(inputs.tables)
+    return built

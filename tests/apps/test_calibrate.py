@@ -18,7 +18,7 @@ from trainer.plan.calibration import Calibration, load_calibration, save_calibra
 from trainer.plan.topology import topology_to_plan_for
 
 # Lookups so large that no noise hides them in the time of a call.
-SMALL = ["--batch-size", 8192, "--table-mib", 4, "--exchange-mib", 1, "--repeats", 5]
+SMALL = ["--batch-size", 8192, "--table-mib", 4, "--exchange-mib", 1, "--repeats", 2]
 OF_EXCHANGES = {"all_to_all_byte", "reduce_scatter_byte", "all_gather_byte", "all_reduce_byte"}
 
 

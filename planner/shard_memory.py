@@ -17,6 +17,7 @@ INT, FLOAT = 4, 4  # bytes of an id, and of a value of an embedding, whatever th
 COPIES_OF_IDS = 4
 SENT, SENT_ON_GPU = 2, 2  # copies of pooled embeddings: the lookup's output, and the send buffer
 PLAIN_COPIES = 5  # copies of touched rows in an update by plain operations
+PLAIN_SORTED_IDS = 32  # bytes of an id in such an update, with its place and its bag
 SORTED_IDS = 48  # bytes per id that FBGEMM's backward on a GPU needs to sort ids
 
 KEPT = ("tables", "state", "averages", "ids")
@@ -96,9 +97,11 @@ def _of_step(
     found = {
         "ids": in_flight,
         "exchanged": np.where(leaves, SENT * embeddings + received, 0),
-        "looked_up": np.where(leaves, embeddings, 0) + np.where(plain, gradients, 0),
+        "looked_up": np.where(leaves, embeddings, 0),
         "update": np.maximum(
-            np.where(plain, gradients + PLAIN_COPIES * touched, SORTED_IDS * ids * topology.on_gpu),
+            np.where(
+                plain, gradients + PLAIN_SORTED_IDS * ids + PLAIN_COPIES * touched, SORTED_IDS * ids * topology.on_gpu
+            ),
             np.where(averaged, PLAIN_COPIES * touched, 0),
         ),
         "noted": np.where(averaged, touched, 0),

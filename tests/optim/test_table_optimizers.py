@@ -11,6 +11,7 @@ from torchrec.distributed.utils import merge_fused_params, optimizer_type_to_emb
 from trainer.config.root import Config
 from trainer.config.table_optim import OPTIONS, SparseOptimizerConfig
 from trainer.core.errors import InputError
+from trainer.optim import table_kernels
 from trainer.optim.table_kernels import TableKernel
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS, check_table_optimizers, fused_options
 
@@ -32,10 +33,10 @@ SLOTS = {
 """Dimensions of each slot of the optimizers' state."""
 
 
-def kernel(name, device, location, compute_device, precision=SparseType.FP32, rows=10, **options):
+def kernel(name, device, location, compute_device, precision=SparseType.FP32, rows=(10,), **options):
     settings = SparseOptimizerConfig.model_validate({"name": name, **options})
     return TableKernel(
-        [(rows, 8, location, compute_device)],
+        [(of_table, 8, location, compute_device) for of_table in rows],
         optimizer=optimizer_type_to_emb_opt_type(TABLE_OPTIMIZERS[name].fused),
         device=torch.device(device),
         weights_precision=precision,
@@ -87,6 +88,21 @@ def test_untouched_rows_stay_as_they_are(name):
             assert value.view(10, -1).any(1).nonzero().flatten().tolist() == [3, 5, 7]
 
 
+@pytest.mark.parametrize("name", TABLE_OPTIMIZERS)
+def test_tables_that_are_updated_together_are_as_by_themselves(name, monkeypatch):
+    found = []
+    for together_bytes in (0, table_kernels.TOGETHER_BYTES):
+        monkeypatch.setattr(table_kernels, "TOGETHER_BYTES", together_bytes)
+        torch.manual_seed(0)
+        built = kernel(name, *CPU, rows=(10, 20, 30))
+        built.init_embedding_weights_uniform(-1, 1)
+        indices, offsets = torch.tensor([3, 3, 5, 7, 19, 3, 0, 29]), torch.tensor([0, 2, 4, 6, 6, 7, 8])
+        built(indices=indices, offsets=offsets).backward(torch.randn(2, 3 * 8))
+        states = [value for state in built.get_optimizer_state() for value in state.values()]
+        found.append([*built.split_embedding_weights(), *states])
+    assert all(torch.equal(alone, together) for alone, together in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("weights_of", [0.0, 0.5])
 @pytest.mark.parametrize("name", ["lamb", "partial_rowwise_lamb", "lars_sgd"])
 def test_zero_gradients_and_zero_rows_give_no_nan(name, weights_of):
@@ -103,7 +119,7 @@ def test_zero_gradients_and_zero_rows_give_no_nan(name, weights_of):
 @pytest.mark.parametrize("name", TABLE_OPTIMIZERS)
 def test_a_rank_without_rows_gives_zeros(name):
     """A rank has none of a table that has fewer rows than there are ranks."""
-    pooled = kernel(name, *CPU, rows=0)(indices=torch.empty(0, dtype=torch.int64), offsets=torch.tensor([0, 0, 0]))
+    pooled = kernel(name, *CPU, rows=(0,))(indices=torch.empty(0, dtype=torch.int64), offsets=torch.tensor([0, 0, 0]))
     assert torch.equal(pooled, torch.zeros(2, 8))
     pooled.sum().backward()
 

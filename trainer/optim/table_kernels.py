@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType as OptimType
 from fbgemm_gpu.split_embedding_configs import SparseType
@@ -52,6 +53,8 @@ PLAIN = {
     OptimType.PARTIAL_ROWWISE_LAMB: PlainOptimizer(lamb, {"exp_avg": 2, "exp_avg_sq": 1}),
     OptimType.LARS_SGD: PlainOptimizer(lars_sgd, {"momentum_buffer": 2}),
 }
+# Gradients of tables that are updated together: more than that, and their sorting leaves the caches.
+TOGETHER_BYTES = 512 * 1024
 COUNTING = (OptimType.ADAM, OptimType.PARTIAL_ROWWISE_ADAM, OptimType.LAMB, OptimType.PARTIAL_ROWWISE_LAMB)
 Spec = tuple[int, int, EmbeddingLocation, ComputeDevice]
 
@@ -79,7 +82,15 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         super().__init__(embedding_specs, optimizer=OptimType.EXACT_SGD if plain else optimizer, **options)
         self._plain, self._is_empty = plain, on_cpu and not any(rows for rows, *_ in embedding_specs)
         self.counts_steps = optimizer in COUNTING
-        self._states = [plain.initial_state(spec[:2]) for spec in embedding_specs] if plain else []
+        # Tables of equal columns lie behind one another, and are updated together where that is faster.
+        rows, columns = [spec[0] for spec in embedding_specs], {spec[1] for spec in embedding_specs}
+        self._joined = plain.initial_state((sum(rows), *columns)) if plain and len(columns) == 1 else None
+        self._first_rows = [first if self._joined else 0 for first in accumulate(rows, initial=0)]
+        if self._joined:
+            parts = {slot: value.split(rows) for slot, value in self._joined.items()}
+            self._states = [{slot: part[table] for slot, part in parts.items()} for table in range(len(rows))]
+        else:
+            self._states = [plain.initial_state(spec[:2]) for spec in embedding_specs] if plain else []
 
     def forward(
         self,
@@ -126,35 +137,54 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         self, update: Update, indices: Tensor, offsets: Tensor, weights_of_ids: Tensor | None, gradient: Tensor
     ) -> None:
         """Updates all touched rows from the gradient of the embeddings."""
-        looked_up = [*self._looked_up(indices, offsets, weights_of_ids, gradient.float())]
+        of_features = [*self._by_feature(indices, offsets, gradient.float())]
         options = self._options()
-        for table, weights in enumerate(self.split_embedding_weights()):
-            features = [feature for feature, owner in enumerate(self.feature_table_map) if owner == table]
-            ids, gradients = (torch.cat(parts) for parts in zip(*(looked_up[one] for one in features), strict=True))
-            rows, places = torch.unique(ids, return_inverse=True)
-            summed = gradients.new_zeros(len(rows), weights.shape[1]).index_add_(0, places, gradients)
-            state = {slot: value[rows] for slot, value in self._states[table].items()}
-            weights[rows] = update(weights[rows].float(), summed, state, options).to(weights.dtype)
+        for tables in self._together(of_features):
+            features = [feature for feature, owner in enumerate(self.feature_table_map) if owner in tables]
+            first_rows = [self._first_rows[self.feature_table_map[feature]] for feature in features]
+            looked_up = [
+                of_features[feature].looked_up(indices, weights_of_ids, first_row)
+                for feature, first_row in zip(features, first_rows, strict=True)
+            ]
+            ids, gradients = looked_up[0] if len(features) == 1 else map(torch.cat, zip(*looked_up, strict=True))
+            rows, summed = _sum_by_row(ids, gradients)
+            weights, states = self.split_embedding_weights()[tables[0]], self._states[tables[0]]
+            if self._joined:
+                host: Any = self.weights_host
+                weights, states = host.detach().view(-1, self.dims[0]), self._joined
+            state = {slot: value.index_select(0, rows) for slot, value in states.items()}
+            updated = update(weights.index_select(0, rows).float(), summed, state, options)
+            weights.index_copy_(0, rows, updated.to(weights.dtype))
             for slot, value in state.items():
-                self._states[table][slot][rows] = value
+                states[slot].index_copy_(0, rows, value)
 
-    def _looked_up(
-        self, indices: Tensor, offsets: Tensor, weights: Tensor | None, gradient: Tensor
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields for each feature the ids `[N]` and the gradient of each of them `[N, D]`."""
+    def _together(self, of_features: list["_Feature"]) -> list[list[int]]:
+        """Returns the tables that are updated together: each by itself, or several with little to update."""
+        sizes = [0] * len(self._states)
+        for feature, table in zip(of_features, self.feature_table_map, strict=True):
+            sizes[table] += (feature.here.stop - feature.here.start) * self.dims[table] * 4
+        found: list[list[int]] = [[0]]
+        for table in range(1, len(sizes)):
+            if self._joined and sum(sizes[one] for one in [*found[-1], table]) <= TOGETHER_BYTES:
+                found[-1].append(table)
+            else:
+                found.append([table])
+        return found
+
+    def _by_feature(self, indices: Tensor, offsets: Tensor, gradient: Tensor) -> Iterator["_Feature"]:
         if self.pooling_mode == PoolingMode.NONE:
             bounds = offsets[:: (len(offsets) - 1) // len(self.feature_table_map)].tolist()
-            yield from ((indices[start:end].long(), gradient[start:end]) for start, end in pairwise(bounds))
+            yield from (_Feature(slice(*ends), gradient[slice(*ends)], None) for ends in pairwise(bounds))
             return
         bags = len(gradient)
+        bounds, lengths = offsets[::bags].tolist(), offsets.diff().view(-1, bags)
+        has_one_each = bool((lengths == 1).all())
         widths = [self.dims[table] for table in self.feature_table_map]
         for feature, of_bags in enumerate(gradient.split(widths, dim=1)):
-            bounds = offsets[feature * bags : (feature + 1) * bags + 1]
-            lengths = bounds.diff()
-            if self.pooling_mode == PoolingMode.MEAN:
-                of_bags = of_bags / lengths.clamp(min=1)[:, None]
-            of_ids, here = of_bags.repeat_interleave(lengths, dim=0), slice(bounds[0], bounds[-1])
-            yield indices[here].long(), of_ids if weights is None else of_ids * weights[here, None]
+            if self.pooling_mode == PoolingMode.MEAN and not has_one_each:
+                of_bags = of_bags / lengths[feature].clamp(min=1)[:, None]
+            here = slice(bounds[feature], bounds[feature + 1])
+            yield _Feature(here, of_bags, None if has_one_each else lengths[feature])
 
     def _options(self) -> UpdateOptions:
         given = self.optimizer_args
@@ -169,6 +199,35 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
             weight_decay=given.weight_decay,
             l2=given.weight_decay_mode == WeightDecayMode.L2.value,
         )
+
+
+@dataclass(frozen=True)
+class _Feature:
+    """A feature's part of a lookup.
+
+    Attributes:
+        here: Where its ids are.
+        gradient: The gradient of each bag's sum, or of each id of a sequence.
+        lengths: The number of ids of each bag; None if there is a gradient for each id.
+    """
+
+    here: slice
+    gradient: Tensor
+    lengths: Tensor | None
+
+    def looked_up(self, indices: Tensor, weights: Tensor | None, first_row: int) -> tuple[Tensor, Tensor]:
+        """Returns the rows of the ids `[N]`, counted from `first_row`, and the gradient of each of them `[N, D]`."""
+        of_ids = self.gradient if self.lengths is None else self.gradient.repeat_interleave(self.lengths, dim=0)
+        return indices[self.here].long() + first_row, of_ids if weights is None else of_ids * weights[self.here, None]
+
+
+def _sum_by_row(ids: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the rows that ids name, `[R]`, and the sum of the gradients of each row, `[R, D]`, in the ids' order."""
+    # Id and place in one number, as NumPy sorts numbers five times as fast as torch sorts with places; and a bag of
+    # gradients for each row, which torch sums four times as fast as index_add_ does.
+    keys = torch.from_numpy(np.sort((ids << 32 | torch.arange(len(ids))).numpy()))
+    rows, counts = torch.unique_consecutive(keys >> 32, return_counts=True)
+    return rows, nn.functional.embedding_bag(keys & 0xFFFFFFFF, gradients, counts.cumsum(0) - counts, mode="sum")
 
 
 class _Slot(str):
@@ -203,11 +262,11 @@ class _UpdatedInBackward(torch.autograd.Function):
 
 
 def _is_native(optimizer: OptimType, options: dict[str, Any]) -> bool:
-    """Returns whether FBGEMM has, on a CPU, an optimizer with its options."""
+    """Returns whether a CPU updates by FBGEMM's own kernel."""
     if optimizer == OptimType.EXACT_SGD:  # it rounds a row of half precision once for every lookup of it
         return options.get("weights_precision", SparseType.FP32) == SparseType.FP32
-    if optimizer == OptimType.EXACT_ROWWISE_ADAGRAD:  # it ignores weight decay, but for tables of several features
-        return not options.get("weight_decay")
+    # FBGEMM has row-wise Adagrad, too, but not its weight decay, and takes 53 ms for 26 tables of 16 columns and 8,192
+    # samples on two cores, where plain operations take 17.
     return optimizer not in PLAIN
 
 

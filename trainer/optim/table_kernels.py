@@ -55,6 +55,7 @@ PLAIN = {
 }
 # Gradients of tables that are updated together: more than that, and their sorting leaves the caches.
 TOGETHER_BYTES = 512 * 1024
+MOST_ROWS = 2**31  # of tables that are numbered together, as a row and a place are sorted as one number of 64 bits
 COUNTING = (OptimType.ADAM, OptimType.PARTIAL_ROWWISE_ADAM, OptimType.LAMB, OptimType.PARTIAL_ROWWISE_LAMB)
 Spec = tuple[int, int, EmbeddingLocation, ComputeDevice]
 
@@ -62,7 +63,7 @@ Spec = tuple[int, int, EmbeddingLocation, ComputeDevice]
 class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
     """FBGEMM's kernel of several tables, with the optimizers and options that it lacks on a CPU.
 
-    On a GPU, and on a CPU where FBGEMM has the optimizer, everything is FBGEMM's.
+    On a GPU everything is FBGEMM's; on a CPU the lookups are, and the updates of SGD and Adagrad.
 
     Args:
         embedding_specs: Rows, columns, location and device of every table or shard.
@@ -84,7 +85,8 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         self.counts_steps = optimizer in COUNTING
         # Tables of equal columns lie behind one another, and are updated together where that is faster.
         rows, columns = [spec[0] for spec in embedding_specs], {spec[1] for spec in embedding_specs}
-        self._joined = plain.initial_state((sum(rows), *columns)) if plain and len(columns) == 1 else None
+        is_joined = plain and len(columns) == 1 and sum(rows) < MOST_ROWS
+        self._joined = plain.initial_state((sum(rows), *columns)) if plain and is_joined else None
         self._first_rows = [first if self._joined else 0 for first in accumulate(rows, initial=0)]
         if self._joined:
             parts = {slot: value.split(rows) for slot, value in self._joined.items()}
@@ -137,6 +139,8 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         self, update: Update, indices: Tensor, offsets: Tensor, weights_of_ids: Tensor | None, gradient: Tensor
     ) -> None:
         """Updates all touched rows from the gradient of the embeddings."""
+        if not len(indices):
+            return
         of_features = [*self._by_feature(indices, offsets, gradient.float())]
         options = self._options()
         for tables in self._together(of_features):

@@ -54,7 +54,7 @@ PLAIN = {
     OptimType.LARS_SGD: PlainOptimizer(lars_sgd, {"momentum_buffer": 2}),
 }
 # Gradients of tables that are updated together: more than that, and their sorting leaves the caches.
-TOGETHER_BYTES = 512 * 1024
+TOGETHER_BYTES, FLOAT_BYTES = 512 * 1024, 4
 MOST_ROWS = 2**31  # of tables that are numbered together, as a row and a place are sorted as one number of 64 bits
 COUNTING = (OptimType.ADAM, OptimType.PARTIAL_ROWWISE_ADAM, OptimType.LAMB, OptimType.PARTIAL_ROWWISE_LAMB)
 Spec = tuple[int, int, EmbeddingLocation, ComputeDevice]
@@ -83,6 +83,9 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         super().__init__(embedding_specs, optimizer=OptimType.EXACT_SGD if plain else optimizer, **options)
         self._plain, self._is_empty = plain, on_cpu and not any(rows for rows, *_ in embedding_specs)
         self.counts_steps = optimizer in COUNTING
+        self._features: list[list[int]] = [[] for _ in embedding_specs]
+        for feature, table in enumerate(self.feature_table_map):
+            self._features[table].append(feature)
         # Tables of equal columns lie behind one another, and are updated together where that is faster.
         rows, columns = [spec[0] for spec in embedding_specs], {spec[1] for spec in embedding_specs}
         is_joined = plain and len(columns) == 1 and sum(rows) < MOST_ROWS
@@ -143,36 +146,38 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
             return
         of_features = [*self._by_feature(indices, offsets, gradient.float())]
         options = self._options()
+        weights, states = self.split_embedding_weights(), self._states
+        if self._joined:
+            host: Any = self.weights_host
+            weights, states = [host.detach().view(-1, self.dims[0])] * len(states), [self._joined] * len(states)
         for tables in self._together(of_features):
-            features = [feature for feature, owner in enumerate(self.feature_table_map) if owner in tables]
-            first_rows = [self._first_rows[self.feature_table_map[feature]] for feature in features]
             looked_up = [
-                of_features[feature].looked_up(indices, weights_of_ids, first_row)
-                for feature, first_row in zip(features, first_rows, strict=True)
+                of_features[feature].looked_up(indices, weights_of_ids, self._first_rows[table])
+                for table in tables
+                for feature in self._features[table]
             ]
-            ids, gradients = looked_up[0] if len(features) == 1 else map(torch.cat, zip(*looked_up, strict=True))
+            ids, gradients = looked_up[0] if len(looked_up) == 1 else map(torch.cat, zip(*looked_up, strict=True))
             rows, summed = _sum_by_row(ids, gradients)
-            weights, states = self.split_embedding_weights()[tables[0]], self._states[tables[0]]
-            if self._joined:
-                host: Any = self.weights_host
-                weights, states = host.detach().view(-1, self.dims[0]), self._joined
-            state = {slot: value.index_select(0, rows) for slot, value in states.items()}
-            updated = update(weights.index_select(0, rows).float(), summed, state, options)
-            weights.index_copy_(0, rows, updated.to(weights.dtype))
-            for slot, value in state.items():
-                states[slot].index_copy_(0, rows, value)
+            of_rows, state = weights[tables[0]], states[tables[0]]
+            touched = {slot: value.index_select(0, rows) for slot, value in state.items()}
+            updated = update(of_rows.index_select(0, rows).float(), summed, touched, options)
+            of_rows.index_copy_(0, rows, updated.to(of_rows.dtype))
+            for slot, value in touched.items():
+                state[slot].index_copy_(0, rows, value)
 
     def _together(self, of_features: list["_Feature"]) -> list[list[int]]:
         """Returns the tables that are updated together: each by itself, or several with little to update."""
-        sizes = [0] * len(self._states)
-        for feature, table in zip(of_features, self.feature_table_map, strict=True):
-            sizes[table] += (feature.here.stop - feature.here.start) * self.dims[table] * 4
-        found: list[list[int]] = [[0]]
-        for table in range(1, len(sizes)):
-            if self._joined and sum(sizes[one] for one in [*found[-1], table]) <= TOGETHER_BYTES:
+        found: list[list[int]] = []
+        room = 0
+        for table, features in enumerate(self._features):
+            ids = sum(of_features[feature].here.stop - of_features[feature].here.start for feature in features)
+            size = ids * self.dims[table] * FLOAT_BYTES
+            if self._joined and found and size <= room:
                 found[-1].append(table)
             else:
                 found.append([table])
+                room = TOGETHER_BYTES
+            room -= size
         return found
 
     def _by_feature(self, indices: Tensor, offsets: Tensor, gradient: Tensor) -> Iterator["_Feature"]:

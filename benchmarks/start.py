@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.machine import describe_machine
 from docs.generate import ROOT, table, write_measured
+from trainer.core.console import plural
 
 PAGE = ROOT / "docs" / "performance.md"
 RANKS = (1, 2)
@@ -132,7 +133,7 @@ def render(found: dict[int, list[list[Part]]]) -> str:
     ]
     rows = [[name, *(f"{column[place]:.2f}" for column in columns)] for place, name in enumerate(names)]
     rows.append(["all", *(f"{sum(column):.2f}" for column in columns)])
-    heads = [f"{ranks} rank{'s' * (ranks > 1)}, {kind}" for ranks in found for kind in ("seconds", "of processors")]
+    heads = [f"{plural(ranks, 'rank')}, {kind}" for ranks in found for kind in ("seconds", "of processors")]
     machine = describe_machine()
     repeats = len(next(iter(found.values())))
     return (

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from trainer.core.console import plural
 from trainer.core.errors import REPORTED_ERRORS, InputError, report_error
 from trainer.core.timeouts import AT_WORK_SECONDS, COLLECTIVE_SECONDS, FIRST_ERROR_SECONDS
 
@@ -111,8 +112,8 @@ def check_gpus(ranks: int, gpus: int) -> None:
     """
     if ranks > gpus:
         raise InputError(
-            f"the job has {ranks} ranks on this host, which has {gpus} GPU{'s' * (gpus > 1)}; each rank needs one: use "
-            f"at most -j NODESx{gpus}, or hide the GPUs from the job to train on CPUs: CUDA_VISIBLE_DEVICES="
+            f"the job has {plural(ranks, 'rank')} on this host, which has {plural(gpus, 'GPU')}; each rank needs one: "
+            f"use at most -j NODESx{gpus}, or hide the GPUs from the job to train on CPUs: CUDA_VISIBLE_DEVICES="
         )
 
 

@@ -1,6 +1,5 @@
 """`python -m trainer export`: from a checkpoint to a directory that serves."""
 
-import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -37,6 +36,7 @@ from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.checkpoint.store import MANIFEST, Checkpoint, FileEntry
 from trainer.config.features import columns_of
 from trainer.config.root import Config, load_config
+from trainer.core.digest import digest
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
@@ -143,7 +143,7 @@ class Choices:
     def fingerprint(self, config: Config, checkpoint: Checkpoint) -> str:
         """Returns a text that changes with the checkpoint, the configuration and the choices."""
         made_of = [read_text(f"{checkpoint.url}/{MANIFEST}"), config.model_dump(mode="json"), asdict(self)]
-        return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+        return digest(made_of)
 
 
 def _check_features(config: Config, chosen: Checkpoint) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from planner.plan import Problem
 from trainer.config.root import Config
+from trainer.core.digest import digest
 from trainer.core.run_directory import RunDirectory
-from trainer.plan.plan_file import digest
 
 PLANNED_FOR = "planned_for"
 """The fact of run.json that names what its plan was made for."""

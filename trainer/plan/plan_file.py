@@ -4,7 +4,6 @@ Version 2 has, for each table, the values that fix its shards. Version 1 spells 
 with uneven shards, which are only made by hand.
 """
 
-import hashlib
 import json
 from typing import Annotated, Any
 
@@ -119,11 +118,6 @@ def _spelled(table: ParameterSharding) -> dict[str, Any]:
             for shard in shards_of(table)
         ],
     }
-
-
-def digest(content: Any) -> str:
-    """Returns a short name for a JSON-able value, such as a plan: equal values have equal names."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def load_plan(url: str, shapes: Shapes, world_size: int, local_world_size: int, device_type: str) -> ShardingPlan:

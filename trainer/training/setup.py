@@ -12,6 +12,7 @@ from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.store import Checkpoint, Checkpoints
 from trainer.config.root import Config, to_toml
 from trainer.core.console import plural
+from trainer.core.digest import digest
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
@@ -24,7 +25,6 @@ from trainer.data.selected_files import find_training_files
 from trainer.metrics.checks import check_metrics, check_watched_metrics
 from trainer.models.losses_over_samples import check_units
 from trainer.plan.kept_plan import PLANNED_FOR
-from trainer.plan.plan_file import digest
 from trainer.run.histograms import Histograms
 from trainer.run.lock import RunLock, locked
 from trainer.run.preemption import stop_on_signals

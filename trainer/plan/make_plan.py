@@ -47,20 +47,23 @@ def make_plan(
     """
     cluster = cluster_of_job(config.planner.hardware, context)
     if config.planner.plan:
-        ranks = cluster.ranks, cluster.per_host, cluster.device_type
-        return load_plan(config.planner.plan, table_shapes(model), *ranks), "", ""
+        return load_plan(config.planner.plan, table_shapes(model), *_ranks(cluster)), "", ""
     return broadcast_from_rank0(context, lambda: _keep_or_plan(model, with_statistics(config), cluster, run))
+
+
+def _ranks(cluster: Cluster) -> tuple[int, int, str]:
+    return cluster.ranks, cluster.per_host, cluster.device_type
 
 
 def _keep_or_plan(
     model: nn.Module, config: Config, cluster: Cluster, run: RunDirectory | None
 ) -> tuple[ShardingPlan, str, str]:
-    planned_for = what_decides(problem_of(model, config, cluster), config)
+    problem = problem_of(model, config, cluster)
+    planned_for = what_decides(problem, config)
     if run and (text := find_kept_plan(run, planned_for)):
-        ranks = cluster.ranks, cluster.per_host, cluster.device_type
-        plan = parse_plan(text, run.url_of("plan.json"), table_shapes(model), *ranks)
+        plan = parse_plan(text, run.url_of("plan.json"), table_shapes(model), *_ranks(cluster))
         return plan, "the plan is that of the run so far, as nothing that decides it has changed", planned_for
-    return *plan_for(model, config, cluster), planned_for
+    return *_plan(problem, model, config), planned_for
 
 
 def plan_for(model: nn.Module, config: Config, cluster: Cluster) -> tuple[ShardingPlan, str]:
@@ -72,7 +75,10 @@ def plan_for(model: nn.Module, config: Config, cluster: Cluster) -> tuple[Shardi
     Raises:
         InputError: The plan does not fit the memory.
     """
-    problem = problem_of(model, config, cluster)
+    return _plan(problem_of(model, config, cluster), model, config)
+
+
+def _plan(problem: Problem, model: nn.Module, config: Config) -> tuple[ShardingPlan, str]:
     try:
         if config.planner.engine == "torchrec":
             return torchrec_plan(model, config, with_allowed_types(config), problem.topology_for_shards()), ""

@@ -17,6 +17,7 @@ import sys
 from typing import NoReturn
 
 from trainer.commands import read_command, usage
+from trainer.core.console import write_whole_lines
 from trainer.core.errors import REPORTED_ERRORS, report_error
 from trainer.core.logging import quiet_libraries
 from trainer.core.outcome import WRONG_INPUT
@@ -44,6 +45,7 @@ def main(arguments: list[str]) -> int:
 
 def run(arguments: list[str]) -> NoReturn:
     """Runs a command and ends the process."""
+    write_whole_lines()
     try:
         leave(main(arguments))
     except SystemExit as leaving:

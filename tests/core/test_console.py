@@ -1,6 +1,10 @@
-"""One of a thing is said in the singular, by every command that counts."""
+"""Output comes in whole lines, and says one of a thing in the singular."""
 
+import os
 import re
+import socket
+import subprocess
+import sys
 
 import pytest
 from command import write_config
@@ -13,6 +17,19 @@ WRONG = re.compile(
     r"(?<![\d.,:x-])1 (?:[a-z]+ )?(?:files|ranks|rows|samples|steps|tables|columns|features|hosts|replicas|errors|"
     r"warnings|notes|checkpoints|lines|ids|values|tensors|parts|epochs|groups|lanes|shards)\b"
 )
+PRINTS_A_LINE = "from trainer.core.console import write_whole_lines; write_whole_lines(); print('a line')"
+
+
+@pytest.mark.parametrize("words", [["-m", "trainer", "tarin"], ["-c", PRINTS_A_LINE]])
+def test_each_line_is_written_at_once_by_an_unbuffered_python(words):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # which keeps writes apart
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with theirs:
+        subprocess.run([sys.executable, *words], stdout=theirs, stderr=theirs, env=environment, check=False)
+    writes = list(iter(lambda: ours.recv(1 << 20), b""))
+    ours.close()
+    assert writes
+    assert all(written.endswith(b"\n") and written.strip() for written in writes), writes
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,23 @@
-"""Text for the terminal: counts of things, and the next commands to type."""
+"""Text for the terminal: whole lines, counts of things, and the next commands to type."""
 
+import io
 import json
 import shlex
+import sys
 from collections.abc import Iterable
 
 from trainer.core.secrets import without_secrets
+
+
+def write_whole_lines() -> None:
+    """Lets this process write a line that it prints at once, together with its end.
+
+    An unbuffered Python writes the end by itself. torchrun, if it reads the file of a rank in between, takes the two
+    for two lines, and puts the rank's prefix before both.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def plural(number: int, name: str) -> str:

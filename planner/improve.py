@@ -92,28 +92,30 @@ class _Search:
 
     def _pack(self, slowest: int, target: float) -> bool:
         """Removes tables from the slowest rank and some others, and places them again, most expensive first."""
+        failed = set()
         for _ in range(PACKINGS):
             self.tries -= 1
-            if self._pack_once(slowest, target):
+            order = self._some_order(self._neighbours(slowest))
+            if order in failed:  # as most are where ranks hold few tables
+                continue
+            if self._pack_once(order, slowest, target):
                 return True
+            failed.add(order)
         return False
 
-    def _pack_once(self, slowest: int, target: float) -> bool:
+    def _some_order(self, tables: Sequence[int]) -> tuple[int, ...]:
+        """Returns tables from the most to the least expensive, by costs that are off by up to 30 %."""
+        cost = self._reduced[self._placement.option[tables]] * self._random.uniform(0.7, 1.3, len(tables))
+        return tuple(tables[at] for at in np.argsort(-cost, kind="stable"))
+
+    def _pack_once(self, order: Sequence[int], slowest: int, target: float) -> bool:
         placement = self._placement
-        before = placement.load[slowest]
-        old = [(table, *placement.take(table)) for table in self._neighbours(slowest)]
-        value = [float(self._reduced[option]) for _, option, _ in old]
-        noise = self._random.uniform(0.7, 1.3, len(old))
-        for number in np.argsort(-np.array(value) * noise, kind="stable"):
-            if not self._put(old[number][0], target):
-                break
-        else:
-            if placement.load[slowest] < before:
-                return True
-        for table, option, where in old:
-            if placement.option[table] >= 0:
-                placement.take(table)
-            placement.put(table, option, where)
+        kept = placement.state()
+        for table in order:
+            placement.take(table)
+        if all(self._put(table, target) for table in order) and placement.load[slowest] < kept.load[slowest]:
+            return True
+        placement.restore(kept)
         return False
 
     def _neighbours(self, slowest: int) -> list[int]:

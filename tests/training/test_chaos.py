@@ -208,6 +208,8 @@ MOMENTS = [
     Moment(is_evaluating, 0.2),
 ]
 IN_A_STEP = Moment(is_between_micro_batches)
+# Runs that are interrupted, and their ranks. One cannot have every fault under torchrun in its steps.
+MATRIX = "name, ranks", lambda whole: [*([("first", 2), ("second", 2)] if whole else [("first", 2)]), ("third", 0)]
 Injection = Callable[[Training, int], None]
 Fault = tuple[Moment, Injection]
 UNDER_TORCHRUN = [kill_a_worker, stop_a_worker, kill_the_agent, stop_the_agent, kill_the_job]
@@ -261,21 +263,18 @@ def start(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def faults(request):
+def faults(request, matrix):
     """The faults to inject into each run, by its name and its number of ranks; the baselines have none."""
     whole = request.config.getoption("all")
     under_torchrun = faults_of(
         [*MOMENTS, IN_A_STEP], UNDER_TORCHRUN, seed=1, at_each_moment=len(UNDER_TORCHRUN) if whole else 1
     )
     alone = faults_of(MOMENTS, ALONE, seed=2, at_each_moment=len(ALONE) if whole else 1)
-    half = (len(under_torchrun) + 1) // 2
-    return {
-        ("baseline", 2): [],
-        ("baseline", 0): [],
-        ("first", 2): [*under_torchrun[:half], (AT_THE_END, kill_the_agent)],
-        ("second", 2): [*under_torchrun[half:], (AT_THE_END, kill_a_worker)],
-        ("third", 0): [*alone, (AT_THE_END, kill_a_worker)],
-    }
+    under_torchrun += [(AT_THE_END, kill_the_agent), (AT_THE_END, kill_a_worker)]
+    alone += [(AT_THE_END, kill_a_worker)]
+    runs_under_torchrun = [key for key in matrix if key[1]]
+    shared_out = {key: under_torchrun[at :: len(runs_under_torchrun)] for at, key in enumerate(runs_under_torchrun)}
+    return {("baseline", 2): [], ("baseline", 0): [], **shared_out, ("third", 0): alone}
 
 
 @pytest.fixture(scope="module")
@@ -292,19 +291,15 @@ def runs(start, faults, tmp_path_factory):
     return {key: run.result() for key, run in running.items()}
 
 
-INTERRUPTED = [("first", 2), ("second", 2), ("third", 0)]
-
-
-def test_most_faults_came_at_their_moments(runs, faults):
-    planned = Counter(moment for key in INTERRUPTED for moment, _ in faults[key])
-    assert sum(runs[key].interruptions for key in INTERRUPTED) >= planned.total() * 7 // 8
-    met = sum((runs[key].met for key in INTERRUPTED), Counter())
+def test_most_faults_came_at_their_moments(runs, faults, matrix):
+    planned = Counter(moment for key in matrix for moment, _ in faults[key])
+    assert sum(runs[key].interruptions for key in matrix) >= planned.total() * 7 // 8
+    met = sum((runs[key].met for key in matrix), Counter())
     assert met[AT_THE_END]
     for moment in (*MOMENTS, IN_A_STEP):
         assert met[moment] >= planned[moment] // 2, (moment, met)
 
 
-@pytest.mark.parametrize(("name", "ranks"), INTERRUPTED)
 def test_an_interrupted_run_ends_bit_for_bit_as_its_baseline(runs, name, ranks):
     baseline, interrupted = runs["baseline", ranks].out, runs[name, ranks].out
     assert committed(interrupted)[-1] == STEPS
@@ -316,7 +311,6 @@ def test_an_interrupted_run_ends_bit_for_bit_as_its_baseline(runs, name, ranks):
         assert torch.equal(found[tensor], value), tensor
 
 
-@pytest.mark.parametrize(("name", "ranks"), INTERRUPTED)
 def test_every_sample_is_trained_once_in_every_epoch(runs, name, ranks):
     rows, per_epoch = runs[name, ranks].log.rows, ROWS // BATCH
     assert sorted(rows) == list(range(1, STEPS + 1))

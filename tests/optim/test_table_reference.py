@@ -27,7 +27,7 @@ from trainer.models.base import ModelInputs
 from trainer.models.embeddings import collections
 from trainer.models.table_init import initialize_tables
 
-STEPS, BATCH, RANKS = 30, 64, (1, 2, 4)
+STEPS, BATCH, RANKS = 20, 64, (1, 2, 4)
 SHARDED = ("table_wise", "row_wise", "column_wise", "table_row_wise", "grid_shard")
 COLUMN_SHARDED = ("column_wise", "grid_shard")
 # With a smaller eps, Adagrad and Adam turn rounding of gradients near zero into steps of full size.
@@ -108,7 +108,7 @@ BY_TABLE = {
     "wide": ({"learning_rate": 0.05}, {"name": "adam", "learning_rate": 0.05, **MOMENTS}),
     "mean": ({"frozen": True}, {"name": "sgd", "learning_rate": 0.0}),
     "narrow": ({"name": "rowwise_adagrad", "eps": 1e-2}, {"name": "rowwise_adagrad", "eps": 1e-2}),
-    "few": ({"schedule": {"warmup_steps": 25, "decay": "constant"}}, {"name": "adam", "warmup": 25, **MOMENTS}),
+    "few": ({"schedule": {"warmup_steps": 15, "decay": "constant"}}, {"name": "adam", "warmup": 15, **MOMENTS}),
     "sequences": (
         {"name": "adagrad", "learning_rate": 0.05, "eps": 1e-3},
         {"name": "adagrad", "learning_rate": 0.05, **EPS},

@@ -16,8 +16,9 @@ INT, FLOAT = 4, 4  # bytes of an id, and of a value of an embedding, whatever th
 # Copies of a shard's ids at once: received for this batch, received for the next batch, and two for the lookup.
 COPIES_OF_IDS = 4
 SENT, SENT_ON_GPU = 2, 2  # copies of pooled embeddings: the lookup's output, and the send buffer
-PLAIN_COPIES = 5  # copies of touched rows in an update by plain operations
-PLAIN_SORTED_IDS = 32  # bytes of an id in such an update, with its place and its bag
+PLAIN_COPIES, STATE_COPIES = 4, 2  # copies of touched rows in an update by plain operations, and of their state
+PLAIN_SORTED_IDS = 24  # bytes of an id in such an update, with its place
+AVERAGED_COPIES = 5  # copies of touched rows while their averages are updated
 SORTED_IDS = 48  # bytes per id that FBGEMM's backward on a GPU needs to sort ids
 
 KEPT = ("tables", "state", "averages", "ids")
@@ -92,17 +93,15 @@ def _of_step(
     leaves = ~replicated & (topology.ranks > 1)
     touched = FLOAT * columns * _unique(ids, rows)
     plain = of_table["has_plain_update"] & (not topology.on_gpu) & ~replicated
-    gradients = FLOAT * columns * ids
+    copies = PLAIN_COPIES + STATE_COPIES * of_table["state_per_value"]
     averaged = (of_table["averages_per_row"] > 0) & ~replicated
     found = {
         "ids": in_flight,
         "exchanged": np.where(leaves, SENT * embeddings + received, 0),
         "looked_up": np.where(leaves, embeddings, 0),
         "update": np.maximum(
-            np.where(
-                plain, gradients + PLAIN_SORTED_IDS * ids + PLAIN_COPIES * touched, SORTED_IDS * ids * topology.on_gpu
-            ),
-            np.where(averaged, PLAIN_COPIES * touched, 0),
+            np.where(plain, PLAIN_SORTED_IDS * ids + copies * touched, SORTED_IDS * ids * topology.on_gpu),
+            np.where(averaged, AVERAGED_COPIES * touched, 0),
         ),
         "noted": np.where(averaged, touched, 0),
     }

@@ -44,12 +44,12 @@ def sgd(rows: Tensor, gradient: Tensor, state: State, options: UpdateOptions) ->
 
 def rowwise_adagrad(rows: Tensor, gradient: Tensor, state: State, options: UpdateOptions) -> Tensor:
     """Adagrad with one accumulator per row, the mean of the squared gradient, and weight decay."""
-    if options.l2:
+    if options.weight_decay and options.l2:
         gradient = gradient + options.weight_decay * rows
-    else:
+    elif options.weight_decay:
         rows = rows * (1 - options.lr * options.weight_decay)
     total = state["sum"].add_(gradient.square().mean(1))
-    return rows - options.lr * gradient / (total.sqrt() + options.eps)[:, None]
+    return rows.addcdiv(gradient, total.sqrt().add_(options.eps)[:, None], value=-options.lr)
 
 
 def adam(rows: Tensor, gradient: Tensor, state: State, options: UpdateOptions) -> Tensor:

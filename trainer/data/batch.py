@@ -106,15 +106,18 @@ def _to_jagged(ids: np.ndarray, bags: dict[str, pa.LargeListArray], config: Data
     # nulls already has TorchRec's layout.
     if not bags and (ids.size == 0 or ids.min() > NO_ID):
         values, lengths = ids.reshape(-1), _ones(ids.size)
+        of_features = [ids.shape[1]] * len(config.sparse)
     elif not bags:
         present = ids > NO_ID
         values, lengths = ids[present], present.reshape(-1).astype(np.int32)
+        of_features = present.sum(axis=1).tolist()
     else:
         single = zip((name for name in config.sparse if name not in bags), ids, strict=True)
         found = {name: (row[row > NO_ID], row > NO_ID) for name, row in single}
         found |= {name: (ids_in(bag), bag.value_lengths()) for name, bag in bags.items()}
         values = np.concatenate([found[name][0] for name in config.sparse])
         lengths = np.concatenate([found[name][1] for name in config.sparse]).astype(np.int32)
+        of_features = [len(found[name][0]) for name in config.sparse]
     has_weights = config.has_id_weights
     weights = torch.from_numpy(pooling_weights(config.sparse, lengths, weights_of(bags))) if has_weights else None
     return KeyedJaggedTensor(
@@ -123,6 +126,8 @@ def _to_jagged(ids: np.ndarray, bags: dict[str, pa.LargeListArray], config: Data
         weights=weights,
         lengths=torch.from_numpy(lengths),
         stride=ids.shape[1],
+        # Counted here, once: TorchRec would count on the device, and wait for a GPU at every step.
+        length_per_key=of_features,
     )
 
 

@@ -13,6 +13,7 @@ def with_values(sparse: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
         weights=sparse.weights_or_none(),
         lengths=sparse.lengths(),
         stride=sparse.stride(),
+        length_per_key=sparse.length_per_key(),
     )
 
 
@@ -29,6 +30,7 @@ def split_jagged(sparse: KeyedJaggedTensor, parts: int) -> list[KeyedJaggedTenso
             weights=None if weights is None else _part(weights, sizes, part, parts),
             lengths=lengths[:, part].flatten(),
             stride=samples,
+            length_per_key=sizes[part::parts],
         )
         for part in range(parts)
     ]

@@ -194,19 +194,16 @@ def test_cancelled(kill_wait, trainings, undisturbed, clusters):
     assert_as_if_undisturbed(shell.folder / name, undisturbed)
 
 
-def test_power_cut(trainings, undisturbed):
-    """A node is lost that runs the batch script of one job, and only a replica of the other."""
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("lost", ["replica", "batch"])
+def test_power_cut(lost, trainings, undisturbed):
+    """A node is lost that runs only a replica of the job, or its batch script, too."""
     shell = trainings
-    nodes = {"low": "n[1-2]", "high": "n[2-3]"}
-    jobs = [Disturbed(shell, name, cfg=f"nodelist={nodelist}") for name, nodelist in nodes.items()]
-    for job in jobs:
-        job.wait_for_the_gate()
+    job = Disturbed(shell, f"lost-{lost}", cfg=f"nodelist={'n[1-2]' if lost == 'replica' else 'n[2-3]'}")
+    job.wait_for_the_gate()
     shell.cluster.cut_power("n2")
-    for job in jobs:
-        job.gate.open()
-    for job in jobs:
-        shell.wait(job.handle, "PENDING")
+    job.gate.open()
+    shell.wait(job.handle, "PENDING")
     shell.cluster.start_node("n2")
-    for job in jobs:
-        assert_went_on(job, undisturbed)
-        assert not (shell.job_dir(job.handle) / f"slurm-{number(job.handle)}" / "failures").exists()
+    assert_went_on(job, undisturbed)
+    assert not (shell.job_dir(job.handle) / f"slurm-{number(job.handle)}" / "failures").exists()

@@ -110,10 +110,10 @@ class _Search:
 
     def _pack_once(self, order: Sequence[int], slowest: int, target: float) -> bool:
         placement = self._placement
-        kept = placement.state()
+        kept, before = placement.state(), placement.load[slowest]
         for table in order:
             placement.take(table)
-        if all(self._put(table, target) for table in order) and placement.load[slowest] < kept.load[slowest]:
+        if all(self._put(table, target) for table in order) and placement.load[slowest] < before:
             return True
         placement.restore(kept)
         return False

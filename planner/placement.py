@@ -1,7 +1,6 @@
 """Placement of shards on ranks: best fit under a cost limit."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -112,26 +111,17 @@ class Placement:
         self.option[table] = -1
         return option, where
 
-    def state(self) -> "State":
+    def state(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]:
         """Returns which options are placed where, to `restore` them."""
-        return State(self.load.copy(), self.memory.copy(), self.option.copy(), [*self.where])
+        return self.load.copy(), self.memory.copy(), self.option.copy(), [*self.where]
 
-    def restore(self, state: "State") -> None:
+    def restore(self, state: tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]) -> None:
         """Places all tables as they were."""
         self.load, self.memory, self.option, self.where = state
 
     def _add(self, where: np.ndarray, option: int, times: int) -> None:
         np.add.at(self.load, where, times * self.rated.cost[option])
         np.add.at(self.memory, where, times * self.rated.memory[option])
-
-
-class State(NamedTuple):
-    """The attributes of a placement that change."""
-
-    load: np.ndarray
-    memory: np.ndarray
-    option: np.ndarray
-    where: list[np.ndarray]
 
 
 def _fullest(candidates: np.ndarray, full: np.ndarray, number: int) -> np.ndarray | None:

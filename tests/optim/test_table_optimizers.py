@@ -103,6 +103,24 @@ def test_tables_that_are_updated_together_are_as_by_themselves(name, monkeypatch
     assert all(torch.equal(alone, together) for alone, together in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("weights", [None, torch.ones(256)], ids=["plain", "weighted"])
+def test_single_ids_update_rows_as_in_float64(weights):
+    """Row-wise Adagrad from its formula, over tables whose rows come several times in a batch."""
+    torch.manual_seed(0)
+    rows, samples = (10, 2, 30, 7), 64
+    built = kernel("rowwise_adagrad", *CPU, rows=rows, eps=1e-3)
+    built.init_embedding_weights_uniform(-1, 1)
+    before = [weight.double() for weight in built.split_embedding_weights()]
+    ids, gradient = [torch.randint(some, (samples,)) for some in rows], torch.randn(samples, 8 * len(rows))
+    offsets = torch.arange(samples * len(rows) + 1)
+    built(indices=torch.cat(ids), offsets=offsets, per_sample_weights=weights).backward(gradient)
+    for table, weight in enumerate(built.split_embedding_weights()):
+        of_table = gradient[:, 8 * table : 8 * (table + 1)].double()
+        summed = torch.zeros(rows[table], 8, dtype=torch.float64).index_add(0, ids[table], of_table)
+        expected = before[table] - 0.25 * summed / (summed.square().mean(1).sqrt() + 1e-3)[:, None]
+        torch.testing.assert_close(weight.double(), expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("weights_of", [0.0, 0.5])
 @pytest.mark.parametrize("name", ["lamb", "partial_rowwise_lamb", "lars_sgd"])
 def test_zero_gradients_and_zero_rows_give_no_nan(name, weights_of):

@@ -1,7 +1,7 @@
 """The kernel that looks up embeddings and updates tables inside backward: FBGEMM's, completed on a CPU."""
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -84,6 +84,8 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         self.counts_steps = optimizer in COUNTING
         features = [self.feature_table_map.count(table) for table in range(len(embedding_specs))]
         self._features = [range(*ends) for ends in pairwise(accumulate(features, initial=0))]
+        # Where the columns of each feature begin, and those of the last one end.
+        self._columns = [*accumulate((self.dims[table] for table in self.feature_table_map), initial=0)]
         # Tables of equal columns lie behind one another, and are updated together where that is faster.
         rows, columns = [spec[0] for spec in embedding_specs], {spec[1] for spec in embedding_specs}
         is_joined = plain and len(columns) == 1 and sum(rows) < MOST_ROWS
@@ -146,7 +148,7 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         lookup = _Lookup(indices, offsets, weights_of_ids, len(self.feature_table_map))
         gradient = gradient.float().contiguous()
         if self.pooling_mode == PoolingMode.MEAN and not lookup.has_one_each:
-            widths = torch.tensor([self.dims[table] for table in self.feature_table_map])
+            widths = torch.tensor(self._columns).diff()
             gradient = gradient / lookup.lengths.t().clamp(min=1).repeat_interleave(widths, dim=1)
         options = self._options()
         if self._joined:
@@ -184,13 +186,12 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
 
     def _gradients(self, gradient: Tensor, lookup: "_Lookup", features: range) -> tuple[Tensor, Tensor | None]:
         """Returns gradients `[G, D]`, and which of them each id of some features has; None for one after the other."""
-        columns = self.dims[self.feature_table_map[features.start]]
+        columns = self._columns[features.start + 1] - self._columns[features.start]
         if self.pooling_mode == PoolingMode.NONE:
             return gradient[lookup.here(features)], None
         if self._joined:  # without a copy, those of all features
             return gradient.view(-1, columns), lookup.places(features, range(len(self.feature_table_map)))
-        first = sum(self.dims[table] for table in self.feature_table_map[: features.start])
-        of_table = gradient[:, first : first + len(features) * columns].reshape(-1, columns)
+        of_table = gradient[:, self._columns[features.start] : self._columns[features.stop]].reshape(-1, columns)
         return of_table, lookup.places(features, features)
 
     def _options(self) -> UpdateOptions:
@@ -229,7 +230,7 @@ class _Lookup:
         self.starts = offsets[:: self._bags].tolist()
         self._offsets = offsets
 
-    @property
+    @cached_property
     def lengths(self) -> Tensor:
         """The number of ids of each bag, `[F, B]`."""
         return self._offsets.diff().view(-1, self._bags)
@@ -261,7 +262,8 @@ class _Lookup:
         weights = None if self._weights is None else self._weights[here]
         ids: Any = self._bags
         if not self.has_one_each:
-            ids = torch.tensor([*map(int.__sub__, self.starts[1:], self.starts)][features.start : features.stop])
+            ends = pairwise(self.starts[features.start : features.stop + 1])
+            ids = torch.tensor([stop - start for start, stop in ends])
         # An id and a place in one number, as NumPy sorts numbers five times as fast as torch sorts with places; and a
         # bag of gradients for each row, which torch sums four times as fast as index_add_ does. Where each gradient has
         # one id, its place among them is as good as the id's own.

@@ -240,7 +240,7 @@ class Cluster:
             (self.folder / "cgroup.conf").write_text(CGROUP_CONF)
         elif version and int(version[0]) >= 23:  # Older ones do not know this value, these look for cgroups without it.
             (self.folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
-        self._ports = _free_ports(6)
+        self._ports = _claim_ports(6, self._stopping)
         values = {
             "name": "test" + re.sub(r"\W", "", self.folder.name),
             "folder": self.folder,
@@ -327,16 +327,22 @@ def _end(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _free_ports(count: int) -> list[int]:
-    """Returns ports below those that the system hands out, which any connection may take before a daemon does."""
-    with contextlib.ExitStack() as stack:
-        found: set[int] = set()
-        while len(found) < count:
-            each = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):  # somebody has it
-                each.bind(("127.0.0.1", random.SystemRandom().randrange(10000, 20000)))
-                found.add(each.getsockname()[1])
-        return sorted(found)
+def _claim_ports(count: int, claims: contextlib.ExitStack) -> list[int]:
+    """Returns free ports, which no other cluster takes before `claims` is closed, though daemons open them late.
+
+    They are below those that the system hands out, which any connection may take. The claim is a UDP socket of the same
+    number, as all daemons use TCP: without it two clusters that came up at once once drew the same port.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().randrange(10000, 20000)
+        with contextlib.ExitStack() as claim, contextlib.suppress(OSError):  # somebody has it
+            claim.enter_context(socket.socket(type=socket.SOCK_DGRAM)).bind(("", port))
+            with socket.socket() as opened:
+                opened.bind(("", port))
+            claims.push(claim.pop_all())
+            found.append(port)
+    return sorted(found)
 
 
 def _listens(port: int) -> bool:

@@ -56,7 +56,7 @@ def read_rows(files: FileSet, config: Config, managed: ManagedIds, at_once: int 
             for start in range(0, group.rows, at_once):
                 rows = range(start, min(start + at_once, group.rows))
                 chunk = Chunk(column, rows, partial(reader.where, group))
-                batch = managed.looked_up(to_batch([decode(chunk, data, files.files[0].lists)], data, 1.0))
+                batch = managed.looked_up(to_batch(decode(chunk, data, files.files[0].lists), data, 1.0))
                 yield SplitRows(_raw_columns(chunk, data), batch)
 
 

@@ -186,6 +186,26 @@ def test_batches_do_not_change_later(folder):
     assert [row_ids(batch) for batch in kept] == fresh
 
 
+@pytest.mark.parametrize("world", [1, 2, 16])
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("keep", [True, False])
+def test_batches_made_together_are_those_made_one_by_one(folder, monkeypatch, world, start, keep):
+    options = {"sparse": {"row_id_too": {"rows": ROWS}}, "groups": ["label"], "world": world, "keep": keep}
+    options |= {"rank": world - 1, "start": start, "stop": 25}  # over the ends of epochs
+    if world < 16:  # of which two share a lane
+        assert make_loader(folder, world=world, sparse=options["sparse"])._together > 1
+    together = run(folder, **options)
+    monkeypatch.setattr("trainer.data.loader.TOGETHER_ROWS", 1)
+    alone = run(folder, **options)
+    assert len(together) == len(alone) == 25 - start
+    for one, other in zip(together, alone, strict=True):
+        assert one.sparse.length_per_key() == other.sparse.length_per_key()
+        for name in ("dense", "labels", "weights", "scale", "groups", "log_q"):
+            torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=0, atol=0)
+        for name in ("values", "lengths"):
+            torch.testing.assert_close(getattr(one.sparse, name)(), getattr(other.sparse, name)(), rtol=0, atol=0)
+
+
 def test_leaving_early_ends_the_threads(folder):
     import threading
 

@@ -15,7 +15,7 @@ from torchrec.streamable import Pipelineable
 from trainer.config.data import DataConfig
 from trainer.data.buffers import empty
 from trainer.data.jagged import split_jagged
-from trainer.data.rows import NO_ID, Rows, join_bags, join_blocks
+from trainer.data.rows import NO_ID, Rows, join_bags
 from trainer.rules.weights import ids_in, pooling_weights, weights_of
 
 
@@ -76,28 +76,59 @@ def _split(value: Any, number: int) -> Sequence[Any]:
     return value.chunk(number) if value.dim() else [value] * number
 
 
-def to_batch(lanes: Sequence[Rows], config: DataConfig, scale: float, log_q: np.ndarray | None = None) -> Batch:
-    """Returns the rows of lanes, one after the other, as tensors; `log_q` is `[R]`, or None without a catalogue."""
-    split = len(config.dense)
-    weights = np.concatenate([rows.numbers[-1] for rows in lanes])
-    return Batch(
-        dense=_by_row([rows.numbers[:split] for rows in lanes]),
-        sparse=_to_jagged(join_blocks([rows.ids for rows in lanes]), join_bags([rows.bags for rows in lanes]), config),
-        labels=_by_row([rows.numbers[split:-1] for rows in lanes]),
-        weights=torch.from_numpy(weights),
-        scale=torch.tensor(scale, dtype=torch.float32),
-        groups=_by_row([rows.groups for rows in lanes]),
-        log_q=torch.zeros(len(weights)) if log_q is None else torch.from_numpy(log_q),
-    )
+def to_batch(rows: Rows, config: DataConfig, scale: float) -> Batch:
+    """Returns rows as tensors."""
+    return to_batches([rows], config, [scale])[0]
 
 
-def _by_row(blocks: Sequence[np.ndarray]) -> Tensor:
-    """Returns blocks of columns, `[C, R]` each, as `[R, C]`."""
-    shape = (sum(block.shape[1] for block in blocks), len(blocks[0]))
-    if not shape[1]:  # most data has no groups, and the calls below take microseconds
-        return torch.from_numpy(np.empty(shape, blocks[0].dtype))
-    # Joined and transposed at once, into no view: each user of a view would transpose again.
-    return torch.from_numpy(np.concatenate([block.T for block in blocks], out=empty(shape, blocks[0].dtype)))
+def to_batches(
+    lanes: Sequence[Rows], config: DataConfig, scales: Sequence[float], log_q: np.ndarray | None = None
+) -> list[Batch]:
+    """Returns the rows of some steps as a batch for each step, in which the lanes follow one another.
+
+    Args:
+        lanes: The rows of each lane, step after step, `R` of all lanes. Several steps have no bags.
+        config: The columns.
+        scales: The scale of each step.
+        log_q: The logarithms `[R]` of one step, None without a catalogue.
+    """
+    steps, split = len(scales), len(config.dense)
+    dense = _by_row([rows.numbers[:split] for rows in lanes], steps)
+    labels = _by_row([rows.numbers[split:-1] for rows in lanes], steps)
+    weights = _by_row([rows.numbers[-1:] for rows in lanes], steps)
+    groups = _by_row([rows.groups for rows in lanes], steps)
+    ids, bags = _by_step([rows.ids for rows in lanes], steps), join_bags([rows.bags for rows in lanes])
+    return [
+        Batch(
+            dense=dense[step],
+            sparse=_to_jagged(ids[step], bags, config),
+            labels=labels[step],
+            weights=weights[step].view(-1),
+            scale=torch.tensor(scale, dtype=torch.float32),
+            groups=groups[step],
+            log_q=torch.zeros(len(weights[step])) if log_q is None else torch.from_numpy(log_q),
+        )
+        for step, scale in enumerate(scales)
+    ]
+
+
+def _by_row(blocks: Sequence[np.ndarray], steps: int) -> Tensor:
+    """Returns blocks of columns of each lane, `[C, steps * R]`, as `[steps, lanes * R, C]`."""
+    columns, rows = len(blocks[0]), blocks[0].shape[1] // steps
+    joined = empty((steps, len(blocks), rows, columns), blocks[0].dtype)
+    for lane, block in enumerate(blocks):
+        # Joined and transposed at once, into no view: each user of a view would transpose again.
+        joined[:, lane] = block.reshape(columns, steps, rows).transpose(1, 2, 0)
+    return torch.from_numpy(joined.reshape(steps, len(blocks) * rows, columns))
+
+
+def _by_step(blocks: Sequence[np.ndarray], steps: int) -> np.ndarray:
+    """Returns blocks of columns of each lane, `[C, steps * R]`, as `[steps, C, lanes * R]`."""
+    columns, rows = len(blocks[0]), blocks[0].shape[1] // steps
+    joined = empty((steps, columns, len(blocks), rows), blocks[0].dtype)
+    for lane, block in enumerate(blocks):
+        joined[:, :, lane] = block.reshape(columns, steps, rows).transpose(1, 0, 2)
+    return joined.reshape(steps, columns, len(blocks) * rows)
 
 
 def _to_jagged(ids: np.ndarray, bags: dict[str, pa.LargeListArray], config: DataConfig) -> KeyedJaggedTensor:

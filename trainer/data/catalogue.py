@@ -74,7 +74,7 @@ class Catalogue:
         for start in range(0, share, size):
             place = np.arange(start, start + size)
             rows = np.where(place < share, np.minimum(rank * share + place, len(self)), len(self))
-            yield to_batch([self.rows.take(rows)], data, 0.0)
+            yield to_batch(self.rows.take(rows), data, 0.0)
 
 
 def read_catalogue(data: DataConfig, item_features: Collection[str], samples: DataFile | None = None) -> Catalogue:

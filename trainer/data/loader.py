@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from trainer.config.data import DataConfig
-from trainer.data.batch import Batch, to_batch
+from trainer.data.batch import Batch, to_batches
 from trainer.data.chunk import Chunk
 from trainer.data.dataset import FileSet, RowGroup
 from trainer.data.decode import decode
@@ -30,6 +30,8 @@ from trainer.rules.vocabulary import fingerprints
 
 T = TypeVar("T")
 END: Any = object()  # the end of an iterator, as a generator cannot pass StopIteration on
+# Small batches are made several at once, so that training is not kept from Python's lock by the calls for each of them.
+TOGETHER_ROWS = 1 << 14
 
 
 class Loader:
@@ -64,6 +66,8 @@ class Loader:
         self._share, self._world_size = share_of(rank, world_size, lanes.lanes), world_size
         self._seed, self._shuffle, self._negatives = seed, shuffle, negatives
         self._lists = files.files[0].lists
+        are_alike = not self._lists and negatives is None and self._share.slices == 1
+        self._together = max(1, TOGETHER_ROWS * world_size // lanes.global_batch_size) if are_alike else 1
         self._reader = RowGroupReader(files, config)
         fingerprints(config.sparse)  # reads the vocabularies now, in one thread
 
@@ -82,32 +86,37 @@ class Loader:
         assembler = ThreadPoolExecutor(1, "assemble")
         with ThreadPoolExecutor(self._config.read_threads, "read") as pool:
             try:
-                yield from _ahead(self._assemble(start, stop, pool), self._config.prefetch_batches, assembler)
+                depth = -(-self._config.prefetch_batches // self._together)
+                for batches in _ahead(self._assemble(start, stop, pool), depth, assembler):
+                    yield from batches
             finally:
                 assembler.shutdown(cancel_futures=True)
 
-    def _assemble(self, start: int, stop: int, pool: ThreadPoolExecutor) -> Iterator[Batch]:
+    def _assemble(self, start: int, stop: int, pool: ThreadPoolExecutor) -> Iterator[list[Batch]]:
+        """Yields the batches, those that are made together in one list."""
         while start < stop:
             epoch, first = divmod(start, self._lanes.steps)
             last = min(self._lanes.steps, first + stop - start)
-            for step, lanes in enumerate(self._epoch(epoch, first, last, pool), first):
-                scale = self._world_size / self._lanes.samples_in_step(step)
+            together = [range(step, min(step + self._together, last)) for step in range(first, last, self._together)]
+            for steps, lanes in zip(together, self._epoch(epoch, together, pool), strict=True):
+                scales = [self._world_size / self._lanes.samples_in_step(step) for step in steps]
                 log_q = self._negatives.log_q(lanes) if self._negatives else None
-                batch = to_batch(lanes, self._config, scale, log_q)
-                yield batch.pin_memory() if torch.cuda.is_available() else batch
+                batches = to_batches(lanes, self._config, scales, log_q)
+                yield [batch.pin_memory() for batch in batches] if torch.cuda.is_available() else batches
             start += last - first
 
-    def _epoch(self, epoch: int, first: int, last: int, pool: ThreadPoolExecutor) -> Iterator[list[Rows]]:
-        """Yields this rank's rows of the steps in `[first, last)` of an epoch, lane by lane."""
+    def _epoch(self, epoch: int, together: list[range], pool: ThreadPoolExecutor) -> Iterator[list[Rows]]:
+        """Yields this rank's rows of steps of an epoch, several steps together, lane by lane."""
+        first = together[0].start
         offset = first * self._lanes.samples_per_step
         plan = self._plan(epoch, offset)
         kept = shared(row_slice for lane in plan.values() for window in lane for row_slice in window.row_slices)
         read = [_ahead(self._read_lane(epoch, lane, plan[lane], offset, kept), 1, pool) for lane in plan]
-        streams = [self._steps(rows) for rows in read]
+        streams = [self._steps(rows, together) for rows in read]
         if self._negatives:
             follow = self._negatives.follow
             streams = [follow(rows, epoch, lane, first) for lane, rows in zip(plan, streams, strict=True)]
-        for _ in range(first, last):
+        for _ in together:
             yield [self._slice(next(stream)) for stream in streams]
 
     def _slice(self, rows: Rows) -> Rows:
@@ -152,22 +161,20 @@ class Loader:
                 Chunk(column, rows, partial(self._reader.where, row_slice.group)), self._config, self._lists, order
             )
 
-    def _steps(self, windows: Iterator[Rows]) -> Iterator[Rows]:
-        """Cuts windows into steps of equal length, pads the last step, and then yields padding for ever."""
-        pieces: list[Rows] = []
-        need = self._lanes.samples_per_step
-        for window in windows:
-            at = 0
-            while len(window) - at >= need:
-                yield Rows.join([*pieces, window.slice(at, at + need)])
-                at, pieces, need = at + need, [], self._lanes.samples_per_step
-            if at < len(window):
-                pieces.append(window.slice(at, len(window)))
-                need -= len(window) - at
-        # Lanes differ by one sample, and a rank with finished lanes must not leave others waiting in a collective.
-        while True:
-            yield Rows.join([*pieces, Rows.padding(need, self._config, self._lists)])
-            pieces, need = [], self._lanes.samples_per_step
+    def _steps(self, windows: Iterator[Rows], together: list[range]) -> Iterator[Rows]:
+        """Cuts the windows of a lane into rows of as many steps as are made together, and pads the last ones.
+
+        Lanes differ by one sample, and a rank with finished lanes must not leave others waiting in a collective.
+        """
+        window, at = Rows.padding(0, self._config, self._lists), 0
+        for steps in together:
+            pieces, need = [], len(steps) * self._lanes.samples_per_step
+            while need:
+                if at == len(window):
+                    window, at = next(windows, None) or Rows.padding(need, self._config, self._lists), 0
+                pieces.append(window.slice(at, min(at + need, len(window))))
+                at, need = at + len(pieces[-1]), need - len(pieces[-1])
+            yield Rows.join(pieces)
 
 
 def _ahead(items: Iterator[T], depth: int, pool: ThreadPoolExecutor) -> Iterator[T]:

@@ -114,10 +114,22 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         no_gradients = _without_gradients(per_sample_weights, len(self.feature_table_map))
         if self._plain is None:
             return super().forward(indices, offsets, per_sample_weights, no_gradients, *args, **kwargs)
+        is_pooled = self.pooling_mode != PoolingMode.NONE
+        lookup = _Lookup(indices, offsets, per_sample_weights, self._first_rows, is_pooled)
         with torch.no_grad():
-            pooled = super().forward(indices, offsets, per_sample_weights, no_gradients, *args, **kwargs)
-        update = partial(self._update, self._plain.update, self._indices, self._offsets, per_sample_weights)
-        return _UpdatedInBackward.apply(self.placeholder_autograd_tensor, pooled, update)
+            if self._joined and lookup.is_simple:  # as FBGEMM does, whose calls take longer than a small batch
+                rows = lookup.rows(range(len(self.feature_table_map)))
+                embeddings = self._weights.index_select(0, rows.view(-1)).float().view(len(rows), -1)
+            else:
+                embeddings = super().forward(indices, offsets, per_sample_weights, no_gradients, *args, **kwargs)
+        update = partial(self._update, self._plain.update, lookup)
+        return _UpdatedInBackward.apply(self.placeholder_autograd_tensor, embeddings, update)
+
+    @property
+    def _weights(self) -> Tensor:
+        """The weights of joined tables, `[rows of all, columns]`."""
+        host: Any = self.weights_host
+        return host.detach().view(-1, self.dims[0])
 
     def _none(self, indices: Tensor, offsets: Tensor) -> Tensor:
         if self.pooling_mode == PoolingMode.NONE:
@@ -139,27 +151,23 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         self.iter_cpu.fill_(steps)
 
     @torch.no_grad()
-    def _update(
-        self, update: Update, indices: Tensor, offsets: Tensor, weights_of_ids: Tensor | None, gradient: Tensor
-    ) -> None:
+    def _update(self, update: Update, lookup: "_Lookup", gradient: Tensor) -> None:
         """Updates all touched rows from the gradient of the embeddings."""
-        if not len(indices):
+        if not lookup.starts[-1]:
             return
-        lookup = _Lookup(indices, offsets, weights_of_ids, len(self.feature_table_map))
         gradient = gradient.float().contiguous()
-        if self.pooling_mode == PoolingMode.MEAN and not lookup.has_one_each:
+        if self.pooling_mode == PoolingMode.MEAN and not lookup.is_simple:
             widths = torch.tensor(self._columns).diff()
             gradient = gradient / lookup.lengths.t().clamp(min=1).repeat_interleave(widths, dim=1)
         options = self._options()
         if self._joined:
-            host: Any = self.weights_host
-            weights, states = [host.detach().view(-1, self.dims[0])] * len(self.dims), [self._joined] * len(self.dims)
+            weights, states = [self._weights] * len(self.dims), [self._joined] * len(self.dims)
         else:
             weights, states = self.split_embedding_weights(), self._states
         for tables in self._together(lookup):
             features = range(self._features[tables[0]].start, self._features[tables[-1]].stop)
             gradients, places = self._gradients(gradient, lookup, features)
-            rows, summed = lookup.sum_by_row(features, self._first_rows, gradients, places)
+            rows, summed = lookup.sum_by_row(features, gradients, places)
             of_rows, state = weights[tables[0]], states[tables[0]]
             touched = {slot: value.index_select(0, rows) for slot, value in state.items()}
             updated = update(of_rows.index_select(0, rows).float(), summed, touched, options)
@@ -216,19 +224,23 @@ class _Lookup:
         indices: The ids of all features, `[N]`.
         offsets: Where the bags of all features begin and the last one ends.
         weights: The weights of the ids, `[N]`, if they have some.
-        features: The number of features.
+        first_rows: The first row of each feature's table, `[F]`.
+        is_pooled: Whether there is an embedding for each bag, and not for each id.
 
     Attributes:
         starts: Where the ids of each feature begin, and those of the last one end.
-        has_one_each: Whether each bag has one id.
+        is_simple: Whether each embedding is a row as it is: each bag has one id, without a weight.
     """
 
-    def __init__(self, indices: Tensor, offsets: Tensor, weights: Tensor | None, features: int) -> None:
-        self._indices, self._weights = indices, weights
-        self._bags = (len(offsets) - 1) // features
-        self.has_one_each = torch.equal(offsets, torch.arange(len(offsets), dtype=offsets.dtype))
-        self.starts = offsets[:: self._bags].tolist()
-        self._offsets = offsets
+    def __init__(
+        self, indices: Tensor, offsets: Tensor, weights: Tensor | None, first_rows: Tensor, is_pooled: bool
+    ) -> None:
+        self._indices, self._offsets, self._weights, self._first_rows = indices, offsets, weights, first_rows
+        self._bags = (len(offsets) - 1) // len(first_rows)
+        self._numbers = torch.arange(len(offsets), dtype=offsets.dtype)
+        self.is_simple = is_pooled and weights is None and torch.equal(offsets, self._numbers)
+        ids = range(0, len(offsets), self._bags)
+        self.starts = [*ids] if self.is_simple else offsets[:: self._bags].tolist()
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -240,36 +252,42 @@ class _Lookup:
         return slice(self.starts[features.start], self.starts[features.stop])
 
     def places(self, features: range, among: range) -> Tensor:
-        """Returns the places of the bags of these features' ids, `[N]`, among bags sample by sample."""
-        columns = torch.arange(features.start - among.start, features.stop - among.start)
-        of_bags = (torch.arange(self._bags) * len(among) + columns[:, None]).view(-1)
-        if self.has_one_each:
-            return of_bags
-        return of_bags.repeat_interleave(self.lengths[features.start : features.stop].reshape(-1))
+        """Returns the places of these features' bags among bags sample by sample: `[B, F]`, or `[N]` for each id."""
+        numbers = self._numbers[: self._bags * len(among)].view(self._bags, -1)
+        places = numbers[:, features.start - among.start : features.stop - among.start]
+        if self.is_simple:
+            return places
+        return places.t().reshape(-1).repeat_interleave(self.lengths[features.start : features.stop].reshape(-1))
 
-    def sum_by_row(
-        self, features: range, first_rows: Tensor, gradients: Tensor, places: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def _simple_rows(self) -> Tensor:
+        rows = torch.empty(self._bags, len(self._first_rows), dtype=torch.int64)
+        return torch.add(self._indices.view(-1, self._bags).t(), self._first_rows, out=rows)
+
+    def rows(self, features: range) -> Tensor:
+        """Returns the rows that ids of these features name: `[B, F]` if the lookup is simple, or `[N]`."""
+        if self.is_simple:
+            return self._simple_rows[:, features.start : features.stop]
+        ends = pairwise(self.starts[features.start : features.stop + 1])
+        ids = torch.tensor([stop - start for start, stop in ends])
+        first_rows = self._first_rows[features.start : features.stop].repeat_interleave(ids)
+        return first_rows.add_(self._indices[self.here(features)])
+
+    def sum_by_row(self, features: range, gradients: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns the rows that ids of these features name, `[R]`, and the sum of their gradients, `[R, D]`.
 
         Args:
             features: The features.
-            first_rows: The first row of each feature's table, `[F]`.
             gradients: Gradients, `[G, D]`.
-            places: Which of them each id has, `[N]`; None if each has its own.
+            places: Which of them each id has, in the order of `rows`; None if each has its own.
         """
-        here = self.here(features)
-        weights = None if self._weights is None else self._weights[here]
-        ids: Any = self._bags
-        if not self.has_one_each:
-            ends = pairwise(self.starts[features.start : features.stop + 1])
-            ids = torch.tensor([stop - start for start, stop in ends])
+        weights = None if self._weights is None else self._weights[self.here(features)]
         # An id and a place in one number, as NumPy sorts numbers five times as fast as torch sorts with places; and a
-        # bag of gradients for each row, which torch sums four times as fast as index_add_ does. Where each gradient has
-        # one id, its place among them is as good as the id's own.
-        has_own = places is not None and self.has_one_each and weights is None
-        keys = first_rows[features.start : features.stop].repeat_interleave(ids).add_(self._indices[here])
-        keys.bitwise_left_shift_(32).bitwise_or_(places if has_own else torch.arange(len(keys)))
+        # bag of gradients for each row, which torch sums four times as fast as index_add_ does. In a simple lookup each
+        # gradient has one id, and its place among them is as good as the id's own.
+        keys = self.rows(features) << 32
+        has_own = places is not None and self.is_simple
+        keys = keys.bitwise_or_(places if has_own else torch.arange(len(keys))).view(-1)
         keys.numpy().sort()
         rows, counts = torch.unique_consecutive(keys >> 32, return_counts=True)
         order = keys.bitwise_and_(0xFFFFFFFF)

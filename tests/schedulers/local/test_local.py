@@ -250,6 +250,7 @@ def test_another_process_with_the_number_of_a_dead_one_is_not_taken_for_it(torch
     os.kill(torchx.supervisor(handle), signal.SIGKILL)
     wait_for(lambda: torchx.status(handle)["state"] == "FAILED")
     os.kill(int((tmp_path / "go.pid").read_text()), signal.SIGKILL)
+    wait_for(lambda: "it left" not in torchx.status(handle)["msg"])  # what the shell runs outlives it for a moment
     with subprocess.Popen(["sleep", "600"]) as other:
         file = torchx.record(handle) / "progress.json"
         progress = json.loads(file.read_text())

@@ -10,8 +10,7 @@ from trainer.config.dense_optim import DenseOptimizerConfig
 def clip(parameters: Iterable[nn.Parameter], config: DenseOptimizerConfig) -> Tensor | None:
     """Clips gradients in place, by their norm or by their values, as configured.
 
-    Needs no collective: every rank has the same gradients of the dense part, averaged over ranks by
-    DistributedDataParallel.
+    Needs no collective: every rank has the same gradients of the dense part, averaged over the ranks.
 
     Returns:
         The norm of all gradients together before clipping; None if clipping is off.

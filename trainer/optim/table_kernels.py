@@ -373,7 +373,7 @@ def _without_gradients(weights: Tensor | None, features: int) -> Tensor | None:
 
 def lookup_modules(model: nn.Module) -> list[Any]:
     """Returns TorchRec's modules that look up this rank's shards and replicated tables in a sharded model."""
-    # They are not submodules; DDP wraps the modules of replicated tables.
+    # They are not submodules; DDP wraps the modules of replicated tables on a GPU.
     lookups = [lookup for module in model.modules() for lookup in getattr(module, "_lookups", [])]
     return [found for lookup in lookups for found in getattr(lookup, "module", lookup)._emb_modules]
 
@@ -382,6 +382,12 @@ def table_kernels(model: nn.Module) -> list[TableKernel]:
     """Returns the kernels of this rank's shards in a sharded model; replicated tables have another."""
     kernels = [found.emb_module for found in lookup_modules(model)]
     return [kernel for kernel in kernels if isinstance(kernel, TableKernel)]
+
+
+def replicated_weights(model: nn.Module) -> list[Tensor]:
+    """Returns the weights of the kernels of replicated tables in a sharded model, each of one or more tables."""
+    kernels = [found.emb_module for found in lookup_modules(model)]
+    return [weight for kernel in kernels if isinstance(kernel, ReplicatedKernel) for weight in kernel.parameters()]
 
 
 # TorchRec has no option for them.

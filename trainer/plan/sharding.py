@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
@@ -68,6 +69,13 @@ class PooledTables(ShardedEmbeddingBagCollection):
         if are_whole and len(self._lookups) == len(kernels) == 1 and not self._has_mean_pooling_callback:
             self._only_kernel = kernels
 
+    def init_data_parallel(self) -> None:
+        """Lets the gradients of replicated tables be averaged over ranks."""
+        if on_gpu(self._device):
+            super().init_data_parallel()
+        else:
+            leave_unwrapped(self._lookups)
+
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
         """Begins to bring ids to where their rows are."""
         if not self._only_kernel:
@@ -105,11 +113,24 @@ class SequenceTables(ShardedEmbeddingCollection):
         super().__init__(module=module, **options)
         self._order = [feature for table in module.embedding_configs() for feature in table.feature_names]
 
+    def init_data_parallel(self) -> None:
+        """Lets the gradients of replicated tables be averaged over ranks."""
+        if on_gpu(self._device):
+            super().init_data_parallel()
+        else:
+            leave_unwrapped(self._lookups)
+
     def compute_and_output_dist(self, ctx: Any, input: Any) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """Looks up a batch; the only way to embeddings, pipelined or not."""
         awaitable = super().compute_and_output_dist(ctx, input)
         awaitable.callbacks.append(lambda embeddings: {feature: embeddings[feature] for feature in self._order})
         return awaitable
+
+
+def leave_unwrapped(lookups: list[nn.Module]) -> None:
+    """Makes lookups of replicated tables appear wrapped, whose gradients GradientAverage averages on a CPU."""
+    for lookup in lookups:
+        vars(lookup)["module"] = lookup  # where TorchRec expects what DistributedDataParallel wraps
 
 
 class Sharder(EmbeddingBagCollectionSharder):
@@ -233,10 +254,15 @@ def shard(
     return sharded
 
 
+def on_gpu(device: torch.device | None) -> bool:
+    """Returns whether a device is a GPU."""
+    return device is not None and device.type == "cuda"
+
+
 def _data_parallel(model: nn.Module, context: DistributedContext) -> DataParallelWrapper:
     """Returns what averages the gradients of the dense part over the ranks."""
-    if context.world_size == 1:
-        return Alone()
+    if context.device.type == "cpu":
+        return Unwrapped()
     trains = [parameter.requires_grad for name, parameter in model.named_parameters() if table_of_weight(name) is None]
     frozen = [] if any(trains) else [name for name, _ in model.named_parameters()]  # DDP refuses frozen weights alone
     # With static_graph, or without find_unused_parameters, DDP regroups its buckets of gradients after the first step.
@@ -245,8 +271,13 @@ def _data_parallel(model: nn.Module, context: DistributedContext) -> DataParalle
     return DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True, params_to_ignore=frozen)
 
 
-class Alone(DataParallelWrapper):
-    """Leaves the dense part as it is: the only rank has nobody to average gradients with."""
+class Unwrapped(DataParallelWrapper):
+    """Leaves the dense part as it is, for GradientAverage, and gives all ranks the weights of rank 0."""
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        """Does nothing."""
+        """Sends the dense weights of rank 0, which only a model of the user's own may draw otherwise."""
+        if env.world_size == 1:
+            return
+        for name, value in [*dmp.named_parameters(), *dmp.named_buffers()]:
+            if table_of_weight(name) is None:
+                dist.broadcast(value.detach(), src=0, group=env.process_group)

@@ -33,16 +33,14 @@ PATTERNS = {
     INPUT: r"## (copy_batch_to_gpu|wait_for_batch|input)",
     FORWARD: r"## forward",
     EXCHANGE: (
-        r"## (start|wait)_sparse_data_dist|wait\(\) ##|\[output_dist|## all2all_data|## (requests|exchange) ##|"
-        r"c10d::|^gloo:|^nccl|(All2All|ReduceScatter|AllGather)\w*(Req|Wait)"
+        r"## (start|wait)_sparse_data_dist|wait\(\) ##|\[output_dist|## all2all_data|## (requests|exchange|exchange: "
+        r"gradients) ##|c10d::|^gloo:|^nccl|(All2All|ReduceScatter|AllGather)\w*(Req|Wait)"
     ),
     BACKWARD: r"## backward",
     TABLES: r"## update: tables ##|SplitLookupFunction_|split_embedding\w*_backward",
     DENSE: r"## (update|zero_grad|update: rates) ##",
     REPORTS: r"## (report|save|evaluation) ##",
 }
-# DDP waits for the all-reduce of gradients at the end of backward, in no range and no operation of its own.
-NO_OPERATION = f"{BACKWARD}: no operation"
 HOST_EVENTS = ("cpu_op", "user_annotation")
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 STEP = "ProfilerStep#"
@@ -82,7 +80,7 @@ def split_steps(events: Iterable[Event], first: int, last: int) -> StepSplit:
     window = min(event["ts"] for event in steps), max(_end(event) for event in steps)
     thread = [event for event in events if event["tid"] == steps[0]["tid"] and event["cat"] in HOST_EVENTS]
     kernels = [event for event in events if event["cat"] in KERNELS]
-    host = _parts_on_host(thread, [_span(event) for event in events if event["name"].startswith("gloo:")])
+    host = _parts_on_host(thread)
     found = _parts_on_gpu(kernels, events, host, window) if kernels else _sums(_clip(host, window))
     operations = [(*_span(event), event["name"]) for event in kernels] or innermost(
         (*_span(event), _short(event["name"])) for event in thread if not event["name"].startswith(STEP)
@@ -116,23 +114,15 @@ def innermost(ranges: Iterable[Named]) -> Iterator[Named]:
         opened.append((end, name))
 
 
-def _parts_on_host(thread: list[Event], exchanges: list[Span]) -> list[Named]:
+def _parts_on_host(thread: list[Event]) -> list[Named]:
     """Returns the parts that the training thread is in; time in no part is left out."""
     ranges = []
     for event in thread:
         if part := _part(event["name"]):
-            idle = part == BACKWARD and event["cat"] == "user_annotation"
-            ranges.append((*_span(event), NO_OPERATION if idle else part))
+            ranges.append((*_span(event), part))
         elif event["name"].startswith("autograd::"):
             ranges.append((*_span(event), BACKWARD))
-    found: list[Named] = []
-    for start, end, part in innermost(ranges):
-        if part != NO_OPERATION:
-            found.append((start, end, part))
-            continue
-        waits = [(*span, EXCHANGE) for span in _merge(_clip_spans(exchanges, (start, end)))]
-        found += innermost([(start, end, BACKWARD), *waits])
-    return found
+    return [*innermost(ranges)]
 
 
 def _parts_on_gpu(kernels: list[Event], events: list[Event], host: list[Named], window: Span) -> dict[str, float]:

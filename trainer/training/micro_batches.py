@@ -49,8 +49,8 @@ def forward_in_slices(
     cut.slice_next_batch(len(micro_batches))
     *others, last = micro_batches
     losses = []
-    # DistributedDataParallel averages over ranks at the last microbatch. A single rank does without, and so does a
-    # model without dense parameters.
+    # DistributedDataParallel, on a GPU, averages over ranks at the last microbatch. A single rank does without, and so
+    # does a model without dense parameters.
     with getattr(model._dmp_wrapped_module, "no_sync", nullcontext)():
         for micro_batch in others:
             loss, outputs = model(micro_batch)

@@ -15,6 +15,8 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.data.batch import Batch
 from trainer.optim.clipping import clamp, clip
+from trainer.optim.gradient_average import GradientAverage
+from trainer.optim.table_kernels import replicated_weights
 from trainer.run.step_clock import StepClock, named_range
 from trainer.training.micro_batches import forward_in_slices
 from trainer.training.nonfinite import FiniteCheck, LossScale, StepState
@@ -85,6 +87,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         self._loss_scale = LossScale(config.train, state)
         self._finite = FiniteCheck(model, config.train, context, self._loss_scale, state, locate)
         self._reset = RowResets(model.tensors, config.optimizer, config.train.seed)
+        self._average, self._average_tables = _averages_of_gradients(model, context)
         self._step, self._loss = 0, torch.zeros(())
         self._skipped = False
         self._gradient_norm: Tensor | None = None
@@ -153,6 +156,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         """Computes gradients; without a cut the tables are updated inside, by their fused optimizers."""
         with self.clock.part(BACKWARD):
             self._loss_scale.scale(losses).backward()
+            self._average()
 
     def _optimizer_step(self) -> None:
         """Updates tables and dense part, or neither."""
@@ -170,6 +174,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         clamp(self._cut.gradients, self._optim.sparse.max_gradient, self._world_size)
         with named_range("update: tables"):
             self._cut.backward()
+            self._average_tables()
         self._optimizers.combined.step()
         if self._averages:
             self._averages.update()
@@ -185,3 +190,12 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         TorchRec's default is to distribute them anew, which leaves it without the numbers of ids in sequences.
         """
         super().attach(model, sparse_dist)
+
+
+def _averages_of_gradients(model: ShardedModel, context: DistributedContext) -> tuple[GradientAverage, GradientAverage]:
+    """Returns what averages the gradients after backward, and after backward has gone on into the tables, on CPUs."""
+    if context.device.type != "cpu" or context.world_size == 1:
+        return GradientAverage([], 1), GradientAverage([], 1)
+    dense, tables = model.optimizers.dense_parameters, replicated_weights(model.model)
+    of_step, after_cut = ([*dense], tables) if model.cut else ([*dense, *tables], [])
+    return GradientAverage(of_step, context.world_size), GradientAverage(after_cut, context.world_size)

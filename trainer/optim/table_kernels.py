@@ -117,7 +117,7 @@ class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
         is_pooled = self.pooling_mode != PoolingMode.NONE
         lookup = _Lookup(indices, offsets, per_sample_weights, self._first_rows, is_pooled)
         with torch.no_grad():
-            if self._joined and lookup.is_simple:  # as FBGEMM does, whose calls take longer than a small batch
+            if self._joined and lookup.is_simple:  # FBGEMM gives the same, but its calls take longer than a small batch
                 rows = lookup.rows(range(len(self.feature_table_map)))
                 embeddings = self._weights.index_select(0, rows.view(-1)).float().view(len(rows), -1)
             else:

@@ -261,7 +261,7 @@ def on_gpu(device: torch.device | None) -> bool:
 
 def _data_parallel(model: nn.Module, context: DistributedContext) -> DataParallelWrapper:
     """Returns what averages the gradients of the dense part over the ranks."""
-    if context.device.type == "cpu":
+    if context.world_size == 1 or not on_gpu(context.device):
         return Unwrapped()
     trains = [parameter.requires_grad for name, parameter in model.named_parameters() if table_of_weight(name) is None]
     frozen = [] if any(trains) else [name for name, _ in model.named_parameters()]  # DDP refuses frozen weights alone

@@ -51,7 +51,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
     This class alone knows the parts of a step. `progress` of TorchRec's pipeline calls its methods in this order, and
     overlaps them with the input distribution of the next batch: `start_sparse_data_dist` (of the next batch),
     `enqueue_batch` (of the batch after it), `_forward`, `wait_sparse_data_dist`, `_backward`, `_optimizer_step`. After
-    `detach` it attaches the model again by itself.
+    `detach` it attaches the model again by itself. A single rank on a CPU takes its steps without the pipeline.
 
     Of TorchRec's pipelines this one gives the losses of a plain loop and works on a CPU. SemiSync trains on stale
     embeddings, FusedSparseDist needs CUDA, and Prefetch a cache in front of tables in host memory.

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -48,9 +49,11 @@ def typed(command: str, folder: Path, **environment: str) -> str:
 
 
 def free_port() -> int:
-    """Returns a port at which nobody listens."""
-    with socket.create_server(("localhost", 0)) as listening:
-        return listening.getsockname()[1]
+    """Returns a port at which nobody listens, below those that the system hands out to any connection."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 30000)
+        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
+            return port
 
 
 def _answers(address: str) -> bool:

@@ -245,9 +245,8 @@ def _kept(
     kinds: dict[str, np.ndarray], tables: Sequence[Table], topology: Topology, dense: DenseMemory
 ) -> dict[str, np.ndarray]:
     ids = kinds["ids"] + _everywhere(_batches(tables, topology, dense), topology)
-    bucket = kinds["replicated"] / 2
     kept = {kind: kinds[kind] for kind in ("tables", "state", "averages")}
-    return kept | {"replicated": bucket, "dense": _everywhere(dense.kept, topology), "ids": ids}
+    return kept | {"replicated": kinds["buckets"], "dense": _everywhere(dense.kept, topology), "ids": ids}
 
 
 def _phases(
@@ -257,12 +256,15 @@ def _phases(
     received = _everywhere(_received(tables, topology) if topology.ranks > 1 else 0, topology)
     local = _everywhere(_local_ids(tables, topology) if topology.ranks > 1 else 0, topology)
     largest = np.zeros((topology.ranks, 2))
-    np.maximum.at(largest, shards.rank, memory_by_kind(shards.options, tables, topology)["replicated"] / 2)
+    np.maximum.at(largest, shards.rank, memory_by_kind(shards.options, tables, topology)["replicated"])
     return {
         "exchange": {"exchanged": kinds["exchanged"] + 2 * received, "ids": local},
         "dense": {"activations": _everywhere(dense.activations, topology)},
-        "backward": {"replicated": kinds["replicated"] / 2, "exchanged": received},
-        "update": {"update": kinds["looked_up"] + kinds["update"]},
+        "backward": {"replicated": kinds["replicated"], "exchanged": received},
+        "update": {
+            "update": kinds["looked_up"] + kinds["update"],
+            "replicated": kinds["replicated"] * (not topology.on_gpu),  # on a GPU they are in the buckets
+        },
         "build": {
             "build": np.maximum(_everywhere(dense.build, topology), largest),
             "dense": -_everywhere(dense.state, topology),

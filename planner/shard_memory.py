@@ -22,15 +22,14 @@ AVERAGED_COPIES = 5  # copies of touched rows while their averages are updated
 SORTED_IDS = 48  # bytes per id that FBGEMM's backward on a GPU needs to sort ids
 
 KEPT = ("tables", "state", "averages", "ids")
-# The least memory that a shard adds to the kept memory in each phase of a step. The bucket of a replicated table is
-# half of `replicated`; the gradient is the other half.
+# What a shard at least adds to the kept memory in each phase of a step.
 PHASES = {
-    "exchange": {"exchanged": 1.0, "replicated": 0.5},
-    "dense": {"replicated": 0.5},
-    "backward": {"replicated": 1.0},
-    "update": {"looked_up": 1.0, "replicated": 0.5},
+    "exchange": ("exchanged", "buckets"),
+    "dense": ("buckets",),
+    "backward": ("buckets", "replicated"),
+    "update": ("looked_up", "buckets"),
 }
-KINDS = ("tables", "state", "averages", "replicated", "ids", "exchanged", "looked_up", "update")
+KINDS = ("tables", "state", "averages", "buckets", "replicated", "ids", "exchanged", "looked_up", "update")
 LARGEST_OF_RANK = ("update",)  # tables update one after the other
 
 
@@ -39,9 +38,10 @@ def memory_by_kind(
 ) -> dict[str, np.ndarray]:
     """Returns the bytes of a shard of each option by kind, on the GPU and on the host, `[O, 2]` each.
 
-    Kinds: `tables`, `state` and `averages` are kept. `replicated` is a bucket and a gradient of a table that every rank
-    holds. `ids` belong to batches in flight. `exchanged` are embeddings on their way to other ranks. `looked_up` are
-    gradients of embeddings in backward, and `update` temporaries of one table's update.
+    Kinds: `tables`, `state` and `averages` are kept. `replicated` is the gradient of a table that every rank holds, and
+    `buckets` are DistributedDataParallel's for it, kept on a GPU. `ids` belong to batches in flight. `exchanged` are
+    embeddings on their way to other ranks. `looked_up` are gradients of embeddings in backward, and `update`
+    temporaries of one table's update.
 
     Args:
         options: The options.
@@ -57,7 +57,14 @@ def memory_by_kind(
     averages = values * of_table["averages_per_value"] + rows * of_table["averages_per_row"]
     replicated = options.kind == DATA_PARALLEL
     found = _of_step(options, tables, topology, rows, of_table)
-    found |= {"averages": averages + found["noted"], "replicated": np.where(replicated, 2 * weights, 0)}
+    gradient = np.where(replicated, weights, 0)
+    found |= {
+        "averages": averages + found["noted"],
+        "buckets": gradient * topology.on_gpu,
+        "replicated": gradient,
+        # Squares of the gradient, one table after the other; on a GPU the buckets of all tables are more.
+        "update": np.maximum(found["update"], gradient * (not topology.on_gpu)),
+    }
     on_device = {kind: _on_device(found[kind], topology) for kind in KINDS if kind in found}
     return {
         "tables": _weights(options, weights, rows, topology),
@@ -138,7 +145,7 @@ def shard_memory(
 ) -> np.ndarray:
     """Returns the most bytes that a shard of each option adds to its rank, `[O, 2]`; arguments as above."""
     kinds = memory_by_kind(options, tables, topology, rows)
-    kept = sum(kinds[kind] for kind in (*KEPT, "replicated"))
+    kept = sum(kinds[kind] for kind in (*KEPT, "buckets", "replicated"))
     return kept + np.maximum(kinds["exchanged"], kinds["looked_up"] + kinds["update"])
 
 
@@ -147,5 +154,5 @@ def memory_in_phase(
 ) -> np.ndarray:
     """Returns the least bytes that a shard of each option has in a phase, `[O, 2]`; arguments as above."""
     kinds = memory_by_kind(options, tables, topology, rows)
-    added = (part * kinds[kind] for kind, part in PHASES[phase].items())
+    added = (kinds[kind] for kind in PHASES[phase])
     return sum(added, sum((kinds[kind] for kind in KEPT), np.zeros((len(options), 2))))

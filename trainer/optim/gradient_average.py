@@ -48,9 +48,8 @@ class GradientAverage:
         exchanged = [self._together, *large]
         torch._foreach_div_(exchanged, self._world_size)
         with record_function(f"## {GRADIENTS} ##"):
-            for exchange in [dist.all_reduce(gradient, async_op=True) for gradient in exchanged]:
-                assert exchange is not None
-                exchange.wait()
+            for gradient in exchanged:
+                dist.all_reduce(gradient)
         for weight, gradient, part in zip(weights, [*self._parts, *large], self._present.tolist(), strict=True):
             weight.grad = gradient if part else None
 

@@ -38,8 +38,25 @@ from trainer.models.table_init import initialize_tables
 from trainer.plan.communication import codecs
 from trainer.plan.memory import allocating
 
+SENT_AT_ONCE_BYTES = 250 * 2**20
 
-class PooledTables(ShardedEmbeddingBagCollection):
+
+class AveragedByStep:
+    """Sharded tables that leave the gradients of replicated tables on a CPU to GradientAverage.
+
+    On a GPU TorchRec wraps each lookup of such tables in DistributedDataParallel.
+    """
+
+    def init_data_parallel(self) -> None:
+        """Wraps lookups of replicated tables on a GPU."""
+        if self._device != torch.device("cpu"):  # pyrefly: ignore[missing-attribute]
+            super().init_data_parallel()  # pyrefly: ignore[missing-attribute]
+            return
+        for lookup in self._lookups:  # pyrefly: ignore[missing-attribute]
+            vars(lookup)["module"] = lookup  # where TorchRec expects what DistributedDataParallel wraps
+
+
+class PooledTables(AveragedByStep, ShardedEmbeddingBagCollection):
     """Sharded tables of pooled features, whose embeddings come in the same order under every plan.
 
     TorchRec's embeddings come in the order of the plan: a model that reads `values()` would see other columns on
@@ -69,13 +86,6 @@ class PooledTables(ShardedEmbeddingBagCollection):
         if are_whole and len(self._lookups) == len(kernels) == 1 and not self._has_mean_pooling_callback:
             self._only_kernel = kernels
 
-    def init_data_parallel(self) -> None:
-        """Lets the gradients of replicated tables be averaged over ranks."""
-        if on_gpu(self._device):
-            super().init_data_parallel()
-        else:
-            leave_unwrapped(self._lookups)
-
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
         """Begins to bring ids to where their rows are."""
         if not self._only_kernel:
@@ -101,7 +111,7 @@ class PooledTables(ShardedEmbeddingBagCollection):
         return KeyedTensor(self._order, [one.shape[1] for one in values], torch.cat(values, dim=1))
 
 
-class SequenceTables(ShardedEmbeddingCollection):
+class SequenceTables(AveragedByStep, ShardedEmbeddingCollection):
     """Sharded tables of sequences, whose embeddings come in the same order under every plan.
 
     Args:
@@ -113,24 +123,11 @@ class SequenceTables(ShardedEmbeddingCollection):
         super().__init__(module=module, **options)
         self._order = [feature for table in module.embedding_configs() for feature in table.feature_names]
 
-    def init_data_parallel(self) -> None:
-        """Lets the gradients of replicated tables be averaged over ranks."""
-        if on_gpu(self._device):
-            super().init_data_parallel()
-        else:
-            leave_unwrapped(self._lookups)
-
     def compute_and_output_dist(self, ctx: Any, input: Any) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """Looks up a batch; the only way to embeddings, pipelined or not."""
         awaitable = super().compute_and_output_dist(ctx, input)
         awaitable.callbacks.append(lambda embeddings: {feature: embeddings[feature] for feature in self._order})
         return awaitable
-
-
-def leave_unwrapped(lookups: list[nn.Module]) -> None:
-    """Makes lookups of replicated tables appear wrapped, whose gradients GradientAverage averages on a CPU."""
-    for lookup in lookups:
-        vars(lookup)["module"] = lookup  # where TorchRec expects what DistributedDataParallel wraps
 
 
 class Sharder(EmbeddingBagCollectionSharder):
@@ -254,14 +251,9 @@ def shard(
     return sharded
 
 
-def on_gpu(device: torch.device | None) -> bool:
-    """Returns whether a device is a GPU."""
-    return device is not None and device.type == "cuda"
-
-
 def _data_parallel(model: nn.Module, context: DistributedContext) -> DataParallelWrapper:
     """Returns what averages the gradients of the dense part over the ranks."""
-    if context.world_size == 1 or not on_gpu(context.device):
+    if context.world_size == 1 or context.device.type == "cpu":
         return Unwrapped()
     trains = [parameter.requires_grad for name, parameter in model.named_parameters() if table_of_weight(name) is None]
     frozen = [] if any(trains) else [name for name, _ in model.named_parameters()]  # DDP refuses frozen weights alone
@@ -276,8 +268,8 @@ class Unwrapped(DataParallelWrapper):
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         """Sends the dense weights of rank 0, which only a model of the user's own may draw otherwise."""
-        if env.world_size == 1:
-            return
-        for name, value in [*dmp.named_parameters(), *dmp.named_buffers()]:
-            if table_of_weight(name) is None:
-                dist.broadcast(value.detach(), src=0, group=env.process_group)
+        named = [*dmp.named_parameters(), *dmp.named_buffers()]
+        dense = [value.detach() for name, value in named if table_of_weight(name) is None]
+        if env.world_size > 1 and dense:
+            assert env.process_group
+            dist._broadcast_coalesced(env.process_group, dense, SENT_AT_ONCE_BYTES, 0)  # as DDP does it

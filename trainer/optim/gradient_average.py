@@ -5,11 +5,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.profiler import record_function
 
-from planner.step_parts import EXCHANGE
-
-GRADIENTS = f"{EXCHANGE}: gradients"  # in traces
 # Larger gradients are exchanged where they are, as a copy would take memory that no plan counts.
 TOGETHER_BYTES = 2**20
 
@@ -17,9 +13,9 @@ TOGETHER_BYTES = 2**20
 class GradientAverage:
     """Averages the gradients of weights that every rank holds whole, in one exchange of all small ones together.
 
-    On a GPU DistributedDataParallel does it while backward computes, for which a CPU has no core to spare: there its
-    exchanges are waits for one another. It has one for the gradients, one for which of them there are, and two more for
-    each group of replicated tables.
+    On a GPU DistributedDataParallel averages them while backward computes. A CPU has no core to spare for that: there
+    each of its exchanges is another wait of the ranks for one another. It needs one for the gradients, one for which of
+    them there are, and more for replicated tables.
 
     Args:
         weights: The weights, the same on every rank.
@@ -31,7 +27,7 @@ class GradientAverage:
         self._small = [one for one in weights if _is_small(one)]
         self._large = [one for one in weights if not _is_small(one)]
         sizes = [*(one.numel() for one in self._small), len(weights)]
-        # The gradients, and behind them for each of the weights the part of the ranks that have one.
+        # The gradients and, behind them, which part of the ranks has a gradient for each weight.
         self._together = torch.zeros(sum(sizes))
         *parts, self._present = self._together.split(sizes)
         self._parts = [part.view_as(one) for part, one in zip(parts, self._small, strict=True)]
@@ -47,9 +43,8 @@ class GradientAverage:
         self._present.copy_(torch.tensor([float(one.grad is not None) for one in weights]))
         exchanged = [self._together, *large]
         torch._foreach_div_(exchanged, self._world_size)
-        with record_function(f"## {GRADIENTS} ##"):
-            for gradient in exchanged:
-                dist.all_reduce(gradient)
+        for gradient in exchanged:
+            dist.all_reduce(gradient)
         for weight, gradient, part in zip(weights, [*self._parts, *large], self._present.tolist(), strict=True):
             weight.grad = gradient if part else None
 

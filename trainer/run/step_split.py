@@ -33,8 +33,8 @@ PATTERNS = {
     INPUT: r"## (copy_batch_to_gpu|wait_for_batch|input)",
     FORWARD: r"## forward",
     EXCHANGE: (
-        r"## (start|wait)_sparse_data_dist|wait\(\) ##|\[output_dist|## all2all_data|## (requests|exchange|exchange: "
-        r"gradients) ##|c10d::|^gloo:|^nccl|(All2All|ReduceScatter|AllGather)\w*(Req|Wait)"
+        r"## (start|wait)_sparse_data_dist|wait\(\) ##|\[output_dist|## all2all_data|c10d::|^gloo:|^nccl|"
+        r"## (requests|exchange(: gradients)?) ##|(All2All|ReduceScatter|AllGather)\w*(Req|Wait)"
     ),
     BACKWARD: r"## backward",
     TABLES: r"## update: tables ##|SplitLookupFunction_|split_embedding\w*_backward",

@@ -23,6 +23,8 @@ from trainer.training.nonfinite import FiniteCheck, LossScale, StepState
 from trainer.training.row_resets import RowResets
 from trainer.training.sharded_model import ShardedModel
 
+GRADIENTS = f"{EXCHANGE}: gradients"  # in traces; as a range named EXCHANGE it would count twice inside of BACKWARD
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -156,7 +158,8 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         """Computes gradients; without a cut the tables are updated inside, by their fused optimizers."""
         with self.clock.part(BACKWARD):
             self._loss_scale.scale(losses).backward()
-            self._average()
+            with named_range(GRADIENTS):
+                self._average()
 
     def _optimizer_step(self) -> None:
         """Updates tables and dense part, or neither."""
@@ -174,7 +177,8 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         clamp(self._cut.gradients, self._optim.sparse.max_gradient, self._world_size)
         with named_range("update: tables"):
             self._cut.backward()
-            self._average_tables()
+            with named_range(GRADIENTS):
+                self._average_tables()
         self._optimizers.combined.step()
         if self._averages:
             self._averages.update()

@@ -123,7 +123,7 @@ class DenseMemory:
 
     Attributes:
         weights: Its weights.
-        gradients: Gradients of the trained weights, in the buckets of DistributedDataParallel from the build on.
+        gradients: Gradients of the trained weights, counted from the build on, as a GPU has buckets for them.
         state: State of the optimizers.
         averages: Averages of the weights.
         activations: The most that a step adds at once: the embeddings that the dense part receives, with their

@@ -331,7 +331,7 @@ def _claim_ports(count: int, claims: contextlib.ExitStack) -> list[int]:
     """Returns free ports, which no other cluster takes before `claims` is closed, though daemons open them late.
 
     They are below those that the system hands out, which any connection may take. The claim is a UDP socket of the same
-    number, as all daemons use TCP: without it two clusters that came up at once once drew the same port.
+    number, as all daemons use TCP. Without it, two clusters that came up together drew the same port.
     """
     found: list[int] = []
     while len(found) < count:

@@ -239,8 +239,7 @@ class _Lookup:
         self._bags = (len(offsets) - 1) // len(first_rows)
         self._numbers = torch.arange(len(offsets), dtype=offsets.dtype)
         self.is_simple = is_pooled and weights is None and torch.equal(offsets, self._numbers)
-        ids = range(0, len(offsets), self._bags)
-        self.starts = [*ids] if self.is_simple else offsets[:: self._bags].tolist()
+        self.starts = [*range(0, len(offsets), self._bags)] if self.is_simple else offsets[:: self._bags].tolist()
 
     @cached_property
     def lengths(self) -> Tensor:

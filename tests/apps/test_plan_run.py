@@ -135,9 +135,8 @@ def test_a_finished_run_has_measured_its_parts(run):
     out, _, _ = run
     measured = facts(out)["measured"]
     assert tuple(measured["parts"]) == PARTS
-    assert 50 <= measured["parts"]["forward"] <= measured["step_ms"]
-    assert sum(measured["parts"].values()) == pytest.approx(measured["step_ms"], rel=0.2)
-    assert all(time > 0 for time in measured["parts"].values())
+    assert measured["parts"]["forward"] >= 50
+    assert all(0 < time <= measured["step_ms"] for time in measured["parts"].values())  # medians need not add up
     last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
     assert len(measured["memory_bytes"]) == 2
     assert measured["memory_bytes"][0] >= last["memory_gib"] * GIB * 0.999

@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from trainer.config.data import DataConfig
-from trainer.data.buffers import empty
+from trainer.data.host_tensors import empty_tensor, parts, to_tensor
 from trainer.data.jagged import split_jagged
 from trainer.data.rows import NO_ID, Rows, join_bags
 from trainer.rules.weights import ids_in, pooling_weights, weights_of
@@ -58,10 +58,6 @@ class Batch(Pipelineable):
         for field in fields(self):
             getattr(self, field.name).record_stream(stream)
 
-    def pin_memory(self) -> "Batch":
-        """Returns the batch in memory that a GPU can copy from without waiting."""
-        return Batch(*(getattr(self, field.name).pin_memory() for field in fields(self)))
-
     def split(self, number: int) -> list["Batch"]:
         """Splits the batch into equal microbatches of consecutive samples; their losses add up to the batch's loss."""
         if number == 1:
@@ -98,71 +94,72 @@ def to_batches(
     weights = _by_row([rows.numbers[-1:] for rows in lanes], steps)
     groups = _by_row([rows.groups for rows in lanes], steps)
     ids, bags = _by_step([rows.ids for rows in lanes], steps), join_bags([rows.bags for rows in lanes])
+    of_steps = to_tensor(np.array(scales, np.float32))
     return [
         Batch(
             dense=dense[step],
             sparse=_to_jagged(ids[step], bags, config),
             labels=labels[step],
             weights=weights[step].view(-1),
-            scale=torch.tensor(scale, dtype=torch.float32),
+            scale=of_steps[step],
             groups=groups[step],
-            log_q=torch.zeros(len(weights[step])) if log_q is None else torch.from_numpy(log_q),
+            log_q=_constant(0.0, len(weights[step]), np.float32) if log_q is None else to_tensor(log_q),
         )
-        for step, scale in enumerate(scales)
+        for step in range(steps)
     ]
 
 
-def _by_row(blocks: Sequence[np.ndarray], steps: int) -> Tensor:
-    """Returns blocks of columns of each lane, `[C, steps * R]`, as `[steps, lanes * R, C]`."""
+def _by_row(blocks: Sequence[np.ndarray], steps: int) -> list[Tensor]:
+    """Returns blocks of columns of each lane, `[C, steps * R]`, as `[lanes * R, C]` of each step."""
     columns, rows = len(blocks[0]), blocks[0].shape[1] // steps
-    joined = empty((steps, len(blocks), rows, columns), blocks[0].dtype)
+    joined = empty_tensor((steps, len(blocks), rows, columns), blocks[0].dtype)
     for lane, block in enumerate(blocks):
         # Joined and transposed at once, into no view: each user of a view would transpose again.
-        joined[:, lane] = block.reshape(columns, steps, rows).transpose(1, 2, 0)
-    return torch.from_numpy(joined.reshape(steps, len(blocks) * rows, columns))
+        joined.numpy()[:, lane] = block.reshape(columns, steps, rows).transpose(1, 2, 0)
+    return parts(joined.view(steps, len(blocks) * rows, columns))
 
 
-def _by_step(blocks: Sequence[np.ndarray], steps: int) -> np.ndarray:
-    """Returns blocks of columns of each lane, `[C, steps * R]`, as `[steps, C, lanes * R]`."""
+def _by_step(blocks: Sequence[np.ndarray], steps: int) -> list[Tensor]:
+    """Returns blocks of columns of each lane, `[C, steps * R]`, as `[C, lanes * R]` of each step."""
     columns, rows = len(blocks[0]), blocks[0].shape[1] // steps
-    joined = empty((steps, columns, len(blocks), rows), blocks[0].dtype)
+    joined = empty_tensor((steps, columns, len(blocks), rows), blocks[0].dtype)
     for lane, block in enumerate(blocks):
-        joined[:, :, lane] = block.reshape(columns, steps, rows).transpose(1, 0, 2)
-    return joined.reshape(steps, columns, len(blocks) * rows)
+        joined.numpy()[:, :, lane] = block.reshape(columns, steps, rows).transpose(1, 0, 2)
+    return parts(joined.view(steps, columns, len(blocks) * rows))
 
 
-def _to_jagged(ids: np.ndarray, bags: dict[str, pa.LargeListArray], config: DataConfig) -> KeyedJaggedTensor:
+def _to_jagged(ids: Tensor, bags: dict[str, pa.LargeListArray], config: DataConfig) -> KeyedJaggedTensor:
     """Returns ids feature by feature. Ids and lengths are int32, which halves the bytes that ranks exchange."""
     # The first two cases need no loop over features: most data has only single ids, and a block of single ids without
     # nulls already has TorchRec's layout.
-    if not bags and (ids.size == 0 or ids.min() > NO_ID):
-        values, lengths = ids.reshape(-1), _ones(ids.size)
-        of_features = [ids.shape[1]] * len(config.sparse)
+    rows = ids.numpy()
+    if not bags and (rows.size == 0 or rows.min() > NO_ID):
+        values, lengths, of_features = ids.view(-1), _constant(1, rows.size, np.int32), len(rows) * [rows.shape[1]]
     elif not bags:
-        present = ids > NO_ID
-        values, lengths = ids[present], present.reshape(-1).astype(np.int32)
+        present = rows > NO_ID
+        values, lengths = to_tensor(rows[present]), to_tensor(present.reshape(-1).astype(np.int32))
         of_features = present.sum(axis=1).tolist()
     else:
-        single = zip((name for name in config.sparse if name not in bags), ids, strict=True)
+        single = zip((name for name in config.sparse if name not in bags), rows, strict=True)
         found = {name: (row[row > NO_ID], row > NO_ID) for name, row in single}
         found |= {name: (ids_in(bag), bag.value_lengths()) for name, bag in bags.items()}
-        values = np.concatenate([found[name][0] for name in config.sparse])
-        lengths = np.concatenate([found[name][1] for name in config.sparse]).astype(np.int32)
+        values = to_tensor(np.concatenate([found[name][0] for name in config.sparse]))
+        lengths = to_tensor(np.concatenate([found[name][1] for name in config.sparse]).astype(np.int32))
         of_features = [len(found[name][0]) for name in config.sparse]
     has_weights = config.has_id_weights
-    weights = torch.from_numpy(pooling_weights(config.sparse, lengths, weights_of(bags))) if has_weights else None
+    weights = pooling_weights(config.sparse, lengths.numpy(), weights_of(bags)) if has_weights else None
     return KeyedJaggedTensor(
         keys=list(config.sparse),
-        values=torch.from_numpy(values),
-        weights=weights,
-        lengths=torch.from_numpy(lengths),
-        stride=ids.shape[1],
+        values=values,
+        weights=None if weights is None else to_tensor(weights),
+        lengths=lengths,
+        stride=rows.shape[1],
         # Counted here, once: TorchRec would count on the device, and wait for a GPU at every step.
         length_per_key=of_features,
     )
 
 
-@lru_cache(maxsize=2)
-def _ones(size: int) -> np.ndarray:
-    """Returns the lengths of single ids. Batches of one size share the array, which never changes."""
-    return np.ones(size, np.int32)
+@lru_cache(maxsize=4)
+def _constant(value: float, size: int, dtype: type[np.number]) -> Tensor:
+    """Returns what is alike in all batches of a size, such as lengths of single ids, which share it unchanged."""
+    return to_tensor(np.full(size, value, dtype))

@@ -101,8 +101,7 @@ class Loader:
             for steps, lanes in zip(together, self._epoch(epoch, together, pool), strict=True):
                 scales = [self._world_size / self._lanes.samples_in_step(step) for step in steps]
                 log_q = self._negatives.log_q(lanes) if self._negatives else None
-                batches = to_batches(lanes, self._config, scales, log_q)
-                yield [batch.pin_memory() for batch in batches] if torch.cuda.is_available() else batches
+                yield to_batches(lanes, self._config, scales, log_q)
             start += last - first
 
     def _epoch(self, epoch: int, together: list[range], pool: ThreadPoolExecutor) -> Iterator[list[Rows]]:

@@ -16,6 +16,7 @@ from trainer.config.data import DataConfig
 from trainer.core.distributed import DistributedContext, background_group, gather_to_all
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch
+from trainer.data.host_tensors import to_tensor
 from trainer.data.jagged import with_values
 from trainer.models.embeddings import name_in_model, table_of_name
 from trainer.optim.table_averages import CACHING
@@ -87,13 +88,13 @@ class ManagedIds:
         if not self._maps:
             return batch
         values = batch.sparse.values()
-        rows = values.to(torch.int32)
+        rows = to_tensor(values.numpy().astype(np.int32))
         parts = dict(zip(batch.sparse.keys(), _split(batch.sparse), strict=True))
         of_rows = dict(zip(batch.sparse.keys(), _split(batch.sparse, rows), strict=True))
         for table, names in self._features.items():
             for name in names:
                 of_rows[name].copy_(torch.from_numpy(self._maps[table].rows_of(parts[name].numpy())))
-        return replace(batch, sparse=with_values(batch.sparse, rows.pin_memory() if values.is_pinned() else rows))
+        return replace(batch, sparse=with_values(batch.sparse, rows))
 
     def begin(self, step: int, reset: Reset) -> None:
         """Begins a step: resets the rows that the step gives to other ids.

@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -204,6 +205,22 @@ def test_batches_made_together_are_those_made_one_by_one(folder, monkeypatch, wo
             torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=0, atol=0)
         for name in ("values", "lengths"):
             torch.testing.assert_close(getattr(one.sparse, name)(), getattr(other.sparse, name)(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 2), (2, 2), (6, 3), (16, 4)])
+def test_half_of_the_cores_read(folder, monkeypatch, cores, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+    pools = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, max_workers, name):
+            super().__init__(max_workers, name)
+            pools.append((name, max_workers))
+
+    monkeypatch.setattr("trainer.data.loader.ThreadPoolExecutor", Pool)
+    run(folder, stop=1)
+    run(folder, stop=1, read_threads=5)
+    assert pools == [("assemble", 1), ("read", threads), ("assemble", 1), ("read", 5)]
 
 
 def test_leaving_early_ends_the_threads(folder):

@@ -52,8 +52,8 @@ class DataConfig(Section):
     """The last, short batch of a training epoch: keep pads it with samples of weight zero, drop leaves it out."""
     accept_changed: Annotated[bool, MayChange] = False
     """Resume even if the training files or the catalogue differ from those of the checkpoint."""
-    read_threads: Annotated[pydantic.PositiveInt, MayChange] = 2
-    """Threads per rank that read and decode ahead of training."""
+    read_threads: Annotated[pydantic.PositiveInt | None, MayChange] = None
+    """Threads per rank that read and decode ahead of training. Unset: half of the rank's cores, but 2 to 4."""
     prefetch_batches: Annotated[pydantic.PositiveInt, MayChange] = 8
     """Batches per rank that are kept ready for training."""
 

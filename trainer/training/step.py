@@ -80,8 +80,8 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         super().__init__(model.model, model.optimizers.combined, context.device, custom_model_fwd=self._forward)
         if context.device.type == "cpu":  # where TorchRec looks for a GPU four times a step, 0.1 of 3.5 ms
             self._stream_context = NoOpStream
-        # With nothing to exchange or to copy ahead. Microbatches need the pipeline, which looks up the whole batch.
-        self._is_alone = context.world_size == 1 and context.device.type == "cpu" and config.train.micro_batches == 1
+        # With nothing to exchange. Microbatches need the pipeline, which looks up the whole batch.
+        self._is_alone = context.world_size == 1 and config.train.micro_batches == 1
         self._model_with_loss, self._optimizers = model.model, model.optimizers
         self._cut, self._averages, self._managed = model.cut, model.averages, model.managed
         self._micro_batches, self._optim = config.train.micro_batches, config.optimizer
@@ -115,11 +115,13 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
 
     def progress(self, dataloader_iter: Iterator[Batch]) -> Tensor:
         """Takes a step on the next batch."""
-        if not self._is_alone:  # a pipeline's calls are 0.2 of 2.9 ms
+        if not self._is_alone:  # a pipeline's calls are 0.2 of 2.9 ms, and 0.5 of 4.5 on a GPU
             return super().progress(dataloader_iter)
         self._optimizers.combined.zero_grad()
         with self.clock.part(INPUT):
             batch = next(dataloader_iter)
+            if self._device.type == "cuda":
+                batch = batch.to(self._device, non_blocking=True)
         self.batches = deque([batch])
         loss, output = self._forward(batch)
         self._backward(loss)

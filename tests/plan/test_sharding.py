@@ -11,11 +11,13 @@ import torch
 from jobs import config, launch, launch_rounds, losses, saved_tensors, write_rows
 from plain_model import plain_model
 from torch import nn
+from torchrec.distributed.types import ShardingEnv
 
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
+from trainer.plan.sharding import Unwrapped
 
 PLANS = [
     "table_wise",
@@ -54,6 +56,14 @@ def runs(tmp_path_factory):
     ]
     launch_rounds(rounds, folder)
     return folder
+
+
+def test_a_dense_part_made_elsewhere_moves_to_the_device_of_its_rank():
+    """As TorchRec's cross network, which it makes on the CPU."""
+    wrapped = nn.Module()
+    wrapped._dmp_wrapped_module = nn.Linear(2, 2)
+    Unwrapped().wrap(wrapped, ShardingEnv.from_local(world_size=1, rank=0), torch.device("meta"))
+    assert {parameter.device.type for parameter in wrapped.parameters()} == {"meta"}
 
 
 @pytest.mark.parametrize("kind", PLANS)

@@ -264,10 +264,12 @@ def _data_parallel(model: nn.Module, context: DistributedContext) -> DataParalle
 
 
 class Unwrapped(DataParallelWrapper):
-    """Leaves the dense part as it is, for GradientAverage, and gives all ranks the weights of rank 0."""
+    """Puts the dense part on the rank's device, for GradientAverage, and gives all ranks the weights of rank 0."""
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         """Sends the dense weights of rank 0, which only a model of the user's own may draw otherwise."""
+        # Modules that were made elsewhere, as TorchRec's cross network and layers of a model of the user's own.
+        dmp._dmp_wrapped_module = dmp._dmp_wrapped_module.to(device)
         named = [*dmp.named_parameters(), *dmp.named_buffers()]
         dense = [value.detach() for name, value in named if table_of_weight(name) is None]
         if env.world_size > 1 and dense:

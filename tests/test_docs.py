@@ -44,7 +44,9 @@ DOCS = [
         "planning",
         "step_times",
         "performance",
+        "gpus",
         "operating",
+        "pipelines",
         "architecture",
         "glossary",
     )

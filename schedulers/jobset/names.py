@@ -1,7 +1,7 @@
 """The names of a job on a cluster: those of JobSet's API, labels of pods, and what Kubernetes accepts as a name."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from schedulers.jobset.options import JobSetOpts
 
 GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+OWN_ROLE_LABEL = "torchx.pytorch.org/role-name"
 ROLE_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
@@ -44,13 +45,18 @@ class Submission:
         return max(role.max_retries for role in self.app.roles)
 
 
-def unique_name(app: AppDef) -> str:
+def unique_name(app: AppDef, beside: Sequence[str] = ()) -> str:
     """Returns a name for the JobSet that begins with the app's and leaves room for the names of its pods.
+
+    Args:
+        app: The app.
+        beside: Replicated jobs of one pod beside those of the app's roles.
 
     Raises:
         SchedulerError: The role names are too long.
     """
-    longest = max(len(f"-{dns_name(role.name)}-0-{role.num_replicas - 1}-abcde") for role in app.roles)
+    pods = {dns_name(role.name): role.num_replicas for role in app.roles} | dict.fromkeys(beside, 1)
+    longest = max(len(f"-{name}-0-{replicas - 1}-abcde") for name, replicas in pods.items())
     suffix = f"-{random_id()}"
     room = LONGEST_NAME - longest - len(suffix)
     if room < 1:

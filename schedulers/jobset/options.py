@@ -90,6 +90,12 @@ class JobSetOpts(StructuredOpts):
     rank0_wait_seconds: int = 1800
     """Seconds that a replica waits for replica 0 to start before it fails."""
 
+    after: list[str] | None = None
+    """Handles of jobs in this namespace that must succeed before this one starts: A,B."""
+
+    after_any: list[str] | None = None
+    """Handles of jobs in this namespace that must end before this one starts, however they do: A,B."""
+
     ttl_seconds: int | None = None
     """Seconds from the end of the job until it, its pods and their logs are deleted; never if unset."""
 

@@ -10,7 +10,7 @@ from torchx.specs.overlays import JOIN, apply_overlay, get_overlay
 
 from schedulers.contract import RANK0_HOST
 from schedulers.errors import SchedulerError
-from schedulers.jobset.names import ATTEMPT, INDEX, Submission, dns_name
+from schedulers.jobset.names import ATTEMPT, INDEX, OWN_ROLE_LABEL, Submission, dns_name
 from schedulers.jobset.options import JobSetOpts
 from schedulers.jobset.restarts import REPLICAS, RESTARTS, supervisor
 from trainer.core.outcome import OUTCOME_VARIABLE
@@ -47,8 +47,7 @@ def template(job: Submission, role: Role) -> dict[str, Any]:
     }
     pod = {
         "metadata": {
-            "labels": (opts.labels or {})
-            | {"app.kubernetes.io/instance": job.name, "torchx.pytorch.org/role-name": name},
+            "labels": (opts.labels or {}) | {"app.kubernetes.io/instance": job.name, OWN_ROLE_LABEL: name},
             # A sidecar of Istio would keep the pod running forever.
             "annotations": {"sidecar.istio.io/inject": "false"} | (opts.annotations or {}),
         },

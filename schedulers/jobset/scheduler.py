@@ -7,15 +7,17 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
-from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
+from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, runopts
 
 from schedulers import log_files
 from schedulers.errors import SchedulerError
 from schedulers.jobset import log, names, spec, status
+from schedulers.jobset.after import WAITER, own_predecessors, predecessors_of
 from schedulers.jobset.cluster import Cluster, Object
 from schedulers.jobset.names import Submission, unique_name
 from schedulers.jobset.options import JobSetOpts, check
 from schedulers.jobset.spec import JobSetRequest
+from schedulers.predecessors import outstanding, waits_for
 
 BACKEND = "jobset"
 
@@ -35,9 +37,10 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         """Creates the JobSet and returns the app id.
 
         Raises:
-            SchedulerError: The cluster refuses it or cannot be reached.
+            SchedulerError: The cluster refuses it or cannot be reached, or a job to wait for is gone or has failed.
         """
         request: JobSetRequest = dryrun_info.request
+        outstanding(predecessors_of(request.resource), self._look)
         metadata = request.resource["metadata"]
         self._cluster(request.context, metadata["namespace"]).create(request.resource)
         return _app_id(request.context, metadata)
@@ -50,7 +53,9 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
             return None
         pods = cluster.pods({names.JOBSET_LABEL: name})
         workloads = cluster.workloads(jobset) if jobset["spec"].get("suspend") else []
-        return status.describe(app_id, jobset, pods, workloads)
+        pending = status.app_state(jobset) == AppState.PENDING and not status.suspension(jobset)
+        waits = waits_for(predecessors_of(jobset) if pending else [], self._look)
+        return status.describe(app_id, jobset, pods, workloads, waits)
 
     def describe_native(self, app_id: str) -> AppDryRunInfo[JobSetRequest] | None:
         """Returns the JobSet as it is on the cluster."""
@@ -92,7 +97,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
 
     def _submit_dryrun(self, app: AppDef, cfg: JobSetOpts) -> AppDryRunInfo[JobSetRequest, JobSetOpts]:
         check(cfg)
-        name = unique_name(app)
+        name = unique_name(app, [WAITER] if own_predecessors(cfg) else [])
         app_id = _app_id(cfg.context, {"namespace": cfg.namespace, "name": name})
         job = Submission(app, cfg, name, f"{self.backend}://{self.session_name}/{app_id}")
         return AppDryRunInfo(JobSetRequest(cfg.context, spec.jobset(job)), str)
@@ -117,6 +122,12 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
     def _delete_existing(self, app_id: str) -> None:
         cluster, name = self._find(app_id)
         cluster.delete(name)
+
+    def _look(self, app_id: str) -> tuple[str | None, str]:
+        """Returns the state of another job, None if it is gone; its log is left alone, as it may be long."""
+        cluster, name = self._find(app_id)
+        jobset = cluster.jobset(name)
+        return (status.app_state(jobset).name if jobset else None), ""
 
     def _find(self, app_id: str) -> tuple[Cluster, str]:
         parts = app_id.split(":")

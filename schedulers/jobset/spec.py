@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from torchx.specs import Role
 
-from schedulers.jobset import pod
+from schedulers.jobset import after, pod
 from schedulers.jobset.names import (
     GROUP,
     MANAGED_BY,
@@ -46,12 +46,18 @@ _Dumper.add_representer(str, _text)
 def jobset(job: Submission) -> dict[str, Any]:
     """Returns the JobSet of a job: one Indexed Job for each role, one pod for each replica."""
     opts, roles = job.opts, job.app.roles
+    templates = [pod.template(job, role) for role in roles]
+    waits_for = after.own_predecessors(opts)
+    first = [after.waiter(waits_for, templates[0])] if waits_for else []
     spec: dict[str, Any] = {
         "suspend": bool(opts.queue),
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": False},
         "failurePolicy": failure_policy(job.max_retries),
-        "replicatedJobs": [_replicated_job(role, pod.template(job, role)) for role in roles],
+        "replicatedJobs": [*first, *map(_replicated_job, roles, templates)],
     }
+    for each in spec["replicatedJobs"] if first else ():
+        if each not in first:
+            each["dependsOn"] = [{"name": after.WAITER, "status": "Complete"}]
     if opts.ttl_seconds is not None:
         spec["ttlSecondsAfterFinished"] = opts.ttl_seconds
     return {
@@ -69,7 +75,8 @@ def _labels(job: Submission) -> dict[str, str]:
 
 
 def _annotations(job: Submission) -> dict[str, dict[str, str]]:
-    return {"annotations": job.opts.annotations} if job.opts.annotations else {}
+    noted = (job.opts.annotations or {}) | after.annotation(after.own_predecessors(job.opts))
+    return {"annotations": noted} if noted else {}
 
 
 def _replicated_job(role: Role, template: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +94,8 @@ def _replicated_job(role: Role, template: dict[str, Any]) -> dict[str, Any]:
 
 def roles(resource: Mapping[str, Any]) -> list[Role]:
     """Returns the roles of a JobSet with their names, images and numbers of replicas."""
-    specs = {job["name"]: job["template"]["spec"] for job in resource["spec"]["replicatedJobs"]}
+    jobs = [job for job in resource["spec"]["replicatedJobs"] if job["name"] != after.WAITER]
+    specs = {job["name"]: job["template"]["spec"] for job in jobs}
     return [
         Role(
             name=name,

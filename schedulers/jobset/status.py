@@ -10,13 +10,12 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaState, ReplicaStatus, Role, RoleStatus
 
 from schedulers.jobset import names, spec
+from schedulers.jobset.after import CANCELLED, WAITER
 from schedulers.jobset.names import ATTEMPT, INDEX
 from schedulers.jobset.restarts import FINAL
 
 Object = Mapping[str, Any]
 
-# The annotation of a JobSet that `torchx cancel` has suspended.
-CANCELLED = "torchx.pytorch.org/cancelled"
 PHASES = {
     "Pending": ReplicaState.PENDING,
     "Running": ReplicaState.RUNNING,
@@ -43,18 +42,23 @@ def app_state(jobset: Object) -> AppState:
     # A job that is cancelled may fail while it leaves; one that has failed is not cancelled.
     if CANCELLED in jobset["metadata"].get("annotations", {}) or "deletionTimestamp" in jobset["metadata"]:
         return AppState.CANCELLED
+    jobs = jobset.get("status", {}).get("replicatedJobsStatus", [])
     if "Failed" in conditions:
-        return AppState.FAILED
+        was_missed = any(job.get("failed") for job in jobs if job["name"] == WAITER)
+        return AppState.CANCELLED if was_missed else AppState.FAILED
     if jobset["spec"].get("suspend"):
         return AppState.PENDING
-    jobs = jobset.get("status", {}).get("replicatedJobsStatus", [])
+    jobs = [job for job in jobs if job["name"] != WAITER]
     started = jobs and all(sum(job.get(count, 0) for count in ("ready", "succeeded", "failed")) for job in jobs)
     return AppState.RUNNING if started else AppState.PENDING
 
 
-def describe(app_id: str, jobset: Object, pods: Iterable[Object], workloads: Iterable[Object]) -> DescribeAppResponse:
-    """Returns the status of a job and of each replica, with its reasons."""
+def describe(
+    app_id: str, jobset: Object, pods: Iterable[Object], workloads: Iterable[Object], waits: str = ""
+) -> DescribeAppResponse:
+    """Returns the status of a job and of each replica, with its reasons; `waits` says which jobs it waits for."""
     newest = newest_pods(pods)
+    waiter = newest.pop((WAITER, 0), None)
     roles = spec.roles(jobset)
     state = app_state(jobset)
     # A Job is not ready while a replica has failed and another, perhaps on a node that is gone, still has to leave.
@@ -64,10 +68,20 @@ def describe(app_id: str, jobset: Object, pods: Iterable[Object], workloads: Ite
         app_id=app_id,
         state=state,
         num_restarts=jobset.get("status", {}).get("restarts", 0),
-        msg="; ".join(_messages(jobset, state, newest, workloads)),
+        msg="; ".join([*_waiting(state, waiter, waits), *_messages(jobset, state, newest, workloads)]),
         roles=roles,
         roles_statuses=[_role_status(jobset, role, state, newest) for role in roles],
     )
+
+
+def _waiting(state: AppState, waiter: Object | None, waits: str) -> list[str]:
+    """Returns what a job waits for before its own pods are made, or why they never were."""
+    if waiter is None:
+        return []
+    if state == AppState.CANCELLED:
+        return list(filter(None, [_final_line(waiter)]))
+    reason = pod_reason(waiter)
+    return list(filter(None, [waits, reason])) if state == AppState.PENDING else []
 
 
 def newest_pods(pods: Iterable[Object]) -> dict[tuple[str, int], Object]:
@@ -88,7 +102,8 @@ def _messages(
         yield lines[0] if lines else conditions["Failed"].get("message", "failed")
     elif state == AppState.CANCELLED:
         leaving = sum(pod["status"].get("phase") == "Running" for pod in pods.values())
-        yield f"cancelled; pods that still save and leave: {leaving}" if leaving else "cancelled"
+        if "Failed" not in conditions:
+            yield f"cancelled; pods that still save and leave: {leaving}" if leaving else "cancelled"
     elif state == AppState.PENDING:
         yield _pending(jobset, pods, workloads)
     status = jobset.get("status", {})

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from schedulers.contract import MAX_FREE_RESTARTS
+from schedulers.first_error import tail
 from schedulers.local.processes import kill_all_with, processes_with
+from schedulers.predecessors import ENDED, Predecessor
 from schedulers.state_directory import no_record, state_directory
 from trainer.core.outcome import OUTCOME_VARIABLE
 
@@ -23,7 +25,6 @@ JOBS_KEPT = 100
 DAYS_KEPT = 30
 # Space on the disk for the final state of a job, should the disk be full by then.
 RESERVED_BYTES = 65536
-ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,9 @@ class Job:
     grace_seconds: int
     detach: bool
     log_dir: str
-    max_free_restarts: int = MAX_FREE_RESTARTS  # records of earlier versions do not have it
+    # Records of earlier versions do not have these.
+    max_free_restarts: int = MAX_FREE_RESTARTS
+    predecessors: list[Predecessor] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -135,7 +138,9 @@ class Record:
     def job(self) -> Job:
         """Reads the job as it was submitted."""
         content = json.loads((self.folder / "job.json").read_text())
-        return Job(**content | {"replicas": [Replica(**replica) for replica in content["replicas"]]})
+        waits_for = [Predecessor(**one) for one in content.pop("predecessors", ())]
+        replicas = [Replica(**replica) for replica in content.pop("replicas")]
+        return Job(**content, replicas=replicas, predecessors=waits_for)
 
     def write(self, progress: Progress) -> None:
         """Replaces the state of the job; readers see the old one or the new one."""
@@ -217,6 +222,14 @@ class Record:
 def host_directory() -> Path:
     """Returns the directory of this host's records: hosts may share a home directory, but not processes."""
     return state_directory("local") / socket.gethostname()
+
+
+def look(app_id: str) -> tuple[str | None, str]:
+    """Returns the state of a job, None if it has no record, and the end of its first replica's log."""
+    with suppress(FileNotFoundError):  # removed meanwhile
+        if record := Record.of(app_id):
+            return record.progress().state, tail(Path(record.job().replicas[0].combined))
+    return None, ""
 
 
 def prune() -> None:

@@ -22,9 +22,12 @@ from schedulers import log_files
 from schedulers.contract import MAX_FREE_RESTARTS, SHUTDOWN_TIMEOUT_SECONDS
 from schedulers.errors import SchedulerError, check_least
 from schedulers.local import status
-from schedulers.local.record import ENDED, Job, Record, Replica, host_directory, prune
+from schedulers.local.record import Job, Record, Replica, host_directory, look, prune
+from schedulers.predecessors import ENDED, Predecessor, outstanding, predecessors
 from schedulers.state_directory import check_state_directory
 from trainer.core.outcome import OUTCOME_VARIABLE, environment_of_child_job
+
+BACKEND = "local_cwd"
 
 
 @dataclass
@@ -43,6 +46,12 @@ class Opts(BuiltinOpts):
     max_free_restarts: int = MAX_FREE_RESTARTS
     """Most restarts in a row that use up no retry and gain no step; then the job has failed."""
 
+    after: list[str] | None = None
+    """Handles of local jobs that must succeed before this one starts."""
+
+    after_any: list[str] | None = None
+    """Handles of local jobs that must end before this one starts, however they do."""
+
     def check(self) -> None:
         """Refuses values that do not work.
 
@@ -50,6 +59,12 @@ class Opts(BuiltinOpts):
             SchedulerError: An option has such a value.
         """
         check_least("max_free_restarts", self.max_free_restarts, 0)
+        _ = self.predecessors
+
+    @property
+    def predecessors(self) -> list[Predecessor]:
+        """The jobs that this one waits for."""
+        return predecessors(BACKEND, self.after, self.after_any)
 
     @classmethod
     def get_docstrings(cls) -> dict[str, str]:
@@ -88,9 +103,11 @@ class PersistentLocalScheduler(LocalScheduler):
         """Starts the job's supervisor and returns the app id once the supervisor is ready.
 
         Raises:
-            SchedulerError: The state directory or the directory of the logs cannot be written.
+            SchedulerError: The state directory or the directory of the logs cannot be written, or a job to wait for is
+                not there or has failed.
         """
         check_state_directory()
+        outstanding(cast(Opts, dryrun_info.cfg).predecessors, look)
         job = _job(dryrun_info.request, none_throws(dryrun_info.app), cast(Opts, dryrun_info.cfg))
         record = Record(host_directory() / job.app_id)
         supervisor = _start_supervisor(job, record)
@@ -206,6 +223,7 @@ def _job(request: PopenRequest, app: AppDef, cfg: Opts) -> Job:
         grace_seconds=cfg.grace_seconds,
         detach=cfg.detach,
         log_dir=request.log_dir,
+        predecessors=cfg.predecessors,
     )
 
 

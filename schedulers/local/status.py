@@ -7,7 +7,8 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStatus
 
 from schedulers.first_error import first_error, structured, tail
-from schedulers.local.record import ENDED, STARTING_AGAIN, Job, Process, Progress, Record, Replica
+from schedulers.local.record import STARTING_AGAIN, Job, Process, Progress, Record, Replica
+from schedulers.predecessors import ENDED
 from trainer.core.outcome import is_final
 from trainer.core.secrets import without_secrets
 

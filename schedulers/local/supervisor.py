@@ -16,11 +16,13 @@ from io import FileIO
 from pathlib import Path
 
 from schedulers.local.processes import end_with_parent
-from schedulers.local.record import STARTING_AGAIN, Process, Progress, Record, Replica
+from schedulers.local.record import STARTING_AGAIN, Process, Progress, Record, Replica, look
 from schedulers.local.restarts import Restarts
+from schedulers.predecessors import missed, waits_for
 from trainer.core.outcome import SAVED_STEP_VARIABLE, is_final, is_finished, is_stopped, is_wrong_input
 
 TICK_SECONDS = 0.1
+LOOK_SECONDS = 1  # between two looks at the jobs that must end first
 CANNOT_START = 127
 
 
@@ -58,7 +60,7 @@ class Supervisor:
         self.logs = [Logs(replica) for replica in self.job.replicas]
         self.progress = Progress(state="RUNNING", supervisor=os.getpid())
         self.restarts = Restarts(max_retries=self.job.max_retries, max_free=self.job.max_free_restarts)
-        self.outcome = ""  # of the last attempt
+        self.outcome = ""  # of the last attempt, or why there is none
         self.running: list[subprocess.Popen[bytes]] = []
         self.stop_requested = False
         self.cancelled = False
@@ -77,6 +79,8 @@ class Supervisor:
 
     def state_at_the_end(self) -> str:
         """Runs the job, with the restarts that are allowed, and returns its final state."""
+        if not self.may_start():
+            return "CANCELLED"
         self.attempt()
         while not (state := self.final_state()):
             self.back_off()
@@ -84,6 +88,22 @@ class Supervisor:
                 self.progress.restarts += 1
                 self.attempt()
         return state
+
+    def may_start(self) -> bool:
+        """Waits for the jobs that must end first; returns whether they did as asked for, without a cancel."""
+        waited_for = self.job.predecessors
+        while (waits := waits_for(waited_for, look)) and not self.stop_requested:
+            if why := missed(waited_for, look):
+                self.outcome = why
+                self.note(why)
+                return False
+            if self.progress.state != "PENDING":
+                self.note(waits)
+            self.progress.state, self.progress.message = "PENDING", waits
+            self.record.write(self.progress)
+            self.idle(LOOK_SECONDS)
+        self.outcome = "cancelled before it started" if self.stop_requested else ""
+        return not self.stop_requested
 
     def final_state(self) -> str | None:
         """Returns the state in which the job ends after this attempt, or None if it restarts."""
@@ -101,12 +121,20 @@ class Supervisor:
         self.restarts.count(self.outcome)
         seconds, restart = self.restarts.wait_seconds, f"restart {self.progress.restarts + 1}"
         after = f" in {seconds} seconds" if seconds else ""
-        for logs in self.logs:
-            logs.note(f"{self.summary()}; {STARTING_AGAIN}{after}, {restart}")
+        self.note(f"{self.summary()}; {STARTING_AGAIN}{after}, {restart}")
         if seconds:
             self.progress.state = "PENDING"
             self.progress.message = f"waits {seconds} seconds for {restart}: {self.summary()}"
             self.record.write(self.progress)
+        self.idle(seconds)
+
+    def note(self, text: str) -> None:
+        """Writes a line to the logs of all replicas."""
+        for logs in self.logs:
+            logs.note(text)
+
+    def idle(self, seconds: float) -> None:
+        """Waits; a stop request ends the wait."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.stop_requested:
             self.pause()
@@ -220,7 +248,7 @@ class Supervisor:
 
     def summary(self) -> str:
         """Returns the outcome that the job wrote in this attempt, or else how each failed replica ended."""
-        ends = zip(self.job.replicas, self.progress.processes, strict=True)
+        ends = zip(self.job.replicas, self.progress.processes, strict=False)  # there are none before it has started
         failed = [f"{replica.name} {ending(process.exit_code)}" for replica, process in ends if process.exit_code]
         return self.last_line() or ", ".join(failed)
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,18 +105,19 @@ _patiently = retry(
 )
 
 
-def submit(script: Path) -> str:
+def submit(script: Path, options: Sequence[str] = ()) -> str:
     """Submits a batch script and returns the job's id.
 
     Args:
         script: The script, in a directory that no other job has.
+        options: Options of sbatch beside those in the script.
 
     Raises:
         SchedulerError: Slurm refuses it.
         MaybeSubmitted: It gave no answer, and does not list the job.
     """
     try:
-        printed = run("sbatch", "--parsable", str(script), env=_environment(script.read_text()))
+        printed = run("sbatch", "--parsable", *options, str(script), env=_environment(script.read_text()))
     except ControllerAway as error:
         if UNANSWERED not in str(error).lower():
             raise

@@ -8,12 +8,14 @@ from torchx.schedulers.api import StructuredOpts
 
 from schedulers.contract import MAX_FREE_RESTARTS
 from schedulers.errors import SchedulerError, check_least
+from schedulers.predecessors import Predecessor, predecessors
 
 # Options of sbatch that are passed on as they are, under the same name.
 PASSED_ON = (
     *("account", "partition", "qos", "time", "constraint", "nodelist", "exclude", "reservation", "gres", "nice"),
     *("dependency", "begin", "comment", "mail_user", "mail_type"),
 )
+IF_MISSED = "--kill-on-invalid-dep=yes"  # by default, a job whose dependency has failed would wait for ever
 OPEN_MODES = ("append", "truncate")
 # Options of sbatch that status, logs and retries would not follow.
 REFUSED = {
@@ -75,8 +77,14 @@ class SlurmOpts(StructuredOpts):
     nice: int | None = None
     """Amount by which the priority of the job is lowered."""
 
+    after: list[str] | None = None
+    """Handles of Slurm jobs that must succeed before this one starts."""
+
+    after_any: list[str] | None = None
+    """Handles of Slurm jobs that must end before this one starts, however they do."""
+
     dependency: list[str] | None = None
-    """Jobs to wait for, such as afterok:1234."""
+    """Other jobs to wait for, as sbatch has it, such as afternotok:1234 or singleton."""
 
     begin: str | None = None
     """Earliest start, such as 20:00 or now+1hour."""
@@ -121,6 +129,14 @@ class SlurmOpts(StructuredOpts):
         self.check_lead(self.time)
         check_least("ntasks_per_node", self.ntasks_per_node, 1)
         check_least("max_free_restarts", self.max_free_restarts, 0)
+        for one in self.predecessors:
+            if not one.app_id.isdecimal():
+                raise SchedulerError(f"-cfg after={one.handle}: must end with the number of a Slurm job")
+        if self.predecessors and self.dependency:
+            raise SchedulerError(
+                f"-cfg dependency={','.join(self.dependency)}: cannot be used beside after and after_any; write"
+                " all of it as a dependency"
+            )
         for arg in _with_commas(self.sbatch_args or []):
             if why := REFUSED.get(re.split(r"[ =]", arg)[0]):
                 raise SchedulerError(f"-cfg sbatch_args={arg}: cannot be used: {why}")
@@ -129,6 +145,11 @@ class SlurmOpts(StructuredOpts):
         for option in fields(self):
             if "\n" in str(getattr(self, option.name)):
                 raise SchedulerError(f"-cfg {option.name}: must not contain a line break")
+
+    @property
+    def predecessors(self) -> list[Predecessor]:
+        """The jobs that this one waits for."""
+        return predecessors("slurm", self.after, self.after_any)
 
     def check_lead(self, limit: str | None) -> None:
         """Refuses a warning that would come before the job has begun.
@@ -149,13 +170,21 @@ class SlurmOpts(StructuredOpts):
         return [
             *(f"--{name}={_value(value)}" for name, value in given if value is not None),
             *(["--exclusive"] if self.exclusive else []),
-            # A job whose dependency has failed would wait for ever.
-            *(["--kill-on-invalid-dep=yes"] if self.dependency else []),
+            *([IF_MISSED] if self.dependency else []),
             f"--signal=B:USR1@{self.signal_lead}",
             f"--open-mode={self.open_mode}",
             "--requeue" if self.requeue else "--no-requeue",
             *_with_commas(self.sbatch_args or []),
         ]
+
+
+def dependency(found: list[Predecessor]) -> list[str]:
+    """Returns the options of sbatch for jobs that must end first.
+
+    They are no lines of the script, by which a user may run the job again when those jobs are long gone.
+    """
+    kinds = [f"{'afterany' if one.any_end else 'afterok'}:{one.app_id}" for one in found]
+    return [f"--dependency={','.join(kinds)}", IF_MISSED] if found else []
 
 
 def _with_commas(args: list[str]) -> list[str]:

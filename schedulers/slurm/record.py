@@ -3,9 +3,10 @@
 import json
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from schedulers.predecessors import Predecessor
 from schedulers.state_directory import state_directory
 
 ABOUT = "torchx-job.json"
@@ -20,6 +21,7 @@ class About:
     name: str
     role: str
     replicas: int
+    predecessors: list[Predecessor] = field(default_factory=list)  # records of earlier versions do not have it
 
     def write(self, job_dir: Path) -> None:
         """Writes them into the job directory."""
@@ -36,7 +38,9 @@ class Record:
     @property
     def about(self) -> About:
         """The job as it was submitted."""
-        return About(**json.loads((self.job_dir / ABOUT).read_text()))
+        content = json.loads((self.job_dir / ABOUT).read_text())
+        waits_for = [Predecessor(**one) for one in content.pop("predecessors", ())]
+        return About(**content, predecessors=waits_for)
 
     @property
     def script(self) -> Path:

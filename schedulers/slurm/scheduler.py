@@ -21,8 +21,10 @@ from torchx.workspace import WorkspaceMixin, walk_workspace
 
 from schedulers import log_files
 from schedulers.errors import SchedulerError
+from schedulers.first_error import tail
+from schedulers.predecessors import outstanding
 from schedulers.slurm import commands as slurm
-from schedulers.slurm.options import SlurmOpts
+from schedulers.slurm.options import SlurmOpts, dependency
 from schedulers.slurm.record import SCRIPT, Index, Record
 from schedulers.slurm.script import SlurmRequest, request
 from schedulers.slurm.status import View
@@ -66,11 +68,13 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         """Writes the job directory, submits the script in it, and returns the number of the Slurm job.
 
         Raises:
-            SchedulerError: Slurm refuses the job, or a directory cannot be written; nothing is left behind.
+            SchedulerError: Slurm refuses the job, a directory cannot be written, or a job to wait for is not there or
+                has failed; nothing is left behind.
             MaybeSubmitted: Slurm gave no answer; the job directory stays, as the job may run yet.
         """
         wanted, app = dryrun_info.request, dryrun_info.app
         check_state_directory()
+        waits = dependency(outstanding(wanted.opts.predecessors, self._look))
         with contextlib.ExitStack() as if_refused:
             try:
                 for folder in reversed([*_missing(wanted.job_dir.parent)]):
@@ -88,7 +92,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
                 ) from error
             _check_lead(wanted.opts)
             try:
-                job_id = slurm.submit(wanted.job_dir / SCRIPT)
+                job_id = slurm.submit(wanted.job_dir / SCRIPT, waits)
             except slurm.MaybeSubmitted:
                 if_refused.pop_all()
                 raise
@@ -177,7 +181,14 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             # A cluster that was set up again counts jobs from 1 again, and plain sbatch adds no job to the index.
             if record is None or record.job_dir != script.parent:
                 record = Record(script.parent, app_id) if script.name == SCRIPT and os.access(script, os.R_OK) else None
-        return View(job, record)
+        return View(job, record, self._look)
+
+    def _look(self, app_id: str) -> tuple[str | None, str]:
+        """Returns the state of another job, None if nothing is known of it, and the end of its first replica's log."""
+        view = self._view(app_id)
+        if not (view.job or view.record):
+            return None, ""
+        return view.state.name, tail(view.record.replica_log(0, "out")) if view.record else ""
 
 
 def _missing(folder: Path) -> Iterator[Path]:

@@ -10,7 +10,7 @@ from torchx.specs import AppDef, BindMount, Role, macros
 
 from schedulers.contract import RANK0_HOST, SHELL_CONTRACT, SHUTDOWN_TIMEOUT_SECONDS, assignments
 from schedulers.errors import SchedulerError
-from schedulers.slurm.options import SlurmOpts, sbatch_word
+from schedulers.slurm.options import SlurmOpts, dependency, sbatch_word
 from schedulers.slurm.record import INDEX, SCRIPT, About
 from schedulers.state_directory import STATE_FOLDER
 
@@ -55,7 +55,9 @@ class SlurmRequest:
     def __str__(self) -> str:
         names = re.findall(r"^export (\w+)=", self.environment, re.MULTILINE)
         held = f"# {self.job_dir / ENVIRONMENT}, which only you can read, sets {', '.join(names)}"
-        return f"# {self.job_dir / SCRIPT}\n{self.script}\n{held}\n"
+        waits = dependency(self.about.predecessors)
+        submitted = f"# submitted with {' '.join(waits)}\n" if waits else ""
+        return f"# {self.job_dir / SCRIPT}\n{submitted}{self.script}\n{held}\n"
 
 
 def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> SlurmRequest:
@@ -85,7 +87,7 @@ def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> Slur
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise SchedulerError(f"--env {name}: must be the name of a variable: letters, digits and _")
     return SlurmRequest(
-        about=About(app.name, role.name, role.num_replicas),
+        about=About(app.name, role.name, role.num_replicas, opts.predecessors),
         opts=opts,
         job_dir=job_dir,
         script=_script(app.name, role, opts, job_dir, work_dir),

@@ -9,13 +9,14 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Role, RoleStatus, is_terminal
 
 from schedulers.first_error import first_error, structured, tail
+from schedulers.predecessors import Look, Predecessor, missed, waits_for
 from schedulers.slurm.commands import SlurmJob, hostnames
 from schedulers.slurm.record import Record
 from trainer.core.outcome import STOPPED_WORD, WRONG_INPUT_WORDS
 
 FINAL_STATES = {"succeeded": AppState.SUCCEEDED, "failed": AppState.FAILED, "cancelled": AppState.CANCELLED}
 SHOWN_REPLICAS = 8
-NEVER_MET = "DependencyNeverSatisfied"
+NOT_YET_MET, NEVER_MET = "Dependency", "DependencyNeverSatisfied"
 # Slurm's line on a job that somebody cancelled; others go on with DUE TO and a reason.
 CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
 
@@ -26,6 +27,7 @@ class View:
 
     job: SlurmJob | None
     record: Record | None
+    look: Look = lambda _: (None, "")
 
     @cached_property
     def _note(self) -> str:
@@ -134,9 +136,11 @@ class View:
 
     def _reason(self) -> str:
         if self.job is None:
-            return self._note if self._noted else f"ended, and left only: {self._note or 'nothing'}"
+            missed_one = "" if self._note else self._missed
+            return self._note if self._noted else missed_one or f"ended, and left only: {self._note or 'nothing'}"
         if self.state == AppState.PENDING:
-            waiting = f"waiting: {self.job.reason or 'not considered yet'}"
+            waits = waits_for(self._predecessors, self.look) if self.job.reason == NOT_YET_MET else ""
+            waiting = waits or f"waiting: {self.job.reason or 'not considered yet'}"
             expected = f"expected to start {self.job.start}" if self.job.start else ""
             return ", ".join(part for part in (waiting, expected, self._note) if part)
         if self._noted == self.state:
@@ -149,11 +153,19 @@ class View:
         """Returns why a job ended if its batch script has noted nothing."""
         assert self.job
         if self.job.reason == NEVER_MET:
-            return f": a job that it depends on did not end as asked ({self.job.reason})"
+            return f": {self._missed or f'a job that it depends on did not end as asked ({self.job.reason})'}"
         if self.record and self.job.slurm_state == "FAILED" and self.job.signal:
             again = f"submit it again to go on: sbatch {self.record.script}"
             return f": the batch script itself was killed, and nobody was left to retry; {again}"
         return ""
+
+    @property
+    def _predecessors(self) -> list[Predecessor]:
+        return self.record.about.predecessors if self.record else []
+
+    @property
+    def _missed(self) -> str:
+        return missed(self._predecessors, self.look)
 
     def _placement(self) -> str:
         hosts = self._hosts

@@ -87,14 +87,18 @@ class Cluster:
             thread.join()
         self._server.server_close()
 
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
     def kubeconfig(self, context: str = "lab") -> Path:
         """Writes a kubeconfig file with one context, the current one."""
-        url = f"http://127.0.0.1:{self._server.server_port}"
         tree = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": context,
-            "clusters": [{"name": "lab", "cluster": {"server": url}}],
+            "clusters": [{"name": "lab", "cluster": {"server": self.url}}],
             "users": [{"name": "lab", "user": {"token": "secret"}}],
             "contexts": [{"name": context, "context": {"cluster": "lab", "user": "lab"}}],
         }

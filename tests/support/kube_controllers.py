@@ -94,6 +94,9 @@ def run_job(cluster, jobset: dict, replicated_job: dict, mine: list[dict]) -> tu
     A Job with a failed pod ends its other pods, and has failed once they are gone.
     """
     name, spec = replicated_job["name"], replicated_job["template"]["spec"]
+    done = {job["name"] for job in jobset["status"].get("replicatedJobsStatus", ()) if job.get("succeeded")}
+    if any(each["name"] not in done for each in replicated_job.get("dependsOn", ())):
+        return {"name": name, "active": 0, "suspended": 0, "ready": 0, "succeeded": 0, "failed": 0}, None
     pods = [pod for pod in mine if pod["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"] == name]
     failed = [pod for pod in pods if pod.get("status", {}).get("phase") == "Failed"]
     leaving = [pod for pod in pods if failed and pod["status"]["phase"] in ("Pending", "Running")]

@@ -1,7 +1,8 @@
 """The nodes of the stand-in: each container is a process of this machine.
 
-Names in the cluster's DNS do not resolve here, so the host of replica 0 becomes localhost in the environment of every
-process, and /dev/termination-log becomes a file of the container's own. Nothing else is changed, isolated or limited;
+Names in the cluster's DNS do not resolve here, so in the environment of every process the host of replica 0 becomes
+localhost and that of the API server the stand-in's; /dev/termination-log becomes a file of the container's own, and the
+folder of the ServiceAccount one with a token. Nothing else is changed, isolated or limited;
 volumes are not mounted.
 """
 
@@ -17,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 TERMINATION_LOG = "/dev/termination-log"
+API_SERVER, ACCOUNT = "https://kubernetes.default.svc", "/var/run/secrets/kubernetes.io/serviceaccount"
 HOSTS = re.compile(r"TORCHX_RANK0_HOST|VC_\w+_HOSTS")
 
 
@@ -84,7 +86,7 @@ class Nodes:
                 "PATH": os.environ["PATH"],
                 "HOME": str(folder),
                 "CUDA_VISIBLE_DEVICES": "",
-                **{name: _local(name, value, last_words) for name, value in variables.items()},
+                **{name: self._local(name, value, last_words) for name, value in variables.items()},
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -92,6 +94,15 @@ class Nodes:
             start_new_session=True,
         )
         return Container(process, last_words)
+
+    def _local(self, name: str, value: str, last_words: Path) -> str:
+        if HOSTS.fullmatch(name):
+            return "localhost"
+        places = {TERMINATION_LOG: str(last_words), API_SERVER: self._cluster.url, ACCOUNT: str(last_words.parent)}
+        (last_words.parent / "token").write_text("secret")
+        for there, here in places.items():
+            value = value.replace(there, here)
+        return value
 
     def _read(self, container: Container) -> None:
         assert container.process.stdout
@@ -219,12 +230,6 @@ def _expand(text: str, variables: dict[str, str]) -> str:
         return "$" if found[0] == "$$" else variables.get(found[1], found[0])
 
     return re.sub(r"\$\$|\$\(([^)]*)\)", value, text)
-
-
-def _local(name: str, value: str, last_words: Path) -> str:
-    if HOSTS.fullmatch(name):
-        return "localhost"
-    return value.replace(TERMINATION_LOG, str(last_words))
 
 
 def _container_status(container: dict, state: dict) -> dict:

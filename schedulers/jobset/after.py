@@ -1,0 +1,101 @@
+"""Jobs that wait for jobs on Kubernetes: a small pod waits first, and the job's own pods are made when it is done.
+
+The pod is a replicated job of the same JobSet, on which the others depend (`dependsOn`), so that it needs no process
+outside of the cluster and no GPU waits with it. An init container would hold the job's GPUs, and a submitter that
+watches would end with the laptop that it runs on.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from schedulers.errors import SchedulerError
+from schedulers.jobset import names
+from schedulers.jobset.options import JobSetOpts
+from schedulers.jobset.pod import TERMINATION_LOG
+from schedulers.jobset.restarts import RESTARTS, pod_failure_policy
+from schedulers.predecessors import Predecessor, predecessors
+
+WAITER = "torchx-after"  # the replicated job that waits
+PREDECESSORS = "torchx.pytorch.org/after"  # the annotation of a JobSet with the jobs that it waits for
+CANCELLED = "torchx.pytorch.org/cancelled"  # the annotation of a JobSet that `torchx cancel` has suspended
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+API_SERVER = "https://kubernetes.default.svc"
+_PROGRAM = Path(__file__).with_name("wait_for_jobs.py").read_text()
+_RESOURCES = {"limits": {"cpu": "500m", "memory": "256M"}, "requests": {"cpu": "50m", "memory": "64M"}}
+
+
+def own_predecessors(opts: JobSetOpts) -> list[Predecessor]:
+    """Returns the jobs that a job waits for.
+
+    Raises:
+        SchedulerError: A handle is not one of a job in the same namespace.
+    """
+    found = predecessors("jobset", opts.after, opts.after_any)
+    for one in found:
+        *context, namespace, _ = [unquote(part) for part in one.app_id.rsplit(":", 2)]
+        if (context or [None])[0] != opts.context or namespace != opts.namespace:
+            place = f"context {opts.context}, namespace {opts.namespace}" if opts.context else opts.namespace
+            raise SchedulerError(f"-cfg after={one.handle}: must be a job in the namespace of this one ({place})")
+    return found
+
+
+def predecessors_of(jobset: Mapping[str, Any]) -> list[Predecessor]:
+    """Returns the jobs that a JobSet waits for, or has waited for."""
+    noted = jobset["metadata"].get("annotations", {}).get(PREDECESSORS, "[]")
+    return [Predecessor(**one) for one in json.loads(noted)]
+
+
+def annotation(found: list[Predecessor]) -> dict[str, str]:
+    """Returns the annotation of a JobSet that waits for these jobs."""
+    return {PREDECESSORS: json.dumps([vars(one) for one in found])} if found else {}
+
+
+def waiter(found: list[Predecessor], pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the replicated job that waits.
+
+    Args:
+        found: The jobs to wait for.
+        pod: The template of the job's own pods: it has the image, and where the pod may run.
+    """
+    kept = ("restartPolicy", "serviceAccountName", "priorityClassName", "tolerations", "securityContext")
+    spec = {key: value for key, value in pod["spec"].items() if key in (*kept, "imagePullSecrets")}
+    container = {
+        "name": WAITER,
+        "image": pod["spec"]["containers"][0]["image"],
+        "command": ["python", "-c", _PROGRAM],
+        "env": [
+            {"name": RESTARTS, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{names.ATTEMPT}']"}}},
+            *({"name": name, "value": value} for name, value in _variables(found).items()),
+        ],
+        "resources": _RESOURCES,
+        "terminationMessagePath": TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    metadata = {**pod["metadata"], "labels": pod["metadata"]["labels"] | {names.OWN_ROLE_LABEL: WAITER}}
+    job = {
+        "completionMode": "Indexed",
+        "completions": 1,
+        "parallelism": 1,
+        "backoffLimit": 0,
+        "podFailurePolicy": pod_failure_policy(WAITER),
+        "template": {"metadata": metadata, "spec": {**spec, "containers": [container]}},
+    }
+    return {"name": WAITER, "replicas": 1, "template": {"spec": job}}
+
+
+def _variables(found: list[Predecessor]) -> dict[str, str]:
+    return {
+        "PREDECESSORS": json.dumps([vars(one) | {"path": _path(one)} for one in found]),
+        "CANCELLED": CANCELLED,
+        "API_SERVER": API_SERVER,
+        "SERVICE_ACCOUNT": SERVICE_ACCOUNT,
+        "LAST_WORDS": TERMINATION_LOG,
+    }
+
+
+def _path(one: Predecessor) -> str:
+    namespace, name = one.app_id.split(":")[-2:]
+    return f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{namespace}/{names.PLURAL}/{name}"

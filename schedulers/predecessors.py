@@ -1,0 +1,110 @@
+"""Jobs that a job waits for: the options `after` and `after_any` of a scheduler, and what is said of them."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from schedulers.errors import SchedulerError
+
+# Names of TorchX's states, without TorchX, which a supervisor does not import.
+SUCCEEDED, ENDED = "SUCCEEDED", ("SUCCEEDED", "FAILED", "CANCELLED")
+# The trainer's console: "step 400/2,000  loss ...".
+STEP = re.compile(r"\bstep ([\d,]+/[\d,]+)")
+
+
+@dataclass(frozen=True)
+class Predecessor:
+    """A job to wait for.
+
+    Attributes:
+        handle: Its handle.
+        any_end: Whether any end of it will do, not only success.
+    """
+
+    handle: str
+    any_end: bool
+
+    @property
+    def app_id(self) -> str:
+        """Its id, as its scheduler knows it."""
+        return self.handle.rpartition("/")[2]
+
+    def is_done(self, state: str | None) -> bool:
+        """Returns whether it has ended as asked for."""
+        return state == SUCCEEDED or (self.any_end and self.has_ended(state))
+
+    def is_missed(self, state: str | None) -> bool:
+        """Returns whether it can no longer end as asked for."""
+        return self.has_ended(state) and not self.is_done(state)
+
+    @staticmethod
+    def has_ended(state: str | None) -> bool:
+        """Returns whether it has ended, or is gone."""
+        return state is None or state in ENDED
+
+
+Look = Callable[[str], tuple[str | None, str]]
+"""Returns the name of a job's state by the job's id, None if it is gone, and the end of its first replica's log."""
+
+
+def predecessors(backend: str, after: Sequence[str] | None, after_any: Sequence[str] | None) -> list[Predecessor]:
+    """Returns the jobs that the options name.
+
+    Raises:
+        SchedulerError: A handle is not one of this scheduler.
+    """
+    found = []
+    for option, handles in (("after", after), ("after_any", after_any)):
+        for handle in handles or ():
+            match = re.fullmatch(rf"{backend}://[^/]*/[^/]+", handle)
+            if not match:
+                raise SchedulerError(
+                    f"-cfg {option}={handle}: must be the handle of a job of this scheduler, {backend}://SESSION/ID, as"
+                    f" `torchx run -s {backend}` and `torchx list -s {backend}` print it"
+                )
+            found.append(Predecessor(handle, any_end=option == "after_any"))
+    return found
+
+
+def outstanding(found: Sequence[Predecessor], look: Look) -> list[Predecessor]:
+    """Returns the jobs that have not ended yet, as a job is submitted.
+
+    Raises:
+        SchedulerError: There is no such job, or it has not ended as asked for.
+    """
+    left = []
+    for one in found:
+        state, _ = look(one.app_id)
+        option = "after_any" if one.any_end else "after"
+        if state is None:
+            raise SchedulerError(f"-cfg {option}={one.handle}: there is no such job; nothing was submitted")
+        if one.is_missed(state):
+            raise SchedulerError(
+                f"-cfg {option}={one.handle}: this job has ended as {state}; nothing was submitted: run it again,"
+                " or use after_any to start all the same"
+            )
+        if not one.is_done(state):
+            left.append(one)
+    return left
+
+
+def waits_for(found: Sequence[Predecessor], look: Look) -> str:
+    """Returns what a job waits for, in words; empty if all of it is done."""
+    waiting = []
+    for one in found:
+        state, log = look(one.app_id)
+        if not one.is_done(state):
+            steps = STEP.findall(log)
+            at = f", step {steps[-1]}" if steps else ""
+            waiting.append(f"{one.handle} ({state}{at})")
+    return f"waits for {', '.join(waiting)}" if waiting else ""
+
+
+def missed(found: Sequence[Predecessor], look: Look) -> str:
+    """Returns which of the jobs cannot end as asked for any more, in words; empty if all still can."""
+    for one in found:
+        state, _ = look(one.app_id)
+        if one.is_missed(state):
+            how = f"ended as {state}" if state else "is gone"
+            return f"not started: {one.handle} {how}"
+    return ""

@@ -65,7 +65,10 @@ def test_an_empty_variable_is_for_no_site(torchx):
         ("[slrum]\nqos = low", "[slrum]: must be a scheduler (jobset, local_cwd, slurm,"),
         ("[cli:run]\nscheduler = slrum", "[cli:run] scheduler = slrum: must be one of jobset, local_cwd, slurm"),
         ("[cli:run]\nsheduler = slurm", "[cli:run] sheduler: must be one of component, scheduler, workspace"),
-        ("[local_cwd]\ndetatch = True", "[local_cwd] detatch: must be one of auto_set_cuda_visible_devices, detach,"),
+        (
+            "[local_cwd]\ndetatch = True",
+            "[local_cwd] detatch: must be one of after, after_any, auto_set_cuda_visible_devices,",
+        ),
         ("[local_cwd]\ngrace_seconds = long", "[local_cwd] grace_seconds = long: must be of type int"),
         ("[component:utils.echo]\nmesage = hi", "[component:utils.echo] mesage: must be one of image, msg, num_repl"),
         (

@@ -25,6 +25,11 @@ class Predecessor:
     any_end: bool
 
     @property
+    def option(self) -> str:
+        """The option that names it, with its handle."""
+        return f"-cfg {'after_any' if self.any_end else 'after'}={self.handle}"
+
+    @property
     def app_id(self) -> str:
         """Its id, as its scheduler knows it."""
         return self.handle.rpartition("/")[2]
@@ -75,12 +80,11 @@ def outstanding(found: Sequence[Predecessor], look: Look) -> list[Predecessor]:
     left = []
     for one in found:
         state, _ = look(one.app_id)
-        option = "after_any" if one.any_end else "after"
         if state is None:
-            raise SchedulerError(f"-cfg {option}={one.handle}: there is no such job; nothing was submitted")
+            raise SchedulerError(f"{one.option}: there is no such job; nothing was submitted")
         if one.is_missed(state):
             raise SchedulerError(
-                f"-cfg {option}={one.handle}: this job has ended as {state}; nothing was submitted: run it again,"
+                f"{one.option}: this job has ended as {state}; nothing was submitted: run it again,"
                 " or use after_any to start all the same"
             )
         if not one.is_done(state):

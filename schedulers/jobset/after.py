@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from schedulers.errors import SchedulerError
 from schedulers.jobset import names
@@ -19,6 +18,7 @@ from schedulers.jobset.restarts import RESTARTS, pod_failure_policy
 from schedulers.predecessors import Predecessor, predecessors
 
 WAITER = "torchx-after"  # the replicated job that waits
+DEPENDS_ON_WAITER = {"dependsOn": [{"name": WAITER, "status": "Complete"}]}
 PREDECESSORS = "torchx.pytorch.org/after"  # the annotation of a JobSet with the jobs that it waits for
 CANCELLED = "torchx.pytorch.org/cancelled"  # the annotation of a JobSet that `torchx cancel` has suspended
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -35,10 +35,10 @@ def own_predecessors(opts: JobSetOpts) -> list[Predecessor]:
     """
     found = predecessors("jobset", opts.after, opts.after_any)
     for one in found:
-        *context, namespace, _ = [unquote(part) for part in one.app_id.rsplit(":", 2)]
-        if (context or [None])[0] != opts.context or namespace != opts.namespace:
+        context, namespace, _ = names.place_of(one.app_id) or (None, None, None)
+        if (context, namespace) != (opts.context, opts.namespace):
             place = f"context {opts.context}, namespace {opts.namespace}" if opts.context else opts.namespace
-            raise SchedulerError(f"-cfg after={one.handle}: must be a job in the namespace of this one ({place})")
+            raise SchedulerError(f"{one.option}: must be a job in the namespace of this one ({place})")
     return found
 
 
@@ -97,5 +97,7 @@ def _variables(found: list[Predecessor]) -> dict[str, str]:
 
 
 def _path(one: Predecessor) -> str:
-    namespace, name = one.app_id.split(":")[-2:]
+    place = names.place_of(one.app_id)
+    assert place  # checked by `own_predecessors`
+    _, namespace, name = place
     return f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{namespace}/{names.PLURAL}/{name}"

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from torchx.schedulers.ids import random_id
 from torchx.specs import AppDef
@@ -63,6 +64,15 @@ def unique_name(app: AppDef, beside: Sequence[str] = ()) -> str:
         roles = ", ".join(role.name for role in app.roles)
         raise SchedulerError(f"roles {roles}: names must be {1 - room} characters shorter for Kubernetes")
     return dns_name(app.name)[:room].rstrip("-") + suffix
+
+
+def place_of(app_id: str) -> tuple[str | None, str, str] | None:
+    """Returns the context, the namespace and the name of a job; None if this is no id of a job."""
+    parts = app_id.split(":")
+    if len(parts) not in (2, 3) or not all(parts):
+        return None
+    *context, namespace, name = parts
+    return unquote(context[0]) if context else None, namespace, name
 
 
 def dns_name(name: str) -> str:

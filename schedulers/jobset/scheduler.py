@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import cache
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, runopts
@@ -130,12 +130,12 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         return (status.app_state(jobset).name if jobset else None), ""
 
     def _find(self, app_id: str) -> tuple[Cluster, str]:
-        parts = app_id.split(":")
-        if len(parts) not in (2, 3) or not all(parts):
+        place = names.place_of(app_id)
+        if place is None:
             allowed = f"{BACKEND}://{self.session_name}/NAMESPACE:NAME, as `torchx run` and `torchx list` print it"
             raise SchedulerError(f"{BACKEND}://{self.session_name}/{app_id}: must be {allowed}")
-        *context, namespace, name = parts
-        return self._cluster(unquote(context[0]) if context else None, namespace), name
+        context, namespace, name = place
+        return self._cluster(context, namespace), name
 
 
 def create_scheduler(session_name: str, **kwargs: Any) -> JobSetScheduler:

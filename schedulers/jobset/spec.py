@@ -19,6 +19,7 @@ from schedulers.jobset.names import (
     label,
 )
 from schedulers.jobset.restarts import failure_policy, pod_failure_policy
+from schedulers.predecessors import Predecessor
 
 
 @dataclass
@@ -48,22 +49,26 @@ def jobset(job: Submission) -> dict[str, Any]:
     opts, roles = job.opts, job.app.roles
     templates = [pod.template(job, role) for role in roles]
     waits_for = after.own_predecessors(opts)
-    first = [after.waiter(waits_for, templates[0])] if waits_for else []
+    jobs = [*map(_replicated_job, roles, templates)]
+    if waits_for:
+        jobs = [after.waiter(waits_for, templates[0]), *(one | after.DEPENDS_ON_WAITER for one in jobs)]
     spec: dict[str, Any] = {
         "suspend": bool(opts.queue),
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": False},
         "failurePolicy": failure_policy(job.max_retries),
-        "replicatedJobs": [*first, *map(_replicated_job, roles, templates)],
+        "replicatedJobs": jobs,
     }
-    for each in spec["replicatedJobs"] if first else ():
-        if each not in first:
-            each["dependsOn"] = [{"name": after.WAITER, "status": "Complete"}]
     if opts.ttl_seconds is not None:
         spec["ttlSecondsAfterFinished"] = opts.ttl_seconds
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "JobSet",
-        "metadata": {"name": job.name, "namespace": opts.namespace, "labels": _labels(job), **_annotations(job)},
+        "metadata": {
+            "name": job.name,
+            "namespace": opts.namespace,
+            "labels": _labels(job),
+            **_annotations(job, waits_for),
+        },
         "spec": spec,
     }
 
@@ -74,8 +79,8 @@ def _labels(job: Submission) -> dict[str, str]:
     return named | {key: value for key, value in queue.items() if value}
 
 
-def _annotations(job: Submission) -> dict[str, dict[str, str]]:
-    noted = (job.opts.annotations or {}) | after.annotation(after.own_predecessors(job.opts))
+def _annotations(job: Submission, waits_for: list[Predecessor]) -> dict[str, dict[str, str]]:
+    noted = (job.opts.annotations or {}) | after.annotation(waits_for)
     return {"annotations": noted} if noted else {}
 
 

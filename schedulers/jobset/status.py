@@ -40,17 +40,22 @@ def app_state(jobset: Object) -> AppState:
     if "Completed" in conditions:
         return AppState.SUCCEEDED
     # A job that is cancelled may fail while it leaves; one that has failed is not cancelled.
-    if CANCELLED in jobset["metadata"].get("annotations", {}) or "deletionTimestamp" in jobset["metadata"]:
+    if _is_cancelled(jobset):
         return AppState.CANCELLED
     jobs = jobset.get("status", {}).get("replicatedJobsStatus", [])
     if "Failed" in conditions:
-        was_missed = any(job.get("failed") for job in jobs if job["name"] == WAITER)
-        return AppState.CANCELLED if was_missed else AppState.FAILED
+        waiter_failed = any(job.get("failed") for job in jobs if job["name"] == WAITER)
+        return AppState.CANCELLED if waiter_failed else AppState.FAILED
     if jobset["spec"].get("suspend"):
         return AppState.PENDING
     jobs = [job for job in jobs if job["name"] != WAITER]
     started = jobs and all(sum(job.get(count, 0) for count in ("ready", "succeeded", "failed")) for job in jobs)
     return AppState.RUNNING if started else AppState.PENDING
+
+
+def _is_cancelled(jobset: Object) -> bool:
+    """Returns whether somebody has cancelled or deleted a job."""
+    return CANCELLED in jobset["metadata"].get("annotations", {}) or "deletionTimestamp" in jobset["metadata"]
 
 
 def describe(
@@ -102,7 +107,7 @@ def _messages(
         yield lines[0] if lines else conditions["Failed"].get("message", "failed")
     elif state == AppState.CANCELLED:
         leaving = sum(pod["status"].get("phase") == "Running" for pod in pods.values())
-        if "Failed" not in conditions:
+        if _is_cancelled(jobset):
             yield f"cancelled; pods that still save and leave: {leaving}" if leaving else "cancelled"
     elif state == AppState.PENDING:
         yield _pending(jobset, pods, workloads)

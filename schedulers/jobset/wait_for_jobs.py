@@ -10,6 +10,7 @@ import ssl
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -69,7 +70,7 @@ def state_of(jobset: dict) -> str:
     return "FAILED" if "Failed" in true else "RUNNING"
 
 
-def leave(line: str) -> None:
+def leave(line: str) -> NoReturn:
     """Ends the job that waits, with a line for its status."""
     Path(os.environ["LAST_WORDS"]).write_text(line)
     print(line, flush=True)

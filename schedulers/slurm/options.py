@@ -131,7 +131,7 @@ class SlurmOpts(StructuredOpts):
         check_least("max_free_restarts", self.max_free_restarts, 0)
         for one in self.predecessors:
             if not one.app_id.isdecimal():
-                raise SchedulerError(f"-cfg after={one.handle}: must end with the number of a Slurm job")
+                raise SchedulerError(f"{one.option}: must end with the number of a Slurm job")
         if self.predecessors and self.dependency:
             raise SchedulerError(
                 f"-cfg dependency={','.join(self.dependency)}: cannot be used beside after and after_any; write"

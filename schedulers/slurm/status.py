@@ -136,8 +136,11 @@ class View:
 
     def _reason(self) -> str:
         if self.job is None:
-            missed_one = "" if self._note else self._missed
-            return self._note if self._noted else missed_one or f"ended, and left only: {self._note or 'nothing'}"
+            if self._noted:
+                return self._note
+            return (
+                f"ended, and left only: {self._note}" if self._note else self._missed or "ended, and left only: nothing"
+            )
         if self.state == AppState.PENDING:
             waits = waits_for(self._predecessors, self.look) if self.job.reason == NOT_YET_MET else ""
             waiting = waits or f"waiting: {self.job.reason or 'not considered yet'}"

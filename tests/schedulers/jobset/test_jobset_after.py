@@ -129,6 +129,7 @@ def test_a_service_account_without_the_right_is_named(cluster, submit, status, m
         ("after={bad}", "after={bad}: this job has ended as FAILED; nothing was submitted"),
         ("after=jobset://torchx/other:job", "after=jobset://torchx/other:job: must be a job in the namespace of this"),
         ("after=jobset://torchx/lab:default:job", "must be a job in the namespace of this one (default)"),
+        ("after_any=jobset://torchx/job", "-cfg after_any=jobset://torchx/job: must be a job in the namespace of this"),
         ("after_any=slurm://torchx/12", "after_any=slurm://torchx/12: must be the handle of a job of this scheduler"),
     ],
 )
@@ -160,3 +161,15 @@ def test_the_states_of_a_job_are_those_of_the_status(monkeypatch):
         )
     ]
     assert found == ["RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "SUCCEEDED", "CANCELLED"]
+
+
+def test_a_job_that_fails_while_it_leaves_is_said_to_be_cancelled(cluster, submit, status, quick):
+    first = submit(f"trap 'exit 2' TERM; {HELD}")
+    cluster.wait_for(lambda: started(cluster))
+    quick("cancel", first)
+    jobset = cluster.get("JobSet", "default", first.rpartition(":")[2])
+    jobset["status"]["conditions"] = [{"type": "Failed", "status": "True", "message": "failed while it left"}]
+    jobset["status"]["terminalState"] = "Failed"
+    cluster.store(jobset)
+    answer = status(first)
+    assert (answer["state"], answer["msg"].split(";")[0]) == ("CANCELLED", "cancelled")

@@ -27,6 +27,7 @@ ARG EXTRAS
 COPY pyproject.toml README.md LICENSE /src/
 COPY apps /src/apps
 COPY components /src/components
+COPY pipelines /src/pipelines
 COPY planner /src/planner
 COPY schedulers /src/schedulers
 COPY trainer /src/trainer

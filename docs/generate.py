@@ -92,6 +92,18 @@ def configuration() -> str:
     )
 
 
+def pipeline_keys() -> str:
+    """Lists every key of a pipeline file, in a table for the file and one for a step."""
+    from pipelines.file import FileSection
+    from trainer.config.help import described
+
+    return "\n\n".join(
+        (f"`[{path}]`:\n\n" if path else "")
+        + table(["Key", "Type", "Default", "Meaning"], [[f"`{name}`", *facts] for name, *facts in keys])
+        for path, _, keys in described(FileSection)
+    )
+
+
 def may_change() -> str:
     """Lists every key that may change on resume, by section."""
     from trainer.config.root import Config
@@ -311,6 +323,7 @@ PARTS: dict[str, Callable[..., str]] = {
     part.__name__.replace("_", "-"): part
     for part in (
         configuration,
+        pipeline_keys,
         may_change,
         reading_order,
         ready_made,

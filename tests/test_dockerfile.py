@@ -16,7 +16,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PLACES = [place for place in ("apps", "components", "planner", "schedulers", "trainer") if (ROOT / place).is_dir()]
+PLACES = [
+    place
+    for place in ("apps", "components", "pipelines", "planner", "schedulers", "trainer")
+    if (ROOT / place).is_dir()
+]
 
 
 def ignored(name):

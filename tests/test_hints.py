@@ -37,6 +37,7 @@ PRINTED_BY = {
         "checkpoints --out RUN --convert PLACE/run.safetensors",
     ],
     "components/cli/run.py": ["torchx run utils.echo --msg PLACE"],
+    "pipelines/command.py": ["torchx pipeline run PLACE/p.toml"],
 }
 
 PROGRAMS = {"torchx": {*get_sub_cmds()}, "python": {f"-m trainer {name}" for name in COMMANDS}}
@@ -52,6 +53,8 @@ def folder(tmp_path_factory):
     write_config(folder / "config.toml", config(folder, **splits, report__tensorboard=True))
     (folder / ".torchxconfig").write_text(f"[component:tools.tensorboard]\nport = {free_port()}\n")
     (folder / PLACE).mkdir()
+    steps = {"a": {"component": "utils.echo"}, "b": {"component": "utils.echo", "after": ["a"]}}
+    write_config(folder / PLACE / "p.toml", {"out": str(folder / "pipeline"), "steps": steps})
     clicks = {"label": [row % 2 for row in range(400)], "item": [row * row % 37 for row in range(400)]}
     pq.write_table(pa.table(clicks), folder / PLACE / "clicks.parquet")
     return folder
@@ -75,7 +78,7 @@ def messages(file: Path) -> list[str]:
 
 
 def sources() -> dict[str, Path]:
-    places = ("apps", "components", "planner", "schedulers", "trainer")
+    places = ("apps", "components", "pipelines", "planner", "schedulers", "trainer")
     files = [file for name in places for file in (ROOT / name).rglob("*.py")]
     return {str(file.relative_to(ROOT)): file for file in files}
 

@@ -19,9 +19,10 @@ from components.cli.defaults import DefaultsError
 from components.launch import ArgumentError
 from schedulers.errors import SchedulerError
 from schedulers.jobset.cluster import error_line
+from trainer.core.errors import InputError
 from trainer.core.outcome import FAILED, WRONG_INPUT
 
-USERS_MISTAKES = (ArgumentError, DefaultsError, SchedulerError, MalformedAppHandleException)
+USERS_MISTAKES = (ArgumentError, DefaultsError, InputError, SchedulerError, MalformedAppHandleException)
 # A directory is full, read-only or another user's, or a name is too long. Any other OSError is a bug.
 STORAGE_ERRORS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),

@@ -45,6 +45,15 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         self._cluster(request.context, metadata["namespace"]).create(request.resource)
         return _app_id(request.context, metadata)
 
+    def identity(self, request: JobSetRequest) -> str:
+        """Returns a name for the job of a request, known before the job is submitted."""
+        return _app_id(request.context, request.resource["metadata"])
+
+    def find(self, identity: str) -> str | None:
+        """Returns the app id of the job with an identity; None if it was not submitted."""
+        cluster, name = self._find(identity)
+        return identity if cluster.jobset(name) else None
+
     def describe(self, app_id: str) -> DescribeAppResponse | None:
         """Returns the status of a job by two calls, three if it waits in a queue, for any number of replicas."""
         cluster, name = self._find(app_id)

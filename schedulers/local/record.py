@@ -183,9 +183,11 @@ class Record:
             return False
 
     def cancel(self) -> None:
-        """Requests the supervisor to end the job; does not wait."""
+        """Requests the supervisor to end the job, and does not wait; kills what a dead supervisor has left."""
         supervisor = self.progress().supervisor
-        if supervisor and self.supervised():
+        if not self.supervised():
+            self.kill_processes()
+        elif supervisor:
             os.kill(supervisor, signal.SIGTERM)
 
     def delete(self) -> None:
@@ -193,7 +195,6 @@ class Record:
         self.delete_file.touch()
         self.cancel()
         if not self.supervised():
-            self.kill_processes()
             self.remove()
 
     def remove(self) -> None:

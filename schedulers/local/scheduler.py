@@ -120,6 +120,14 @@ class PersistentLocalScheduler(LocalScheduler):
         prune()
         return job.app_id
 
+    def identity(self, request: PopenRequest) -> str:
+        """Returns a name for the job of a request, known before the job is submitted."""
+        return request.app_id
+
+    def find(self, identity: str) -> str | None:
+        """Returns the app id of the job with an identity; None if it was not submitted."""
+        return identity if Record.of(identity) else None
+
     def describe(self, app_id: str) -> DescribeAppResponse | None:
         """Returns the status of a job, or None if there is no record of it."""
         with suppress(FileNotFoundError):  # removed meanwhile

@@ -75,4 +75,5 @@ def _first_error(job: Job, progress: Progress) -> str:
 
 
 def _last_attempt(log: str) -> str:
-    return re.split(rf"^torchx: .*; {STARTING_AGAIN}.*\n", log, flags=re.MULTILINE)[-1]
+    """Returns what follows the last note of the supervisor before an attempt."""
+    return re.split(rf"^torchx: (?:waits for .*|.*; {STARTING_AGAIN}.*)\n", log, flags=re.MULTILINE)[-1]

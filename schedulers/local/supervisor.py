@@ -58,7 +58,7 @@ class Supervisor:
         self.record = record
         self.job = record.job()
         self.logs = [Logs(replica) for replica in self.job.replicas]
-        self.progress = Progress(state="RUNNING", supervisor=os.getpid())
+        self.progress = Progress(state="PENDING" if self.job.predecessors else "RUNNING", supervisor=os.getpid())
         self.restarts = Restarts(max_retries=self.job.max_retries, max_free=self.job.max_free_restarts)
         self.outcome = ""  # of the last attempt, or why there is none
         self.running: list[subprocess.Popen[bytes]] = []
@@ -97,7 +97,7 @@ class Supervisor:
                 self.outcome = why
                 self.note(why)
                 return False
-            if self.progress.state != "PENDING":
+            if not self.progress.message:
                 self.note(waits)
             self.progress.state, self.progress.message = "PENDING", waits
             self.record.write(self.progress)

@@ -122,7 +122,7 @@ def submit(script: Path, options: Sequence[str] = ()) -> str:
         if UNANSWERED not in str(error).lower():
             raise
         log.warning("%s; looking whether the job was submitted all the same", error)
-        if found := _job_of(script):
+        if found := job_of(script):
             return found
         raise MaybeSubmitted(
             f"{error}; Slurm does not list the job, but may do so later: look with squeue --me, and if it stays away, "
@@ -135,7 +135,7 @@ def submit(script: Path, options: Sequence[str] = ()) -> str:
     return found[-1]
 
 
-def _job_of(script: Path) -> str:
+def job_of(script: Path) -> str:
     """Returns the id of the job that runs a batch script; empty if Slurm lists none."""
     for pause in LOOKS_AFTER_SECONDS:
         time.sleep(pause)

@@ -100,6 +100,18 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         self._index.add(job_id, wanted.job_dir)
         return job_id
 
+    def identity(self, request: SlurmRequest) -> str:
+        """Returns a name for the job of a request, known before the job is submitted."""
+        return str(request.job_dir / SCRIPT)
+
+    def find(self, identity: str) -> str | None:
+        """Returns the app id of the job with an identity; None if it was not submitted."""
+        script = Path(identity)
+        if not script.exists():
+            return None
+        noted = (record.job_id for record in self._index.records() if record.job_dir == script.parent)
+        return next(noted, None) or slurm.job_of(script) or None
+
     def describe(self, app_id: str) -> DescribeAppResponse | None:
         """Returns the status of a job, even if Slurm has forgotten it; None if it has no record either."""
         with self._lock:

@@ -52,7 +52,15 @@ def half_hour(tmp_path_factory, path):
 def _check_out(folder):
     """Makes a directory that looks like the project's, with its environment installed."""
     folder.mkdir()
-    for name in ("Makefile", "pyproject.toml", "requirements-cpu.txt", "components", "schedulers", "trainer"):
+    for name in (
+        "Makefile",
+        "pyproject.toml",
+        "requirements-cpu.txt",
+        "components",
+        "pipelines",
+        "schedulers",
+        "trainer",
+    ):
         (folder / name).symlink_to(ROOT / name)
     # At another port, as other tests look at curves, too; and on one core, as two threads that share a core with other
     # tests wait for each other at every operation.

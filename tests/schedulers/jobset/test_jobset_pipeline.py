@@ -1,6 +1,11 @@
 """Pipelines on the stand-in for a Kubernetes cluster."""
 
 import json
+import os
+import random
+import signal
+import subprocess
+import time
 
 import pytest
 from pipelines_of_shell import done, held, submissions, submitted, table, verbs, write_pipeline
@@ -58,3 +63,30 @@ def test_what_failed_is_run_again_with_what_waits_for_it(cluster, pipeline, tmp_
     assert verbs(pipeline("run", "--wait")) == {"a": "kept", "b": "submitted", "c": "submitted"}
     assert done(file) == ["a", "b", "c"]
     assert "no step has a job" in pipeline("cancel")
+
+
+@pytest.mark.sample(0)  # a minute
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_killed_each_step_succeeds_once(cluster, environment, tmp_path, seed):
+    """The submitter is killed while it submits, and pods are killed with their node."""
+    dice = random.Random(seed)
+    steps = {"a": ("sleep 1",), "b": ("sleep 1", "a"), "c": ("sleep 1", "a"), "d": ("true", "b", "c")}
+    file = write_pipeline(tmp_path / "p.toml", **steps)
+    run = ["torchx", "pipeline", "run", "-s", "jobset", "p.toml"]
+    for _ in range(5):
+        submitter = subprocess.Popen(run, cwd=tmp_path, env=environment, start_new_session=True)
+        time.sleep(dice.uniform(0.8, 2.5))
+        os.killpg(submitter.pid, signal.SIGKILL)
+        submitter.wait()
+        for pod in cluster.pods():
+            if pod["status"]["phase"] == "Running" and dice.random() < 0.3:
+                cluster.nodes.evict(pod)
+    while (
+        ended := subprocess.run([*run, "--wait"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    ).returncode:
+        assert "Traceback" not in ended.stderr
+    for name in steps:
+        ends = [submission["ended_as"] for submission in submissions(file, name)]
+        assert (ends.count("SUCCEEDED"), ends[-1]) == (1, "SUCCEEDED")
+        assert done(file).count(name) >= 1
+    assert [pod for pod in cluster.pods() if pod["status"]["phase"] in ("Pending", "Running")] == []

@@ -9,7 +9,7 @@ from schedulers.errors import SchedulerError
 # Names of TorchX's states, without TorchX, which a supervisor does not import.
 SUCCEEDED, ENDED = "SUCCEEDED", ("SUCCEEDED", "FAILED", "CANCELLED")
 # The trainer's console: "step 400/2,000  loss ...".
-STEP = re.compile(r"\bstep ([\d,]+/[\d,]+)")
+STEP = re.compile(r"\bstep [\d,]+/[\d,]+")
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,14 @@ def waits_for(found: Sequence[Predecessor], look: Look) -> str:
     for one in found:
         state, log = look(one.app_id)
         if not one.is_done(state):
-            steps = STEP.findall(log)
-            at = f", step {steps[-1]}" if steps else ""
-            waiting.append(f"{one.handle} ({state}{at})")
+            waiting.append(f"{one.handle} ({', '.join(filter(None, [state, step_of(log)]))})")
     return f"waits for {', '.join(waiting)}" if waiting else ""
+
+
+def step_of(log: str) -> str:
+    """Returns where a trainer is by its log, `step 400/2,000`; empty if the log does not say."""
+    steps = STEP.findall(log)
+    return steps[-1] if steps else ""
 
 
 def missed(found: Sequence[Predecessor], look: Look) -> str:

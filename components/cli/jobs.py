@@ -5,16 +5,18 @@ import sys
 import threading
 import time
 
+from tabulate import tabulate
 from torchx.cli.cmd_base import AppHandleSubCommand, SubCommand
 from torchx.cli.cmd_cancel import CmdCancel
 from torchx.cli.cmd_delete import CmdDelete
 from torchx.cli.cmd_describe import CmdDescribe
-from torchx.cli.cmd_list import CmdList
+from torchx.cli.cmd_list import HANDLE_HEADER, NAME_HEADER, STATUS_HEADER, CmdList
 from torchx.cli.cmd_log import CmdLog, validate
 from torchx.cli.cmd_status import CmdStatus
 from torchx.runner import Runner, get_runner
+from torchx.runner.config import apply
 from torchx.schedulers import get_scheduler_factories
-from torchx.specs import NONE, AppDef, AppStatus
+from torchx.specs import NONE, AppDef, AppState, AppStatus
 from torchx.specs.api import is_started
 
 from components.cli.base import check_handle, check_scheduler_args, default_to_local, errors_in_one_line, require_job
@@ -23,6 +25,7 @@ from components.cli.ending import with_plain_error
 from schedulers.errors import SchedulerError
 
 POLL_SECONDS = 1
+HEADERS = [HANDLE_HEADER, NAME_HEADER, STATUS_HEADER, "waits"]
 
 
 class Log(CmdLog):
@@ -97,12 +100,23 @@ class _List(CmdList):
             default_to_local(subparser, "list")
 
     def run(self, args: argparse.Namespace) -> None:
-        """Prints the jobs of a scheduler."""
+        """Prints the jobs of a scheduler, and why those wait that have not started."""
         check_sections(get_scheduler_factories())
         with get_runner() as runner:
             check_scheduler_args(runner, args)
-            check_options(args.scheduler, runner.scheduler_run_opts(args.scheduler))
-        super().run(args)
+            options = runner.scheduler_run_opts(args.scheduler)
+            check_options(args.scheduler, options)
+            cfg = options.cfg_from_str(args.scheduler_args or "")
+            apply(scheduler=args.scheduler, cfg=cfg)
+            rows = []
+            for app in runner.list(args.scheduler, cfg or None):
+                # TorchX lists states only. A status is asked for only where it says more.
+                waits = runner.status(app.app_handle) if app.state == AppState.PENDING else None
+                rows.append(
+                    [app.app_handle, app.name, app.state.name, waits.msg if waits and waits.msg != NONE else ""]
+                )
+        shown = len(HEADERS) if any(row[-1] for row in rows) else len(HEADERS) - 1
+        print(tabulate([row[:shown] for row in rows], HEADERS[:shown]))
 
 
 class _Status(CmdStatus):

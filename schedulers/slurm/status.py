@@ -9,7 +9,7 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Role, RoleStatus, is_terminal
 
 from schedulers.first_error import first_error, structured, tail
-from schedulers.predecessors import Look, Predecessor, missed, waits_for
+from schedulers.predecessors import Look, Predecessor, missed, step_of, waits_for
 from schedulers.slurm.commands import SlurmJob, hostnames
 from schedulers.slurm.record import Record
 from trainer.core.outcome import STOPPED_WORD, WRONG_INPUT_WORDS
@@ -150,7 +150,10 @@ class View:
             return self._note
         if self.state in (AppState.FAILED, AppState.CANCELLED):
             return f"{self.job.slurm_state}{_ending(self.job)}{self._why()}"
-        return self.job.slurm_state.lower() if self.state == AppState.RUNNING else ""
+        if self.state != AppState.RUNNING:
+            return ""
+        step = step_of(tail(self.record.replica_log(0, "out"))) if self.record else ""
+        return ", ".join(filter(None, [self.job.slurm_state.lower(), step]))
 
     def _why(self) -> str:
         """Returns why a job ended if its batch script has noted nothing."""

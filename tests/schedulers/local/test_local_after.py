@@ -1,6 +1,7 @@
 """`-cfg after` and `after_any` of `local_cwd`: jobs that wait for jobs, in any shell."""
 
 import os
+import re
 import signal
 
 import pytest
@@ -22,6 +23,10 @@ def test_a_job_starts_after_another_has_succeeded(torchx, tmp_path):
     wait_for(is_told(torchx, second, "step"))
     status = torchx.status(second)
     assert (status["state"], status["msg"]) == ("PENDING", f"waits for {first} (RUNNING, step 400/2,000)")
+    assert torchx.status(first)["msg"] == "step 400/2,000"
+    listed = torchx("list").stdout.splitlines()
+    assert re.fullmatch(r"APP HANDLE +APP NAME +APP STATUS +waits", listed[0].strip())
+    assert [line for line in listed if re.search(rf"PENDING +waits for {first} \(RUNNING, step 400/2,000\)$", line)]
     go.touch()
     assert torchx.wait_for_end(second)["state"] == "SUCCEEDED"
     assert torchx("log", "--streams", "stdout", f"{second}/sh/0").stdout == "sh/0 then\n"

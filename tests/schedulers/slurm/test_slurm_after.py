@@ -24,6 +24,7 @@ def test_a_job_starts_after_another_that_is_requeued(shell, tmp_path):
     while "step" not in (status := shell.status(second))["msg"]:
         assert status["state"] == "PENDING"
     assert f"waits for {first} (RUNNING, step 400/2,000)" in status["msg"]
+    assert shell.status(first)["msg"].startswith("running, step 400/2,000; replica 0 on ")
     go.touch()
     assert shell.wait(second)["state"] == "SUCCEEDED"
     assert shell.status(first)["num_restarts"] == 2

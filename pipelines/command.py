@@ -22,7 +22,9 @@ from components.cli.ending import first_error
 from components.cli.jobs import Log
 from components.cli.run import without_credentials
 from pipelines.file import Pipeline, read_pipeline
-from pipelines.submit import Look, Steps, Submitter, Task
+from pipelines.jobs import Jobs, Look, Target
+from pipelines.record import Record
+from pipelines.tasks import Task, tasks_of
 from schedulers.errors import SchedulerError
 from trainer.core.errors import InputError, nearest
 from trainer.core.outcome import FAILED
@@ -85,48 +87,60 @@ def _run(args: argparse.Namespace) -> None:
     if args.start and args.only:
         raise InputError("--from and --only exclude each other; leave one out")
     with get_runner(component_defaults=defaults) as runner:
-        submitter, steps = _submitter(args, pipeline, runner)
+        target = _target(args, pipeline, runner)
         if args.dryrun:
-            _print_dry_runs(submitter, pipeline, runner)
+            _print_dry_runs(target, pipeline, runner)
             return
-        submitter.dry_runs()  # the file is right as a whole before the first step is submitted
+        for step in pipeline.steps.values():  # the file is right as a whole before the first step is submitted
+            target.dry_run(step)
         again = pipeline.with_followers(args.start) if args.start else {args.only} - {None}
-        tasks = submitter.tasks(again, args.only)
-        refused = _submit_all(submitter, steps, tasks)
-        _say_what_is_next(args, pipeline)
+        jobs = _jobs(pipeline, runner)
+        looks = _looks(pipeline, jobs)
+        tasks = tasks_of(pipeline, looks, args.scheduler, again, args.only)
+        refused = _submit_all(jobs, target, looks, tasks)
+        _say_what_is_next(args)
         if args.wait:
-            refused |= not _wait_for_all(steps)
+            refused |= not _wait_for_all(pipeline, jobs)
         if refused:
             sys.exit(FAILED)
 
 
-def _submitter(args: argparse.Namespace, pipeline: Pipeline, runner: Runner) -> tuple[Submitter, Steps]:
+def _target(args: argparse.Namespace, pipeline: Pipeline, runner: Runner) -> Target:
     check_scheduler_args(runner, args)
     options = runner.scheduler_run_opts(args.scheduler)
     check_options(args.scheduler, options)
     for step in pipeline.steps.values():
         check_arguments(step.component)
     cfg = options.cfg_from_str(args.scheduler_args)
-    steps = Steps(pipeline, runner)
-    return Submitter(steps, args.scheduler, cfg, runner, get_config("cli", "run", "workspace")), steps
+    return Target(args.scheduler, cfg, runner, get_config("cli", "run", "workspace"))
 
 
-def _submit_all(submitter: Submitter, steps: Steps, tasks: list[Task]) -> bool:
+def _jobs(pipeline: Pipeline, runner: Runner) -> Jobs:
+    return Jobs(Record(pipeline.out, "pipeline", "pipeline"), runner)
+
+
+def _looks(pipeline: Pipeline, jobs: Jobs) -> dict[str, Look]:
+    """Returns the steps in their order, as they are now."""
+    found = jobs.looks()
+    return {name: found.get(name, Look(None)) for name in pipeline.steps}
+
+
+def _submit_all(jobs: Jobs, target: Target, looks: Mapping[str, Look], tasks: Mapping[str, Task]) -> bool:
     """Submits steps and prints a line for each step; returns whether one was refused."""
-    todo = {task.step.name: task for task in tasks}
-    handles = {name: look.handle for name, look in steps.looks.items() if look.is_active}
-    width = max(map(len, steps.pipeline.steps))
+    handles = {name: look.handle for name, look in looks.items() if look.is_active}
+    width = max(map(len, looks))
     lost: list[str] = []
-    for name, step in steps.pipeline.steps.items():
-        look = steps.looks[name]
-        if name not in todo:
+    for name, look in looks.items():
+        task = tasks.get(name)
+        if task is None:
             line = f"kept       {look.handle} ({look.state.name})" if look.state else "left out"
-        elif missing := [before for before in step.after if before in lost]:
+        elif missing := [before for before in task.step.after if before in lost]:
             lost.append(name)
             line = f"refused    needs {', '.join(missing)}"
         else:
+            after = [handles[before] for before in task.step.after if before in handles]
             try:
-                handles[name] = submitter.submit(todo[name], handles)
+                handles[name] = jobs.submit(task.step, target, look, task.inputs, after)
                 line = f"submitted  {handles[name]}"
             except SchedulerError as error:
                 lost.append(name)
@@ -135,12 +149,12 @@ def _submit_all(submitter: Submitter, steps: Steps, tasks: list[Task]) -> bool:
     return bool(lost)
 
 
-def _wait_for_all(steps: Steps) -> bool:
+def _wait_for_all(pipeline: Pipeline, jobs: Jobs) -> bool:
     """Waits until all steps have ended and prints what changes; returns whether all have succeeded."""
-    width = max(map(len, steps.pipeline.steps))
+    width = max(map(len, pipeline.steps))
     shown: dict[str, AppState | None] = {}
     while True:
-        looks = steps.look()
+        looks = _looks(pipeline, jobs)
         for name, look in looks.items():
             if look.state and look.state != shown.get(name):
                 shown[name] = look.state
@@ -154,7 +168,8 @@ def _wait_for_all(steps: Steps) -> bool:
 
 def _status(args: argparse.Namespace) -> None:
     with get_runner() as runner:
-        print(_table(Steps(_read(args), runner).looks))
+        pipeline = _read(args)
+        print(_table(_looks(pipeline, _jobs(pipeline, runner))))
 
 
 def _log(args: argparse.Namespace) -> None:
@@ -162,7 +177,7 @@ def _log(args: argparse.Namespace) -> None:
     if args.step is not None:
         _check_step("STEP", args.step, pipeline)
     with get_runner() as runner:
-        looks = Steps(pipeline, runner).looks
+        looks = _looks(pipeline, _jobs(pipeline, runner))
     wanted = {name: look for name, look in looks.items() if look.handle and args.step in (None, name)}
     if not wanted:
         raise InputError(f"{args.step or 'no step'} was submitted; `torchx pipeline run {args.file}` does so")
@@ -177,9 +192,11 @@ def _log(args: argparse.Namespace) -> None:
 
 def _cancel(args: argparse.Namespace) -> None:
     with get_runner() as runner:
-        active = {name: look for name, look in Steps(_read(args), runner).looks.items() if look.is_active}
+        pipeline = _read(args)
+        jobs = _jobs(pipeline, runner)
+        active = {name: look for name, look in _looks(pipeline, jobs).items() if look.is_active}
         for name, look in reversed(active.items()):
-            runner.cancel(look.handle)
+            jobs.cancel(look)
             print(f"cancelled {name}, {look.handle}", flush=True)
         if not active:
             print("no step has a job that has not ended")
@@ -200,10 +217,10 @@ def _check_step(flag: str, name: str, pipeline: Pipeline) -> None:
         raise InputError(f"{flag} {name}: unknown step '{name}'{nearest(name, pipeline.steps)}")
 
 
-def _print_dry_runs(submitter: Submitter, pipeline: Pipeline, runner: Runner) -> None:
+def _print_dry_runs(target: Target, pipeline: Pipeline, runner: Runner) -> None:
     dryrun: Callable[..., AppDryRunInfo] = runner.dryrun
     runner.dryrun = lambda app, *rest, **options: dryrun(without_credentials(app), *rest, **options)
-    requests = submitter.dry_runs()
+    requests = {name: target.dry_run(step) for name, step in pipeline.steps.items()}
     print("\n".join(pipeline.drawing()))
     for name, request in requests.items():
         step = pipeline.steps[name]
@@ -211,7 +228,7 @@ def _print_dry_runs(submitter: Submitter, pipeline: Pipeline, runner: Runner) ->
         print(f"\n=== {name}: {step.component}{after} ===\n{request}")
 
 
-def _say_what_is_next(args: argparse.Namespace, pipeline: Pipeline) -> None:
+def _say_what_is_next(args: argparse.Namespace) -> None:
     words = " ".join(
         shlex.quote(word) for word in [args.file, *(each for pair in args.set for each in ("--set", pair))]
     )

@@ -12,6 +12,7 @@ from pydantic import Field
 from torchx.schedulers import get_scheduler_factories
 
 from pipelines.arguments import Signature
+from pipelines.jobs import Job, Options
 from trainer.core.errors import InputError, StorageError, StorageNotFoundError, nearest
 from trainer.core.secrets import without_secrets
 from trainer.core.section import Section, Tree, validate
@@ -25,8 +26,6 @@ SET_HERE = {
     "detach": "the jobs of a pipeline outlive its shell anyway; leave it out",
 }
 Scalar = str | int | float | bool
-Options = dict[str, dict[str, Any]]
-"""Options of schedulers, by scheduler."""
 
 
 class StepSection(Section):
@@ -64,24 +63,16 @@ class FileSection(Section):
     """The steps by name."""
 
 
-@dataclass(frozen=True)
-class Step:
+@dataclass(frozen=True, kw_only=True)
+class Step(Job):
     """A job of a pipeline, with everything that it takes from others filled in.
 
     Attributes:
-        name: Its name in the file.
-        component: Its component.
-        words: The component's arguments as `torchx run` takes them.
         config: The configuration that it names, unless another step makes it.
-        options: Options of schedulers, by scheduler.
         after: Names of the steps that must succeed first.
     """
 
-    name: str
-    component: str
-    words: list[str]
     config: str | None
-    options: Options
     after: list[str]
 
 
@@ -90,13 +81,11 @@ class Pipeline:
     """A pipeline that can be submitted.
 
     Attributes:
-        source: The name of its file.
         out: Its directory, a path or an fsspec URL.
         steps: Its steps by name, each after those that it needs.
         graph: An edge from each step to those that need it.
     """
 
-    source: str
     out: str
     steps: dict[str, Step]
     graph: nx.DiGraph
@@ -128,7 +117,7 @@ def read_pipeline(name: str, changes: Mapping[str, str], defaults: Mapping[str, 
     source = f"pipeline '{without_secrets(name)}': "
     file = validate(FileSection, _read(name), lambda _: source)
     try:
-        return _Reader(file, _changed(file, changes), defaults).pipeline(name)
+        return _Reader(without_secrets(name), file, _changed(file, changes), defaults).pipeline()
     except InputError as error:
         raise InputError(f"{source}{error}") from error
 
@@ -169,7 +158,10 @@ def _of_type(kind: type, flag: str, text: str) -> Scalar:
 class _Reader:
     """Fills the steps of a file in, in their order."""
 
-    def __init__(self, file: FileSection, values: dict[str, Scalar], defaults: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(
+        self, source: str, file: FileSection, values: dict[str, Scalar], defaults: Mapping[str, Mapping[str, str]]
+    ) -> None:
+        self._source = source
         self._file = file
         self._values = values
         self._signatures = {
@@ -178,7 +170,7 @@ class _Reader:
         }
         self._filled: dict[str, dict[str, Any]] = {}
 
-    def pipeline(self, source: str) -> Pipeline:
+    def pipeline(self) -> Pipeline:
         self._check_names()
         needed = {name: self._needed_by(name) for name in self._file.steps}
         graph = nx.DiGraph()
@@ -189,7 +181,7 @@ class _Reader:
         place = {name: number for number, name in enumerate(needed)}
         order = nx.lexicographical_topological_sort(graph, key=place.__getitem__)
         steps = {name: self._step(name, needed[name]) for name in order}
-        return Pipeline(source, str(self._values["out"]), steps, graph)
+        return Pipeline(str(self._values["out"]), steps, graph)
 
     def _check_names(self) -> None:
         for kind, names in (("values", self._file.values), ("steps", self._file.steps)):
@@ -244,7 +236,15 @@ class _Reader:
             for scheduler in {*self._file.options, *step.options}
         }
         config = str(filled["config"]) if given and not is_made else None
-        return Step(name, step.component, words, config, options, after)
+        return Step(
+            name=name,
+            key=f"pipeline '{self._source}': steps.{name}",
+            component=step.component,
+            words=words,
+            options=options,
+            config=config,
+            after=after,
+        )
 
     def _value(self, path: str, field: str) -> Any:
         """Returns what stands for a name in braces."""

@@ -1,4 +1,4 @@
-"""The record of a pipeline: a file for each submission of a step, on any fsspec storage."""
+"""The record of a pipeline or a sweep: a file for each submission of a job, on any fsspec storage."""
 
 import json
 from collections.abc import Mapping
@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
-
-FOLDER = "pipeline"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,22 +45,26 @@ class Submission:
 
     @property
     def file(self) -> str:
-        """Its file, below the pipeline's directory."""
-        return f"{FOLDER}/{self.step}-{self.number}.json"
+        """The name of its file."""
+        return f"{self.step}-{self.number}.json"
 
 
 class Record:
-    """The submissions of one pipeline.
+    """The submissions of one pipeline or sweep: `OUT/FOLDER/STEP-NUMBER.json`.
 
     Args:
-        out: The pipeline's directory.
+        out: Its directory.
+        folder: The folder in it for these files.
+        command: The command of `torchx` that submits, for messages.
 
     Raises:
         InputError: There is no such storage.
     """
 
-    def __init__(self, out: str) -> None:
+    def __init__(self, out: str, folder: str, command: str) -> None:
         self._directory = RunDirectory(out, "out")
+        self._folder = folder
+        self._command = command
 
     def newest(self) -> dict[str, Submission]:
         """Returns the newest submission of each step.
@@ -71,13 +73,13 @@ class Record:
             InputError: The directory cannot be read.
         """
         with named("out", self._directory.url):
-            files = self._directory.fs.find(self._directory.path(FOLDER))
+            files = self._directory.fs.find(self._directory.path(self._folder))
             newest: dict[str, int] = {}
             for file in files:
                 step, dash, number = file.rpartition("/")[2].removesuffix(".json").rpartition("-")
                 if dash and number.isdecimal():
                     newest[step] = max(int(number), newest.get(step, 0))
-            return {step: self._read(f"{FOLDER}/{step}-{number}.json") for step, number in newest.items()}
+            return {step: self._read(step, number) for step, number in newest.items()}
 
     def begin(self, submission: Submission) -> Submission:
         """Notes that a step is about to be submitted; returns the note, with the time.
@@ -87,14 +89,14 @@ class Record:
         """
         noted = replace(submission, submitted_at=datetime.now(UTC).isoformat(timespec="seconds"))
         with named("out", self._directory.url):
-            self._directory.fs.makedirs(self._directory.path(FOLDER))
+            self._directory.fs.makedirs(self._directory.path(self._folder))
             try:
-                with self._directory.fs.open(self._directory.path(noted.file), "xb") as file:
+                with self._directory.fs.open(self._directory.path(self._folder, noted.file), "xb") as file:
                     file.write(_bytes(asdict(noted)))
             except FileExistsError as error:
                 raise InputError(
-                    f"{self._directory.url}: another `torchx pipeline run` submits step {noted.step}; "
-                    "wait for it, and look with `torchx pipeline status`"
+                    f"{self._directory.url}: another `torchx {self._command} run` submits {noted.step}; wait for it,"
+                    f" and look with `torchx {self._command} status`"
                 ) from error
         return noted
 
@@ -106,15 +108,15 @@ class Record:
         """
         changed = replace(submission, handle=handle or submission.handle, ended_as=ended_as or submission.ended_as)
         with named("out", self._directory.url):
-            self._directory.fs.write(self._directory.path(changed.file), _bytes(asdict(changed)))
+            self._directory.fs.write(self._directory.path(self._folder, changed.file), _bytes(asdict(changed)))
         return changed
 
-    def _read(self, name: str) -> Submission:
+    def _read(self, step: str, number: int) -> Submission:
+        unwritten = Submission(step=step, number=number)
         try:
-            return Submission(**json.loads(self._directory.read(name) or ""))
+            return Submission(**json.loads(self._directory.read(self._folder, unwritten.file) or ""))
         except ValueError:  # the submitter was killed while it made the file, before it submitted anything
-            step, _, number = name.removeprefix(f"{FOLDER}/").removesuffix(".json").rpartition("-")
-            return Submission(step=step, number=int(number))
+            return unwritten
 
 
 def _bytes(content: Mapping[str, object]) -> bytes:

@@ -2,9 +2,11 @@
 
 import contextlib
 import io
+import re
 from pathlib import Path
 
 import pytest
+from command import run_torchx
 from torchx.cli.main import main
 
 from pipelines.file import READY_MADE, read_pipeline
@@ -204,3 +206,22 @@ def test_a_wrong_option_of_the_file_names_its_step(run):
 def test_a_file_that_is_not_there_names_the_ready_made_ones():
     with pytest.raises(InputError, match=r"pipeline 'nosuch': no such file; ready-made ones: .*movielens"):
         read_pipeline("nosuch", {}, {})
+
+
+def test_a_dry_run_shows_each_request_with_the_users_defaults_and_no_secret(tmp_path):
+    (tmp_path / "p.toml").write_text(FILE.replace("A = 1", "PASSWORD = 'hush'"))
+    (tmp_path / ".torchxconfig").write_text("[slurm]\naccount = ads\npartition = everything\n")
+    words = ("pipeline", "run", "p.toml", "-s", "slurm", "--dryrun")
+    shown = run_torchx(*words, cwd=tmp_path, HOME=str(tmp_path)).stdout
+    assert [line for line in shown.splitlines() if line.startswith("===")] == [
+        "=== vocabulary: data.vocabulary ===",
+        "=== check: data.check, after vocabulary ===",
+        "=== train: dlrm.single_node, after check ===",
+    ]
+    assert re.findall(r"^#SBATCH --(partition=\w+|account=\w+)", shown, re.MULTILINE) == [
+        *("account=ads", "partition=cpu"),
+        *("account=ads", "partition=cpu"),
+        *("account=ads", "partition=gpu"),
+    ]
+    assert "hush" not in shown
+    assert {file.name for file in tmp_path.iterdir()} == {"p.toml", ".torchxconfig"}

@@ -15,7 +15,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 FROM python AS cpu
 COPY requirements-cpu.txt ./
 # Without what only tests, extras and clients of a cluster need.
-RUN grep -vE "^(anyio|blinker|boto3|cffi|click|cryptography|[Ff]lask|flatbuffers|h11|hypothesis|itsdangerous|kubernetes|ml_dtypes|moto|onnx|py-partiql|pycparser|pyrefly|pytest|responses|ruff|s3transfer|safetensors|starlette|uvicorn|xmltodict)" requirements-cpu.txt > locked.txt \
+RUN grep -vE "^(alembic|anyio|blinker|boto3|cffi|click|colorlog|cryptography|[Ff]lask|flatbuffers|h11|hypothesis|itsdangerous|kubernetes|Mako|ml_dtypes|moto|narwhals|onnx|optuna|plotly|py-partiql|pycparser|pyrefly|pytest|responses|ruff|s3transfer|SQLAlchemy|safetensors|starlette|uvicorn|xmltodict)" requirements-cpu.txt > locked.txt \
     && pip install --quiet --no-deps -r locked.txt \
     && rm locked.txt requirements-cpu.txt
 
@@ -30,6 +30,7 @@ COPY components /src/components
 COPY pipelines /src/pipelines
 COPY planner /src/planner
 COPY schedulers /src/schedulers
+COPY sweeps /src/sweeps
 COPY trainer /src/trainer
 RUN pip install --quiet "/src${EXTRAS:+[$EXTRAS]}" \
     && python -c "import torch, torchrec, fbgemm_gpu" \

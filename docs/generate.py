@@ -18,6 +18,7 @@ from torchx.schedulers import get_scheduler_factories
 from torchx.specs import AppDef, runopt
 
 from trainer.core.registry import find_by_name
+from trainer.core.section import Section
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -95,12 +96,24 @@ def configuration() -> str:
 def pipeline_keys() -> str:
     """Lists every key of a pipeline file, in a table for the file and one for a step."""
     from pipelines.file import FileSection
+
+    return _keys(FileSection)
+
+
+def sweep_keys() -> str:
+    """Lists every key of a sweep file."""
+    from sweeps.file import SweepSection
+
+    return _keys(SweepSection)
+
+
+def _keys(section: type[Section]) -> str:
     from trainer.config.help import described
 
     return "\n\n".join(
         (f"`[{path}]`:\n\n" if path else "")
         + table(["Key", "Type", "Default", "Meaning"], [[f"`{name}`", *facts] for name, *facts in keys])
-        for path, _, keys in described(FileSection)
+        for path, _, keys in described(section)
     )
 
 
@@ -324,6 +337,7 @@ PARTS: dict[str, Callable[..., str]] = {
     for part in (
         configuration,
         pipeline_keys,
+        sweep_keys,
         may_change,
         reading_order,
         ready_made,

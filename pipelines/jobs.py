@@ -1,7 +1,7 @@
 """Jobs that leave a note before they are submitted, so that whatever is killed, none is submitted twice."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -168,12 +168,13 @@ class Jobs:
         self._record = record
         self._runner = runner
 
-    def looks(self) -> dict[str, Look]:
-        """Returns all jobs by name, as they are now."""
-        return {name: self._look(submission) for name, submission in self._record.newest().items()}
+    def looks(self, names: Collection[str]) -> dict[str, Look]:
+        """Returns jobs by name, as they are now."""
+        newest = self._record.newest(names)
+        return {name: self._look(newest.get(name)) for name in names}
 
-    def _look(self, submission: Submission) -> Look:
-        if not submission.identity:
+    def _look(self, submission: Submission | None) -> Look:
+        if not submission or not submission.identity:
             return Look(submission)
         if submission.ended_as == AppState.SUCCEEDED.name:
             return Look(submission, AppState.SUCCEEDED)

@@ -1,7 +1,7 @@
 """The record of a pipeline or a sweep: a file for each submission of a job, on any fsspec storage."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -66,8 +66,8 @@ class Record:
         self._folder = folder
         self._command = command
 
-    def newest(self) -> dict[str, Submission]:
-        """Returns the newest submission of each step.
+    def newest(self, names: Collection[str]) -> dict[str, Submission]:
+        """Returns the newest submission of each of these jobs that was submitted.
 
         Raises:
             InputError: The directory cannot be read.
@@ -77,7 +77,7 @@ class Record:
             newest: dict[str, int] = {}
             for file in files:
                 step, dash, number = file.rpartition("/")[2].removesuffix(".json").rpartition("-")
-                if dash and number.isdecimal():
+                if dash and number.isdecimal() and step in names:
                     newest[step] = max(int(number), newest.get(step, 0))
             return {step: self._read(step, number) for step, number in newest.items()}
 

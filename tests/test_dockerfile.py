@@ -18,7 +18,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PLACES = [
     place
-    for place in ("apps", "components", "pipelines", "planner", "schedulers", "trainer")
+    for place in ("apps", "components", "pipelines", "planner", "schedulers", "sweeps", "trainer")
     if (ROOT / place).is_dir()
 ]
 

@@ -18,6 +18,7 @@ from torchx.specs.finder import get_component
 
 from docs.generate import render
 from pipelines.file import FileSection
+from sweeps.file import SweepSection
 from trainer.__main__ import main as trainer
 from trainer.commands import COMMANDS, read_command
 from trainer.config.root import READY_MADE, Config, load_config, to_toml
@@ -48,6 +49,7 @@ DOCS = [
         "gpus",
         "operating",
         "pipelines",
+        "sweeps",
         "architecture",
         "glossary",
     )
@@ -73,7 +75,7 @@ def shown(*programs: str) -> list[str]:
 def workspace(tmp_path_factory):
     """A directory as the reader's, with the files that the documentation asks to save."""
     folder = tmp_path_factory.mktemp("reader")
-    for name in ("trainer", "components", "pipelines", "planner", "apps", ".torchxconfig"):
+    for name in ("trainer", "components", "pipelines", "planner", "apps", "sweeps", ".torchxconfig"):
         (folder / name).symlink_to(ROOT / name)
     for block in [*blocks("python"), *blocks("toml")]:
         if name := re.match(r"# (\w+\.\w+)\n", block):
@@ -152,8 +154,8 @@ def test_other_torchx_commands_are_understood(command):
     create_parser(get_sub_cmds()).parse_args(shlex.split(command)[1:])
 
 
-@pytest.mark.parametrize("command", shown("torchx pipeline run "))
-def test_pipelines_are_right(command, reader):
+@pytest.mark.parametrize("command", shown("torchx pipeline run ", "torchx sweep run "))
+def test_pipelines_and_sweeps_are_right(command, reader):
     torchx([*shlex.split(command.replace(" --wait", "").replace(" --dryrun", ""))[1:], "--dryrun"])
 
 
@@ -174,8 +176,8 @@ def test_torchx_commands_are_understood(command, reader):
 @pytest.mark.parametrize("block", blocks("toml"))
 def test_configurations_are_valid(block):
     tree = tomllib.loads(block)
-    if "steps" in tree:
-        FileSection.model_validate(tree)
+    if section := {"steps": FileSection, "space": SweepSection}.get(next(iter(tree.keys() & {"steps", "space"}), "")):
+        section.model_validate(tree)
         return
     tree.pop("base", None)  # of one that a command trains
     Config.model_validate(tree)
@@ -220,6 +222,17 @@ def test_environment_variables_are_documented():
 
 
 def source_files(*suffixes: str) -> list[Path]:
-    names = ("apps", "benchmarks", "components", "docs", "pipelines", "planner", "schedulers", "tests", "trainer")
+    names = (
+        "apps",
+        "benchmarks",
+        "components",
+        "docs",
+        "pipelines",
+        "planner",
+        "schedulers",
+        "sweeps",
+        "tests",
+        "trainer",
+    )
     folders = [ROOT / name for name in names]
     return [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]

@@ -37,7 +37,7 @@ PRINTED_BY = {
         "checkpoints --out RUN --convert PLACE/run.safetensors",
     ],
     "components/cli/run.py": ["torchx run utils.echo --msg PLACE"],
-    "pipelines/command.py": ["torchx pipeline run PLACE/p.toml"],
+    "pipelines/actions.py": ["torchx pipeline run PLACE/p.toml"],
 }
 
 PROGRAMS = {"torchx": {*get_sub_cmds()}, "python": {f"-m trainer {name}" for name in COMMANDS}}
@@ -78,7 +78,7 @@ def messages(file: Path) -> list[str]:
 
 
 def sources() -> dict[str, Path]:
-    places = ("apps", "components", "pipelines", "planner", "schedulers", "trainer")
+    places = ("apps", "components", "pipelines", "planner", "schedulers", "sweeps", "trainer")
     files = [file for name in places for file in (ROOT / name).rglob("*.py")]
     return {str(file.relative_to(ROOT)): file for file in files}
 

@@ -18,7 +18,7 @@ FREE_OF_TORCH = (
         "core.section",
         "core.storage",
     ),
-    "config.root",
+    *("config.overrides", "config.root", "metrics.checks", "metrics.registry"),
 )
 # What each place may import of the others: a place, or a module that is free of torch.
 MAY_IMPORT = {
@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "apps": {"trainer", "planner"},
     "trainer": {"planner"},
     "planner": set(),
+    "sweeps": {"pipelines", "components", "schedulers", *(f"trainer.{name}" for name in FREE_OF_TORCH)},
     "pipelines": {"components", "schedulers", *(f"trainer.{name}" for name in FREE_OF_TORCH)},
     "components": {"schedulers", "trainer.core.errors", "trainer.core.outcome", "trainer.core.secrets"},
     "schedulers": {"trainer.core.outcome", "trainer.core.secrets", "planner.hardware"},

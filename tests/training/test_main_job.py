@@ -59,6 +59,7 @@ def _check_out(folder):
         "components",
         "pipelines",
         "schedulers",
+        "sweeps",
         "trainer",
     ):
         (folder / name).symlink_to(ROOT / name)

@@ -11,7 +11,7 @@ import pytest
 from pipelines_of_shell import done, held, submissions, submitted, table, verbs, write_pipeline
 from shells import wait_for
 
-from pipelines import command
+from pipelines import actions
 from schedulers.jobset import after
 
 
@@ -19,7 +19,7 @@ from schedulers.jobset import after
 def soon(monkeypatch):
     """The pods that wait look more often than on a real cluster."""
     monkeypatch.setattr(after, "_PROGRAM", after._PROGRAM.replace("POLL_SECONDS = 5\n", "POLL_SECONDS = 0.1\n"))
-    monkeypatch.setattr(command, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(actions, "POLL_SECONDS", 0.1)
 
 
 @pytest.fixture

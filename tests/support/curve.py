@@ -1,0 +1,50 @@
+"""A stand-in for training, as a component of one's own: its curve follows the learning rate, and it resumes.
+
+`python curve.py OUT RATE` adds a line to OUT/evaluations.jsonl for each ten steps of 90, as the trainer does.
+"""
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+from torchx.specs import AppDef, Role
+
+STEPS, EVERY = 90, 10
+
+
+def train(*args: str, config: str, out: str, seconds: float = 0.05) -> AppDef:
+    """Trains.
+
+    Args:
+        args: Overrides of the configuration.
+        config: The configuration.
+        out: The run directory.
+        seconds: Between two evaluations.
+    """
+    rate = args[args.index("--optimizer.dense.learning_rate") + 1]
+    words = [str(Path(__file__).resolve()), out, rate, str(seconds)]
+    return AppDef("curve", [Role("trainer", "", entrypoint="python", args=words)])
+
+
+def value(rate: float, step: int) -> float:
+    """Returns what a learning rate reaches at a step: the best is 0.5."""
+    return (1 - abs(rate - 0.5)) * step / STEPS
+
+
+def main(out: Path, rate: float, seconds: float) -> None:
+    """Takes the steps that are left."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "evaluations.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    (out / "starts").open("a").write(f"{len(lines)}\n")
+    for step in range((len(lines) + 1) * EVERY, STEPS + 1, EVERY):
+        time.sleep(seconds)
+        with file.open("a") as appended:
+            appended.write(json.dumps({"step": step, "split": "validation", "auc": value(rate, step)}) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]))

@@ -46,7 +46,7 @@ class SweepSection(Section):
     """Options of schedulers, `options.slurm = { time = "4:00:00" }`."""
 
     aim: str = "auc"
-    """Metric to improve, as evaluations name it; on data.validation, at the last step of a trial."""
+    """Metric to improve, on data.validation: of the last evaluation, or of the best if it is checkpoint.keep.best."""
 
     trials: int = Field(20, ge=1)
     """Most trials."""
@@ -124,6 +124,11 @@ class Sweep:
     def aim(self) -> str:
         """The name of the aim in evaluations."""
         return result_name(self.settings.aim)
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether a run keeps the checkpoint that is best by the aim."""
+        return self.config.checkpoint.keep.best == self.settings.aim
 
     @property
     def trials(self) -> int:

@@ -57,10 +57,8 @@ def _figures(study: Study, aim: str) -> list[tuple[str, str]]:
         ("Values and what came of them", plot_parallel_coordinate(study.optuna, target=_value, target_name=aim)),
     ]
     if len(done) >= LEAST_FOR_IMPORTANCE:
-        # The default needs scikit-learn.
-        importance = plot_param_importances(
-            study.optuna, evaluator=PedAnovaImportanceEvaluator(), target=_value, target_name=aim
-        )
+        # The default needs scikit-learn. Without a target, this one knows the direction of the study.
+        importance = plot_param_importances(study.optuna, evaluator=PedAnovaImportanceEvaluator(), target_name=aim)
         figures.append(("Importance of each key", importance))
     texts = [_html(figure, with_code=not number) for number, (_, figure) in enumerate(figures)]
     return [(name, text) for (name, _), text in zip(figures, texts, strict=True)]

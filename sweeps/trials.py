@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import accumulate
 from math import isfinite
 
 from optuna.trial import FrozenTrial, TrialState
@@ -39,7 +40,7 @@ class Course:
         study: Its trials.
         jobs: Their jobs.
         say: Prints a line.
-        seen: Names of the trials whose jobs have been active since this process began. If one is cancelled, somebody
+        seen: Names of the trials whose jobs this process has submitted, or found active. If one is cancelled, somebody
             wants it gone; one that was cancelled before goes on.
     """
 
@@ -91,6 +92,7 @@ class Course:
         except SchedulerError as error:
             self._end(trial, TrialState.FAIL, f"not submitted: {error}")
             return
+        self.seen.add(name_of(trial))
         again = f"again, attempt {before.number + 1}" if before.number else "with " + values_of(trial)
         self.say(f"trial {trial.number:3}  begins {again}  {handle}")
 
@@ -132,12 +134,19 @@ class Course:
         return f"{self.sweep.aim} {reached[max(reached)]:.5f}"
 
     def _evaluations(self, trial: FrozenTrial) -> dict[int, float]:
-        """Returns the aim by step, as the trial's run has evaluated it so far."""
+        """Returns the aim by step, as the trial's run has evaluated it so far.
+
+        If the run keeps the best checkpoint by the aim, that is the trial's result: then the best up to each step.
+        """
         text = RunDirectory(self.sweep.run_directory(trial.number)).read("evaluations.jsonl") or ""
         whole = text[: text.rfind("\n") + 1].splitlines()  # the last line may be on its way
         lines = [line for line in map(json.loads, whole) if line["split"] == "validation"]
         found = {line["step"]: line.get(self.sweep.aim) for line in lines}
-        return {step: value for step, value in found.items() if value is not None and isfinite(value)}
+        reached = {step: value for step, value in found.items() if value is not None and isfinite(value)}
+        if not self.sweep.keeps_best:
+            return reached
+        best = max if self.sweep.higher else min
+        return dict(zip(reached, accumulate(reached.values(), best), strict=True))
 
     def _check_failures(self) -> None:
         ended = [trial for trial in self.study.trials if trial.state.is_finished()]

@@ -1,0 +1,75 @@
+"""The page of a sweep: complete, self-contained, and as wide as a real browser's window."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+from PIL import Image
+
+from sweeps.file import read_sweep
+from sweeps.page import write_page
+from sweeps.study import Study
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+MEASURE = "<script>document.body.dataset.width = document.documentElement.scrollWidth</script>"
+FILE = """
+out = "{out}"
+[arguments]
+config = "movielens_deepfm"
+trainer_args = ["--evaluate.every_steps", "20"]
+[space]
+optimizer.dense.learning_rate = {{ log = [1e-4, 1e-1] }}
+model.embedding_dim = {{ range = [8, 32], step = 8 }}
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    """The page of twelve trials, of which two were stopped early."""
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "s.toml").write_text(FILE.format(out=folder / "out"))
+    study = Study(read_sweep(str(folder / "s.toml")))
+    for number in range(12):
+        trial = study.ask()
+        reached = {step: 0.5 + step / 1000 + trial.params["optimizer.dense.learning_rate"] for step in (20, 40, 60)}
+        study.report(trial, reached)
+        study.end(trial, TrialState.COMPLETE if number < 10 else TrialState.PRUNED, reached[60])
+    rows = [[str(trial.number), "done", "<b>0.5</b>"] for trial in study.ranked()]
+    write_page(folder / "sweep.html", "auc", ["trial", "", "auc"], rows, study)
+    return folder / "sweep.html"
+
+
+def test_the_page_has_everything_and_needs_nothing(page):
+    text = page.read_text()
+    assert not re.search(r"<script[^>]+src=|<link|<img", text)
+    assert text.count("<tr>") == 13
+    assert "<td>&lt;b&gt;0.5&lt;/b&gt;</td>" in text
+    for title in ("Trials", "What each trial reached", "Values and what came of them", "Importance of each key"):
+        assert f"<h2>{title}</h2>" in text
+
+
+@pytest.mark.skipif(not BROWSER, reason="no browser: install Debian's chromium-headless-shell, as .ci/run does")
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_browser_shows_it_without_a_server(page, tmp_path, width):
+    def browse(*words):
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},2400"]
+        done = subprocess.run(
+            [BROWSER, *flags, "--virtual-time-budget=10000", *words], capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    measured = tmp_path / "measured.html"
+    measured.write_text(page.read_text().replace("</body>", f"{MEASURE}</body>"))
+    shown = browse("--dump-dom", measured.as_uri())
+    assert f'data-width="{width}"' in shown  # nothing is wider than the window
+    assert shown.count('class="trace scatter') >= 12
+    assert len(re.findall(r'class="plotly-graph-div js-plotly-plot"', shown)) == 3
+    browse(f"--screenshot={tmp_path / 'page.png'}", page.as_uri())
+    image = Image.open(tmp_path / "page.png").convert("RGB")
+    assert image.size == (width, 2400)
+    small = image.resize((100, 400), Image.Resampling.NEAREST)
+    assert sum(pixel == (0xE5, 0xEC, 0xF6) for pixel in small.getdata()) > 1000  # grounds of the drawings

@@ -1,4 +1,4 @@
-"""Tools for runs: TensorBoard, plans, schedules, checkpoints, vectors, exports, serving, and benchmarks."""
+"""Tools for runs: TensorBoard, plans, schedules, comparisons, checkpoints, vectors, exports, serving, benchmarks."""
 
 from torchx.specs import AppDef
 
@@ -82,6 +82,26 @@ def schedule(
         args: After `--`, more arguments of `python -m trainer schedule`, and overrides of the configuration file.
         config: Configuration file (TOML), as the job sees it.
         draw: File to draw the rates to, .svg or .png, a path or an fsspec URL.
+        overwrite: Replace a file that exists.
+    """
+    ...
+
+
+@program("compare", cpu=1, memMB=2048)
+def compare(
+    *args: str,
+    runs: list[str],
+    page: str | None = None,
+    overwrite: bool = False,
+) -> AppDef:
+    """Puts runs side by side: configuration, metrics with the spread of seeds, speed, and curves as a page.
+
+    Example: torchx run -s local_cwd tools.compare --runs runs/a,runs/b --page compared.html
+
+    Args:
+        args: After `--`, more arguments of `python -m trainer compare`.
+        runs: Run directories, paths or fsspec URLs, separated by commas; nothing is written to them.
+        page: HTML file to draw everything to, for a browser, a path or an fsspec URL.
         overwrite: Replace a file that exists.
     """
     ...

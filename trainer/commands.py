@@ -43,6 +43,11 @@ COMMANDS = {
         "CONFIG: show the learning rates of a run, as a table and as charts, or draw them to a file.",
         "criteo_kaggle --train.steps 3000",
     ),
+    "compare": (
+        "apps.runs.compare:compare",
+        "--runs RUN_DIRS: put runs side by side: configuration, metrics with the spread of seeds, speed, curves.",
+        "--runs runs/a runs/b --page compared.html",
+    ),
     "checkpoints": (
         "apps.runs.checkpoints:checkpoints",
         "--out RUN_DIR: list a run's checkpoints, verify them, or convert one to a single file.",

@@ -49,10 +49,25 @@ class Lying:
     series: Mapping[str, Sequence[float]]
 
 
+@dataclass(frozen=True)
+class Lines:
+    """Curves over steps, for pages only.
+
+    Attributes:
+        title: Title of the figure.
+        remark: A sentence below the title.
+        series: Steps and values of each curve, by name.
+    """
+
+    title: str
+    remark: str
+    series: Mapping[str, tuple[Sequence[int], Sequence[float]]]
+
+
 Figure = Stacked | Lying
 
 
-def colors_of(figure: Figure) -> dict[str, str]:
+def colors_of(figure: Figure | Lines) -> dict[str, str]:
     """Returns the color of each part or series."""
     names = [*(figure.parts if isinstance(figure, Stacked) else figure.series)]
     found = [COLORS[number % len(COLORS)] for number in range(len(names))]
@@ -61,7 +76,7 @@ def colors_of(figure: Figure) -> dict[str, str]:
     return dict(zip(names, found, strict=True))
 
 
-def has_key(figure: Figure) -> bool:
+def has_key(figure: Figure | Lines) -> bool:
     """Returns whether there are several colors to explain."""
     return len(colors_of(figure)) > 1
 

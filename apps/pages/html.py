@@ -8,7 +8,7 @@ from html import escape
 
 import numpy as np
 
-from apps.pages.figures import Figure, Lying, Stacked, colors_of, has_key, number_in_words
+from apps.pages.figures import Figure, Lines, Lying, Stacked, colors_of, has_key, number_in_words
 
 WIDTH, HEIGHT = 1000, 200
 STYLE = """
@@ -22,6 +22,8 @@ td li { white-space: normal; min-width: 240px }
 summary { cursor: pointer; color: #1f6fb4 } p.note { color: #5b6570 }
 @media (max-width: 600px) { dl { grid-template-columns: 1fr } dt { margin-top: 8px } }
 svg.ranks { width: 100%; height: 200px; display: block; border-bottom: 1px solid #9aa3ad }
+svg.lines { width: 100%; height: 200px; display: block; border-bottom: 1px solid #9aa3ad }
+svg.lines polyline { fill: none; stroke-width: 1.5px; vector-effect: non-scaling-stroke }
 .ends { display: flex; justify-content: space-between; color: #5b6570; font-size: 13px }
 .bars { display: grid; grid-template-columns: minmax(80px, 22%) 1fr minmax(86px, max-content); gap: 3px 10px;
   font-size: 13px; align-items: center } .bars .of { text-align: right; overflow-wrap: anywhere }
@@ -48,14 +50,20 @@ def draw_figures(title: str, remark: str, figures: Sequence[Figure]) -> str:
     return whole_page(title, [head, *(draw_figure(figure) for figure in figures)])
 
 
-def draw_figure(figure: Figure) -> str:
+def draw_figure(figure: Figure | Lines) -> str:
     """Returns a figure with its title and its key."""
-    bars = _stacked(figure) if isinstance(figure, Stacked) else _lying(figure)
+    match figure:
+        case Stacked():
+            drawn = _stacked(figure)
+        case Lying():
+            drawn = _lying(figure)
+        case Lines():
+            drawn = _lines(figure)
     head = f"<h2>{escape(figure.title)}</h2><p>{escape(figure.remark)}</p>"
-    return "\n".join([head, *([_key(figure)] if has_key(figure) else []), bars])
+    return "\n".join([head, *([_key(figure)] if has_key(figure) else []), drawn])
 
 
-def _key(figure: Figure) -> str:
+def _key(figure: Figure | Lines) -> str:
     spans = (
         f'<span><i style="background:{color}"></i>{escape(name)}</span>' for name, color in colors_of(figure).items()
     )
@@ -95,6 +103,23 @@ def _lying(figure: Lying) -> str:
         for first, color, value in _bars_of(figure, number)
     )
     return f'<div class="bars">{rows}</div>'
+
+
+def _lines(figure: Lines) -> str:
+    """Returns curves between the least and the greatest value, which stand beside them."""
+    values = [value for _, of_steps in figure.series.values() for value in of_steps]
+    low, high = min(values), max(values)
+    last, height = max(steps[-1] for steps, _ in figure.series.values()), high - low or 1.0
+    shapes = []
+    for name, color in colors_of(figure).items():
+        points = zip(*figure.series[name], strict=True)
+        path = " ".join(f"{WIDTH * x / last:.1f},{HEIGHT * (1 - (y - low) / height):.1f}" for x, y in points)
+        shapes.append(f'<polyline points="{path}" stroke="{color}"><title>{escape(name)}</title></polyline>')
+    drawing = (
+        f'<svg class="lines" viewBox="0 -2 {WIDTH} {HEIGHT + 4}" preserveAspectRatio="none">{"".join(shapes)}</svg>'
+    )
+    below = f'<div class="ends"><span>{number_in_words(low)}</span><span>step {last:,}</span></div>'
+    return f'<div class="ends"><span>{number_in_words(high)}</span></div>{drawing}{below}'
 
 
 def _bars_of(figure: Lying, number: int) -> list[tuple[bool, str, float]]:

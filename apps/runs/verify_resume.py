@@ -13,7 +13,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from apps.runs.compare import Difference, differences
+from apps.runs.differences import Difference, differences
 from apps.runs.local_job import error_of_failed_job, kill_ranks, run_job, start_job
 from trainer.checkpoint.store import Checkpoints
 from trainer.config.root import Config, to_toml

@@ -27,6 +27,7 @@ FILES = {
     ("check-data", "write_config"): "check-data --source CLICKS --write-config FILE",
     ("vocabulary", "out"): "vocabulary --source DATA --columns s1 --out FOLDER",
     ("calibrate", "out"): "calibrate --out FILE --batch-size 64 --table-mib 1 --exchange-mib 1 --repeats 1",
+    ("compare", "page"): "compare --runs RUN --page FILE",
     ("checkpoints", "convert"): "checkpoints --out RUN --convert FILE",
 }
 

@@ -1,0 +1,137 @@
+"""`python -m trainer compare` puts runs side by side."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from command import run_trainer, write_config
+from jobs import config
+from PIL import Image
+
+from trainer.__main__ import main as trainer
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+MEASURE = "<script>document.body.dataset.width = document.documentElement.scrollWidth</script>"
+
+
+@pytest.fixture(scope="module")
+def runs(rows, tmp_path_factory):
+    """Three runs that differ in their seed, the last also in its learning rate and its layers."""
+    folder = tmp_path_factory.mktemp("runs")
+    tree = config(rows, data__validation=[str(rows)], data__test=[str(rows)], evaluate__every_steps=2, train__steps=6)
+    file = write_config(folder / "config.toml", tree)
+    changes = {"a": (), "b": (), "c": ("--optimizer.dense.learning_rate", "0.5", "--model.over_layers", "8", "4")}
+    for seed, (name, words) in enumerate(changes.items()):
+        flags = ("--train.seed", seed, "--report.interval_steps", "2", *words)
+        done = run_trainer("train", file, "--out", folder / "all" / name, *flags)
+        assert done.returncode == 0, done.stderr
+    return folder / "all"
+
+
+@pytest.fixture
+def compared(runs, capsys):
+    """Compares runs by name; returns the tables by title, each by its first column."""
+
+    def compare(*names, flags=()):
+        assert trainer(["compare", "--runs", *(str(runs / name) for name in names), *map(str, flags)]) == 0
+        tables = {}
+        for block in capsys.readouterr().out.split("\n\n"):
+            title, _, rule, *lines = [*block.splitlines(), "", "", ""]
+            width = [match.start() for match in re.finditer(r"-+", rule)]
+            cells = [
+                [line[a:b].strip() for a, b in zip(width, [*width[1:], None], strict=True)] for line in lines if line
+            ]
+            tables[title] = {first: rest for first, *rest in cells}
+        return tables
+
+    return compare
+
+
+def last(runs, name, split, metric):
+    lines = [json.loads(line) for line in (runs / name / "evaluations.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["split"] == split][-1][metric]
+
+
+def test_metrics_are_the_last_of_each_run_with_the_best_marked(compared, runs):
+    tables = compared("a", "b", "c")
+    for row, (split, metric, best) in {
+        "validation auc": ("validation", "auc", max),
+        "test log_loss": ("test", "log_loss", min),
+        "test calibration": ("test", "calibration", None),
+    }.items():
+        values = [last(runs, name, split, metric) for name in "abc"]
+        stars = [" *" if best and value == best(values) else "" for value in values]
+        assert tables["Metrics"][row] == [f"{value:.5f}{star}" for value, star in zip(values, stars, strict=True)]
+    assert not [row for row in tables["Metrics"] if "error" in row or "samples" in row]
+    assert tables["Runs"]["state"] == ["finished"] * 3
+    assert tables["Runs"]["step"] == ["6"] * 3
+
+
+def test_what_differs_is_what_was_changed(compared):
+    assert compared("a", "b", "c")["Differs"] == {
+        "train.seed": ["0", "1", "2"],
+        "optimizer.dense.learning_rate": ["0.1", "0.1", "0.5"],
+        "model.over_layers": ["[16]", "[16]", "[8, 4]"],
+    }
+
+
+def test_runs_that_differ_in_their_seed_have_a_spread(compared, runs):
+    tables = compared("a", "b", "c")
+    values = [last(runs, name, "test", "auc") for name in "ab"]
+    assert tables["Spread of seeds"]["test auc"] == [f"{np.mean(values):.5f} ± {np.std(values, ddof=1):.5f}"]
+    assert "Spread of seeds" not in compared("a", "c")
+
+
+def test_the_page_has_the_tables_and_curves_and_needs_nothing(compared, tmp_path):
+    compared("a", "b", "c", flags=("--page", tmp_path / "page.html"))
+    text = (tmp_path / "page.html").read_text()
+    assert not re.search(r"<script|<link|<img|src=|href=|url\(|@import", text)
+    for title in ("Runs", "Metrics", "Spread of seeds", "Differs", "loss", "auc", "samples_per_second"):
+        assert f"<h2>{title}</h2>" in text
+    auc = text[text.index("<h2>auc</h2>") :]
+    curves = re.findall(r'<polyline points="([^"]*)" stroke="#\w+"><title>(\w)</title>', auc[: auc.index("</svg>")])
+    assert [(name, len(points.split())) for points, name in curves] == [("a", 3), ("b", 3), ("c", 3)]
+
+
+def test_one_run_alone_has_a_page(compared, tmp_path):
+    tables = compared("a", flags=("--page", tmp_path / "page.html"))
+    assert tables.keys() >= {"Runs", "Metrics"}
+    assert "*" not in str(tables)
+    assert "<h1>a</h1>" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a", "nosuch"], "--runs has 'RUNS/nosuch', where there is no run; name a directory that train wrote"),
+        (["a", "a"], "--runs has 'RUNS/a' twice; name each run once"),
+    ],
+)
+def test_what_is_no_run_is_one_line(runs, capsys, words, message):
+    assert trainer(["compare", "--runs", *(str(runs / word) for word in words)]) == 2
+    assert capsys.readouterr().err == f"error: {message.replace('RUNS', str(runs))}\n"
+
+
+@pytest.mark.skipif(not BROWSER, reason="no browser: install Debian's chromium-headless-shell, as .ci/run does")
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_browser_shows_it_without_a_server(compared, tmp_path, width):
+    page = tmp_path / "page.html"
+    compared("a", "b", "c", flags=("--page", page))
+
+    def browse(*words):
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},2400"]
+        done = subprocess.run([BROWSER, *flags, *words], capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    measured = tmp_path / "measured.html"
+    measured.write_text(page.read_text().replace("</body>", f"{MEASURE}</body>"))
+    assert f'data-width="{width}"' in browse("--dump-dom", measured.as_uri())  # nothing is wider than the window
+    browse(f"--screenshot={tmp_path / 'page.png'}", page.as_uri())
+    image = Image.open(tmp_path / "page.png").convert("RGB")
+    assert image.size == (width, 2400)
+    colors = {pixel for _, pixel in image.getcolors(maxcolors=2**24)}
+    assert {(0x1F, 0x6F, 0xB4), (0xE0, 0x7B, 0x39), (0x3A, 0x9C, 0x5F)} <= colors

@@ -5,20 +5,19 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tabulate import tabulate
 from torchx.runner import Runner, get_runner
-from torchx.runner.config import get_config, load_sections
+from torchx.runner.config import load_sections
 from torchx.schedulers import get_scheduler_factories
-from torchx.specs import NONE, AppDryRunInfo, AppState
+from torchx.specs import NONE, AppState
 
-from components.cli.base import check_scheduler_args
-from components.cli.defaults import check_arguments, check_options, check_sections
+from components.cli.defaults import check_sections
 from components.cli.ending import first_error
 from components.cli.jobs import Log
-from components.cli.run import without_credentials
+from components.cli.run import hide_credentials
 from pipelines.file import Pipeline, read_pipeline
 from pipelines.jobs import Jobs, Look, Target
 from pipelines.record import Record
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     if args.start and args.only:
         raise InputError("--from and --only exclude each other; leave one out")
     with get_runner(component_defaults=defaults) as runner:
-        target = _target(args, pipeline, runner)
+        target = Target.of(args, [step.component for step in pipeline.steps.values()], runner)
         if args.dryrun:
             _print_dry_runs(target, pipeline, runner)
             return
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
             target.dry_run(step)
         again = pipeline.with_followers(args.start) if args.start else {args.only} - {None}
         jobs = _jobs(pipeline, runner)
-        looks = _looks(pipeline, jobs)
+        looks = jobs.looks(pipeline.steps)
         tasks = tasks_of(pipeline, looks, args.scheduler, again, args.only)
         refused = _submit_all(jobs, target, looks, tasks)
         _say_what_is_next(args)
@@ -59,23 +58,8 @@ def run(args: argparse.Namespace) -> None:
             sys.exit(FAILED)
 
 
-def _target(args: argparse.Namespace, pipeline: Pipeline, runner: Runner) -> Target:
-    check_scheduler_args(runner, args)
-    options = runner.scheduler_run_opts(args.scheduler)
-    check_options(args.scheduler, options)
-    for step in pipeline.steps.values():
-        check_arguments(step.component)
-    cfg = options.cfg_from_str(args.scheduler_args)
-    return Target(args.scheduler, cfg, runner, get_config("cli", "run", "workspace"))
-
-
 def _jobs(pipeline: Pipeline, runner: Runner) -> Jobs:
     return Jobs(Record(pipeline.out, "pipeline", "pipeline"), runner)
-
-
-def _looks(pipeline: Pipeline, jobs: Jobs) -> dict[str, Look]:
-    """Returns the steps in their order, as they are now."""
-    return jobs.looks(pipeline.steps)
 
 
 def _submit_all(jobs: Jobs, target: Target, looks: Mapping[str, Look], tasks: Mapping[str, Task]) -> bool:
@@ -107,7 +91,7 @@ def _wait_for_all(pipeline: Pipeline, jobs: Jobs) -> bool:
     width = max(map(len, pipeline.steps))
     shown: dict[str, AppState | None] = {}
     while True:
-        looks = _looks(pipeline, jobs)
+        looks = jobs.looks(pipeline.steps)
         for name, look in looks.items():
             if look.state and look.state != shown.get(name):
                 shown[name] = look.state
@@ -123,7 +107,7 @@ def status(args: argparse.Namespace) -> None:
     """Shows the steps and their jobs."""
     with get_runner() as runner:
         pipeline = _read(args)
-        print(_table(_looks(pipeline, _jobs(pipeline, runner))))
+        print(_table(_jobs(pipeline, runner).looks(pipeline.steps)))
 
 
 def log(args: argparse.Namespace) -> None:
@@ -132,7 +116,7 @@ def log(args: argparse.Namespace) -> None:
     if args.step is not None:
         _check_step("STEP", args.step, pipeline)
     with get_runner() as runner:
-        looks = _looks(pipeline, _jobs(pipeline, runner))
+        looks = _jobs(pipeline, runner).looks(pipeline.steps)
     wanted = {name: look for name, look in looks.items() if look.handle and args.step in (None, name)}
     if not wanted:
         raise InputError(f"{args.step or 'no step'} was submitted; `torchx pipeline run {args.file}` does so")
@@ -150,7 +134,7 @@ def cancel(args: argparse.Namespace) -> None:
     with get_runner() as runner:
         pipeline = _read(args)
         jobs = _jobs(pipeline, runner)
-        active = {name: look for name, look in _looks(pipeline, jobs).items() if look.is_active}
+        active = {name: look for name, look in jobs.looks(pipeline.steps).items() if look.is_active}
         for name, look in reversed(active.items()):
             jobs.cancel(look)
             print(f"cancelled {name}, {look.handle}", flush=True)
@@ -174,8 +158,7 @@ def _check_step(flag: str, name: str, pipeline: Pipeline) -> None:
 
 
 def _print_dry_runs(target: Target, pipeline: Pipeline, runner: Runner) -> None:
-    dryrun: Callable[..., AppDryRunInfo] = runner.dryrun
-    runner.dryrun = lambda app, *rest, **options: dryrun(without_credentials(app), *rest, **options)
+    hide_credentials(runner)
     requests = {name: target.dry_run(step) for name, step in pipeline.steps.items()}
     print("\n".join(pipeline.drawing()))
     for name, request in requests.items():

@@ -31,13 +31,7 @@ class PipelineCommand(SubCommand):
             return added
 
         run = command("run", "Submit the steps that have not succeeded with the same inputs, all at once.")
-        with errors_in_one_line("torchx pipeline"):
-            default = get_config("cli", "run", "scheduler") or "local_cwd"
-        names = [*get_scheduler_factories()]
-        run.add_argument(
-            "-s", "--scheduler", default=default, choices=names, metavar="NAME", help=f"default: {default}"
-        )
-        run.add_argument("-cfg", "--scheduler_args", default="", metavar="KEY=VALUE,..", help="options for all steps")
+        add_target(run, "options for all steps")
         run.add_argument("--from", dest="start", metavar="STEP", help="run this step and those after it again")
         run.add_argument("--only", metavar="STEP", help="run only this step, again if it has succeeded")
         run.add_argument("--wait", action="store_true", help="wait until all steps have ended; 1 if one has failed")
@@ -55,3 +49,12 @@ class PipelineCommand(SubCommand):
             from pipelines import actions
 
             getattr(actions, args.action)(args)
+
+
+def add_target(parser: argparse.ArgumentParser, options: str) -> None:
+    """Adds the arguments that name a scheduler, by default the one of `torchx run`, and its options."""
+    with errors_in_one_line():
+        default = get_config("cli", "run", "scheduler") or "local_cwd"
+    names = [*get_scheduler_factories()]
+    parser.add_argument("-s", "--scheduler", default=default, choices=names, metavar="NAME", help=f"default: {default}")
+    parser.add_argument("-cfg", "--scheduler_args", default="", metavar="KEY=VALUE,..", help=options)

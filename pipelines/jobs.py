@@ -1,17 +1,20 @@
 """Jobs that leave a note before they are submitted, so that whatever is killed, none is submitted twice."""
 
+import argparse
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torchx.runner import Runner
-from torchx.runner.config import apply
+from torchx.runner.config import apply, get_config
 from torchx.schedulers import get_scheduler_factories
 from torchx.specs import AppDryRunInfo, AppState, AppStatus, CfgVal, InvalidRunConfigException, make_app_handle
 from torchx.specs.api import is_started, is_terminal
 from torchx.util.types import none_throws
 
+from components.cli.base import check_scheduler_args
+from components.cli.defaults import check_arguments, check_options
 from components.launch import ArgumentError
 from pipelines.record import Record, Submission
 from schedulers.errors import SchedulerError
@@ -124,6 +127,22 @@ class Target:
         self._options = options
         self._runner = runner
         self._workspace = workspace
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, components: Iterable[str], runner: Runner) -> "Target":
+        """Returns the target that a command line names (`add_target`), after a check of all defaults.
+
+        Raises:
+            ArgumentError: An option is wrong.
+            DefaultsError: A default in the site's or the user's file is.
+        """
+        check_scheduler_args(runner, args)
+        options = runner.scheduler_run_opts(args.scheduler)
+        check_options(args.scheduler, options)
+        for component in components:
+            check_arguments(component)
+        workspace = get_config("cli", "run", "workspace")
+        return cls(args.scheduler, options.cfg_from_str(args.scheduler_args), runner, workspace)
 
     def dry_run(self, job: Job, after: list[str] | None = None) -> AppDryRunInfo:
         """Returns the request of a job that waits for those with the handles `after`, and outlives this process.

@@ -11,16 +11,16 @@ from pathlib import Path
 from optuna.trial import TrialState
 from tabulate import tabulate
 from torchx.runner import Runner, get_runner
-from torchx.runner.config import get_config, load_sections
+from torchx.runner.config import load_sections
 from torchx.schedulers import get_scheduler_factories
 
-from components.cli.base import check_scheduler_args
-from components.cli.defaults import check_arguments, check_options, check_sections
+from components.cli.defaults import check_sections
+from components.cli.run import hide_credentials
 from pipelines.jobs import Jobs, Target
 from pipelines.record import Record
 from sweeps.file import Sweep, read_sweep
 from sweeps.page import write_page
-from sweeps.study import WHY, Study, last_value
+from sweeps.study import JOURNAL, LOCK, WHY, Study, last_value
 from sweeps.trials import Course, name_of, shown
 from trainer.config.root import to_toml
 from trainer.core.errors import InputError
@@ -34,7 +34,9 @@ def run(args: argparse.Namespace) -> None:
     check_sections(get_scheduler_factories())
     sweep = read_sweep(args.file)
     with get_runner(component_defaults=load_sections(prefix="component")) as runner:
-        target = _target(args, sweep, runner)
+        target = Target.of(args, [sweep.settings.component], runner)
+        if args.dryrun:
+            hide_credentials(runner)
         first = {key: dimension.ends[0] for key, dimension in sweep.dimensions.items()}
         request = target.dry_run(sweep.job(0, first))
         if args.dryrun:
@@ -53,22 +55,13 @@ def run(args: argparse.Namespace) -> None:
                 sys.exit(FAILED)
 
 
-def _target(args: argparse.Namespace, sweep: Sweep, runner: Runner) -> Target:
-    check_scheduler_args(runner, args)
-    options = runner.scheduler_run_opts(args.scheduler)
-    check_options(args.scheduler, options)
-    check_arguments(sweep.settings.component)
-    cfg = options.cfg_from_str(args.scheduler_args)
-    return Target(args.scheduler, cfg, runner, get_config("cli", "run", "workspace"))
-
-
 @contextmanager
 def _alone(sweep: Sweep) -> Iterator[None]:
     """Refuses a second `torchx sweep run` of the same directory, which would begin trials twice."""
     folder = Path(sweep.settings.out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("w")
+        lock = (folder / LOCK).open("w")
     except OSError as error:
         raise InputError(f"{sweep.source}out is '{folder}', which cannot be written: {error.strerror}") from error
     with lock:
@@ -146,14 +139,22 @@ def _print_table(headers: list[str], rows: list[list[str]], study: Study) -> Non
 
 def status(args: argparse.Namespace) -> None:
     """Shows the trials."""
-    sweep = read_sweep(args.file)
+    sweep = _begun(args.file)
     study = Study(sweep)
     _print_table(*_rows(sweep, study), study)
 
 
 def cancel(args: argparse.Namespace) -> None:
     """Ends the jobs of all trials, and the sweep."""
-    sweep = read_sweep(args.file)
+    sweep = _begun(args.file)
     with get_runner() as runner:
         count = _course(sweep, Study(sweep), runner).cancel()
     print(f"cancelled {count} trials; torchx sweep run {args.file} goes on with them")
+
+
+def _begun(file: str) -> Sweep:
+    """Reads the file of a sweep that has begun."""
+    sweep = read_sweep(file)
+    if not Path(sweep.settings.out, JOURNAL).exists():
+        raise InputError(f"{sweep.source}no trial has begun in {sweep.settings.out}; `torchx sweep run` begins them")
+    return sweep

@@ -4,10 +4,9 @@ import argparse
 import logging
 
 from torchx.cli.cmd_base import SubCommand
-from torchx.runner.config import get_config
-from torchx.schedulers import get_scheduler_factories
 
 from components.cli.base import errors_in_one_line
+from pipelines.command import add_target
 from trainer.core.errors import InputError
 
 
@@ -25,13 +24,7 @@ class SweepCommand(SubCommand):
             return added
 
         run = command("run", "Run trials until the budget is used up; a sweep that was killed goes on.")
-        with errors_in_one_line("torchx sweep"):
-            default = get_config("cli", "run", "scheduler") or "local_cwd"
-        names = [*get_scheduler_factories()]
-        run.add_argument(
-            "-s", "--scheduler", default=default, choices=names, metavar="NAME", help=f"default: {default}"
-        )
-        run.add_argument("-cfg", "--scheduler_args", default="", metavar="KEY=VALUE,..", help="options for all trials")
+        add_target(run, "options for all trials")
         run.add_argument("--dryrun", action="store_true", help="print the request of a first trial, submit nothing")
         command("status", "Show the trials, from the best.")
         command("cancel", "End the jobs of all trials and the sweep; run goes on with it.")

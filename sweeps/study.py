@@ -18,6 +18,7 @@ from trainer.core.errors import InputError
 
 NAME = "sweep"
 JOURNAL = "optuna.log"
+LOCK = "lock"
 STOPPED_EARLY, WHY = "stopped_early", "why"
 
 
@@ -28,7 +29,7 @@ class Study:
         sweep: The sweep.
 
     Raises:
-        InputError: The journal is of a sweep with another aim, or cannot be written.
+        InputError: The directory has other files or trials with another aim, or cannot be written.
     """
 
     def __init__(self, sweep: Sweep) -> None:
@@ -37,6 +38,9 @@ class Study:
         folder = Path(sweep.settings.out)
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            others = {file.name for file in folder.iterdir()} - {LOCK}
+            if others and JOURNAL not in others:
+                raise InputError(f"{sweep.source}out is '{folder}', which has other files; name a new directory")
             storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
         except OSError as error:
             raise InputError(f"{sweep.source}out is '{folder}', which cannot be written: {error.strerror}") from error

@@ -68,6 +68,7 @@ class Course:
             if not self.study.running():
                 return True
             time.sleep(POLL_SECONDS)
+        self.cancel()  # jobs that began meanwhile
         return False
 
     def cancel(self) -> int:
@@ -89,8 +90,11 @@ class Course:
         job = self.sweep.job(trial.number, trial.params)
         try:
             handle = self.jobs.submit(job, target, before)
-        except SchedulerError as error:
-            self._end(trial, TrialState.FAIL, f"not submitted: {error}")
+        except SchedulerError as error:  # a cluster that is away may be back soon
+            if before.number + 1 < MOST_SUBMISSIONS:
+                self.say(f"trial {trial.number:3}  not submitted yet: {error}")
+            else:
+                self._end(trial, TrialState.FAIL, f"not submitted: {error}")
             return
         self.seen.add(name_of(trial))
         again = f"again, attempt {before.number + 1}" if before.number else "with " + values_of(trial)
@@ -112,6 +116,8 @@ class Course:
             if stop:
                 self.study.note(trial, STOPPED_EARLY, True)
                 self.jobs.cancel(look)
+        elif look.state == AppState.CANCELLED and self.study.cancelled:
+            return
         elif look.state == AppState.CANCELLED and name_of(trial) in self.seen:
             self._end(trial, TrialState.FAIL, "cancelled")
         elif look.state != AppState.CANCELLED and look.number and (why := _hopeless(look)):

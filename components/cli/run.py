@@ -67,9 +67,7 @@ class Run(CmdRun):
         component_args: dict[str, Any] | list[str],
         json_output: bool,
     ) -> None:
-        # Hidden before a scheduler makes its request of the app, so that no form of output shows them.
-        dryrun: Callable[..., AppDryRunInfo] = runner.dryrun
-        runner.dryrun = lambda app, *rest, **options: dryrun(without_credentials(app), *rest, **options)
+        hide_credentials(runner)
         super()._dryrun(runner, args, component_args, json_output)
 
     def _wait(self, runner: Runner, app_handle: str, log: bool, tee_logs: bool = False) -> AppStatus:
@@ -128,6 +126,13 @@ class _HandleWatcher:
 def next_commands(handle: str) -> str:
     """Returns the commands for a job that has just been submitted, which work in any shell."""
     return "\n".join(["next:", *(f"  torchx {command} {handle}" for command in ("status", "log -f", "cancel"))])
+
+
+def hide_credentials(runner: Runner) -> None:
+    """Makes the requests of all dry runs bear no credentials, so that they can be shown, and no more be submitted."""
+    # Hidden before a scheduler makes its request of the app, so that no form of output shows them.
+    dryrun: Callable[..., AppDryRunInfo] = runner.dryrun
+    runner.dryrun = lambda app, *rest, **options: dryrun(without_credentials(app), *rest, **options)
 
 
 def without_credentials(app: AppDef) -> AppDef:

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +15,7 @@ from typing import cast
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream, StructuredOpts
 from torchx.schedulers.local_scheduler import CWDImageProvider, LocalScheduler, PopenRequest, ReplicaParam, _join_PATH
 from torchx.schedulers.local_scheduler import Opts as BuiltinOpts
-from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, is_terminal, runopts
+from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, is_terminal, make_app_handle, runopts
 from torchx.util.types import none_throws
 
 from schedulers import log_files
@@ -23,6 +23,7 @@ from schedulers.contract import MAX_FREE_RESTARTS, SHUTDOWN_TIMEOUT_SECONDS
 from schedulers.errors import SchedulerError, check_least
 from schedulers.local import status
 from schedulers.local.record import Job, Record, Replica, host_directory, look, prune
+from schedulers.notify import check_tags, notifier
 from schedulers.predecessors import ENDED, Predecessor, outstanding, predecessors
 from schedulers.state_directory import check_state_directory
 from trainer.core.outcome import OUTCOME_VARIABLE, environment_of_child_job
@@ -51,6 +52,9 @@ class Opts(BuiltinOpts):
 
     after_any: list[str] | None = None
     """Handles of local jobs that must end before this one starts, however they do."""
+
+    notify: list[str] | None = None
+    """Tags of your Apprise configuration, to tell how the job ended; all is everybody."""
 
     def check(self) -> None:
         """Refuses values that do not work.
@@ -106,9 +110,11 @@ class PersistentLocalScheduler(LocalScheduler):
             SchedulerError: The state directory or the directory of the logs cannot be written, or a job to wait for is
                 not there or has failed.
         """
+        opts, app = cast(Opts, dryrun_info.cfg), none_throws(dryrun_info.app)
         check_state_directory()
-        outstanding(cast(Opts, dryrun_info.cfg).predecessors, look)
-        job = _job(dryrun_info.request, none_throws(dryrun_info.app), cast(Opts, dryrun_info.cfg))
+        check_tags(opts.notify or [])
+        outstanding(opts.predecessors, look)
+        job = _job(dryrun_info.request, app, opts)
         record = Record(host_directory() / job.app_id)
         supervisor = _start_supervisor(job, record)
         if not none_throws(supervisor.stdout).read():  # one line when it is ready, none if it has died
@@ -118,7 +124,14 @@ class PersistentLocalScheduler(LocalScheduler):
         if not job.detach:
             self._attached[job.app_id] = supervisor
         prune()
+        if opts.notify:
+            self._submit_notifier(job.app_id, app.name, opts.notify)
         return job.app_id
+
+    def _submit_notifier(self, app_id: str, name: str, tags: Sequence[str]) -> None:
+        handle = make_app_handle(BACKEND, self.session_name, app_id)
+        opts = Opts(detach=True, after_any=[handle])
+        self.schedule(self.submit_dryrun(notifier(handle, name, tags), opts))
 
     def identity(self, request: PopenRequest) -> str:
         """Returns a name for the job of a request, known before the job is submitted."""

@@ -83,6 +83,9 @@ class SlurmOpts(StructuredOpts):
     after_any: list[str] | None = None
     """Handles of Slurm jobs that must end before this one starts, however they do."""
 
+    notify: list[str] | None = None
+    """Tags of your Apprise configuration, to tell how the job ended; all is everybody."""
+
     dependency: list[str] | None = None
     """Other jobs to wait for, as sbatch has it, such as afternotok:1234 or singleton."""
 

@@ -13,15 +13,17 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
 from torchx.schedulers.ids import make_unique
-from torchx.specs import AppDef, AppDryRunInfo, CfgVal, Role, Workspace, is_terminal, runopts
+from torchx.specs import AppDef, AppDryRunInfo, CfgVal, Role, Workspace, is_terminal, make_app_handle, runopts
 from torchx.workspace import WorkspaceMixin, walk_workspace
 
 from schedulers import log_files
 from schedulers.errors import SchedulerError
 from schedulers.first_error import tail
+from schedulers.notify import check_tags, notifier
 from schedulers.predecessors import outstanding
 from schedulers.slurm import commands as slurm
 from schedulers.slurm.options import SlurmOpts, dependency
@@ -33,6 +35,7 @@ from schedulers.state_directory import check_state_directory
 log = logging.getLogger(__name__)
 
 JOBS = "slurm-jobs"
+NOTIFIER_TIME = "0:10:00"
 # `torchx log` reads the status once for every replica.
 STATUS_LIFETIME_SECONDS = 2
 
@@ -74,6 +77,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         """
         wanted, app = dryrun_info.request, dryrun_info.app
         check_state_directory()
+        check_tags(wanted.opts.notify or [])
         waits = dependency(outstanding(wanted.opts.predecessors, self._look))
         with contextlib.ExitStack() as if_refused:
             try:
@@ -98,7 +102,19 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
                 raise
             if_refused.pop_all()
         self._index.add(job_id, wanted.job_dir)
+        if wanted.opts.notify and app:
+            self._submit_notifier(job_id, app.name, wanted.opts)
         return job_id
+
+    def _submit_notifier(self, job_id: str, name: str, opts: SlurmOpts) -> None:
+        handle = make_app_handle(self.backend, self.session_name, job_id)
+        same = {key: getattr(opts, key) for key in ("partition", "account", "qos", "reservation", "setup")}
+        own = SlurmOpts(after_any=[handle], time=NOTIFIER_TIME, requeue=False, **same)
+        request: Any = self.submit_dryrun(notifier(handle, name, opts.notify or []), own)
+        try:
+            self.schedule(request)
+        except SchedulerError as error:  # the job itself is submitted
+            log.warning("nobody will be told how job %s ends: %s", job_id, error)
 
     def identity(self, request: SlurmRequest) -> str:
         """Returns a name for the job of a request, known before the job is submitted."""

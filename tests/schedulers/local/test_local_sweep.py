@@ -94,6 +94,17 @@ def test_a_grid_is_run_whole_and_the_best_is_ready_to_run(torchx):
     assert len(sweep.jobs()) == 3
 
 
+def test_a_directory_of_something_else_is_refused(torchx):
+    sweep = Sweep(torchx)
+    assert "no trial has begun in out" in sweep("status", code=2)
+    assert not sweep.out.exists()
+    sweep.out.mkdir()
+    (sweep.out / "best.toml").write_text("of somebody else")
+    assert "out is 'out', which has other files; name a new directory" in sweep("run", code=2)
+    assert (sweep.out / "best.toml").read_text() == "of somebody else"
+    assert sweep.active() == []
+
+
 def test_trials_are_stopped_early_and_optuna_reads_the_journal(torchx):
     sweep = Sweep(torchx, trials=8, at_once=4, arguments={"config": "movielens", "seconds": 0.8})
     said = sweep("run")

@@ -102,7 +102,7 @@ def test_script_is_as_in_the_golden_file(dry_run, tmp_path, component):
 
 def test_script_with_every_option_is_as_in_the_golden_file(dry_run, tmp_path):
     options = {name for name, _ in get_scheduler_factories()["slurm"]("test").run_opts()}
-    assert set(EVERY_OPTION) == options - {"after", "after_any"}  # which are not in the script
+    assert set(EVERY_OPTION) == options - {"after", "after_any", "notify"}  # which are not in the script
     mounts = "type=bind,src=/host,dst=/job,readonly"
     args = ("--config", "c.toml", "-j", "4x8", "--gpu", "8", "--max_retries", "2", "--mounts", mounts)
     script = dry_run("dlrm.multi_node", *args, **EVERY_OPTION)

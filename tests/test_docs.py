@@ -159,7 +159,6 @@ def test_pipelines_and_sweeps_are_right(command, reader):
     torchx([*shlex.split(command.replace(" --wait", "").replace(" --dryrun", ""))[1:], "--dryrun"])
 
 
-@pytest.mark.sample(25)
 @pytest.mark.parametrize("command", shown("torchx run "))
 def test_torchx_commands_are_understood(command, reader):
     words = shlex.split(command)[2:]

@@ -1,19 +1,15 @@
 """The page of a check: complete, self-contained, and as wide as a real browser's window."""
 
 import re
-import shutil
-import subprocess
 
 import pyarrow as pa
 import pytest
+from browser import opened, with_a_browser
 from checked_data import clean_data
 from command import write_config
 from PIL import Image
 
 from trainer.__main__ import main as trainer
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
-MEASURE = "<script>document.body.dataset.width = document.documentElement.scrollWidth</script>"
 
 
 @pytest.fixture
@@ -44,20 +40,9 @@ def test_the_page_has_everything_and_needs_nothing(page):
     assert "<i style" in text
 
 
-@pytest.mark.skipif(not BROWSER, reason="no browser: install Debian's chromium-headless-shell, as .ci/run does")
+@with_a_browser
 @pytest.mark.parametrize("width", [1280, 400])
-def test_a_browser_shows_it_without_a_server(page, tmp_path, width):
-    def browse(*words):
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},2400"]
-        done = subprocess.run([BROWSER, *flags, *words], capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    measured = tmp_path / "measured.html"
-    measured.write_text(page.read_text().replace("</body>", f"{MEASURE}</body>"))
-    assert f'data-width="{width}"' in browse("--dump-dom", measured.as_uri())  # nothing is wider than the window
-    browse(f"--screenshot={tmp_path / 'page.png'}", page.as_uri())
-    image = Image.open(tmp_path / "page.png").convert("RGB")
-    assert image.size == (width, 2400)
+def test_a_browser_shows_it_without_a_server(page, width):
+    _, image = opened(page, width)
     blue = sum(pixel == (0x1F, 0x6F, 0xB4) for pixel in image.resize((100, 400), Image.Resampling.NEAREST).getdata())
     assert blue > 100  # bars

@@ -2,19 +2,14 @@
 
 import json
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
+from browser import opened, with_a_browser
 from command import run_trainer, write_config
 from jobs import config
-from PIL import Image
 
 from trainer.__main__ import main as trainer
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
-MEASURE = "<script>document.body.dataset.width = document.documentElement.scrollWidth</script>"
 
 
 @pytest.fixture(scope="module")
@@ -115,23 +110,10 @@ def test_what_is_no_run_is_one_line(runs, capsys, words, message):
     assert capsys.readouterr().err == f"error: {message.replace('RUNS', str(runs))}\n"
 
 
-@pytest.mark.skipif(not BROWSER, reason="no browser: install Debian's chromium-headless-shell, as .ci/run does")
+@with_a_browser
 @pytest.mark.parametrize("width", [1280, 400])
 def test_a_browser_shows_it_without_a_server(compared, tmp_path, width):
-    page = tmp_path / "page.html"
-    compared("a", "b", "c", flags=("--page", page))
-
-    def browse(*words):
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},2400"]
-        done = subprocess.run([BROWSER, *flags, *words], capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    measured = tmp_path / "measured.html"
-    measured.write_text(page.read_text().replace("</body>", f"{MEASURE}</body>"))
-    assert f'data-width="{width}"' in browse("--dump-dom", measured.as_uri())  # nothing is wider than the window
-    browse(f"--screenshot={tmp_path / 'page.png'}", page.as_uri())
-    image = Image.open(tmp_path / "page.png").convert("RGB")
-    assert image.size == (width, 2400)
+    compared("a", "b", "c", flags=("--page", tmp_path / "page.html"))
+    _, image = opened(tmp_path / "page.html", width)
     colors = {pixel for _, pixel in image.getcolors(maxcolors=2**24)}
-    assert {(0x1F, 0x6F, 0xB4), (0xE0, 0x7B, 0x39), (0x3A, 0x9C, 0x5F)} <= colors
+    assert {(0x1F, 0x6F, 0xB4), (0xE0, 0x7B, 0x39), (0x3A, 0x9C, 0x5F)} <= colors  # a curve of each run

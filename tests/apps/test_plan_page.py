@@ -3,17 +3,14 @@
 import html
 import json
 import re
-import shutil
-import subprocess
 
 import pytest
+from browser import opened, with_a_browser
 from PIL import Image
 from plan_command import planned, write_tables
 
 pytestmark = pytest.mark.slow
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
-MEASURE = "<script>document.body.dataset.width = document.documentElement.scrollWidth</script>"
 ROWS = {"s0": 40_000_000, "s1": 5_000_000, "<b>&": 900_000, "s3": 1_000, "s4": 10}
 
 
@@ -65,23 +62,9 @@ def test_hosts_send_what_their_shards_give_to_others(drawn, tmp_path, capsys):
     assert [float(sent) for sent in found] == pytest.approx(hosts, rel=1e-3)
 
 
-def browse(*words):
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    done = subprocess.run([BROWSER, *flags, *words], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.skipif(not BROWSER, reason="no browser: install Debian's chromium-headless-shell, as .ci/run does")
+@with_a_browser
 @pytest.mark.parametrize("width", [1280, 400])
-def test_a_browser_shows_it_without_a_server(drawn, tmp_path, width):
-    page = tmp_path / "measured.html"
-    page.write_text(drawn[1].read_text().replace("</body>", f"{MEASURE}</body>"))
-    size = f"--window-size={width},1600"
-    shown = browse(size, "--dump-dom", page.as_uri())
-    assert f'data-width="{width}"' in shown  # nothing is wider than the window
-    browse(size, f"--screenshot={tmp_path / 'page.png'}", drawn[1].as_uri())
-    image = Image.open(tmp_path / "page.png").convert("RGB")
-    assert image.size == (width, 1600)
+def test_a_browser_shows_it_without_a_server(drawn, width):
+    _, image = opened(drawn[1], width)
     blue = sum(pixel == (0x1F, 0x6F, 0xB4) for pixel in image.resize((100, 400), Image.Resampling.NEAREST).getdata())
     assert blue > 100  # bars

@@ -1,11 +1,10 @@
 """The page of a sweep: complete, self-contained, and as wide as a real browser's window."""
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from browser import opened, with_a_browser
 from optuna.trial import TrialState
 from PIL import Image
 
@@ -13,8 +12,6 @@ from sweeps.file import read_sweep
 from sweeps.page import write_page
 from sweeps.study import Study
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
-MEASURE = "<script>document.body.dataset.width = document.documentElement.scrollWidth</script>"
 FILE = """
 out = "{out}"
 [arguments]
@@ -51,25 +48,11 @@ def test_the_page_has_everything_and_needs_nothing(page):
         assert f"<h2>{title}</h2>" in text
 
 
-@pytest.mark.skipif(not BROWSER, reason="no browser: install Debian's chromium-headless-shell, as .ci/run does")
+@with_a_browser
 @pytest.mark.parametrize("width", [1280, 400])
-def test_a_browser_shows_it_without_a_server(page, tmp_path, width):
-    def browse(*words):
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},2400"]
-        done = subprocess.run(
-            [BROWSER, *flags, "--virtual-time-budget=10000", *words], capture_output=True, text=True, timeout=600
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    measured = tmp_path / "measured.html"
-    measured.write_text(page.read_text().replace("</body>", f"{MEASURE}</body>"))
-    shown = browse("--dump-dom", measured.as_uri())
-    assert f'data-width="{width}"' in shown  # nothing is wider than the window
-    assert shown.count('class="trace scatter') >= 12
-    assert len(re.findall(r'class="plotly-graph-div js-plotly-plot"', shown)) == 3
-    browse(f"--screenshot={tmp_path / 'page.png'}", page.as_uri())
-    image = Image.open(tmp_path / "page.png").convert("RGB")
-    assert image.size == (width, 2400)
+def test_a_browser_shows_it_without_a_server(page, width):
+    document, image = opened(page, width)
+    assert document.count('class="trace scatter') >= 12
+    assert document.count('class="plotly-graph-div js-plotly-plot"') == 3
     small = image.resize((100, 400), Image.Resampling.NEAREST)
     assert sum(pixel == (0xE5, 0xEC, 0xF6) for pixel in small.getdata()) > 1000  # grounds of the drawings

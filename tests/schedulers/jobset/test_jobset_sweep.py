@@ -4,9 +4,11 @@ import re
 import shutil
 
 import curve
+import pytest
 import tomli_w
 
 
+@pytest.mark.sample(0)  # the same as here and on Slurm
 def test_trials_run_and_are_stopped_early(cluster, quick, tmp_path):
     shutil.copy(curve.__file__, tmp_path)
     space = {"optimizer": {"dense": {"learning_rate": {"range": [0.0001, 1.0]}}}}

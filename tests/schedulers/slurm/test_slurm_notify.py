@@ -55,9 +55,8 @@ def test_a_cancelled_job_in_the_queue_is_told_once(shell, box):
 
 
 @pytest.mark.sample(0)  # Slurm takes a minute and a half
-@pytest.mark.parametrize("requeue", [False])
-def test_a_lost_node_is_told_once(shell, box, tmp_path, requeue):
-    handle = shell.shell_job(until(tmp_path / "go"), cfg=f"notify=hook,requeue={requeue}")
+def test_a_lost_node_is_told_once(shell, box, tmp_path):
+    handle = shell.shell_job(until(tmp_path / "go"), cfg="notify=hook,requeue=False")
     host = shell.wait(handle, "RUNNING")["roles"][0]["replicas"][0]["hostname"]
     shell.cluster.cut_power(host)
     shell.cluster.start_node(host)

@@ -77,6 +77,7 @@ def test_whatever_is_killed_each_step_succeeds_once(shell, tmp_path, seed):
     assert shell.cluster.run("squeue", "--me", "-h", "-t", "pending,running") == ""
 
 
+@pytest.mark.sample(0)  # the same as here
 def test_what_failed_is_run_again_with_what_waits_for_it(shell, pipeline, tmp_path):
     file = write_pipeline(tmp_path / "p.toml", a=("true",), b=(f"{held()}; exit 3", "a"), c=("true", "b"))
     first = submitted(pipeline("run"))

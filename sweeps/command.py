@@ -36,5 +36,7 @@ class SweepCommand(SubCommand):
             try:
                 from sweeps import actions
             except ModuleNotFoundError as error:
-                raise InputError(f"{error.name} is missing: pip install 'torchx-recsys[sweep]'") from error
+                raise InputError(
+                    f"{str(error.name).partition('.')[0]} is missing: pip install 'torchx-recsys[sweep]'"
+                ) from error
             getattr(actions, args.action)(args)

@@ -1,6 +1,7 @@
 """Sweep files: spaces, directions, the job of a trial, and one line for whatever is wrong with a file."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,13 @@ def test_a_dry_run_shows_the_request_of_a_first_trial(tmp_path, monkeypatch, cap
         r"-m trainer train movielens --out runs/sweep/trials/0 .*--optimizer.dense.learning_rate 0.0001", shown
     )
     assert [*tmp_path.iterdir()] == [tmp_path / "s.toml"]
+
+
+def test_a_missing_optuna_is_one_line(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("sweeps", "optuna")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(SystemExit) as end:
+        main(["sweep", "status", "s.toml"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "torchx sweep: error: optuna is missing: pip install 'torchx-recsys[sweep]'\n"

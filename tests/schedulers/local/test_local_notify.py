@@ -3,11 +3,15 @@
 import os
 import re
 import signal
+import sys
 
 import psutil
 import pytest
 from mailbox_servers import mailbox
 from shells import RUN, SH, wait_for, waiting
+
+from schedulers.errors import SchedulerError
+from schedulers.notify import check_tags
 
 
 @pytest.fixture
@@ -82,3 +86,10 @@ def test_a_tag_that_is_not_there_is_refused(torchx, box):
     done = torchx(*RUN, "-cfg", "notify=hook", *SH, ":", APPRISE_CONFIG_PATH="")
     assert "no such tag in the configuration of Apprise (there is none; ~/.config/apprise.yml is one)" in done.stderr
     assert torchx("list").stdout == before
+
+
+def test_a_missing_apprise_is_said_before_anything_is_submitted(monkeypatch):
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    with pytest.raises(SchedulerError, match=r"-cfg notify needs Apprise: pip install 'torchx-recsys\[notify\]'"):
+        check_tags(["me"])
+    check_tags([])

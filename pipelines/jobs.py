@@ -206,7 +206,7 @@ class Jobs:
         status = self._runner.status(submission.handle)
         if status is None:
             return Look(submission, AppState[submission.ended_as] if submission.ended_as else None)
-        if is_terminal(status.state):
+        if is_terminal(status.state) and submission.ended_as != status.state.name:
             submission = self._record.update(submission, ended_as=status.state.name)
         return Look(submission, status.state, status)
 

@@ -20,7 +20,7 @@ from pipelines.jobs import Jobs, Target
 from pipelines.record import Record
 from sweeps.file import Sweep, read_sweep
 from sweeps.page import write_page
-from sweeps.study import JOURNAL, LOCK, WHY, Study, last_value
+from sweeps.study import JOURNAL, LOCK, WHY, Study, drop_torn_line, last_value
 from sweeps.trials import Course, name_of, shown
 from trainer.config.root import to_toml
 from trainer.core.errors import InputError
@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> None:
             print(request)
             return
         with _alone(sweep):
+            drop_torn_line(sweep)
             study = Study(sweep)
             course = _course(sweep, study, runner)
             try:

@@ -3,14 +3,16 @@
 Optuna is asked and told; its own loop would run trials as functions of this process, and lose them with it.
 """
 
+import fcntl
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 import optuna
 from optuna.pruners import BasePruner, HyperbandPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from sweeps.file import Sweep, Value
@@ -20,6 +22,38 @@ NAME = "sweep"
 JOURNAL = "optuna.log"
 LOCK = "lock"
 STOPPED_EARLY, WHY = "stopped_early", "why"
+
+
+class _JournalLock(JournalFileOpenLock):
+    """The lock of the journal, the kernel's, which does not outlive a process.
+
+    Optuna's own is a file. One that a killed process left would hold up the next for half a minute, and for ever if the
+    journal has a relative path (optuna 5.0).
+    """
+
+    def __init__(self, file: str) -> None:
+        super().__init__(file)
+        self._file = file
+        self._held: IO[str] | None = None
+
+    def acquire(self) -> bool:
+        """Waits for the lock and takes it."""
+        self._held = open(self._file, "w")  # noqa: SIM115  held beyond this call
+        fcntl.flock(self._held, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        """Gives it back."""
+        if self._held:
+            self._held.close()
+
+
+def drop_torn_line(sweep: Sweep) -> None:
+    """Drops the end of a line that a killed process wrote last, after which Optuna could read nothing that follows."""
+    file = Path(sweep.settings.out, JOURNAL)
+    if file.exists():
+        with file.open("rb+") as journal:
+            journal.truncate(journal.read().rfind(b"\n") + 1)
 
 
 class Study:
@@ -41,7 +75,8 @@ class Study:
             others = {file.name for file in folder.iterdir()} - {LOCK}
             if others and JOURNAL not in others:
                 raise InputError(f"{sweep.source}out is '{folder}', which has other files; name a new directory")
-            storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+            journal = str(folder / JOURNAL)
+            storage = JournalStorage(JournalFileBackend(journal, _JournalLock(f"{journal}.flock")))
         except OSError as error:
             raise InputError(f"{sweep.source}out is '{folder}', which cannot be written: {error.strerror}") from error
         self.optuna = optuna.create_study(
@@ -56,7 +91,8 @@ class Study:
             raise InputError(
                 f"{sweep.source}aim is '{sweep.aim}', but the trials in {folder} have '{aim}'; name another out"
             )
-        self.optuna.set_user_attr("aim", sweep.aim)
+        if "aim" not in self.optuna.user_attrs:
+            self.optuna.set_user_attr("aim", sweep.aim)
 
     @property
     def cancelled(self) -> bool:

@@ -124,6 +124,18 @@ def test_trials_are_stopped_early_and_optuna_reads_the_journal(torchx):
     assert "out/sweep.html" in said
 
 
+def test_what_a_killed_sweep_leaves_of_its_journal_holds_up_nobody(torchx):
+    sweep = Sweep(torchx, trials=1, pruner="none")
+    sweep("run")
+    (sweep.out / "optuna.log.lock").symlink_to("out/optuna.log")  # Optuna's own lock, as a killed process leaves it
+    with (sweep.out / "optuna.log").open("a") as journal:
+        journal.write('{"op_code":')
+    sweep.write(trials=2)
+    assert "trial   1  done" in sweep("run")
+    assert sweep.states() == [TrialState.COMPLETE] * 2
+    assert len(sweep("status").splitlines()) == 4
+
+
 def test_a_sweep_that_is_cancelled_goes_on(torchx):
     sweep = Sweep(torchx, trials=2, pruner="none", arguments={"config": "movielens", "seconds": 1.0})
     shell = sweep.open()

@@ -4,7 +4,6 @@ All that is known is in Optuna's journal and in the notes of submissions. So wha
 on: jobs that run are followed, and those that failed are submitted again and resume from their checkpoints.
 """
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -144,10 +143,8 @@ class Course:
 
         If the run keeps the best checkpoint by the aim, that is the trial's result: then the best up to each step.
         """
-        text = RunDirectory(self.sweep.run_directory(trial.number)).read("evaluations.jsonl") or ""
-        whole = text[: text.rfind("\n") + 1].splitlines()  # the last line may be on its way
-        lines = [line for line in map(json.loads, whole) if line["split"] == "validation"]
-        found = {line["step"]: line.get(self.sweep.aim) for line in lines}
+        lines = RunDirectory(self.sweep.run_directory(trial.number)).read_records("evaluations.jsonl")
+        found = {line["step"]: line.get(self.sweep.aim) for line in lines if line["split"] == "validation"}
         reached = {step: value for step, value in found.items() if value is not None and isfinite(value)}
         if not self.sweep.keeps_best:
             return reached

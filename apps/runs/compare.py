@@ -123,20 +123,14 @@ def _names(urls: Sequence[str]) -> list[str]:
 def _read(url: str, name: str) -> Run:
     directory = RunDirectory(url, "--runs")
     with named("--runs", url):
-        config, facts, metrics, evaluations = map(
-            directory.read, ("config.toml", "run.json", "metrics.jsonl", "evaluations.jsonl")
-        )
+        config, facts = directory.read("config.toml"), directory.read("run.json")
+        metrics, evaluations = map(directory.read_records, ("metrics.jsonl", "evaluations.jsonl"))
     if config is None or facts is None:
         raise InputError(
             f"--runs has '{without_secrets(url)}', where there is no run; name a directory that train wrote"
         )
     keys = {".".join(path): value for path, value in flat(tomllib.loads(config)).items()}
-    return Run(name, keys, json.loads(facts), _lines(metrics), _lines(evaluations))
-
-
-def _lines(text: str | None) -> list[dict[str, Any]]:
-    whole = (text or "").rpartition("\n")[0]  # the last line may be on its way
-    return [json.loads(line) for line in whole.splitlines()]
+    return Run(name, keys, json.loads(facts), metrics, evaluations)
 
 
 def _tables(runs: Sequence[Run]) -> dict[str, Table]:

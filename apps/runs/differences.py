@@ -1,6 +1,5 @@
 """Differences between two runs: their losses and everything in their last checkpoints."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +59,7 @@ def _as_tensor(loss: float | None) -> Tensor | None:
 
 def _losses(run: RunDirectory) -> dict[str, float | None]:
     """Returns the losses of training and evaluation, named by step; None if every step was skipped."""
-    training = [json.loads(line) for line in (run.read("metrics.jsonl") or "").splitlines()]
-    evaluations = [json.loads(line) for line in (run.read("evaluations.jsonl") or "").splitlines()]
+    training, evaluations = run.read_records("metrics.jsonl"), run.read_records("evaluations.jsonl")
     losses = {f"loss of step {line['step']}": line["loss"] for line in training}
     return losses | {
         f"{name} of {line['split']} after step {line['step']}": value

@@ -1,6 +1,5 @@
 """Finds the checkpoint for a later command: the newest, the best, or the checkpoint of a step."""
 
-import json
 import re
 import tomllib
 
@@ -81,7 +80,7 @@ def best_checkpoint(checkpoints: Checkpoints, metric: str, evaluations: Evaluati
 
 def read_evaluations(run: RunDirectory) -> Evaluations:
     """Returns the lines of a run's evaluations.jsonl."""
-    return [json.loads(line) for line in (run.read("evaluations.jsonl") or "").splitlines()]
+    return run.read_records("evaluations.jsonl")
 
 
 def _best(run: RunDirectory, checkpoints: Checkpoints, key: str) -> Checkpoint | None:

@@ -51,6 +51,10 @@ class RunDirectory:
         except FileNotFoundError:
             return None
 
+    def read_records(self, name: str) -> list[dict[str, Any]]:
+        """Returns the objects of a file of one JSON object per line, but for a last line that is being written."""
+        return [json.loads(line) for line in _whole_lines(self.read(name) or "")]
+
     def write(self, name: str, text: str, durable: bool = False) -> None:
         """Writes a file whole: a reader finds the old or the new text; if durable, even after a power cut."""
         self.fs.write(self.path(name), text.encode(), durable)
@@ -72,7 +76,7 @@ class JsonLines:
     def __init__(self, run: RunDirectory, name: str, last_step: int) -> None:
         self._run, self._name = run, name
         text = run.read(name) or ""
-        whole = text[: text.rfind("\n") + 1].splitlines()  # a crash can leave a partial last line
+        whole = _whole_lines(text)
         self._lines = [line for line in whole if json.loads(line)["step"] <= last_step]
         self._written = len(whole) if "".join(f"{line}\n" for line in self._lines) == text else -1
         self.flush()
@@ -101,3 +105,8 @@ class JsonLines:
         if self._written != len(self._lines):
             self._run.write(self._name, "".join(line + "\n" for line in self._lines))
             self._written = len(self._lines)
+
+
+def _whole_lines(text: str) -> list[str]:
+    """Returns the lines of a text but for a partial last line, which a crash or a write under way leaves."""
+    return text[: text.rfind("\n") + 1].splitlines()

@@ -16,17 +16,17 @@ class Signature:
     """A component's parameters.
 
     Attributes:
-        key: The step's key in the file, with which messages begin.
+        prefix: What stands before `component` and `arguments` in messages, such as `steps.train.`.
         parameters: The parameters by name.
         defaults: Defaults beside the component's own, as text.
     """
 
-    key: str
+    prefix: str
     parameters: Mapping[str, inspect.Parameter]
     defaults: Mapping[str, str]
 
     @classmethod
-    def of(cls, component: str, key: str, defaults: Mapping[str, str]) -> "Signature":
+    def of(cls, component: str, prefix: str, defaults: Mapping[str, str]) -> "Signature":
         """Finds a component.
 
         Raises:
@@ -37,9 +37,9 @@ class Signature:
         except (ComponentNotFoundException, ComponentValidationException) as error:
             known = get_components()
             raise InputError(
-                f"{key}.component: there is no component '{component}'{nearest(component, known)}"
+                f"{prefix}component: there is no component '{component}'{nearest(component, known)}"
             ) from error
-        return cls(key, inspect.signature(function).parameters, defaults)
+        return cls(prefix, inspect.signature(function).parameters, defaults)
 
     def words(self, arguments: Mapping[str, Any]) -> list[str]:
         """Returns arguments as `torchx run` takes them.
@@ -49,10 +49,10 @@ class Signature:
         """
         for name in arguments:
             if name not in self.parameters:
-                raise InputError(f"{self.key}.arguments: unknown argument '{name}'{nearest(name, self.parameters)}")
+                raise InputError(f"{self.prefix}arguments: unknown argument '{name}'{nearest(name, self.parameters)}")
         words, last = [], []
         for name, parameter in self.parameters.items():
-            key = f"{self.key}.arguments.{name}"
+            key = f"{self.prefix}arguments.{name}"
             if parameter.kind is parameter.VAR_POSITIONAL:
                 last = ["--", *_list(key, arguments[name])] if name in arguments else []
             elif name in arguments:

@@ -165,7 +165,7 @@ class _Reader:
         self._file = file
         self._values = values
         self._signatures = {
-            name: Signature.of(step.component, f"steps.{name}", defaults.get(step.component, {}))
+            name: Signature.of(step.component, f"steps.{name}.", defaults.get(step.component, {}))
             for name, step in file.steps.items()
         }
         self._filled: dict[str, dict[str, Any]] = {}

@@ -109,6 +109,7 @@ class Sweep:
     Attributes:
         source: The name of its file, for messages.
         settings: The file.
+        signature: The arguments of its component.
         dimensions: The space by key.
         config: The configuration of its trials, but for the values of the space.
         higher: Whether a higher value of the aim is better.
@@ -116,6 +117,7 @@ class Sweep:
 
     source: str
     settings: SweepSection
+    signature: Signature
     dimensions: dict[str, Dimension]
     config: Config
     higher: bool
@@ -151,7 +153,7 @@ class Sweep:
         Raises:
             InputError: A value is not allowed.
         """
-        return _configured(str(self.settings.arguments["config"]), [*_words_after(self.settings), *self.flags(values)])
+        return _configured(self.settings, self.signature, self.flags(values))
 
     def job(self, number: int, values: Mapping[str, Value]) -> Job:
         """Returns the job of a trial.
@@ -159,17 +161,16 @@ class Sweep:
         Raises:
             InputError: The component does not take the arguments.
         """
-        signature = Signature.of(self.settings.component, self.source, {})
-        last = _last_argument(signature)
+        last = _last_argument(self.signature)
         arguments = self.settings.arguments | {
             "out": self.run_directory(number),
-            last: [*_words_after(self.settings, last), *self.flags(values)],
+            last: [*self.settings.arguments.get(last, []), *self.flags(values)],
         }
         return Job(
             name=f"trial_{number}",
             key=self.source.removesuffix(": "),
             component=self.settings.component,
-            words=signature.words(arguments),
+            words=self.signature.words(arguments),
             options=self.settings.options,
         )
 
@@ -204,8 +205,11 @@ def _checked(settings: SweepSection, source: str) -> Sweep:
         for key, dimension in dimensions.items():
             if not dimension.words:
                 raise InputError(f"space.{key}: sampler is 'grid', which takes lists of values; write a list")
-    config = _configured(str(settings.arguments["config"]), _words_after(settings))
-    sweep = Sweep(source, settings, dimensions, config, _direction(settings, config))
+    signature = Signature.of(settings.component, "", {})
+    _last_argument(signature)
+    signature.words(settings.arguments | {"out": settings.out})  # all names and types are right
+    config = _configured(settings, signature, [])
+    sweep = Sweep(source, settings, signature, dimensions, config, _direction(settings, config))
     for key, dimension in dimensions.items():
         for value in dimension.ends:
             sweep.configured({key: value})
@@ -277,14 +281,11 @@ def _last_argument(signature: Signature) -> str:
     )
 
 
-def _words_after(settings: SweepSection, name: str | None = None) -> list[str]:
-    """Returns what the file gives after `--`."""
-    last = name or _last_argument(Signature.of(settings.component, "", {}))
-    return [str(word) for word in settings.arguments.get(last, [])]
+def _configured(settings: SweepSection, signature: Signature, flags: list[str]) -> Config:
+    """Returns the configuration that the file names, with what the file gives after `--`, and with flags."""
 
-
-def _configured(name: str, words: list[str]) -> Config:
     def train(config: Config) -> None:
         """Takes a configuration, as the trainer does."""
 
-    return parse(train, [name, *words], "trainer").keywords["config"]
+    words = map(str, settings.arguments.get(_last_argument(signature), []))
+    return parse(train, [str(settings.arguments["config"]), *words, *flags], "trainer").keywords["config"]

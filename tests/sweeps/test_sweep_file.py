@@ -90,6 +90,7 @@ WRONG = [
     ('config = "movielens"', 'config = "nosuch"', "configuration 'nosuch': no such file"),
     ("nproc = 2", 'out = "a"', "arguments.out: each trial has a run directory of its own"),
     ("nproc = 2", "nprocs = 2", "arguments: unknown argument 'nprocs'; did you mean 'nproc'?"),
+    ('["--evaluate.every_steps", "20"]', '"--a"', "arguments.trainer_args is '--a': must be a list"),
     ("nproc = 2", "nproc = 0", "--nproc 0: must be a number of processes from 1 up"),
     ('"20"]', '"0"]', "pruner is 'halving', but evaluate.every_steps is 0; set it, or pruner to 'none'"),
     ("dense.learning_rate", "dense.lerning_rate", "unknown flag --optimizer.dense.lerning_rate; did you mean"),

@@ -3,9 +3,12 @@
 import itertools
 import os
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jobs
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -221,6 +224,24 @@ def test_half_of_the_cores_read(folder, monkeypatch, cores, threads):
     run(folder, stop=1)
     run(folder, stop=1, read_threads=5)
     assert pools == [("assemble", 1), ("read", threads), ("assemble", 1), ("read", 5)]
+
+
+PANDAS = """
+import sys, threading
+print(threading.current_thread().name, file=sys.stderr)
+raise ImportError
+"""
+
+
+def test_pandas_is_imported_by_one_thread(folder, tmp_path):
+    (tmp_path / "pandas.py").write_text(PANDAS)
+    read = f"from test_loader import run; run({folder!r}, stop=1)"
+    paths = [str(tmp_path), *map(str, (Path(__file__).parent, Path(jobs.__file__).parent)), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", read], env=os.environ | {"PYTHONPATH": ":".join(paths)}, capture_output=True, text=True
+    )
+    imported = [line for line in done.stderr.splitlines() if "Thread" in line or line.startswith("read")]
+    assert (done.returncode, set(imported)) == (0, {"MainThread"}), done.stderr
 
 
 def test_leaving_early_ends_the_threads(folder):

@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from trainer.config.data import DataConfig
@@ -73,6 +74,9 @@ class Loader:
         self._together = max(1, TOGETHER_ROWS * world_size // lanes.global_batch_size) if are_alike else 1
         self._reader = RowGroupReader(files, config)
         fingerprints(config.sparse)  # reads the vocabularies now, in one thread
+        # Now, in one thread, pyarrow imports pandas, where that is installed. One of a hundred runs in which the read
+        # threads began it together met half a module.
+        pa.array([])
 
     @property
     def steps_per_epoch(self) -> int:

@@ -32,7 +32,20 @@ MAY_IMPORT = {
     "schedulers": {"trainer.core.outcome", "trainer.core.secrets", "planner.hardware"},
 }
 # The rooms of the trainer. Each may use those after it.
-ROOMS = ["training", "run", "checkpoint", "plan", "metrics", "optim", "models", "data", "config", "rules", "core"]
+ROOMS = [
+    "training",
+    "run",
+    "checkpoint",
+    "plan",
+    "metrics",
+    "optim",
+    "models",
+    "data",
+    "config",
+    "rules",
+    "pages",
+    "core",
+]
 FILES = sorted(file for place in MAY_IMPORT for file in (ROOT / place).rglob("*.py"))
 
 

@@ -10,9 +10,9 @@ from apps.check_data.figures import edges_of
 from apps.check_data.finding import percent
 from apps.check_data.profile import Profile
 from apps.check_data.report import COLUMNS, Report, is_of_ids, note_on_sample, role_of, row_of
-from apps.pages.figures import COLORS, Lying
-from apps.pages.html import draw_figure, whole_page
 from trainer.core.console import plural
+from trainer.pages.figures import COLORS, Lying
+from trainer.pages.html import draw_figure, whole_page
 
 BARS, WIDTH, HEIGHT = 40, 1000, 160
 TOP = 10

@@ -1,1 +1,1 @@
-"""Drawings for terminals and pages."""
+"""Charts for terminals, and figures as images."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from apps.pages.figures import Figure, Lying, Stacked, colors_of, has_key, number_in_words
+from trainer.pages.figures import Figure, Lying, Stacked, colors_of, has_key, number_in_words
 
 INK, FAINT, LIMIT = "#1d2228", "#5b6570", "#cc0000"
 MARGIN = 30

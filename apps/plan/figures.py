@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from apps.pages.figures import Figure, Lying, Stacked
 from apps.plan.text import samples_per_second
 from planner.exchange import sent_by_hosts
 from planner.hardware import GIB
 from planner.planned import Planned
 from planner.reasons import step_milliseconds
+from trainer.pages.figures import Figure, Lying, Stacked
 
 NAMED = 8  # tables with their own color
 HEAVIEST = 15

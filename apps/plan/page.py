@@ -5,13 +5,13 @@ from html import escape
 
 import numpy as np
 
-from apps.pages.figures import Figure
-from apps.pages.html import draw_figure, whole_page
 from apps.pages.image import draw_image
 from apps.plan.figures import best_of, figures_of
 from apps.plan.text import named_cluster, shortage, summary, where_is
 from planner.planned import Planned
 from planner.reasons import alternatives, memory_gib, named_option, step_milliseconds
+from trainer.pages.figures import Figure
+from trainer.pages.html import draw_figure, whole_page
 
 
 def draw_page(planned: Sequence[Planned], measured: Sequence[Figure] = ()) -> str:

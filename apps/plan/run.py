@@ -10,8 +10,6 @@ import torch
 from tabulate import tabulate
 from torch import nn
 
-from apps.pages.figures import Figure, Lying
-from apps.pages.html import draw_figures
 from apps.plan.page import draw_page
 from apps.plan.planning import plan_on
 from planner.hardware import GIB, Cluster
@@ -24,6 +22,8 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, write_file
 from trainer.models.embeddings import table_shapes
+from trainer.pages.figures import Figure, Lying
+from trainer.pages.html import draw_figures
 from trainer.plan.plan_file import load_plan
 from trainer.plan.problem import problem_of
 from trainer.plan.sharding_plan import memory_of_plan, time_of_plan

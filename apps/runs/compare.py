@@ -2,87 +2,21 @@
 
 import json
 import posixpath
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from html import escape
-from math import isfinite
-from statistics import mean, median, stdev
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
 from typing import Any
 
 from tabulate import tabulate
 
-from apps.pages.figures import Lines
-from apps.pages.html import draw_figure, whole_page
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.core.section import flat
 from trainer.core.storage import named, refuse_existing, write_file
 from trainer.metrics.registry import built_in
+from trainer.pages.html import draw_figure, draw_table, whole_page
+from trainer.run.page import Run, Table, curves, page_of_run, union
 
 SEED = "train.seed"
-CURVES = {
-    "loss": "Mean of each report interval.",
-    "samples_per_second": "All ranks together.",
-    "data_wait": "Input stall: the share of the time that ranks waited for input.",
-    "memory_gib": "Peak memory of rank 0 so far, in GiB.",
-}
-Table = list[list[str]]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run as its directory tells of it.
-
-    Attributes:
-        name: Its name among those compared.
-        config: Its configuration by key.
-        facts: Its run.json.
-        metrics: The lines of metrics.jsonl.
-        evaluations: The lines of evaluations.jsonl.
-    """
-
-    name: str
-    config: Mapping[str, Any]
-    facts: Mapping[str, Any]
-    metrics: Sequence[Mapping[str, Any]]
-    evaluations: Sequence[Mapping[str, Any]]
-
-    @property
-    def but_for_seed(self) -> str:
-        """The configuration without the seed: equal for runs that differ in nothing else."""
-        return json.dumps({key: value for key, value in self.config.items() if key != SEED}, sort_keys=True)
-
-    @cached_property
-    def results(self) -> dict[str, float]:
-        """The metrics of the last evaluation on each split, by `SPLIT METRIC`, if they are finite numbers."""
-        last = {line["split"]: line for line in self.evaluations}
-        return {
-            f"{split} {metric}": value
-            for split, line in sorted(last.items(), reverse=True)  # validation, test
-            for metric, value in line.items()
-            if metric not in ("step", "split", "samples") and not metric.partition("/")[0].endswith("_error")
-            if isinstance(value, float) and isfinite(value)
-        }
-
-    @property
-    def summary(self) -> dict[str, str]:
-        """State, size and speed in words."""
-        later = [line["samples_per_second"] for line in self.metrics[1:]]  # the first interval warms up
-        found = {
-            "state": self.facts.get("state", ""),
-            "step": f"{self.facts.get('step') or (self.metrics[-1]['step'] if self.metrics else 0):,}",
-            "ranks": str(self.facts.get("world_size", "")),
-            "device": self.facts.get("device", ""),
-            "plan": self.facts.get("plan", ""),
-            "samples/s": f"{median(later):,.0f}" if later else "",
-            "step ms": f"{self.facts['measured']['step_ms']:.2f}" if "measured" in self.facts else "",
-            "input stall": f"{mean(line['data_wait'] for line in self.metrics):.1%}" if self.metrics else "",
-            "memory GiB": f"{max(line['memory_gib'] for line in self.metrics):.2f}" if self.metrics else "",
-        }
-        return {name: word for name, word in found.items() if word}
 
 
 def compare(runs: tuple[str, ...], page: str | None = None, overwrite: bool = False) -> None:
@@ -106,7 +40,7 @@ def compare(runs: tuple[str, ...], page: str | None = None, overwrite: bool = Fa
         "\n\n".join(f"{title}\n{tabulate(rows[1:], rows[0], disable_numparse=True)}" for title, rows in tables.items())
     )
     if page is not None:
-        write_file("--page", page, _page(found, tables))
+        write_file("--page", page, _page(found, tables) if len(runs) > 1 else _page_of_one(found[0], runs[0]))
         print(f"\nwritten to {without_secrets(page)}")
 
 
@@ -121,16 +55,13 @@ def _names(urls: Sequence[str]) -> list[str]:
 
 
 def _read(url: str, name: str) -> Run:
-    directory = RunDirectory(url, "--runs")
     with named("--runs", url):
-        config, facts = directory.read("config.toml"), directory.read("run.json")
-        metrics, evaluations = map(directory.read_records, ("metrics.jsonl", "evaluations.jsonl"))
-    if config is None or facts is None:
+        run = Run.of(RunDirectory(url, "--runs"), name)
+    if run is None:
         raise InputError(
             f"--runs has '{without_secrets(url)}', where there is no run; name a directory that train wrote"
         )
-    keys = {".".join(path): value for path, value in flat(tomllib.loads(config)).items()}
-    return Run(name, keys, json.loads(facts), metrics, evaluations)
+    return run
 
 
 def _tables(runs: Sequence[Run]) -> dict[str, Table]:
@@ -145,13 +76,13 @@ def _tables(runs: Sequence[Run]) -> dict[str, Table]:
 
 def _summaries(runs: Sequence[Run]) -> Table:
     summaries = [run.summary for run in runs]
-    rows = _union(summaries)
+    rows = union(summaries)
     return [["", *(run.name for run in runs)], *([row, *(one.get(row, "") for one in summaries)] for row in rows)]
 
 
 def _results(runs: Sequence[Run]) -> Table:
     rows: Table = [["", *(run.name for run in runs)]]
-    for metric in _union([run.results for run in runs]):
+    for metric in union([run.results for run in runs]):
         values = [run.results.get(metric) for run in runs]
         best = _best(metric, [value for value in values if value is not None]) if len(runs) > 1 else None
         rows.append([metric, *("" if value is None else f"{value:.5f}{' *' * (value == best)}" for value in values)])
@@ -170,12 +101,12 @@ def _spread(runs: Sequence[Run]) -> Table:
     """Returns the mean and the standard deviation of each metric over the seeds of each group of runs."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(run.but_for_seed, []).append(run)
+        groups.setdefault(_but_for_seed(run), []).append(run)
     several = [group for group in groups.values() if len(group) > 1]
     if not several:
         return [[]]
     rows: Table = [["", *(", ".join(run.name for run in group) for group in several)]]
-    for metric in _union([run.results for group in several for run in group]):
+    for metric in union([run.results for group in several for run in group]):
         cells = []
         for group in several:
             values = [run.results[metric] for run in group if metric in run.results]
@@ -184,10 +115,15 @@ def _spread(runs: Sequence[Run]) -> Table:
     return rows
 
 
+def _but_for_seed(run: Run) -> str:
+    """Returns the configuration without the seed: equal for runs that differ in nothing else."""
+    return json.dumps({key: value for key, value in run.config.items() if key != SEED}, sort_keys=True)
+
+
 def _differences(runs: Sequence[Run]) -> Table:
     """Returns the keys of the configurations that are not equal in all runs."""
     keys = [
-        key for key in _union([run.config for run in runs]) if len({_shown(run.config.get(key)) for run in runs}) > 1
+        key for key in union([run.config for run in runs]) if len({_shown(run.config.get(key)) for run in runs}) > 1
     ]
     return [
         ["key", *(run.name for run in runs)],
@@ -199,39 +135,12 @@ def _shown(value: Any) -> str:
     return "" if value is None else json.dumps(value) if isinstance(value, list | bool) else str(value)
 
 
-def _union(maps: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(key for one in maps for key in one))
+def _page_of_one(run: Run, url: str) -> str:
+    with named("--runs", url):
+        return page_of_run(run, RunDirectory(url, "--runs"))
 
 
 def _page(runs: Sequence[Run], tables: Mapping[str, Table]) -> str:
-    title = f"{runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs side by side"
-    parts = [f"<h1>{escape(title)}</h1>"]
-    for name, rows in tables.items():
-        lines = [("th", rows[0]), *(("td", row) for row in rows[1:])]
-        cells = ("".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) for tag, row in lines)
-        parts.append(
-            f'<h2>{name}</h2><div class="wide"><table>{"".join(f"<tr>{row}</tr>" for row in cells)}</table></div>'
-        )
-    return whole_page(title, [*parts, *map(draw_figure, _figures(runs))])
-
-
-def _figures(runs: Sequence[Run]) -> list[Lines]:
-    """Returns the curves of all runs, of what their trainers reported and of metrics on data.validation."""
-    reported = {key: {run.name: _curve(run.metrics, key) for run in runs} for key in CURVES}
-    during = {run.name: [line for line in run.evaluations if line["split"] == "validation"] for run in runs}
-    metrics = [
-        name.partition(" ")[2] for name in _union([run.results for run in runs]) if name.startswith("validation ")
-    ]
-    evaluated = {metric: {name: _curve(lines, metric) for name, lines in during.items()} for metric in metrics}
-    drawn = []
-    for key, curves in {"loss": reported.pop("loss"), **evaluated, **reported}.items():
-        series = {name: curve for name, curve in curves.items() if len(curve[0]) > 1}
-        if series:
-            drawn.append(Lines(key, CURVES.get(key, "On data.validation."), series))
-    return drawn
-
-
-def _curve(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    """Returns steps and values where there is a finite one."""
-    found = {line["step"]: line[key] for line in lines if isinstance(line.get(key), float) and isfinite(line[key])}
-    return [*found], [*found.values()]
+    title = f"{len(runs)} runs side by side"
+    drawn = (draw_table(name, rows) for name, rows in tables.items())
+    return whole_page(title, [f"<h1>{title}</h1>", *drawn, *map(draw_figure, curves(runs))])

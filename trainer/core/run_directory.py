@@ -51,6 +51,11 @@ class RunDirectory:
         except FileNotFoundError:
             return None
 
+    def read_json(self, *names: str) -> dict[str, Any] | None:
+        """Returns the content of a JSON file, None if there is no such file."""
+        text = self.read(*names)
+        return None if text is None else json.loads(text)
+
     def read_records(self, name: str) -> list[dict[str, Any]]:
         """Returns the objects of a file of one JSON object per line, but for a last line that is being written."""
         return [json.loads(line) for line in _whole_lines(self.read(name) or "")]

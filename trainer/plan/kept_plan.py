@@ -33,6 +33,6 @@ def what_decides(problem: Problem, config: Config) -> str:
 
 def find_kept_plan(run: RunDirectory, planned_for: str) -> str:
     """Returns the content of a run's plan.json if it was made for the same and not changed by hand; empty if not."""
-    facts = json.loads(run.read("run.json") or "{}")
+    facts = run.read_json("run.json") or {}
     plan = run.read("plan.json")
     return plan if plan and facts.get(PLANNED_FOR) == planned_for and facts["plan"] == digest(json.loads(plan)) else ""

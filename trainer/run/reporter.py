@@ -278,6 +278,8 @@ class Reporter:
 
 def _tag(group: str, name: str) -> str:
     """Returns a number's name in TensorBoard, which sorts groups by name: the loss comes first."""
+    if name.startswith("rate/"):
+        return name
     return f"loss/{group}" if name == "loss" else f"{group}/{name}"
 
 

@@ -9,6 +9,7 @@ from trainer.checkpoint.store import Checkpoints
 from trainer.core.console import next_commands
 from trainer.core.distributed import broadcast_from_rank0
 from trainer.core.outcome import FAILED, FINISHED_WORD
+from trainer.run.page import PAGE
 from trainer.run.step_clock import in_words
 from trainer.training.session import Session
 from trainer.training.step import TrainingStep
@@ -86,6 +87,7 @@ def _summary(session: Session, step: int, evaluated_step: int) -> str:
         ["configuration", url_of("config.toml")],
         ["metrics", url_of("metrics.jsonl")],
         ["evaluations", url_of("evaluations.jsonl")],
+        ["page", url_of(PAGE)],
     ]
     if session.config.report.tensorboard:
         rows.append(["TensorBoard", url_of("tensorboard")])

@@ -22,6 +22,7 @@ from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader, locate
 from trainer.rules.vocabulary import fingerprints
 from trainer.run.histograms import Histograms
+from trainer.run.page import write_page
 from trainer.run.preemption import Action, Stopped, StopRequests
 from trainer.run.profiler import Profiler
 from trainer.run.reporter import Reporter, StallTimer
@@ -135,19 +136,22 @@ class Session:
             self.reporter.log(f"step {step:,} is skipped: its loss or a gradient is not finite")
         with named_range("report"):
             counts = self.step_state.report(self.config.train.scales_loss) | self.model.managed.report()
+            counts |= self._rates(step) if self.reporter.due(step) else {}
             self.reporter.step(step, epoch, result.means, samples, self.batches.stalled_seconds, counts)
             if self.reporter.due(step):
-                self.reporter.scalars(step, lambda: self._scalars(step, result))
+                self.reporter.scalars(step, lambda: self._norm(result))
             if self.histograms.due(step):
                 self.reporter.histograms(step, self.histograms.compute(self.model.weights()))
         if self.profiler.after(step):
             self.reporter.resume_clock()
 
-    def _scalars(self, step: int, result: StepResult) -> dict[str, float]:
-        """Returns the rates of a step, and the norm of its gradients unless clipping reports the norm already."""
-        optimizers = self.model.optimizers
-        norm = {"train/gradient_norm": optimizers.gradient_norm()} if result.gradient_norm is None else {}
-        return {f"rate/{key}": rate for key, rate in optimizers.rates(step).items()} | norm
+    def _rates(self, step: int) -> dict[str, float]:
+        return {f"rate/{key}": rate for key, rate in self.model.optimizers.rates(step).items()}
+
+    def _norm(self, result: StepResult) -> dict[str, float]:
+        """Returns the norm of a step's gradients unless clipping reports the norm already."""
+        norm = self.model.optimizers.gradient_norm
+        return {"train/gradient_norm": norm()} if result.gradient_norm is None else {}
 
     def requested_action(self, step: int) -> Action:
         """Returns the action that any rank requests after a step, the same on all ranks; begins a requested profile."""
@@ -190,6 +194,15 @@ class Session:
         if metrics is None:
             self.stop(step)
         self.reporter.evaluation(step if of_step is None else of_step, split, metrics)
+        self._write_page()
+
+    def _write_page(self) -> None:
+        """Writes the page of the run; the time that this takes counts for no step."""
+        self.reporter.flush()  # the page is made of the run's files
+        if self.context.is_rank0:
+            with self.reporter.tolerate_failed_writes():
+                write_page(self.directory)
+        self.reporter.resume_clock()
 
     def lacks_evaluation(self) -> bool:
         """Returns whether the run resumes from a step that was saved, but whose evaluation was interrupted."""
@@ -267,7 +280,9 @@ class Session:
         self.reporter.close()
         if self.context.is_rank0:
             with self.reporter.tolerate_failed_writes():
-                facts = json.loads(self.directory.read("run.json") or "{}")
-                facts |= {"state": state, "step": step} | ({"measured": measured} if measured else {})
+                facts = self.directory.read_json("run.json") or {}
+                facts |= {"state": state, "step": step, "outcome": without_secrets(outcome)}
+                facts |= {"measured": measured} if measured else {}
                 self.directory.write_json("run.json", facts)
+                write_page(self.directory)
             write_outcome(without_secrets(outcome))

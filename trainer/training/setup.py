@@ -1,10 +1,11 @@
 """Sets a training run up in four phases: claim its directory, plan its epochs, build its model, fill the model."""
 
-import json
 import shlex
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any
 
 from trainer.checkpoint.restore import restore
@@ -40,6 +41,8 @@ from trainer.training.nonfinite import start_state
 from trainer.training.resume import Resume, check_saved_before, check_start, find_start, open_run
 from trainer.training.session import ClaimedRun, EpochOrder, Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
+
+ENDED_WITHOUT_A_WORD = "ended without a word: killed, or by an error that its log has"
 
 
 @contextmanager
@@ -191,7 +194,7 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
     model.optimizers.tables.earlier_steps = claimed.start.train_state.get("earlier_table_steps", 0)
     model.managed.keep_rules(claimed.start.train_state.get("evict", {}))
     seconds = claimed.verify_seconds + time.monotonic() - started
-    earlier = broadcast_from_rank0(context, lambda: json.loads(claimed.directory.read("run.json") or "{}"))
+    earlier = broadcast_from_rank0(context, lambda: claimed.directory.read_json("run.json") or {})
     finetuned = {"finetune": earlier["finetune"]} if "finetune" in earlier else {}
     return {"restore_seconds": round(seconds, 3), **finetuned}
 
@@ -250,6 +253,7 @@ def _announce(session: Session, origin: dict[str, Any]) -> None:
     """
     model, log = session.model, session.reporter.log
     if session.context.is_rank0:
+        earlier = session.directory.read_json("run.json") or {}
         facts = {
             "plan": digest(model.plan_json),
             PLANNED_FOR: model.planned_for,
@@ -257,8 +261,9 @@ def _announce(session: Session, origin: dict[str, Any]) -> None:
             "lanes": session.order.lanes.lanes,
             "communication_bytes_per_step": model.communication_bytes,
             **origin,
-            **_measured_before(session),
+            **_measured_before(session, earlier),
             "state": "running",
+            "starts": [*earlier.get("starts", []), _start(session, earlier)],
         }
         session.directory.write("config.toml", to_toml(session.config))
         session.directory.write_json("plan.json", model.plan_json)
@@ -276,11 +281,21 @@ def _announce(session: Session, origin: dict[str, Any]) -> None:
     log(f"run directory {url}; watch: torchx run tools.tensorboard --logdir {shlex.quote(url)}\n")
 
 
-def _measured_before(session: Session) -> dict[str, Any]:
+def _measured_before(session: Session, earlier: dict[str, Any]) -> dict[str, Any]:
     """Returns what the run has measured, if all of its steps are done already."""
-    earlier = json.loads(session.directory.read("run.json") or "{}")
     is_complete = session.order.steps_done >= session.order.last_step
     return {"measured": earlier["measured"]} if is_complete and "measured" in earlier else {}
+
+
+def _start(session: Session, earlier: dict[str, Any]) -> dict[str, Any]:
+    """Returns when and where this attempt starts, and what is known of the end of the one before."""
+    return {
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "step": session.order.steps_done,
+        "ranks": session.context.world_size,
+        "host": socket.gethostname(),
+        "after": earlier.get("outcome") or (ENDED_WITHOUT_A_WORD if earlier else ""),
+    }
 
 
 def _communication(session: Session) -> str:

@@ -8,9 +8,10 @@ from html import escape
 
 import numpy as np
 
-from apps.pages.figures import Figure, Lines, Lying, Stacked, colors_of, has_key, number_in_words
+from trainer.pages.figures import Figure, Lines, Lying, Stacked, colors_of, has_key, number_in_words
 
 WIDTH, HEIGHT = 1000, 200
+MOST_POINTS = 2 * WIDTH  # of a curve
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1d2228; max-width: 1180px; margin: 0 auto; padding: 0 16px 48px }
 h1 { font-size: 1.5em; margin: 1em 0 0 } h2 { font-size: 1.15em; margin: 2em 0 .4em }
@@ -42,6 +43,14 @@ def whole_page(title: str, parts: Sequence[str]) -> str:
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>\n"
         f"{body}\n</body></html>\n"
     )
+
+
+def draw_table(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table, whose first row is its header, with its title."""
+    lines = [("th", rows[0]), *(("td", row) for row in rows[1:])]
+    cells = ("".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) for tag, row in lines)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    return f'<h2>{escape(title)}</h2><div class="wide"><table>{body}</table></div>'
 
 
 def draw_figures(title: str, remark: str, figures: Sequence[Figure]) -> str:
@@ -112,7 +121,7 @@ def _lines(figure: Lines) -> str:
     last, height = max(steps[-1] for steps, _ in figure.series.values()), high - low or 1.0
     shapes = []
     for name, color in colors_of(figure).items():
-        points = zip(*figure.series[name], strict=True)
+        points = zip(*_thinned(*figure.series[name]), strict=True)
         path = " ".join(f"{WIDTH * x / last:.1f},{HEIGHT * (1 - (y - low) / height):.1f}" for x, y in points)
         shapes.append(f'<polyline points="{path}" stroke="{color}"><title>{escape(name)}</title></polyline>')
     drawing = (
@@ -120,6 +129,16 @@ def _lines(figure: Lines) -> str:
     )
     below = f'<div class="ends"><span>{number_in_words(low)}</span><span>step {last:,}</span></div>'
     return f'<div class="ends"><span>{number_in_words(high)}</span></div>{drawing}{below}'
+
+
+def _thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[Sequence[int], Sequence[float]]:
+    """Returns a curve of at most MOST_POINTS points: the least and the greatest of equal parts, so that spikes stay."""
+    if len(steps) <= MOST_POINTS:
+        return steps, values
+    parts = np.array_split(np.arange(len(steps)), MOST_POINTS // 2)
+    seen, found = np.array(steps), np.array(values)
+    kept = sorted({part[find(found[part])] for part in parts for find in (np.argmin, np.argmax)})
+    return seen[kept].tolist(), found[kept].tolist()
 
 
 def _bars_of(figure: Lying, number: int) -> list[tuple[bool, str, float]]:

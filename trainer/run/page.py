@@ -1,0 +1,160 @@
+"""The page of a run: one HTML file in its directory, with what the directory tells of the run."""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from math import isfinite
+from statistics import mean, median
+from typing import Any
+
+from trainer.checkpoint.store import Checkpoints
+from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
+from trainer.core.section import flat
+from trainer.pages.figures import Lines
+from trainer.pages.html import draw_figure, draw_table, whole_page
+
+PAGE = "run.html"
+CURVES = {
+    "loss": "Mean of each report interval.",
+    "rate/dense": "Learning rate of the dense weights.",
+    "rate/sparse": "Learning rate of the tables.",
+    "samples_per_second": "All ranks together.",
+    "data_wait": "Input stall: the share of the time that ranks waited for input.",
+    "memory_gib": "Peak memory of rank 0 so far, in GiB.",
+}
+Table = list[list[str]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as its directory tells of it.
+
+    Attributes:
+        name: Its name on the page.
+        config: Its configuration by key.
+        facts: Its run.json.
+        metrics: The lines of metrics.jsonl.
+        evaluations: The lines of evaluations.jsonl.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+    evaluations: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, directory: RunDirectory, name: str) -> "Run | None":
+        """Reads a run; None if there is none."""
+        config, facts = directory.read("config.toml"), directory.read_json("run.json")
+        if config is None or facts is None:
+            return None
+        keys = {".".join(path): value for path, value in flat(tomllib.loads(config)).items()}
+        return cls(name, keys, facts, *map(directory.read_records, ("metrics.jsonl", "evaluations.jsonl")))
+
+    @cached_property
+    def results(self) -> dict[str, float]:
+        """The metrics of the last evaluation on each split, by `SPLIT METRIC`, if they are finite numbers."""
+        last = {line["split"]: line for line in self.evaluations}
+        return {
+            f"{split} {metric}": value
+            for split, line in sorted(last.items(), reverse=True)  # validation, test
+            for metric, value in line.items()
+            if metric not in ("step", "split", "samples") and not metric.partition("/")[0].endswith("_error")
+            if isinstance(value, float) and isfinite(value)
+        }
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """State, size and speed in words."""
+        later = [line["samples_per_second"] for line in self.metrics[1:]]  # the first interval warms up
+        found = {
+            "state": self.facts.get("state", ""),
+            "step": f"{self.facts.get('step') or (self.metrics[-1]['step'] if self.metrics else 0):,}",
+            "ranks": str(self.facts.get("world_size", "")),
+            "device": self.facts.get("device", ""),
+            "plan": self.facts.get("plan", ""),
+            "samples/s": f"{median(later):,.0f}" if later else "",
+            "step ms": f"{self.facts['measured']['step_ms']:.2f}" if "measured" in self.facts else "",
+            "input stall": f"{mean(line['data_wait'] for line in self.metrics):.1%}" if self.metrics else "",
+            "memory GiB": f"{max(line['memory_gib'] for line in self.metrics):.2f}" if self.metrics else "",
+        }
+        return {name: word for name, word in found.items() if word}
+
+
+def write_page(directory: RunDirectory) -> None:
+    """Writes the page of a run into its directory."""
+    if run := Run.of(directory, directory.url.rpartition("/")[2]):
+        directory.write(PAGE, page_of_run(run, directory))
+
+
+def page_of_run(run: Run, directory: RunDirectory) -> str:
+    """Returns the page of a run: how it stands, its curves, and where it came from."""
+    tables = {
+        "Run": [["", run.name], *([key, word] for key, word in run.summary.items())],
+        "Metrics": [["", run.name], *([metric, f"{value:.5f}"] for metric, value in run.results.items())],
+        "Starts": _starts(run.facts),
+        "Checkpoints": [["step", "directory"], *_checkpoints(directory)],
+        "Plan": _plan(directory),
+        "Environment": [["", ""], *_environment(run.facts)],
+        "Configuration": [["key", "value"], *([key, without_secrets(str(value))] for key, value in run.config.items())],
+    }
+    drawn = {title: draw_table(title, rows) for title, rows in tables.items() if len(rows) > 1}
+    above = [drawn.pop(title, "") for title in ("Run", "Metrics")]
+    figures = map(draw_figure, curves([run]))
+    return whole_page(run.name, [f"<h1>{escape(run.name)}</h1>", *above, *figures, *drawn.values()])
+
+
+def curves(runs: Sequence[Run]) -> list[Lines]:
+    """Returns the curves of all runs, of what their trainers reported and of metrics on data.validation."""
+    reported = {key: {run.name: _curve(run.metrics, key) for run in runs} for key in CURVES}
+    during = {run.name: [line for line in run.evaluations if line["split"] == "validation"] for run in runs}
+    metrics = [
+        name.partition(" ")[2] for name in union([run.results for run in runs]) if name.startswith("validation ")
+    ]
+    evaluated = {metric: {name: _curve(lines, metric) for name, lines in during.items()} for metric in metrics}
+    drawn = []
+    for key, found in {"loss": reported.pop("loss"), **evaluated, **reported}.items():
+        series = {name: curve for name, curve in found.items() if len(curve[0]) > 1}
+        if series:
+            drawn.append(Lines(key, CURVES.get(key, "On data.validation."), series))
+    return drawn
+
+
+def union(maps: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Returns the keys of several maps, each once."""
+    return list(dict.fromkeys(key for one in maps for key in one))
+
+
+def _curve(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    """Returns steps and values where there is a finite one."""
+    found = {line["step"]: line[key] for line in lines if isinstance(line.get(key), float) and isfinite(line[key])}
+    return [*found], [*found.values()]
+
+
+def _starts(facts: Mapping[str, Any]) -> Table:
+    starts = facts.get("starts", [])
+    rows = [[one["time"], f"{one['step']:,}", str(one["ranks"]), one["host"], one["after"]] for one in starts]
+    return [["time", "after step", "ranks", "host of rank 0", "the attempt before"], *rows]
+
+
+def _checkpoints(directory: RunDirectory) -> Table:
+    checkpoints = Checkpoints(directory)
+    return [[f"{step:,}", checkpoints.url(step)] for step in checkpoints.steps()]
+
+
+def _plan(directory: RunDirectory) -> Table:
+    rows = [
+        [table, f"{one['rows']:,} x {one['columns']}", one["sharding_type"], one["compute_kernel"], one["ranks"]]
+        for tables in (directory.read_json("plan.json") or {}).get("modules", {}).values()
+        for table, one in tables.items()
+    ]
+    return [["table", "shape", "sharding type", "kernel", "ranks"], *rows]
+
+
+def _environment(facts: Mapping[str, Any]) -> Table:
+    versions = ", ".join(f"{name} {number}" for name, number in facts.get("versions", {}).items())
+    return [["command", without_secrets(facts.get("command", ""))], ["versions", versions]]

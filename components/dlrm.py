@@ -16,6 +16,7 @@ def single_node(
     gpu: int = 0,
     memMB: int = 4096,
     resume: str = "auto",
+    seeds: list[str] | None = None,
     image: str = torchx.IMAGE,
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
@@ -38,6 +39,7 @@ def single_node(
         memMB: Memory of the node in MB.
         resume: Use of checkpoints in the run directory: auto (resume from the newest, if any),
             never (refuse if there is one) or must (refuse if there is none).
+        seeds: One run for each seed, such as 1,2,3, in OUT/seed-SEED: on Slurm a job array, else jobs of their own.
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
@@ -55,6 +57,7 @@ def single_node(
         gpu=gpu,
         memMB=memMB,
         resume=resume,
+        seeds=seeds,
         image=image,
         env=env,
         mounts=mounts,
@@ -74,6 +77,7 @@ def multi_node(
     gpu: int = 0,
     memMB: int = 4096,
     resume: str = "auto",
+    seeds: list[str] | None = None,
     image: str = torchx.IMAGE,
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
@@ -96,6 +100,7 @@ def multi_node(
         memMB: Memory of each node in MB.
         resume: Use of checkpoints in the run directory: auto (resume from the newest, if any),
             never (refuse if there is one) or must (refuse if there is none).
+        seeds: One run for each seed, such as 1,2,3, in OUT/seed-SEED: on Slurm a job array, else jobs of their own.
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
@@ -104,14 +109,21 @@ def multi_node(
         name: Name of the job; its app id begins with it.
     """
     launch.choice("--resume", resume, ("auto", "never", "must"))
-    return launch.torchrun(
-        *("train", config, "--out", out, "--resume", resume),
-        *trainer_args,
-        name=name,
-        j=j,
-        node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
-        max_retries=max_retries,
-    )
+
+    def train(out: str, *seed: str) -> AppDef:
+        return launch.torchrun(
+            *("train", config, "--out", out, "--resume", resume),
+            *trainer_args,
+            *seed,
+            name=name,
+            j=j,
+            node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
+            max_retries=max_retries,
+        )
+
+    if not seeds:
+        return train(out)
+    return launch.one_run_for_each(seeds, out, lambda out, seed: train(out, "--train.seed", seed))
 
 
 def data_parallel(
@@ -124,6 +136,7 @@ def data_parallel(
     gpu: int = 0,
     memMB: int = 4096,
     resume: str = "auto",
+    seeds: list[str] | None = None,
     image: str = torchx.IMAGE,
     env: dict[str, str] | None = None,
     mounts: list[str] | None = None,
@@ -146,6 +159,7 @@ def data_parallel(
         memMB: Memory of each node in MB.
         resume: Use of checkpoints in the run directory: auto (resume from the newest, if any),
             never (refuse if there is one) or must (refuse if there is none).
+        seeds: One run for each seed, such as 1,2,3, in OUT/seed-SEED: on Slurm a job array, else jobs of their own.
         image: Container image, where the scheduler uses one.
         env: Environment variables of the job: A=1,B=2.
         mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
@@ -164,6 +178,7 @@ def data_parallel(
         gpu=gpu,
         memMB=memMB,
         resume=resume,
+        seeds=seeds,
         image=image,
         env=env,
         mounts=mounts,

@@ -6,6 +6,7 @@ ranks have no time to save; and its nodes meet at the same port in all jobs.
 
 import re
 import shlex
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ from torchx import specs
 from torchx.components.dist import parse_nnodes
 from torchx.specs import AppDef, Role, macros
 
-from schedulers.contract import SHUTDOWN_TIMEOUT_SECONDS
+from schedulers.contract import ARRAY, SHUTDOWN_TIMEOUT_SECONDS
 
 # Each of them reaches every rank, which then has SHUTDOWN_TIMEOUT_SECONDS to leave.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
@@ -134,6 +135,29 @@ def torchrun(*trainer_args: str, name: str, j: str, node: Role, max_retries: int
         max_retries=max_retries,
     )
     return AppDef(name=name, roles=[role])
+
+
+def check_seeds(seeds: list[str]) -> None:
+    """Refuses seeds that are no numbers, or not each once."""
+    if len({*seeds}) < len(seeds) or not all(re.fullmatch("0|[1-9][0-9]*", seed) for seed in seeds):
+        raise ArgumentError("--seeds", ",".join(seeds), "numbers from 0 up, each once, such as 1,2,3")
+
+
+def one_run_for_each(seeds: list[str], out: str, run: Callable[[str, str], AppDef]) -> AppDef:
+    """Returns an app of one role for each seed, runs that share nothing; of a single seed, its job alone.
+
+    Args:
+        seeds: The seeds, numbers from 0 up, each once.
+        out: Run directory; that of a seed is OUT/seed-SEED.
+        run: Returns the job of one seed, for its run directory and the seed.
+    """
+    check_seeds(seeds)
+    apps = {f"seed-{seed}": run(f"{out}/seed-{seed}", seed) for seed in seeds}
+    first = next(iter(apps.values()))
+    if len(apps) == 1:
+        return first
+    roles = [replace(role, name=name) for name, app in apps.items() for role in app.roles]
+    return AppDef(first.name, roles, metadata={ARRAY: "true"})
 
 
 def python(*args: str, name: str, node: Role, port_map: dict[str, int] | None = None) -> AppDef:

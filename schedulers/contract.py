@@ -5,6 +5,9 @@ The trainer's half of it is trainer/core/outcome.py: how a job tells its schedul
 
 import shlex
 
+from torchx.specs import AppDef
+
+from schedulers.errors import SchedulerError
 from trainer.core.outcome import (
     FINISHED_WORD,
     OUTCOME_VARIABLE,
@@ -24,6 +27,21 @@ SHUTDOWN_TIMEOUT_SECONDS = 120
 
 # The most restarts in a row that use up no retry and gain no step; then a job has failed.
 MAX_FREE_RESTARTS = 20
+
+# In the metadata of an app whose roles are runs of their own, which share nothing: Slurm makes a job array of it.
+ARRAY = "torchx-recsys/array"
+
+
+def refuse_array(app: AppDef) -> None:
+    """Refuses an app whose roles are runs of their own, where nothing runs them apart.
+
+    Raises:
+        SchedulerError: It is one.
+    """
+    if ARRAY in app.metadata:
+        raise SchedulerError(
+            "--seeds: only on Slurm are several runs one job; `torchx run` submits one for each, a pipeline needs steps"
+        )
 
 
 def assignments(**values: object) -> str:

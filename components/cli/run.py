@@ -17,11 +17,13 @@ from torchx.specs import NONE, AppDef, AppDryRunInfo, AppState, AppStatus, Role
 from components.cli.base import check_scheduler_args, default_to_local, errors_in_one_line
 from components.cli.defaults import check_arguments, check_options, check_sections, with_file
 from components.cli.ending import Ending
-from components.launch import ArgumentError
+from components.launch import ArgumentError, check_seeds
 from schedulers.errors import SchedulerError
 from trainer.core.outcome import WRONG_INPUT, WRONG_INPUT_WORDS, is_wrong_input
 from trainer.core.secrets import without_secrets
 
+SEEDS = "--seeds"
+RUN_ARRAYS = ("slurm",)
 # The names of variables whose values a dry run does not show.
 CREDENTIAL = re.compile("token|secret|passw|credential|signature|auth|key", re.IGNORECASE)
 
@@ -41,10 +43,7 @@ class Run(CmdRun):
         """Runs the command; only the handle goes to stdout, as in TorchX."""
         with errors_in_one_line("torchx run"), redirect_stdout(_HandleWatcher(sys.stdout)):
             check_sections(get_scheduler_factories())
-            try:
-                super().run(args)
-            except SystemExit as leaving:
-                raise SystemExit(WRONG_INPUT if self._wrong_input else leaving.code) from None
+            super().run(args)
 
     def _run_from_cli_args(self, runner: Runner, args: argparse.Namespace) -> None:
         check_scheduler_args(runner, args)
@@ -55,10 +54,16 @@ class Run(CmdRun):
         check_arguments(args.component_name)
         words = (*args.scheduler_cfg, *args.component_args, *args.component_args_str)
         flags = {word.lstrip("-").partition("=")[0] for word in words}
-        try:
-            super()._run_inner(runner, args, json_output)
-        except (ArgumentError, SchedulerError) as error:
-            raise with_file(error, args.scheduler, args.component_name, flags) from error
+        codes = []
+        for one in [args] if args.scheduler in RUN_ARRAYS else one_for_each_seed(args):
+            try:
+                super()._run_inner(runner, one, json_output)
+            except (ArgumentError, SchedulerError) as error:
+                raise with_file(error, args.scheduler, args.component_name, flags) from error
+            except SystemExit as ended:  # that a run of one seed has failed is no reason to leave the others out
+                codes.append(WRONG_INPUT if self._wrong_input else ended.code)
+        if codes:
+            raise SystemExit(codes[0])
 
     def _dryrun(
         self,
@@ -126,6 +131,24 @@ class _HandleWatcher:
 def next_commands(handle: str) -> str:
     """Returns the commands for a job that has just been submitted, which work in any shell."""
     return "\n".join(["next:", *(f"  torchx {command} {handle}" for command in ("status", "log -f", "cancel"))])
+
+
+def one_for_each_seed(args: TorchXRunArgs) -> list[TorchXRunArgs]:
+    """Returns the arguments of a job for each seed of `--seeds`.
+
+    Raises:
+        ArgumentError: They are no seeds.
+    """
+    words = args.component_args_str
+    own = words[: words.index("--")] if "--" in words else words
+    for place, word in enumerate(own):
+        flag, equals, value = word.partition("=")
+        if flag == SEEDS and (equals or place + 1 < len(own)):
+            before, after = words[:place], words[place + (1 if equals else 2) :]
+            seeds = (value or own[place + 1]).split(",")
+            check_seeds(seeds)
+            return [replace(args, component_args_str=[*before, SEEDS, seed, *after]) for seed in seeds]
+    return [args]
 
 
 def hide_credentials(runner: Runner) -> None:

@@ -10,6 +10,7 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Schedule
 from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, runopts
 
 from schedulers import log_files
+from schedulers.contract import refuse_array
 from schedulers.errors import SchedulerError
 from schedulers.jobset import log, names, spec, status
 from schedulers.jobset.after import WAITER, own_predecessors, predecessors_of
@@ -106,6 +107,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
 
     def _submit_dryrun(self, app: AppDef, cfg: JobSetOpts) -> AppDryRunInfo[JobSetRequest, JobSetOpts]:
         check(cfg)
+        refuse_array(app)
         name = unique_name(app, [WAITER] if own_predecessors(cfg) else [])
         app_id = _app_id(cfg.context, {"namespace": cfg.namespace, "name": name})
         job = Submission(app, cfg, name, f"{self.backend}://{self.session_name}/{app_id}")

@@ -19,7 +19,7 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, is_terminal, m
 from torchx.util.types import none_throws
 
 from schedulers import log_files
-from schedulers.contract import MAX_FREE_RESTARTS, SHUTDOWN_TIMEOUT_SECONDS
+from schedulers.contract import MAX_FREE_RESTARTS, SHUTDOWN_TIMEOUT_SECONDS, refuse_array
 from schedulers.errors import SchedulerError, check_least
 from schedulers.local import status
 from schedulers.local.record import Job, Record, Replica, host_directory, look, prune
@@ -97,6 +97,7 @@ class PersistentLocalScheduler(LocalScheduler):
 
     def _submit_dryrun(self, app: AppDef, cfg: BuiltinOpts) -> AppDryRunInfo[PopenRequest, BuiltinOpts]:
         cast(Opts, cfg).check()
+        refuse_array(app)
         info = super()._submit_dryrun(app, cfg)
         outcome_file = Record(host_directory() / info.request.app_id).outcome_file
         for replica in chain.from_iterable(info.request.role_params.values()):

@@ -1,6 +1,6 @@
 # Runs a job: starts the replicas, and decides from what they leave how the job ends.
 
-record=$job_dir/slurm-$SLURM_JOB_ID
+record=$job_dir/slurm-$id
 outcome_file=$record/outcome
 restarts=${SLURM_RESTART_COUNT:-0} # counted by Slurm: a full disk must not let a job start again for ever
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd ,)
@@ -19,7 +19,7 @@ bound "$restarts" "$last"
 
 # So that `torchx status`, `log` and `list` also find a job that plain sbatch submitted.
 index=${XDG_STATE_HOME:-$HOME/.local/state}/$index_folder/$SLURM_CLUSTER_NAME
-mkdir -p "$index" && printf '%s\n' "$job_dir" > "$index/$SLURM_JOB_ID"
+mkdir -p "$index" && printf '%s\n' "$job_dir" > "$index/${id%%_*}"
 
 setup
 . "$job_dir/$environment_file" || end "failed: cannot read $job_dir/$environment_file" 1
@@ -103,7 +103,7 @@ fi
 # Slurm's signal may reach the ranks before this script. A job that Slurm ends is COMPLETING by then.
 [[ $outcome ]] || sleep 2
 for pause in 1 1 2 4; do
-    [[ $ended_by_slurm || $(scontrol show job "$SLURM_JOB_ID") != *JobState=COMPLETING* ]] && break
+    [[ $ended_by_slurm || $(scontrol show job "$id") != *JobState=COMPLETING* ]] && break
     sleep "$pause"
 done
 
@@ -121,7 +121,7 @@ fi
 [[ $outcome ]] && again "$outcome"
 [[ $warned ]] && again "stop requested before anything was saved"
 
-if scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then
+if scontrol show job "$id" | grep -q 'PreemptTime=[0-9]'; then
     again "preempted before anything was saved"
 fi
 

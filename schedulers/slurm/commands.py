@@ -167,7 +167,7 @@ def cluster() -> str:
 
 @_patiently
 def _commands() -> str:
-    return run("squeue", "--me", "--states=all", "--noheader", "--format=%A|%o")
+    return run("squeue", "--me", "--states=all", "--noheader", "--format=%F|%o")  # %F: an array's own number
 
 
 @_patiently
@@ -227,7 +227,7 @@ def _from_scontrol(text: str) -> SlurmJob:
 def _from_accounting(job_ids: list[str]) -> dict[str, SlurmJob]:
     if not job_ids:
         return {}
-    wanted = ("--allocations", "--noheader", "--parsable2", "--format=JobIDRaw,State,ExitCode")
+    wanted = ("--allocations", "--noheader", "--parsable2", "--format=JobID,State,ExitCode")
     try:
         lines = run("sacct", *wanted, f"--jobs={','.join(job_ids)}").splitlines()
     except SchedulerError:  # no accounting here: the record of the job must suffice

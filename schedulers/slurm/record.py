@@ -22,6 +22,7 @@ class About:
     role: str
     replicas: int
     predecessors: list[Predecessor] = field(default_factory=list)  # records of earlier versions do not have it
+    array: list[str] = field(default_factory=list)  # the roles of the tasks, if the job is an array; nor this
 
     def write(self, job_dir: Path) -> None:
         """Writes them into the job directory."""
@@ -30,7 +31,10 @@ class About:
 
 @dataclass(frozen=True)
 class Record:
-    """The files of one Slurm job in a job directory, in which plain `sbatch` makes further jobs."""
+    """The files of one Slurm job in a job directory, in which plain `sbatch` makes further jobs.
+
+    A task of an array is a job of its own, NUMBER_TASK.
+    """
 
     job_dir: Path
     job_id: str
@@ -41,6 +45,19 @@ class Record:
         content = json.loads((self.job_dir / ABOUT).read_text())
         waits_for = [Predecessor(**one) for one in content.pop("predecessors", ())]
         return About(**content, predecessors=waits_for)
+
+    @property
+    def role(self) -> str:
+        """The role of the job, or of the task."""
+        _, _, task = self.job_id.partition("_")
+        return self.about.array[int(task)] if task else self.about.role
+
+    @property
+    def tasks(self) -> "list[Record]":
+        """The tasks of an array; empty for any other job."""
+        if "_" in self.job_id:
+            return []
+        return [Record(self.job_dir, f"{self.job_id}_{task}") for task, _ in enumerate(self.about.array)]
 
     @property
     def script(self) -> Path:
@@ -54,7 +71,7 @@ class Record:
 
     def replica_log(self, replica: int, stream: str) -> Path:
         """Returns the log of a replica; `stream` is out or err."""
-        return self._folder / f"{self.about.role}-{replica}.{stream}"
+        return self._folder / f"{self.role}-{replica}.{stream}"
 
     @property
     def state(self) -> str:
@@ -109,11 +126,13 @@ class Index:
 
     def find(self, job_id: str) -> Record | None:
         """Returns the record of a job; None if it is unknown, or its directory is gone or another user's."""
-        file = self._folder / job_id
-        if not job_id.isdecimal() or not file.exists():
+        number, _, task = job_id.partition("_")
+        file = self._folder / number
+        if not number.isdecimal() or not file.exists():
             return None
         job_dir = Path(file.read_text().rstrip("\n"))
-        return Record(job_dir, job_id) if os.access(job_dir / ABOUT, os.R_OK) else None
+        found = Record(job_dir, number) if os.access(job_dir / ABOUT, os.R_OK) else None
+        return next((one for one in found.tasks if one.job_id == job_id), None) if found and task else found
 
     def records(self) -> list[Record]:
         """Returns all jobs whose directories still exist, the newest first; removes the others from the index."""

@@ -1,5 +1,5 @@
 # How a job ends or is put back into the queue: functions for batch.sh, which follows and sets variables they use.
-# Assigned before, by script.py: job_dir log role max_retries max_free_restarts open_mode srun_args environment_file
+# Assigned before, by script.py: job_dir id (which scontrol knows the job by) log role max_retries max_free_restarts open_mode srun_args environment_file
 # index_folder wait_seconds outcome_variable saved_step_variable rank0_variable finished_word saved_word
 # stopped_word stopped_code wrong_input_words wrong_input_code.
 
@@ -38,7 +38,7 @@ bound() {
 bad_nodes() {
     local job left bad
     bad=$(sort "$record/blamed" 2> /dev/null | uniq -d)
-    job=$(scontrol show job "$SLURM_JOB_ID")
+    job=$(scontrol show job "$id")
     [[ $bad && $job == *ReqNodeList=\(null\)* ]] || return
     [[ $job =~ ExcNodeList=([^\ \(]+) ]] && bad+=$'\n'$(scontrol show hostnames "${BASH_REMATCH[1]}")
     left=$(sinfo -h -N -p "$SLURM_JOB_PARTITION" -o %N | sort -u | grep -cvxF "$bad")
@@ -51,7 +51,7 @@ exclude() {
     local pause
     for pause in 0 1 2; do
         sleep "$pause"
-        scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$1" && break
+        scontrol update "JobId=$id" "ExcNodeList=$1" && break
     done
     report "two attempts failed on some: excluding $1"
 }
@@ -63,7 +63,7 @@ again() {
     bound "$((restarts + 1))" "$1"
     note "requeued: $1"
     bad=$(bad_nodes)
-    until answer=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) || [[ $answer =~ [Pp]ending ]]; do
+    until answer=$(scontrol requeue "$id" 2>&1) || [[ $answer =~ [Pp]ending ]]; do
         [[ ! $answer || $answer =~ [Cc]ontact|[Cc]onnect|[Cc]ommunication|[Tt]imed\ out ]] \
             || end "failed: $1; and Slurm did not requeue the job: $answer" "${2:-$stopped_code}"
         report "${answer:-scontrol was ended}; asking again in $pause s"

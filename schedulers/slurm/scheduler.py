@@ -17,7 +17,7 @@ from typing import Any
 
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
 from torchx.schedulers.ids import make_unique
-from torchx.specs import AppDef, AppDryRunInfo, CfgVal, Role, Workspace, is_terminal, make_app_handle, runopts
+from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, Role, Workspace, is_terminal, make_app_handle, runopts
 from torchx.workspace import WorkspaceMixin, walk_workspace
 
 from schedulers import log_files
@@ -29,7 +29,7 @@ from schedulers.slurm import commands as slurm
 from schedulers.slurm.options import SlurmOpts, dependency
 from schedulers.slurm.record import SCRIPT, Index, Record
 from schedulers.slurm.script import SlurmRequest, request
-from schedulers.slurm.status import View
+from schedulers.slurm.status import View, describe_array
 from schedulers.state_directory import check_state_directory
 
 log = logging.getLogger(__name__)
@@ -133,19 +133,28 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         with self._lock:
             seen, answer = self._seen.get(app_id, (0.0, None))
             if answer is None or time.monotonic() > seen + STATUS_LIFETIME_SECONDS:
-                view = self._view(app_id)
-                answer = view.describe(app_id) if view.job or view.record else None
+                answer = self._describe(app_id)
                 self._seen[app_id] = time.monotonic(), answer
             return answer
+
+    def _describe(self, app_id: str) -> DescribeAppResponse | None:
+        record = self._index.find(app_id)
+        if record and record.tasks:
+            views = [(task.job_id, self._view(task.job_id)) for task in record.tasks]
+            return describe_array(app_id, [view.describe(task) for task, view in views])
+        view = self._view(app_id)
+        return view.describe(app_id) if view.job or view.record else None
 
     def list(self, cfg: Mapping[str, CfgVal] | None = None) -> list[ListAppResponse]:
         """Returns the jobs that TorchX has submitted from this account, the newest first."""
         records = self._index.records()
-        jobs = slurm.states([record.job_id for record in records])
-        return [
-            ListAppResponse(record.job_id, View(jobs.get(record.job_id), record).state, name=record.about.name)
-            for record in records
-        ]
+        jobs = slurm.states([record.job_id for record in records if not record.tasks])
+
+        def state(record: Record) -> AppState:
+            answer = self.describe(record.job_id) if record.tasks else None
+            return answer.state if answer else View(jobs.get(record.job_id), record).state
+
+        return [ListAppResponse(record.job_id, state(record), name=record.about.name) for record in records]
 
     def _cancel_existing(self, app_id: str) -> None:
         slurm.run("scancel", app_id)
@@ -181,11 +190,11 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
                 f"job {app_id} has no job directory that can be read here: it was not submitted by torchx, belongs to"
                 " another user, or is gone"
             )
-        about = record.about
-        if role_name != about.role or k >= about.replicas:
-            raise SchedulerError(
-                f"{role_name}/{k}: job {app_id} has {about.role}/0 to {about.role}/{about.replicas - 1}"
-            )
+        if task := next((task for task in record.tasks if task.role == role_name), None):
+            return self.log_iter(task.job_id, role_name, k, regex, since, until, should_tail, streams)
+        last = record.about.replicas - 1
+        if role_name != record.role or k > last:
+            raise SchedulerError(f"{role_name}/{k}: job {app_id} has {record.role}/0 to {record.role}/{last}")
         kinds = {Stream.STDOUT: ("out",), Stream.STDERR: ("err",)}.get(streams or Stream.COMBINED, ("out", "err"))
         files = [record.replica_log(k, kind) for kind in kinds]
         if not should_tail and not any(file.exists() for file in files) and self._ended(app_id):
@@ -213,6 +222,9 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
 
     def _look(self, app_id: str) -> tuple[str | None, str]:
         """Returns the state of another job, None if nothing is known of it, and the end of its first replica's log."""
+        record = self._index.find(app_id)
+        if record and record.tasks and (answer := self._describe(app_id)):
+            return answer.state.name, ""
         view = self._view(app_id)
         if not (view.job or view.record):
             return None, ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchx.specs import AppDef, BindMount, Role, macros
 
-from schedulers.contract import RANK0_HOST, SHELL_CONTRACT, SHUTDOWN_TIMEOUT_SECONDS, assignments
+from schedulers.contract import ARRAY, RANK0_HOST, SHELL_CONTRACT, SHUTDOWN_TIMEOUT_SECONDS, assignments
 from schedulers.errors import SchedulerError
 from schedulers.slurm.options import SlurmOpts, dependency, sbatch_word
 from schedulers.slurm.record import INDEX, SCRIPT, About
@@ -31,7 +31,8 @@ MOST_COMMAND_BYTES = 120_000
 log = logging.getLogger(__name__)
 
 # Marks for values that are known only when the job runs. No argument can hold a NUL, and shlex quotes text that does.
-RUN_TIME = {"\0app_id\0": "SLURM_JOB_ID", "\0replica_id\0": "SLURM_PROCID"}
+APP_ID, REPLICA_ID = "\0app_id\0", "\0replica_id\0"
+JOB, TASK = "$SLURM_JOB_ID", "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
 
 
 @dataclass(frozen=True)
@@ -76,36 +77,40 @@ def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> Slur
     for path in (job_dir, work_dir):
         if re.search(r"[\\\n]", str(path)):
             raise SchedulerError(f"{str(path)!r}: sbatch takes no path with a backslash or a line break; rename it")
-    if len(app.roles) != 1:
+    if len(app.roles) != 1 and ARRAY not in app.metadata:
         raise SchedulerError(
             f"{app.name} has the roles {', '.join(role.name for role in app.roles)}: the slurm scheduler runs one role;"
             " submit one job for each"
         )
-    values = macros.Values(str(work_dir), "\0app_id\0", "\0replica_id\0", RANK0_HOST)
-    role = values.apply(app.roles[0])
+    values = macros.Values(str(work_dir), APP_ID, REPLICA_ID, RANK0_HOST)
+    roles = [values.apply(role) for role in app.roles]
+    role, array = roles[0], [role.name for role in roles] if len(roles) > 1 else []
     for name in role.env:
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise SchedulerError(f"--env {name}: must be the name of a variable: letters, digits and _")
     return SlurmRequest(
-        about=About(app.name, role.name, role.num_replicas, opts.predecessors),
+        about=About(app.name, role.name, role.num_replicas, opts.predecessors, array),
         opts=opts,
         job_dir=job_dir,
-        script=_script(app.name, role, opts, job_dir, work_dir),
+        script=_script(app.name, roles, opts, job_dir, work_dir),
         environment="".join(_export(name, value) for name, value in role.env.items() if not _is_own(value)),
     )
 
 
-def _script(name: str, role: Role, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> str:
-    replica = _replica(role)
+def _script(name: str, roles: list[Role], opts: SlurmOpts, job_dir: Path, work_dir: Path) -> str:
+    role, is_array = roles[0], len(roles) > 1
+    replica = _one_of(roles) if is_array else _replica(role, JOB)
     if (size := len("\n".join(replica).encode())) > MOST_COMMAND_BYTES:
         raise SchedulerError(
             f"the command of {role.name} has {size:,} bytes: a replica can be given {MOST_COMMAND_BYTES:,} at most; put"
             " its arguments into a file"
         )
+    batch_log = "/slurm-%A_%a.log" if is_array else "/slurm-%j.log"
     options = [
         f"--job-name={sbatch_word(name)}",
         f"--chdir={sbatch_word(str(work_dir))}",
-        f"--output={sbatch_word(str(job_dir).replace('%', '%%') + '/slurm-%j.log')}",
+        f"--output={sbatch_word(str(job_dir).replace('%', '%%') + batch_log)}",
+        *([f"--array=0-{len(roles) - 1}"] if is_array else []),
         *_shape(role, opts),
         *opts.sbatch(),
     ]
@@ -117,8 +122,9 @@ def _script(name: str, role: Role, opts: SlurmOpts, job_dir: Path, work_dir: Pat
         "warned= step=",
         "trap warned=yes USR1  # before anything that takes time: by itself the signal would end the job as failed",
         f"job_dir={shlex.quote(str(job_dir))}",
-        "log=$job_dir/slurm-$SLURM_JOB_ID.log",
-        f"role={shlex.quote(role.name)}",
+        f"id={TASK if is_array else JOB}",
+        "log=$job_dir/slurm-$id.log",
+        f"role={shlex.quote(role.name)}" if not is_array else _role_of_task(roles),
         f"max_retries={role.max_retries}",
         f"max_free_restarts={opts.max_free_restarts}",
         f"open_mode={opts.open_mode}",
@@ -184,25 +190,35 @@ def _mount(mount: object) -> str:
     return f"{mount.src_path}:{mount.dst_path}" + (":ro" if mount.read_only else "")
 
 
-def _replica(role: Role) -> list[str]:
+def _role_of_task(roles: list[Role]) -> str:
+    return f"roles=({shlex.join(role.name for role in roles)}) role=${{roles[SLURM_ARRAY_TASK_ID]}}"
+
+
+def _one_of(roles: list[Role]) -> list[str]:
+    """Returns the commands of a replica of any task of an array."""
+    cases = [line for task, role in enumerate(roles) for line in (f"{task})", *_replica(role, TASK), ";;")]
+    return ["case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]
+
+
+def _replica(role: Role, app_id: str) -> list[str]:
     """Returns the commands of a replica; the last replaces the shell, so that signals reach the program."""
-    own = [_export(name, value).rstrip("\n") for name, value in role.env.items() if _is_own(value)]
-    words = [_quote(word) for word in (role.entrypoint, *role.args)]
+    own = [_export(name, value, app_id).rstrip("\n") for name, value in role.env.items() if _is_own(value)]
+    words = [_quote(word, app_id) for word in (role.entrypoint, *role.args)]
     return [*own, f"exec {' '.join(words)}"]
 
 
 def _is_own(value: str) -> bool:
     """Returns whether each replica has another value."""
-    return "\0replica_id\0" in value
+    return REPLICA_ID in value
 
 
-def _export(name: str, value: str) -> str:
-    return f"export {name}={_quote(value)}\n"
+def _export(name: str, value: str, app_id: str = JOB) -> str:
+    return f"export {name}={_quote(value, app_id)}\n"
 
 
-def _quote(text: str) -> str:
+def _quote(text: str, app_id: str) -> str:
     """Quotes a word for the shell, with variables for values that are known only when the job runs."""
     quoted = shlex.quote(text)
-    for mark, variable in RUN_TIME.items():
-        quoted = quoted.replace(mark, f"'\"${variable}\"'")
+    for mark, value in ((APP_ID, app_id), (REPLICA_ID, "$SLURM_PROCID")):
+        quoted = quoted.replace(mark, f"'\"{value}\"'")
     return quoted.replace("''", "") or "''"

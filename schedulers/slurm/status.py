@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +16,8 @@ from schedulers.slurm.record import Record
 from trainer.core.outcome import STOPPED_WORD, WRONG_INPUT_WORDS
 
 FINAL_STATES = {"succeeded": AppState.SUCCEEDED, "failed": AppState.FAILED, "cancelled": AppState.CANCELLED}
+# An array is what the first of these is that a task is.
+LAST_TO_END = (AppState.RUNNING, AppState.PENDING, AppState.FAILED, AppState.CANCELLED)
 SHOWN_REPLICAS = 8
 NOT_YET_MET, NEVER_MET = "Dependency", "DependencyNeverSatisfied"
 # Slurm's line on a job that somebody cancelled; others go on with DUE TO and a reason.
@@ -52,16 +55,15 @@ class View:
 
     def describe(self, app_id: str) -> DescribeAppResponse:
         """Returns the whole status."""
-        about = self.record.about if self.record else None
-        roles = [Role(name=about.role, image="", num_replicas=self._replicas)] if about else []
+        role = self.record.role if self.record else None
         return DescribeAppResponse(
             app_id=app_id,
             state=self.state,
             num_restarts=self._restarts,
             msg=self._message(),
-            structured_error_msg=self._first_error() if self.state == AppState.FAILED and about else NONE,
-            roles=roles,
-            roles_statuses=[RoleStatus(about.role, self._replica_statuses(about.role))] if about else [],
+            structured_error_msg=self._first_error() if self.state == AppState.FAILED and role else NONE,
+            roles=[Role(name=role, image="", num_replicas=self._replicas)] if role else [],
+            roles_statuses=[RoleStatus(role, self._replica_statuses(role))] if role else [],
         )
 
     @property
@@ -105,7 +107,7 @@ class View:
         log = self.record.replica_log(replica, "err")
         if not (error := first_error(tail(log))):
             return NONE
-        message = f"{self.record.about.role}/{replica}, {error}"
+        message = f"{self.record.role}/{replica}, {error}"
         return structured(message, json.loads(failure)["errorCode"], log.stat().st_mtime)
 
     @cached_property
@@ -178,6 +180,21 @@ class View:
         shown = ", ".join(f"{replica} on {host}" for replica, host in enumerate(hosts[:SHOWN_REPLICAS]))
         more = f" and {len(hosts) - SHOWN_REPLICAS} more" if len(hosts) > SHOWN_REPLICAS else ""
         return f"replica {shown}{more}" if hosts else ""
+
+
+def describe_array(app_id: str, tasks: Sequence[DescribeAppResponse]) -> DescribeAppResponse:
+    """Returns the status of an array, of the statuses of its tasks, each with its own role."""
+    states = [task.state for task in tasks]
+    failures = [task.structured_error_msg for task in tasks if task.structured_error_msg != NONE]
+    return DescribeAppResponse(
+        app_id=app_id,
+        state=next((state for state in LAST_TO_END if state in states), AppState.SUCCEEDED),
+        num_restarts=sum(task.num_restarts for task in tasks),
+        msg="\n".join(f"{task.roles[0].name}: {task.state.name}, {task.msg}" for task in tasks),
+        structured_error_msg=next(iter(failures), NONE),
+        roles=[role for task in tasks for role in task.roles],
+        roles_statuses=[status for task in tasks for status in task.roles_statuses],
+    )
 
 
 def _ending(job: SlurmJob) -> str:

@@ -14,7 +14,7 @@ from torchx.specs.builders import materialize_appdef
 from trainer.commands import COMMANDS, declaration
 from trainer.config.overrides import parse
 
-OF_JOB = {"h", "cpu", "gpu", "memMB", "image", "env", "mounts", "metadata", "max_retries", "name", "j"}
+OF_JOB = {"h", "cpu", "gpu", "memMB", "image", "env", "mounts", "metadata", "max_retries", "name", "j", "seeds"}
 # Flags of a component that have another name in the command.
 OTHER_NAMES = {
     ("tools.plan", "nproc"): "world_size",

@@ -15,7 +15,8 @@
 warned= step=
 trap warned=yes USR1  # before anything that takes time: by itself the signal would end the job as failed
 job_dir=/here/slurm-jobs/NAME-ID
-log=$job_dir/slurm-$SLURM_JOB_ID.log
+id=$SLURM_JOB_ID
+log=$job_dir/slurm-$id.log
 role=trainer
 max_retries=0
 max_free_restarts=20

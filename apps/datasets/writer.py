@@ -10,6 +10,7 @@ Files under OUT:
 
 import json
 import os
+import posixpath
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -113,7 +114,9 @@ class DataSetWriter:
         self._fs.mv(f"{path}.partial", path)
 
     def beside(self, name: str, table: pa.Table) -> None:
-        """Writes a table beside the splits, as `OUT/NAME.parquet`."""
+        """Writes a table beside the splits, as `OUT/NAME.parquet`; a name may have a directory."""
+        if folder := posixpath.dirname(name):
+            self._fs.makedirs(f"{self._root}/{folder}")
         with os_errors(), self._fs.open(f"{self._root}/{name}.parquet", "wb") as file:
             pq.write_table(table, file, compression="lz4")
 

@@ -6,6 +6,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -62,10 +63,13 @@ class Training:
         return self
 
     def kill(self) -> None:
-        """Kills all processes of the job."""
-        for worker in self.workers():
-            os.kill(worker, signal.SIGKILL)
-        os.killpg(self.process.pid, signal.SIGKILL)
+        """Kills all processes of the job, which may just be ending."""
+        with suppress(psutil.NoSuchProcess):
+            for worker in self.workers():
+                with suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def end(self, seconds: float = 600) -> str:

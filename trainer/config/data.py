@@ -8,6 +8,7 @@ from trainer.config.catalogue import CatalogueConfig
 from trainer.config.csv import CsvConfig
 from trainer.config.features import DenseFeature, SparseFeature, check_dense, check_sparse, columns_of
 from trainer.config.may_change import fixed_values
+from trainer.config.segments import SegmentsConfig
 from trainer.config.select import SelectConfig
 from trainer.core.errors import InputError
 from trainer.core.section import MayChange, Section
@@ -26,6 +27,7 @@ class DataConfig(Section):
     """The same, for the evaluations during and after training."""
     test: Annotated[list[str], MayChange] = []
     """The same, for the evaluation after training."""
+    segments: SegmentsConfig = SegmentsConfig()
     select: SelectConfig = SelectConfig()
     dense: dict[str, DenseFeature] = {}
     """Dense features by name. A feature reads the column of its name, unless it names another column."""

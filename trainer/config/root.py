@@ -79,7 +79,9 @@ def check_training(config: Config) -> None:
     Raises:
         InputError: Neither steps nor epochs are set, or a key is set without a key that it needs.
     """
-    if config.train.steps is None and config.train.epochs is None:
+    if config.data.segments.path:
+        _check_segments(config)
+    elif config.train.steps is None and config.train.epochs is None:
         raise InputError("train.steps and train.epochs are both unset; set one of them")
     if config.checkpoint.keep.best and not config.data.validation:
         raise InputError(
@@ -88,6 +90,29 @@ def check_training(config: Config) -> None:
         )
     _check_stop_early(config)
     _check_final(config)
+
+
+def _check_segments(config: Config) -> None:
+    """Refuses keys that segments take the place of."""
+    given = {
+        "data.train": config.data.train,
+        "data.validation": config.data.validation,
+        "data.test": config.data.test,
+        "train.steps": config.train.steps,
+        "train.epochs": config.train.epochs,
+        "evaluate.every_steps": config.evaluate.every_steps,
+    }
+    for key, value in given.items():
+        if value:
+            raise InputError(
+                f"{key} is set, and so is data.segments.path, whose segments are what is trained and evaluated on; "
+                "set one of them"
+            )
+    for key, optimizer in {"dense": config.optimizer.dense, "sparse": config.optimizer.sparse}.items():
+        if optimizer.schedule.unit == "epochs":
+            raise InputError(
+                f"optimizer.{key}.schedule.unit is 'epochs', but segments are of any length; count in 'steps'"
+            )
 
 
 def _check_stop_early(config: Config) -> None:

@@ -20,6 +20,10 @@ class InputError(ValueError):
     """
 
 
+class NoRows(InputError):
+    """Data without a row: wrong where a run has only that, and nothing to do in one of many segments."""
+
+
 class StorageError(OSError):
     """Failing storage. The input is right, so another attempt may succeed. One line, exit code 1."""
 

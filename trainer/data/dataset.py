@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from trainer.config.data import DataConfig
 from trainer.core.console import plural
-from trainer.core.errors import InputError, StorageError
+from trainer.core.errors import InputError, NoRows, StorageError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, os_errors
 from trainer.data.columns import check_alike, check_columns, lists_of, texts_of
@@ -193,7 +193,7 @@ def inspect_files(
     files = FileSet(_data_files(urls, contents, names))
     if files.rows == 0:
         where = without_secrets(", ".join(patterns))
-        raise InputError(f"{key} has no rows in its {plural(len(urls), 'file')} ({where}); nothing to read")
+        raise NoRows(f"{key} has no rows in its {plural(len(urls), 'file')} ({where}); nothing to read")
     return files
 
 
@@ -203,6 +203,15 @@ def list_files(key: str, pattern: str, reader: Reader) -> list[str]:
     Raises:
         InputError: There is no such file. The message names `key`.
     """
+    if found := matching_files(key, pattern, reader):
+        return found
+    raise InputError(
+        f"{key}: no {reader.format} file at '{without_secrets(pattern)}'; check the path, or make the data set first"
+    )
+
+
+def matching_files(key: str, pattern: str, reader: Reader) -> list[str]:
+    """Returns the URLs of a file, glob or directory, which need not exist."""
     with named(key, pattern):
         fs, path = open_storage(pattern)
         if "*" in path or "?" in path:
@@ -211,11 +220,6 @@ def list_files(key: str, pattern: str, reader: Reader) -> list[str]:
             paths = [found for found in fs.find(path) if found.endswith(reader.suffix)]
         else:
             paths = [path] if fs.exists(path) else []
-    if not paths:
-        raise InputError(
-            f"{key}: no {reader.format} file at '{without_secrets(pattern)}'; check the path, or make the data "
-            "set first"
-        )
     return [fs.unstrip_protocol(found) if "://" in pattern else found for found in paths]
 
 

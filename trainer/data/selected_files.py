@@ -11,7 +11,7 @@ import numpy as np
 from trainer.config.data import DataConfig
 from trainer.config.select import Clause, SelectConfig
 from trainer.core.console import plural
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, NoRows
 from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, RowChoice, RowGroup, find_files, list_files
 from trainer.data.filters import by_statistics, check_clauses, meets_all
@@ -123,9 +123,7 @@ def _chosen(group: RowGroup, copy: int, counts: Counts, kept: int, rows: int) ->
 
 def _announced(key: str, files: FileSet, rows: int) -> FileSet:
     if files.rows == 0:
-        raise InputError(
-            f"data.select leaves none of the {plural(rows, 'row')} of {key}; loosen its filter or its mixture"
-        )
+        raise NoRows(f"data.select leaves none of the {plural(rows, 'row')} of {key}; loosen its filter or its mixture")
     found = f"{plural(files.rows, 'sample')} of {plural(rows, 'row')} in {plural(len(files.files), 'file')}"
     print(f"data.select: {found} of {key}", flush=True)
     return files

@@ -35,16 +35,25 @@ def finish(session: Session, step: int, training_step: TrainingStep) -> None:
         _save_unless_saved(session, step)
     session.model.managed.end()
     evaluated_step = _evaluate(session, step, model)
-    session.saver.wait()
-    if session.saver.saved_step != step:  # a run without its last checkpoint is no success to a scheduler
-        lost = session.saved(step)
-        session.reporter.log(f"error: the last step could not be saved; {lost}; the same command resumes it")
-        raise SystemExit(FAILED)
+    require_saved(session, step)
     session.reporter.track(evaluated_step, Checkpoints(session.directory).url(evaluated_step))
     if measured:
         session.reporter.log(in_words(measured))
     session.end("finished", step, outcome, measured)
     session.reporter.log(f"\n{_summary(session, step, evaluated_step)}")
+
+
+def require_saved(session: Session, step: int) -> None:
+    """Waits for the checkpoint of the last step, without which a run is no success to a scheduler.
+
+    Raises:
+        SystemExit: It could not be saved.
+    """
+    session.saver.wait()
+    if session.saver.saved_step != step:
+        lost = session.saved(step)
+        session.reporter.log(f"error: the last step could not be saved; {lost}; the same command resumes it")
+        raise SystemExit(FAILED)
 
 
 def _save_unless_saved(session: Session, step: int) -> None:

@@ -2,12 +2,13 @@
 
 from trainer.config.root import Config, check_training
 from trainer.core.distributed import DistributedContext, process_group
-from trainer.run.preemption import Action
 from trainer.run.preflight import preflight
 from trainer.training.finish import finish
 from trainer.training.resume import Resume
+from trainer.training.segments import train_on_segments
 from trainer.training.session import Session
 from trainer.training.setup import open_session
+from trainer.training.take_steps import take_steps
 
 
 def train(config: Config, out: str, resume: Resume = "auto") -> None:
@@ -26,7 +27,10 @@ def train(config: Config, out: str, resume: Resume = "auto") -> None:
     with process_group(config.train.collective_timeout_seconds) as context:
         if config.train.preflight_seconds:
             preflight(context, config.train.preflight_seconds)
-        _train(config, out, resume, context)
+        if config.data.segments.path:
+            train_on_segments(config, out, resume, context)
+        else:
+            _train(config, out, resume, context)
 
 
 def _train(config: Config, out: str, resume: Resume, context: DistributedContext) -> None:
@@ -37,20 +41,5 @@ def _train(config: Config, out: str, resume: Resume, context: DistributedContext
 def run(session: Session) -> None:
     """Trains from the first step to the last, and evaluates the result."""
     training_step = session.training_step()
-    step, last = session.order.steps_done, session.order.last_step
-
-    # An evaluation that a stop interrupted is made up for, so that a resumed run has the lines of any other.
-    if session.lacks_evaluation():
-        session.evaluate(step, training_step.detach(), "validation")
-    for step in session.steps():
-        result = training_step.take(step, session.batches)
-        session.record(step, result)
-        action = session.requested_action(step)
-        if session.saver.due(step) or step == last or action is Action.SAVE:
-            session.save(step)
-        if session.evaluator.due(step) and step < last:
-            session.evaluate(step, training_step.detach(), "validation")
-        if action is Action.STOP:
-            session.stop(step)  # raises Stopped
-
+    step = take_steps(session, training_step)
     finish(session, step, training_step)

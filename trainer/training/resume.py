@@ -82,8 +82,14 @@ def find_start(checkpoints: Checkpoints, resume: Resume, url: str) -> Checkpoint
     return newest
 
 
-def check_start(start: Checkpoint, lanes: int, config: Config, files: FileSet) -> None:
+def check_start(start: Checkpoint, lanes: int, config: Config, files: FileSet | None) -> None:
     """Refuses to resume from a checkpoint of other lanes or other data.
+
+    Args:
+        start: The checkpoint.
+        lanes: The lanes of the run now.
+        config: The configuration now.
+        files: The training data now; None if training goes on with other data, the next segment.
 
     Raises:
         InputError: They differ; the message names the change, and the flag that accepts it.
@@ -93,7 +99,7 @@ def check_start(start: Checkpoint, lanes: int, config: Config, files: FileSet) -
         raise InputError(
             f"data.lanes is {lanes}, but the checkpoint at {start.url} was made with {saved['lanes']}; leave it unset"
         )
-    if files.fingerprint != saved["data"]["fingerprint"] and not config.data.accept_changed:
+    if files and files.fingerprint != saved["data"]["fingerprint"] and not config.data.accept_changed:
         raise InputError(
             f"the training data changed since the checkpoint at {start.url}: {files.change_since(saved['data'])}; "
             "--data.accept-changed True resumes from the same step"

@@ -65,6 +65,7 @@ class EpochOrder:
         catalogue: All items; None without data.catalogue.
         steps_done: Steps that the run has taken before this job; the next step is one more.
         last_step: The step that training ends with.
+        segment: The segment that these are the samples of; None if the data has none.
     """
 
     files: FileSet
@@ -73,6 +74,44 @@ class EpochOrder:
     catalogue: Catalogue | None
     steps_done: int
     last_step: int
+    segment: "SegmentPlace | None" = None
+
+    @property
+    def steps_before(self) -> int:
+        """Steps that the run took on earlier segments."""
+        return self.segment.first_step if self.segment else 0
+
+    def place_of(self, step: int) -> tuple[int, int]:
+        """Returns the epoch of a step, of several segments their number, and the steps of that epoch before it."""
+        epoch, epoch_step = divmod(step - 1 - self.steps_before, self.lanes.steps)
+        return epoch + (self.segment.number if self.segment else 0), epoch_step
+
+    def batches(self) -> Iterator[Batch]:
+        """Returns this rank's batches of the steps that are left."""
+        return self.loader.batches(self.steps_done - self.steps_before, self.last_step - self.steps_before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentPlace:
+    """Where a segment is in the life of a run; a part of the train state.
+
+    Attributes:
+        name: Its name.
+        number: Segments before it.
+        first_step: Steps that the run took on those.
+        last_step: Steps when it has been trained on.
+        samples: Its samples.
+        files: Number of its files.
+        fingerprint: Changes with its files and their sizes.
+    """
+
+    name: str
+    number: int
+    first_step: int
+    last_step: int
+    samples: int
+    files: int
+    fingerprint: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,13 +163,20 @@ class Session:
 
     def training_step(self) -> TrainingStep:
         """Returns the pipeline that takes the steps of this run."""
-        where = partial(locate, self.order.files, self.config.data, self.order.lanes, self.config.train.seed)
-        return TrainingStep(self.model, self.config, self.context, self.step_state, where)
+        order, config = self.order, self.config
+        where = partial(locate, order.files, config.data, order.lanes, config.train.seed)
+        return TrainingStep(
+            self.model,
+            config,
+            self.context,
+            self.step_state,
+            lambda step, position: where(step - order.steps_before, position),
+        )
 
     def record(self, step: int, result: StepResult) -> None:
         """Records a step's loss, samples, time, scalars and histograms."""
         self.watchdog.note(f"the work after step {step}")
-        epoch, epoch_step = divmod(step - 1, self.order.lanes.steps)
+        epoch, epoch_step = self.order.place_of(step)
         samples = self.order.lanes.samples_in_step(epoch_step)
         if result.skipped:
             self.reporter.log(f"step {step:,} is skipped: its loss or a gradient is not finite")
@@ -224,7 +270,7 @@ class Session:
     def save(self, step: int) -> None:
         """Starts to save a checkpoint in the background."""
         train_state: dict[str, Any] = {
-            "epoch": step // self.order.lanes.steps,
+            "epoch": self.order.place_of(step + 1)[0],
             "lanes": self.order.lanes.lanes,
             "seed": self.config.train.seed,
             "earlier_table_steps": self.model.optimizers.tables.earlier_steps,
@@ -235,6 +281,8 @@ class Session:
             "catalogue": self.order.catalogue.fingerprint if self.order.catalogue else None,
             "evict": self.model.managed.rules(),
         }
+        if segment := self.order.segment:
+            train_state["segment"] = asdict(segment)
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}
         self.reporter.flush()  # on storage without append: a resumed run does not write the lines up to here again
         with named_range("save"), self.model.managed.rewound():

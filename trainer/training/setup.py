@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -28,21 +29,40 @@ from trainer.models.losses_over_samples import check_units
 from trainer.plan.kept_plan import PLANNED_FOR
 from trainer.run.histograms import Histograms
 from trainer.run.lock import RunLock, locked
-from trainer.run.preemption import stop_on_signals
+from trainer.run.preemption import StopRequests, stop_on_signals
 from trainer.run.profiler import Profiler, ProfileRequests, check_profile, profile_requests
 from trainer.run.provenance import describe_run
 from trainer.run.reporter import Reporter, StallTimer
 from trainer.run.step_clock import skip_unrecorded_ranges
-from trainer.run.watchdog import watched
+from trainer.run.watchdog import Watchdog, watched
 from trainer.training.evaluate import Evaluator, open_catalogue
 from trainer.training.finetune import finetune
 from trainer.training.micro_batches import check_micro_batches
-from trainer.training.nonfinite import start_state
+from trainer.training.nonfinite import StepState, start_state
 from trainer.training.resume import Resume, check_saved_before, check_start, find_start, open_run
 from trainer.training.session import ClaimedRun, EpochOrder, Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
 
 ENDED_WITHOUT_A_WORD = "ended without a word: killed, or by an error that its log has"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job holds from its start to its end.
+
+    Attributes:
+        claimed: The run directory.
+        watchdog: Reports a rank that is stuck.
+        stop_requests: Signals that request a stop.
+        lock: The lock of the run directory.
+        requests: Requests for profiles.
+    """
+
+    claimed: ClaimedRun
+    watchdog: Watchdog
+    stop_requests: StopRequests
+    lock: RunLock
+    requests: ProfileRequests
 
 
 @contextmanager
@@ -51,6 +71,25 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
 
     Raises:
         InputError: The configuration, the data or the run directory cannot be used.
+    """
+    with begin_job(config, out, resume, context) as job:
+        claimed = job.claimed
+        # Wrong data is refused within seconds, before the model is built, which takes longest.
+        order = plan_epochs(config, claimed.start, context)
+        evaluator = Evaluator(config, context, order.catalogue)
+        model = build_sharded_model(config, context, order.lanes, claimed.directory)
+        origin = restore_or_finetune(claimed, model, order)
+        with session_of(job, order, evaluator, model, first_step_state(claimed)) as session:
+            announce(session, origin)
+            yield session
+
+
+@contextmanager
+def begin_job(config: Config, out: str, resume: Resume, context: DistributedContext) -> Iterator[Job]:
+    """Claims a run directory and yields what the job holds until it ends.
+
+    Raises:
+        InputError: The configuration or the run directory cannot be used.
     """
     skip_unrecorded_ranges()
     broadcast_from_rank0(context, lambda: check_metrics(config))
@@ -65,34 +104,37 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         locked(directory, context) as lock,
         profile_requests(directory, context) as requests,
     ):
-        claimed = claim_run(config, directory, resume, context)
-        # Wrong data is refused within seconds, before the model is built, which takes longest.
-        order = plan_epochs(config, claimed.start, context)
-        evaluator = Evaluator(config, context, order.catalogue)
-        model = build_sharded_model(config, context, order.lanes, directory)
-        origin = restore_or_finetune(claimed, model, order)
-        reporter = _open_reporter(claimed, order)
-        with _open_saver(claimed, order, lock, reporter) as saver:
-            session = Session(
-                claimed=claimed,
-                order=order,
-                model=model,
-                evaluator=evaluator,
-                saver=saver,
-                reporter=reporter,
-                histograms=Histograms(config.report.histograms_every_steps, context),
-                profiler=_open_profiler(claimed, order, requests, reporter),
-                batches=StallTimer(
-                    model.managed.batches(order.loader.batches(order.steps_done, order.last_step), order.steps_done)
-                ),
-                stop_requests=stop_requests,
-                watchdog=watchdog,
-                step_state=start_state(
-                    config.train, claimed.start.train_state.get("step_state") if claimed.start else None
-                ),
-            )
-            _announce(session, origin)
-            yield session
+        yield Job(claim_run(config, directory, resume, context), watchdog, stop_requests, lock, requests)
+
+
+@contextmanager
+def session_of(
+    job: Job, order: EpochOrder, evaluator: Evaluator, model: ShardedModel, step_state: StepState
+) -> Iterator[Session]:
+    """Opens the reports and the saver of a run, and yields it, ready to train."""
+    claimed = job.claimed
+    reporter = _open_reporter(claimed, order)
+    with _open_saver(claimed, order, job.lock, reporter) as saver:
+        yield Session(
+            claimed=claimed,
+            order=order,
+            model=model,
+            evaluator=evaluator,
+            saver=saver,
+            reporter=reporter,
+            histograms=Histograms(claimed.config.report.histograms_every_steps, claimed.context),
+            profiler=_open_profiler(claimed, order, job.requests, reporter),
+            batches=StallTimer(model.managed.batches(order.batches(), order.steps_done)),
+            stop_requests=job.stop_requests,
+            watchdog=job.watchdog,
+            step_state=step_state,
+        )
+
+
+def first_step_state(claimed: ClaimedRun) -> StepState:
+    """Returns the state of the steps that a job begins with."""
+    saved = claimed.start.train_state.get("step_state") if claimed.start else None
+    return start_state(claimed.config.train, saved)
 
 
 def claim_run(config: Config, directory: RunDirectory, resume: Resume, context: DistributedContext) -> ClaimedRun:
@@ -128,7 +170,9 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
         InputError: The data cannot be used, changed since the checkpoint, or cannot be split over the ranks.
     """
     files = broadcast_when_done(context, lambda: find_training_files(config.data, config.train.seed))
-    lanes = _plan_lanes(config, files, start, context)
+    lanes = plan_lanes(config, files, start, context)
+    if start:
+        check_start(start, lanes.lanes, config, files)
     steps_done = start.step if start else 0
     last_step = config.train.steps if config.train.steps is not None else (config.train.epochs or 0) * lanes.steps
     if start and steps_done > last_step:
@@ -146,7 +190,7 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
     )
 
 
-def _plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context: DistributedContext) -> Lanes:
+def plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context: DistributedContext) -> Lanes:
     """Returns the lanes of a run; a resumed run keeps the lanes of its checkpoint.
 
     Raises:
@@ -164,8 +208,6 @@ def _plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, contex
         )
     check_micro_batches(config.train.micro_batches, lanes, context.world_size)
     check_units(config.named_tasks(), lanes, context.world_size, config.train.micro_batches)
-    if start:
-        check_start(start, number, config, files)
     return lanes
 
 
@@ -201,7 +243,9 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
 
 def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
     """Opens the reports of a run; a resumed run continues the reports up to its checkpoint."""
-    running = claimed.start.train_state["running"] if claimed.start else None
+    # Of the report interval under way; each segment begins one.
+    is_under_way = claimed.start and (not order.segment or order.steps_done > order.steps_before)
+    running = claimed.start.train_state["running"] if claimed.start and is_under_way else None
     return Reporter(
         claimed.directory, claimed.config.report, claimed.context, order.last_step, order.steps_done, running
     )
@@ -242,7 +286,7 @@ def _open_saver(claimed: ClaimedRun, order: EpochOrder, lock: RunLock, reporter:
     saver.close()
 
 
-def _announce(session: Session, origin: dict[str, Any]) -> None:
+def announce(session: Session, origin: dict[str, Any]) -> None:
     """Prints the plan and the facts of the run, and writes config.toml, plan.json and run.json.
 
     Nothing is written before, as an attempt that is refused must leave the files of an earlier attempt as they are.

@@ -1,0 +1,85 @@
+"""Segments of data, such as days: which there are, whether they are complete, and whether they have changed."""
+
+import hashlib
+import re
+import time
+from dataclasses import dataclass
+
+from trainer.config.data import DataConfig
+from trainer.config.segments import NAME, SegmentsConfig
+from trainer.core.storage import named, open_storage
+from trainer.data.dataset import matching_files
+from trainer.data.readers.registry import make_reader
+
+KEY = "data.segments.path"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment as storage lists it.
+
+    Attributes:
+        name: What stands for {segment} in its path.
+        files: URLs of its files, sorted.
+        fingerprint: Changes with the files and their sizes.
+        lacks: Why it is not complete; empty if it is.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    fingerprint: str
+    lacks: str
+
+
+def names_of_segments(config: SegmentsConfig) -> list[str]:
+    """Returns the names of the segments between `first` and `until`, in order; complete or not.
+
+    Raises:
+        InputError: The path cannot be used.
+        StorageError: The storage cannot be read now.
+    """
+    assert config.path
+    part = _part(config.path)
+    with named(KEY, config.path):
+        fs, pattern = open_storage(part.replace(NAME, "*"))
+        form = re.compile(re.escape(open_storage(part)[1]).replace(re.escape(NAME), "([^/]+)"))
+        matches = [form.fullmatch(found.rstrip("/")) for found in fs.glob(pattern)]
+    names = sorted(match[1] for match in matches if match)
+    return [
+        name
+        for name in names
+        if (config.first is None or name >= config.first) and (config.until is None or name <= config.until)
+    ]
+
+
+def look_at_segment(data: DataConfig, name: str) -> Segment:
+    """Lists the files of a segment.
+
+    Raises:
+        InputError: The path cannot be used.
+        StorageError: The storage cannot be read now.
+    """
+    config = data.segments
+    assert config.path
+    files = tuple(sorted(matching_files(KEY, config.path.replace(NAME, name), make_reader(data))))
+    part = _part(config.path).replace(NAME, name)
+    with named(KEY, config.path):
+        fs, _ = open_storage(config.path)
+        sizes = [fs.size(open_storage(file)[1]) for file in files]
+        lacks = ""
+        if len(files) < config.least_files:
+            lacks = f"has {len(files)} of at least {config.least_files} files"
+        elif config.marker and not fs.exists(open_storage(f"{part}/{config.marker}")[1]):
+            lacks = f"has no {config.marker}"
+        elif config.least_age_seconds:
+            age = time.time() - max(fs.modified(open_storage(file)[1]).timestamp() for file in files)
+            if age < config.least_age_seconds:
+                lacks = f"changed {max(0, round(age)):,} s ago, of {config.least_age_seconds:,.0f}"
+    fingerprint = hashlib.sha256(repr([*zip(files, sizes, strict=True)]).encode()).hexdigest()[:16]
+    return Segment(name, files, fingerprint, lacks)
+
+
+def _part(path: str) -> str:
+    """Returns a path up to the directory or file whose name has the segment's."""
+    before, after = path.split(NAME)
+    return before + NAME + after.partition("/")[0]

@@ -192,6 +192,22 @@ def export(
     ...
 
 
+@program("rollback", cpu=1)
+def rollback(
+    *args: str,
+    to: str,
+) -> AppDef:
+    """Goes back to the export before the newest: points current.json at it.
+
+    Example: torchx run -s local_cwd tools.rollback --to exports/movielens
+
+    Args:
+        args: After `--`, more arguments of `python -m trainer rollback`.
+        to: Directory of exports, a path or an fsspec URL.
+    """
+    ...
+
+
 @program("serve", cpu=1)
 def serve(
     *args: str,

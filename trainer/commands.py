@@ -58,6 +58,11 @@ COMMANDS = {
         "CONFIG --out RUN_DIR --to DIR: export a checkpoint as a directory that serves with torch alone.",
         "runs/movielens/config.toml --out runs/movielens --to exported",
     ),
+    "rollback": (
+        "apps.export.publishing:rollback",
+        "--to DIR: go back to the export before the newest.",
+        "--to exported",
+    ),
     "serve": (
         "apps.serve.serve:serve",
         "--directory DIR: serve an exported model over HTTP, to look at it.",

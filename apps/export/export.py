@@ -16,6 +16,7 @@ from apps.export.carried import write_loader
 from apps.export.directory import files_of, is_there, publish, write_manifest
 from apps.export.onnx import check_onnx, save_onnx
 from apps.export.program import check_compiler, check_parity, compile_program, export_program, save_program
+from apps.export.publishing import check_rules
 from apps.export.quantized import measure, quantize_tables, render
 from apps.export.reference import (
     SplitRows,
@@ -42,6 +43,7 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import read_text
 from trainer.data.dataset import find_files
+from trainer.data.segments import data_of_segment
 from trainer.models.embeddings import name_in_model
 from trainer.models.outputs import model_outputs
 from trainer.rules.vocabulary import check_fingerprints
@@ -61,6 +63,7 @@ def export(
     compile: bool = False,
     format: Literal["torch", "onnx"] = "torch",
     shard_bytes: pydantic.PositiveInt | None = None,
+    anyway: bool = False,
 ) -> None:
     """Exports a checkpoint of a run as a directory that serves. CONFIG is a TOML file, such as RUN_DIR/config.toml.
 
@@ -83,11 +86,18 @@ def export(
         format: torch, or onnx for model.onnx and model.onnx.data instead of model.pt2, which onnxruntime runs.
         shard_bytes: Write the tables, which may be larger than a host's memory, beside the program, to files of at most
             this many bytes. The loader maps the files into memory. Unset: the tables are in the program.
+        anyway: Export even if a rule of [publish] does not hold.
 
     Raises:
-        InputError: There is no such checkpoint, the checkpoint is another model's, the data or the model cannot be
-            used, or the directory cannot be written.
+        InputError: A rule of [publish] does not hold, there is no such checkpoint, the checkpoint is another model's or
+            has weights that are not finite, the data or the model cannot be used, or the directory cannot be written.
     """
+    if config.data.segments.path:
+        segments = [line for line in RunDirectory(out).read_records("segments.jsonl") if line["samples"]]
+        if not anyway:
+            check_rules(config.publish, segments)
+        if segments and not getattr(config.data, split):
+            config = config.model_copy(update={"data": data_of_segment(config.data, segments[-1]["segment"], split)})
     if not getattr(config.data, split):
         there = next((name for name in ("validation", "test", "train") if getattr(config.data, name)), None)
         take = f"take --split {there}, or " if there else ""
@@ -208,6 +218,7 @@ def _write_whole(
         choices.split,
         choices.quantize,
     )
+    _check_finite(model, weights.url)
     written = parity(model, torchrec_answers, outputs, rows(), PARITY_ROWS)
     replace_tables(model, config.data)
     if quantize != "none":
@@ -221,6 +232,12 @@ def _write_whole(
     else:
         save_program(program, folder / "model.pt2")
     return written
+
+
+def _check_finite(model: nn.Module, url: str) -> None:
+    for name, weight in model.state_dict().items():
+        if weight.is_floating_point() and not weight.isfinite().all():
+            raise InputError(f"the checkpoint at {url} has weights that are not finite: {name}; use another")
 
 
 def _quantize(

@@ -45,6 +45,7 @@ DIRECTORIES = {
 
 # Runs that are read, or written to by right: by a job that asks another one, and by one in a folder of its own there.
 OTHERS = {(name, "out") for name in ("evaluate", "predict", "embed", "export", "checkpoints", "profile", "bench")}
+OTHERS |= {("rollback", "to")}  # whose current.json it is there to change
 
 
 @pytest.fixture(scope="module")

@@ -121,7 +121,7 @@ def test_a_second_job_is_refused(killed):
 def test_nothing_but_the_run_is_left(killed):
     store, url = killed["run"].store, killed["run"].url
     names = {path.removeprefix(url.removeprefix("s3://") + "/").split("/")[0] for path in store.fs.find(url)}
-    small = {"config.toml", "run.json", "plan.json", "metrics.jsonl", "evaluations.jsonl"}
+    small = {"config.toml", "run.json", "plan.json", "metrics.jsonl", "evaluations.jsonl", "run.html"}
     assert names == {*small, "checkpoints", "tensorboard"}
     assert store.fs.ls("", detail=False) == ["bucket"]
 

@@ -55,6 +55,7 @@ COMPONENTS = {
         *("--config", "c.toml", "--out", "runs/a", "--to", "s3://b/exports", "--checkpoint", "best"),
         *("--", "--averages", "False"),
     ],
+    "tools.rollback": ["--to", "s3://b/exports"],
     "tools.serve": ["--directory", "s3://b/exports", "--port", "9000", "--host", "0.0.0.0", "--", "--wait-ms", "5"],
     "tools.verify_resume": ["--config", "c.toml", "--ranks", "4", "--keep", "kept", "--", "--train.seed", "1"],
     "tools.calibrate": ["--out", "s3://b/host.toml", "-j", "1x2", "--", "--repeats", "5"],

@@ -67,8 +67,9 @@ class Shells:
         return self.status(handle)
 
     def progress(self, handle: str) -> dict:
-        """The state of a job in its record: `torchx status` takes a processor second each time."""
-        return json.loads((self.record(handle) / "progress.json").read_text())
+        """The state of a job in its record, if it has begun: `torchx status` takes a processor second each time."""
+        file = self.record(handle) / "progress.json"
+        return json.loads(file.read_text()) if file.exists() else {}
 
     def close(self) -> None:
         """Ends the jobs and the shells that are left."""

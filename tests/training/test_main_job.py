@@ -166,6 +166,27 @@ def test_the_same_command_with_more_steps_resumes(half_hour, run, done, steps):
     assert found[-1] == steps
 
 
+def test_days_are_trained_on_as_the_page_shows_it(half_hour, path):
+    folder, _ = half_hour
+    for language, block in FENCE.findall((ROOT / "docs/continuous.md").read_text()):
+        if name := re.match(r"# (\w+\.\w+)\n", block):
+            (folder / name[1]).write_text(block)
+        for command in block.splitlines() if language == "sh" else ():
+            if command != "torchx run data.movielens":
+                printed = typed(f"{ACTIVATE}PATH={path}; {command}", folder)
+                assert not re.search("traceback|error:", printed, re.IGNORECASE), f"{command}\n{printed}"
+    done = [line["segment"] for line in lines(folder / "runs/days/segments.jsonl")]
+    assert done == [f"{segment:02d}" for segment in range(12)]
+    nights = lines(folder / "runs/movielens-segments/train/segments.jsonl")
+    assert [line["segment"] for line in nights] == done
+    assert all(line["before"]["normalized_entropy"] < 1 for line in nights[1:])
+    assert (folder / "exports/days/current.json").exists()
+    exports = folder / "runs/movielens-segments/exports"
+    first, second = (f"step-{line['step']}" for line in nights[-2:])
+    assert {export.name for export in exports.iterdir()} == {first, second, "current.json"}
+    assert json.loads((exports / "current.json").read_text()) == {"directory": first}  # after the rollback
+
+
 def test_two_nodes_train_as_one_does(half_hour, tmp_path, path):
     """Two agents on this machine meet at a port of their own, and so do those of another job at the same time."""
     folder, _ = half_hour

@@ -136,9 +136,11 @@ class Saver:
             self._pending = None
 
     def close(self) -> None:
-        """Waits for the save in the background and ends its thread."""
+        """Waits for the save in the background, and ends its thread and its group, as runs over segments have many."""
         self.wait()
         self._background.shutdown()
+        with suppress(ValueError):  # it is gone already where the job ends in the middle of a save
+            dist.destroy_process_group(self._group)
 
     def _save(self, step: int, staged: State, texts: dict[str, str]) -> int | None:
         """Returns the step, or None if it could not be saved, which is logged."""

@@ -12,6 +12,7 @@ from trainer.config.data import DataConfig
 from trainer.config.model import ModelConfig, check_model
 from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import CommsConfig, PlannerConfig
+from trainer.config.publish import PublishConfig
 from trainer.config.report import ReportConfig
 from trainer.config.tasks import TaskConfig, check_task
 from trainer.config.train import EvaluateConfig, FinetuneConfig, TrainConfig
@@ -35,6 +36,7 @@ class Config(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     finetune: FinetuneConfig = FinetuneConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    publish: PublishConfig = PublishConfig()
     report: ReportConfig = ReportConfig()
 
     @pydantic.model_validator(mode="after")

@@ -79,6 +79,12 @@ def look_at_segment(data: DataConfig, name: str) -> Segment:
     return Segment(name, files, fingerprint, lacks)
 
 
+def data_of_segment(data: DataConfig, name: str, split: str) -> DataConfig:
+    """Returns the configuration of data with a segment for a split."""
+    assert data.segments.path
+    return data.model_copy(update={split: [data.segments.path.replace(NAME, name)]})
+
+
 def _part(path: str) -> str:
     """Returns a path up to the directory or file whose name has the segment's."""
     before, after = path.split(NAME)

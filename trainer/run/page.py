@@ -96,6 +96,7 @@ def page_of_run(run: Run, directory: RunDirectory) -> str:
     tables = {
         "Run": [["", run.name], *([key, word] for key, word in run.summary.items())],
         "Metrics": [["", run.name], *([metric, f"{value:.5f}"] for metric, value in run.results.items())],
+        "Segments": _segments(directory),
         "Starts": _starts(run.facts),
         "Checkpoints": [["step", "directory"], *_checkpoints(directory)],
         "Plan": _plan(directory),
@@ -120,8 +121,14 @@ def curves(runs: Sequence[Run]) -> list[Lines]:
     for key, found in {"loss": reported.pop("loss"), **evaluated, **reported}.items():
         series = {name: curve for name, curve in found.items() if len(curve[0]) > 1}
         if series:
-            drawn.append(Lines(key, CURVES.get(key, "On data.validation."), series))
+            drawn.append(Lines(key, CURVES.get(key, _evaluated_on(runs)), series))
     return drawn
+
+
+def _evaluated_on(runs: Sequence[Run]) -> str:
+    if any(run.config.get("data.segments.path") for run in runs):
+        return "On each segment, before it was trained on."
+    return "On data.validation."
 
 
 def union(maps: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -133,6 +140,17 @@ def _curve(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], lis
     """Returns steps and values where there is a finite one."""
     found = {line["step"]: line[key] for line in lines if isinstance(line.get(key), float) and isfinite(line[key])}
     return [*found], [*found.values()]
+
+
+def _segments(directory: RunDirectory) -> Table:
+    lines = directory.read_records("segments.jsonl")
+    names = union([line["before"] or {} for line in lines])
+    rows = [
+        [line["segment"], f"{line['samples']:,}", f"{line['step']:,}"]
+        + [f"{line['before'][name]:.5f}" if line["before"] else "" for name in names]
+        for line in lines
+    ]
+    return [["segment", "samples", "step", *names], *rows]
 
 
 def _starts(facts: Mapping[str, Any]) -> Table:
@@ -148,11 +166,15 @@ def _checkpoints(directory: RunDirectory) -> Table:
 
 def _plan(directory: RunDirectory) -> Table:
     rows = [
-        [table, f"{one['rows']:,} x {one['columns']}", one["sharding_type"], one["compute_kernel"], one["ranks"]]
+        [table, _shape(one), one["sharding_type"], one["compute_kernel"], str(one["ranks"])]
         for tables in (directory.read_json("plan.json") or {}).get("modules", {}).values()
         for table, one in tables.items()
     ]
     return [["table", "shape", "sharding type", "kernel", "ranks"], *rows]
+
+
+def _shape(table: Mapping[str, Any]) -> str:
+    return f"{table['rows']:,} x {table['columns']}" if "rows" in table else ""  # a plan by hand need not have it
 
 
 def _environment(facts: Mapping[str, Any]) -> Table:

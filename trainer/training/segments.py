@@ -12,6 +12,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from trainer.checkpoint.store import Checkpoints
 from trainer.config.root import Config
 from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done
@@ -165,8 +166,9 @@ class Chain:
         # Rank 0's clock counts, or ranks would ask each other different numbers of times.
         while broadcast_from_rank0(self._context, lambda: time.monotonic() < deadline):
             if self._job.stop_requests.all_reduce() is Action.STOP:
-                url = self._directory.url_of("checkpoints", f"step-{self._steps:09d}")
-                self._record("stopped", f"{STOPPED_WORD} at step {self._steps}, {SAVED_WORD} {url}")
+                url = Checkpoints(self._directory).url(self._steps)
+                saved = f"{SAVED_WORD} {url}" if self._steps else "nothing saved"
+                self._record("stopped", f"{STOPPED_WORD} at step {self._steps}, {saved}")
                 raise Stopped
             time.sleep(min(TICK_SECONDS, seconds))
 
@@ -191,12 +193,12 @@ class Chain:
         before, under_way = self._place, self._place is not None and self._steps < self._place.last_step
         if self._start:
             check_start(self._start, lanes.lanes, config, files if under_way else None)
-        place = before if before and under_way else None
-        place = place or SegmentPlace(
+        first_step = before.first_step if before and under_way else self._steps
+        place = SegmentPlace(
             name=segment.name,
-            number=before.number + 1 if before else 0,
-            first_step=self._steps,
-            last_step=self._steps + lanes.steps,
+            number=before.number + (not under_way) if before else 0,
+            first_step=first_step,
+            last_step=first_step + lanes.steps,
             samples=files.rows,
             files=len(segment.files),
             fingerprint=segment.fingerprint,
@@ -276,8 +278,8 @@ class Chain:
         if self._context.is_rank0:
             facts = self._directory.read_json("run.json") or {}
             self._directory.write_json("run.json", facts | {"state": state, "step": self._steps, "outcome": outcome})
-            write_page(self._directory)
             write_outcome(without_secrets(outcome))
+            write_page(self._directory)
 
     def _after_words(self) -> str:
         return f" after {self._after}" if self._after else ""

@@ -332,5 +332,6 @@ class Session:
                 facts |= {"state": state, "step": step, "outcome": without_secrets(outcome)}
                 facts |= {"measured": measured} if measured else {}
                 self.directory.write_json("run.json", facts)
-                write_page(self.directory)
             write_outcome(without_secrets(outcome))
+            with self.reporter.tolerate_failed_writes():  # last, as a disk may be almost full
+                write_page(self.directory)

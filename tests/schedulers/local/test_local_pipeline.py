@@ -204,7 +204,7 @@ def test_whatever_is_killed_each_step_succeeds_once(torchx, moment):
         time.sleep(dice.uniform(0.8, 2.5))
         os.killpg(shell.pid, signal.SIGKILL)
         for handle in active(torchx):
-            supervisor = torchx.progress(handle)["supervisor"]
+            supervisor = torchx.progress(handle).get("supervisor")
             if dice.random() < 0.3 and supervisor and runs(supervisor):
                 os.kill(supervisor, signal.SIGKILL)
     while True:

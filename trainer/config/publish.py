@@ -1,0 +1,34 @@
+"""Configuration of what must hold before a model of a run over segments is exported."""
+
+from typing import Annotated, Self
+
+import pydantic
+
+from trainer.core.errors import InputError
+from trainer.core.section import MayChange, Section
+
+
+class PublishConfig(Section):
+    """Rules for the newest segment, beside those before it, that must hold before a run over segments is exported."""
+
+    metric: Annotated[str | None, MayChange] = None
+    """Metric before training on a segment that may not get worse; METRIC/TASK if there are several tasks."""
+    worse_by: Annotated[pydantic.NonNegativeFloat, MayChange] = 0.05
+    """The metric may be worse by this than its mean on the segments before."""
+    calibration_by: Annotated[float | None, MayChange, pydantic.Field(gt=1)] = None
+    """The calibration must lie between one over this and this. Unset: anywhere."""
+    label_rate_by: Annotated[float | None, MayChange, pydantic.Field(gt=1)] = None
+    """The label rate may be this many times its mean on the segments before, or one over this. Unset: any."""
+    least_samples: Annotated[float | None, MayChange, pydantic.Field(gt=0, le=1)] = None
+    """Fraction of the mean number of samples that a segment must have. Unset: any."""
+    window: Annotated[pydantic.PositiveInt, MayChange] = 7
+    """Segments before the newest that it is compared with."""
+
+    @pydantic.model_validator(mode="after")
+    def _is_used(self) -> Self:
+        given = self.model_dump(exclude_defaults=True)
+        if "worse_by" in given and self.metric is None:
+            raise InputError(f"publish.worse_by is {self.worse_by:g}, but publish.metric is unset; set both or none")
+        if given.keys() == {"window"}:
+            raise InputError(f"publish.window is {self.window}, but there is no rule that compares; set one or none")
+        return self

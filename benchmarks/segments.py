@@ -17,7 +17,7 @@ CONFIG = "movielens_segments"
 SEGMENTS = ROOT / "data" / "movielens" / "segments"
 SEEDS = (0, 1, 2)
 STATIC = 9  # the last segment that the static model is trained on
-EVALUATED = range(10, 30, 2)
+EVALUATED = range(10, 30, 4)
 NONE = ("--data.segments.path", "None")  # a run of files
 
 

@@ -63,12 +63,14 @@ def ledger(out):
 
 @pytest.fixture(scope="module")
 def undisturbed(week, tmp_path_factory):
-    """The directories of runs of the whole week, by the number of ranks."""
+    """The directories of runs of the whole week, by the number of ranks; one has ids that come and go."""
     runs = {}
-    for ranks in (1, 2):
-        runs[ranks] = tmp_path_factory.mktemp("undisturbed") / "out"
-        file = write_config(runs[ranks].parent / "config.toml", tree(week))
-        done = run_trainer("train", file, "--out", runs[ranks], ranks=ranks)
+    for ranks in (1, 2, "managed"):
+        runs[ranks], settings = tmp_path_factory.mktemp("undisturbed") / "out", tree(week)
+        if ranks == "managed":
+            settings["data"]["sparse"]["s0"] = {"rows": 40, "ids": "managed"}
+        file = write_config(runs[ranks].parent / "config.toml", settings)
+        done = run_trainer("train", file, "--out", runs[ranks], ranks=2 if ranks == 2 else 0)
         assert done.returncode == 0, done.stderr
     return runs
 
@@ -124,10 +126,10 @@ SIGNS = [
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, "managed"])
 def test_whatever_is_killed_the_run_is_the_undisturbed_one(undisturbed, week, tmp_path, ranks, seed):
-    dice, out = random.Random(f"{ranks} {seed}"), tmp_path / "out"
-    file = write_config(tmp_path / "config.toml", tree(week))
+    dice, out, there = random.Random(f"{ranks} {seed}"), tmp_path / "out", undisturbed[ranks]
+    file, ranks = there.parent / "config.toml", 1 if ranks == "managed" else ranks
     for _ in range(2):
         job = Training(file, out, ranks=0 if ranks == 1 else ranks)
         reached, most = dice.choice(SIGNS)
@@ -139,9 +141,9 @@ def test_whatever_is_killed_the_run_is_the_undisturbed_one(undisturbed, week, tm
     last.end()
     assert last.code == 0, last.output()
     for name in ("segments.jsonl", "evaluations.jsonl"):
-        assert (out / name).read_text() == (undisturbed[ranks] / name).read_text()
-    assert losses(out) == losses(undisturbed[ranks])
-    here, there = (saved_tensors(run, STEPS[-1]) for run in (out, undisturbed[ranks]))
+        assert (out / name).read_text() == (there / name).read_text()
+    assert losses(out) == losses(there)
+    here, there = (saved_tensors(run, STEPS[-1]) for run in (out, there))
     assert here.keys() == there.keys()
     for name, tensor in here.items():
         torch.testing.assert_close(tensor, there[name], rtol=0, atol=0, msg=name)

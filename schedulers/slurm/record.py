@@ -4,6 +4,7 @@ import json
 import os
 import re
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from schedulers.predecessors import Predecessor
@@ -39,7 +40,7 @@ class Record:
     job_dir: Path
     job_id: str
 
-    @property
+    @cached_property
     def about(self) -> About:
         """The job as it was submitted."""
         content = json.loads((self.job_dir / ABOUT).read_text())

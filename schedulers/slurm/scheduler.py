@@ -140,8 +140,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
     def _describe(self, app_id: str) -> DescribeAppResponse | None:
         record = self._index.find(app_id)
         if record and record.tasks:
-            views = [(task.job_id, self._view(task.job_id)) for task in record.tasks]
-            return describe_array(app_id, [view.describe(task) for task, view in views])
+            return describe_array(app_id, [self._view(task.job_id).describe(task.job_id) for task in record.tasks])
         view = self._view(app_id)
         return view.describe(app_id) if view.job or view.record else None
 

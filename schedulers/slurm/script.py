@@ -85,6 +85,7 @@ def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> Slur
     values = macros.Values(str(work_dir), APP_ID, REPLICA_ID, RANK0_HOST)
     roles = [values.apply(role) for role in app.roles]
     role, array = roles[0], [role.name for role in roles] if len(roles) > 1 else []
+    app_id = TASK if array else JOB
     for name in role.env:
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise SchedulerError(f"--env {name}: must be the name of a variable: letters, digits and _")
@@ -93,7 +94,7 @@ def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> Slur
         opts=opts,
         job_dir=job_dir,
         script=_script(app.name, roles, opts, job_dir, work_dir),
-        environment="".join(_export(name, value) for name, value in role.env.items() if not _is_own(value)),
+        environment="".join(_export(name, value, app_id) for name, value in role.env.items() if not _is_own(value)),
     )
 
 
@@ -212,7 +213,7 @@ def _is_own(value: str) -> bool:
     return REPLICA_ID in value
 
 
-def _export(name: str, value: str, app_id: str = JOB) -> str:
+def _export(name: str, value: str, app_id: str) -> str:
     return f"export {name}={_quote(value, app_id)}\n"
 
 

@@ -41,7 +41,9 @@ def test_each_run_ends_on_its_own_and_one_is_retried(shell, submit, tmp_path):
     go = tmp_path / "go"
     once = f"[ $SEED = 6 ] && [ ! -e {tmp_path}/tried ] && touch {tmp_path}/tried && exit 4"
     handle = submit(
-        f"echo of $SEED; {once}; until [ -e {go} ]; do sleep 0.1; done; [ $SEED != 7 ]", "--max_retries", "1"
+        f"echo of $SEED, $TORCHX_JOB_ID; {once}; until [ -e {go} ]; do sleep 0.1; done; [ $SEED != 7 ]",
+        "--max_retries",
+        "1",
     )
     then = shell.shell_job("true", cfg=f"after_any={handle}")
     while states(shell.status(handle)) != dict.fromkeys(("seed-5", "seed-6", "seed-7"), "RUNNING"):
@@ -54,7 +56,7 @@ def test_each_run_ends_on_its_own_and_one_is_retried(shell, submit, tmp_path):
     assert (status["state"], status["num_restarts"]) == ("FAILED", 2)
     assert states(status) == {"seed-5": "SUCCEEDED", "seed-6": "SUCCEEDED", "seed-7": "FAILED"}
     assert [role["role"] for role in status["roles"]] == ["seed-5", "seed-6", "seed-7"]
-    assert shell.torchx("log", f"{handle}/seed-6").splitlines() == ["seed-6/0 of 6"] * 2
+    assert shell.torchx("log", f"{handle}/seed-6").splitlines() == [f"seed-6/0 of 6, {handle}_1"] * 2
     assert shell.status(f"{handle}_0")["state"] == "SUCCEEDED"
     assert shell.wait(then)["state"] == "SUCCEEDED"
     assert "has seed-7/0 to seed-7/0" in shell.try_torchx("log", f"{handle}/seed-7/1").stderr

@@ -136,6 +136,16 @@ def test_publish_refuse_go_on_and_roll_back(clean, tmp_path):
     assert (nothing.returncode, "where nothing is exported" in nothing.stderr) == (2, True)
 
 
+def test_weights_that_are_not_finite_are_not_exported(clean, tmp_path):
+    file = write_run(tmp_path, {}, clean)
+    words = ("--optimizer.dense.learning_rate", "1e30", "--data.segments.most", "1")
+    assert run_trainer("train", file, "--out", tmp_path / "run", *words).returncode == 0
+    done = run_trainer("export", file, "--out", tmp_path / "run", "--to", tmp_path / "exports")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "has weights that are not finite: " in done.stderr
+    assert not (tmp_path / "exports/current.json").exists()
+
+
 @pytest.mark.parametrize(
     ("publish", "message"),
     [

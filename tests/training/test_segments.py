@@ -205,6 +205,9 @@ def test_a_segment_that_changes_under_way_is_refused(here, tmp_path):
             shutil.rmtree(tmp_path / f"out/checkpoints/step-{step:09d}")
     write_rows(here / "day=mon", [10], seed=9)
     assert "the training data changed since the checkpoint" in train(here, tmp_path, code=2)
+    for file in (here / "day=mon").iterdir():
+        pq.write_table(pq.read_table(file).slice(0, 0), file)
+    assert "has no rows in its 2 files" in train(here, tmp_path, code=2)
 
 
 def test_a_job_that_follows_waits_and_leaves_when_asked_to(undisturbed, week, here, tmp_path):

@@ -20,6 +20,7 @@ from trainer.core.errors import InputError, NoRows
 from trainer.core.outcome import FINISHED_WORD, SAVED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.run_directory import JsonLines
 from trainer.core.secrets import without_secrets
+from trainer.data.catalogue import Catalogue
 from trainer.data.dataset import FileSet
 from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives
@@ -75,7 +76,7 @@ class Chain:
         self._after = self._place.name if self._place else None  # the last segment that was looked at
         self._step_state = first_step_state(job.claimed)
         self._model: ShardedModel | None = None
-        self._catalogue: Any = None
+        self._catalogue: Catalogue | None = None
         self._done = 0  # segments, by this job
 
     def run(self) -> None:
@@ -104,8 +105,8 @@ class Chain:
             return []
         there = [name for name in names_of_segments(self._config.data.segments) if name <= self._place.name]
         known = {line["segment"]: line["fingerprint"] for line in done} | {self._place.name: None}
-        late = [f"segment {name} came after segment {self._place.name} was trained on" for name in there]
-        found = [told for name, told in zip(there, late, strict=True) if name not in known]
+        after = f"came after segment {self._place.name} was trained on"
+        found = [f"segment {name} {after}" for name in there if name not in known]
         for name, fingerprint in [*known.items()][-LOOKED_AT_AGAIN:]:
             if fingerprint and name in there and look_at_segment(self._config.data, name).fingerprint != fingerprint:
                 found.append(f"the files of segment {name} changed after it was trained on")
@@ -114,17 +115,28 @@ class Chain:
     def _pass_over(self, segment: Segment) -> None:
         self._say(f"segment {segment.name} has no rows, and is passed over")
         self._after = segment.name
+        broadcast_from_rank0(self._context, lambda: self._note(self._place_of(segment, samples=0, steps=0)))
+
+    @property
+    def _under_way(self) -> SegmentPlace | None:
+        """The segment that was trained on in part when the checkpoint was saved."""
+        return self._place if self._place and self._steps < self._place.last_step else None
+
+    def _place_of(self, segment: Segment, samples: int, steps: int) -> SegmentPlace:
+        """Returns the place of a segment: that which is under way, or the next."""
         number = self._place.number + 1 if self._place else 0
-        place = SegmentPlace(
+        first_step = self._steps
+        if under_way := self._under_way:
+            number, first_step = under_way.number, under_way.first_step
+        return SegmentPlace(
             name=segment.name,
             number=number,
-            first_step=self._steps,
-            last_step=self._steps,
-            samples=0,
+            first_step=first_step,
+            last_step=first_step + steps,
+            samples=samples,
             files=len(segment.files),
             fingerprint=segment.fingerprint,
         )
-        broadcast_from_rank0(self._context, lambda: self._note(place))
 
     def _wanted(self) -> bool:
         most = self._config.data.segments.most
@@ -136,7 +148,7 @@ class Chain:
         Raises:
             Stopped: A signal requested a stop.
         """
-        told = ""
+        told = False
         while True:
             found = broadcast_when_done(self._context, self._look)
             if found and not found.lacks:
@@ -148,14 +160,13 @@ class Chain:
                 return None
             if not told:
                 self._say(f"{lacks}; waiting, and looking every {config.poll_seconds:,.0f} s")
-            told = lacks
+            told = True
             self._wait(config.poll_seconds)
 
     def _look(self) -> Segment | None:
         """Returns the segment that is under way or the one after it, complete or not; on rank 0."""
-        place = self._place
-        if place and self._steps < place.last_step:
-            return look_at_segment(self._config.data, place.name)
+        if self._under_way:
+            return look_at_segment(self._config.data, self._under_way.name)
         names = names_of_segments(self._config.data.segments)
         name = next((name for name in names if self._after is None or name > self._after), None)
         return None if name is None else look_at_segment(self._config.data, name)
@@ -185,24 +196,16 @@ class Chain:
             try:
                 return find_training_files(data, seed)
             except NoRows:
+                if self._under_way:
+                    raise
                 return None
 
         if (files := broadcast_when_done(context, find)) is None:
             return None
         lanes = plan_lanes(config, files, self._start, context)
-        before, under_way = self._place, self._place is not None and self._steps < self._place.last_step
         if self._start:
-            check_start(self._start, lanes.lanes, config, files if under_way else None)
-        first_step = before.first_step if before and under_way else self._steps
-        place = SegmentPlace(
-            name=segment.name,
-            number=before.number + (not under_way) if before else 0,
-            first_step=first_step,
-            last_step=first_step + lanes.steps,
-            samples=files.rows,
-            files=len(segment.files),
-            fingerprint=segment.fingerprint,
-        )
+            check_start(self._start, lanes.lanes, config, files if self._under_way else None)
+        place = self._place_of(segment, files.rows, lanes.steps)
         if config.data.catalogue.items and self._catalogue is None:
             self._catalogue = open_catalogue(config, context, files.files[0], self._start)
         negatives = Negatives(self._catalogue, config.data, seed) if self._catalogue else None

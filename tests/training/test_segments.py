@@ -159,6 +159,15 @@ def test_jobs_take_the_segments_in_turn(undisturbed, week, tmp_path):
     assert ledger(tmp_path / "out") == ledger(undisturbed[1])
 
 
+def test_metrics_may_be_others_from_one_job_to_the_next(week, tmp_path):
+    train(week, tmp_path, until="mon")
+    said = train(week, tmp_path, "--evaluate.metrics", "auc", "auprc", until="thu")
+    header, _, first, second = said.partition("\nsegment  ")[2].splitlines()[:4]
+    assert ("auprc" in header, "log_loss" in header) == (True, True)
+    assert (first[:3], second[:3]) == ("mon", "thu")
+    assert "<td>thu</td>" in (tmp_path / "out/run.html").read_text()
+
+
 def test_a_segment_is_trained_on_once_it_is_complete(here, tmp_path):
     (here / "day=mon/_SUCCESS").touch()
     assert "segment thu has no _SUCCESS" in train(here, tmp_path, marker="_SUCCESS")

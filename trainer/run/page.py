@@ -63,7 +63,7 @@ class Run:
             f"{split} {metric}": value
             for split, line in sorted(last.items(), reverse=True)  # validation, test
             for metric, value in line.items()
-            if metric not in ("step", "split", "samples") and not metric.partition("/")[0].endswith("_error")
+            if metric not in ("step", "split", "samples") and not _is_bound(metric)
             if isinstance(value, float) and isfinite(value)
         }
 
@@ -96,7 +96,7 @@ def page_of_run(run: Run, directory: RunDirectory) -> str:
     tables = {
         "Run": [["", run.name], *([key, word] for key, word in run.summary.items())],
         "Metrics": [["", run.name], *([metric, f"{value:.5f}"] for metric, value in run.results.items())],
-        "Segments": _segments(directory),
+        "Segments": segments_table(directory.read_records("segments.jsonl")),
         "Starts": _starts(run.facts),
         "Checkpoints": [["step", "directory"], *_checkpoints(directory)],
         "Plan": _plan(directory),
@@ -125,6 +125,24 @@ def curves(runs: Sequence[Run]) -> list[Lines]:
     return drawn
 
 
+def segments_table(lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Returns the segments of segments.jsonl, with what the model was worth on each before it was trained on it."""
+    # The metrics may be others from one job to the next.
+    names = [name for name in union([line["before"] or {} for line in lines]) if name != "samples"]
+    shown = [name for name in names if not _is_bound(name)]
+    rows = [
+        [line["segment"], f"{line['samples']:,}", f"{line['step']:,}"]
+        + [f"{line['before'][name]:.5f}" if name in (line["before"] or {}) else "" for name in shown]
+        for line in lines
+    ]
+    return [["segment", "samples", "step", *shown], *rows]
+
+
+def _is_bound(metric: str) -> bool:
+    """Returns whether a metric is the largest possible error of another."""
+    return metric.partition("/")[0].endswith("_error")
+
+
 def _evaluated_on(runs: Sequence[Run]) -> str:
     if any(run.config.get("data.segments.path") for run in runs):
         return "On each segment, before it was trained on."
@@ -140,17 +158,6 @@ def _curve(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], lis
     """Returns steps and values where there is a finite one."""
     found = {line["step"]: line[key] for line in lines if isinstance(line.get(key), float) and isfinite(line[key])}
     return [*found], [*found.values()]
-
-
-def _segments(directory: RunDirectory) -> Table:
-    lines = directory.read_records("segments.jsonl")
-    names = union([line["before"] or {} for line in lines])
-    rows = [
-        [line["segment"], f"{line['samples']:,}", f"{line['step']:,}"]
-        + [f"{line['before'][name]:.5f}" if line["before"] else "" for name in names]
-        for line in lines
-    ]
-    return [["segment", "samples", "step", *names], *rows]
 
 
 def _starts(facts: Mapping[str, Any]) -> Table:

@@ -26,7 +26,7 @@ from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives
 from trainer.data.segments import Segment, look_at_segment, names_of_segments
 from trainer.data.selected_files import find_training_files
-from trainer.run.page import write_page
+from trainer.run.page import segments_table, write_page
 from trainer.run.preemption import Action, Stopped
 from trainer.training.evaluate import Evaluator, open_catalogue
 from trainer.training.finish import require_saved
@@ -275,7 +275,9 @@ class Chain:
         after = f" after segment {self._place.name}" if self._place else ""
         self._record("finished", f"{FINISHED_WORD} at step {self._steps}{after}")
         if self._context.is_rank0:
-            self._say(f"\n{_table(self._directory.read_records(LEDGER))}\n\nThe same command goes on with the next.")
+            header, *rows = segments_table(self._directory.read_records(LEDGER)[-SHOWN:])
+            table = tabulate(rows, header, disable_numparse=True)
+            self._say(f"\n{table}\n\nThe same command goes on with the next.")
 
     def _record(self, state: str, outcome: str) -> None:
         if self._context.is_rank0:
@@ -290,15 +292,3 @@ class Chain:
     def _say(self, text: str) -> None:
         if self._context.is_rank0:
             print(without_secrets(text), flush=True)
-
-
-def _table(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the last segments with what the model was worth on them before it was trained on them."""
-    names = dict.fromkeys(name for line in lines for name in line["before"] or ())
-    shown = [name for name in names if name != "samples" and not name.partition("/")[0].endswith("_error")]
-    rows = [
-        [line["segment"], f"{line['samples']:,}", f"{line['step']:,}"]
-        + [f"{(line['before'] or {}).get(name, float('nan')):.5f}" for name in shown]
-        for line in lines[-SHOWN:]
-    ]
-    return tabulate(rows, ["segment", "samples", "step", *shown], disable_numparse=True)

@@ -244,8 +244,8 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
 def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
     """Opens the reports of a run; a resumed run continues the reports up to its checkpoint."""
     # Of the report interval under way; each segment begins one.
-    is_under_way = claimed.start and (not order.segment or order.steps_done > order.steps_before)
-    running = claimed.start.train_state["running"] if claimed.start and is_under_way else None
+    start = claimed.start if order.steps_done > order.steps_before else None
+    running = start.train_state["running"] if start else None
     return Reporter(
         claimed.directory, claimed.config.report, claimed.context, order.last_step, order.steps_done, running
     )

@@ -76,7 +76,8 @@ def _nothing(step: int | None, found: Checkpoints) -> str:
 
 
 def _damages(found: Checkpoints, steps: list[int]) -> dict[int, str]:
-    damages = {step: damage for step in steps if (damage := found.damage(step))}
+    known: dict[int, str | None] = {}  # so that no file of a chain is read twice
+    damages = {step: damage for step in steps if (damage := found.damage(step, known))}
     still_there = found.steps()  # a job may have deleted a checkpoint during the check
     return {step: damage for step, damage in damages.items() if step in still_there}
 
@@ -86,19 +87,21 @@ def _table(run: RunDirectory, found: Checkpoints, states: dict[int, str]) -> str
     steps = found.steps()
     evaluations = read_evaluations(run)
     keep = tomllib.loads(run.read("config.toml") or "").get("checkpoint", {}).get("keep", {})
-    reasons = reasons_to_keep(Retention(**keep), steps, evaluations)
+    predecessors = found.predecessors(steps)
+    reasons = reasons_to_keep(Retention(**keep), steps, evaluations, predecessors)
     metrics = _metrics(steps, evaluations)
     rows = [
         {
             "step": step,
             **_facts(RunDirectory(found.url(step))),
+            **({"builds on": predecessors.get(step)} if predecessors else {}),
             "state": states[step],
             **{name: values.get(step) for name, values in metrics.items()},
             "kept as": ", ".join(reasons.get(step, ())),
         }
         for step in sorted(states)
     ]
-    return tabulate(rows, headers="keys", colalign=("right",) * 4, disable_numparse=True)
+    return tabulate(rows, headers="keys", colalign=("right",) * (5 if predecessors else 4), disable_numparse=True)
 
 
 def _facts(checkpoint: RunDirectory) -> dict[str, Any]:

@@ -107,6 +107,17 @@ def test_a_killed_run_resumes_exactly(killed, baseline):
     assert run.outcome.read_text() == f"finished at step {last + 10}\n"
 
 
+def test_a_delta_is_resumed_from(store, folder, baseline):
+    run, flags = Run(store, folder, "deltas"), ("--checkpoint.full-every", 9, "--checkpoint.keep.newest", 1)
+    run.train(*flags, "--train.steps", 4).end()
+    assert run.committed() == [2, 4]  # the second is a delta on the first
+    resumed = run.train(*flags, "--train.steps", 8).end()
+    assert f"resumed after step 4 from {run.url}/checkpoints/step-000000004" in resumed
+    assert f"saved {run.url}/checkpoints/step-000000008 in " in resumed
+    assert "what changed since step 6" in resumed
+    assert run.losses() == baseline[:8]
+
+
 def test_slow_saves_are_kept_and_deleted_by_the_rules(killed):
     assert killed["most"] <= 3  # the third while the oldest is being deleted
     assert killed["run"].committed() == [killed["last"] + 8, killed["last"] + 10]

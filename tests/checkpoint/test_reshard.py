@@ -1,6 +1,7 @@
 """Every plan restores every plan's checkpoint, weights and optimizer state, exactly, on another number of ranks.
 
-By default each plan restores itself, and every second one another, too; `--all` takes every pair.
+What is restored first is a delta and what it builds on, and it is compared with a whole checkpoint of the same run. By
+default each plan restores itself, and every second one another, too; `--all` takes every pair.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from forked import run_forked
 from jobs import config, launch, saved_tensors, write_rows
 from reshard import run_rounds
 
+from trainer.checkpoint.store import Checkpoints
+from trainer.core.run_directory import RunDirectory
 from trainer.models.embeddings import table_of_weight
 
 KINDS = [
@@ -77,6 +80,10 @@ def trained(folder: Path, kind: str, optimizers: str) -> Path:
     return folder / f"{optimizers}-trained-{kind}"
 
 
+def with_deltas(folder: Path, kind: str, optimizers: str) -> Path:
+    return folder / f"{optimizers}-with-deltas-{kind}"
+
+
 def restores(
     folder: Path, data: Path, ranks: int, all_moves: list[Move], origin: Callable[[str, str], Path]
 ) -> tuple[int, list[dict]]:
@@ -100,13 +107,15 @@ def states(matrix, tmp_path_factory):
     """Trained on 4 ranks under every plan; then restored under others on 2 ranks, from there on 1, from there on 4."""
     folder = tmp_path_factory.mktemp("reshard")
     data = write_rows(folder / "data", [200])
-    jobs = [
-        {"config": planned(data, kind, optimizers, 4), "out": str(trained(folder, kind, optimizers))}
-        for kind, optimizers in TRAINED
-    ]
+    jobs = []
+    for kind, optimizers in TRAINED:
+        tree = planned(data, kind, optimizers, 4)
+        deltas = tree | {"checkpoint": {"every_steps": STEPS - 1, "full_every": 2}}
+        jobs.append({"config": tree, "out": str(trained(folder, kind, optimizers))})
+        jobs.append({"config": deltas, "out": str(with_deltas(folder, kind, optimizers))})
     launch(jobs, 4, folder)
     rounds = [
-        restores(folder, data, 2, matrix, lambda kind, optimizers: trained(folder, kind, optimizers)),
+        restores(folder, data, 2, matrix, lambda kind, optimizers: with_deltas(folder, kind, optimizers)),
         restores(folder, data, 1, matrix, lambda kind, optimizers: place(folder, 2, kind, kind, optimizers)),
         restores(folder, data, 4, matrix, lambda kind, optimizers: place(folder, 1, kind, kind, optimizers)),
     ]
@@ -136,6 +145,12 @@ def test_a_plan_restores_the_checkpoint_of_another(states, before, after, optimi
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             assert torch.equal(found[name], value), f"{name} on {ranks} ranks"
+
+
+@pytest.mark.parametrize(("kind", "optimizers"), TRAINED)
+def test_what_is_restored_is_a_delta(states, kind, optimizers):
+    checkpoints = Checkpoints(RunDirectory(str(with_deltas(states, kind, optimizers))))
+    assert checkpoints.predecessors(checkpoints.steps()) == {STEPS: STEPS - 1}
 
 
 @pytest.mark.parametrize("kind", COLUMN_SHARDED)

@@ -21,6 +21,7 @@ from trainer_process import Gate, Training, committed
 from trainer.checkpoint.io import ChecksumWriter
 from trainer.checkpoint.retention import expired
 from trainer.checkpoint.saver import SaveFailed, Saver
+from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.store import Checkpoints
 from trainer.config.checkpoint import CheckpointConfig, Retention
 from trainer.core.distributed import current_context
@@ -87,7 +88,7 @@ def test_checkpoints_expire_unless_a_rule_keeps_them(keep, steps):
         {"step": 6, "split": "validation", "auc": float("nan"), "normalized_entropy": 0.8},
         {"step": 6, "split": "test", "auc": 0.9, "normalized_entropy": 0.1},
     ]
-    assert expired(Retention(**keep), [2, 4, 6, 8], evaluations) == steps
+    assert expired(Retention(**keep), [2, 4, 6, 8], evaluations, {}) == steps
 
 
 SYNCS = """
@@ -160,7 +161,7 @@ def test_a_rank_that_ends_during_a_save_commits_nothing(tmp_path):
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     lines, checkpoints = [], LeavingAtTheBeginning(RunDirectory(str(tmp_path / "out")))
-    arguments = CheckpointConfig(), current_context(), 0, lines.append, list, lambda: None
+    arguments = CheckpointConfig(), current_context(), 0, lines.append, list, lambda: None, Staging()
     saver = Saver(checkpoints, *arguments)
     saver.save(5, {"model.weight": torch.ones(3)}, {}, {})
     saver.close()

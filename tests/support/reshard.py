@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from trainer.checkpoint.io import ChecksumWriter
 from trainer.checkpoint.restore import restore
-from trainer.checkpoint.saver import StagingBuffers
+from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.store import Checkpoint, Checkpoints
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
@@ -32,7 +32,7 @@ def move(start: Checkpoint, model: ShardedModel, out: str, context: DistributedC
     broadcast_from_rank0(context, lambda: checkpoints.begin(start.step))
     writer = ChecksumWriter(checkpoints.url(start.step))
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    dcp.save(StagingBuffers().stage(tensors), storage_writer=writer, planner=planner)
+    dcp.save(Staging().copy(tensors), storage_writer=writer, planner=planner)
     entries = {name: entry for part in gather_to_all(writer.entries, context) for name, entry in part.items()}
     broadcast_from_rank0(
         context, lambda: checkpoints.commit(start.step, entries, {"state.json": json.dumps({"step": start.step})})

@@ -19,9 +19,11 @@ import numpy as np
 import pytest
 import torch
 from command import write_config
-from jobs import config, losses, saved_tensors, write_rows
+from jobs import config, losses, write_rows
 from row_recorder import RowLog
 from trainer_process import Training, committed, is_running
+
+from trainer.checkpoint.consolidate import read_tensors
 
 ROWS, BATCH, STEPS = 1280, 64, 200  # 20 steps an epoch
 SAVE_EVERY, EVALUATE_EVERY = 4, 10
@@ -238,7 +240,7 @@ def start(tmp_path_factory):
     tree["data"]["dense"]["row_id"] = {}
     tree["data"]["sparse"] = {name: {"rows": 110} for name in TABLE_OPTIMIZERS}
     tree["evaluate"] = {"every_steps": EVALUATE_EVERY}
-    tree["checkpoint"] = {"every_steps": SAVE_EVERY}
+    tree["checkpoint"] = {"every_steps": SAVE_EVERY, "full_every": 3}
     tree["optimizer"]["sparse"] = {"name": "rowwise_adagrad", "learning_rate": 0.05}
     tree["optimizer"]["dense"] = {"name": "adamw", "learning_rate": 0.01}
     tree["model"]["name"] = "row_recorder:build"
@@ -305,7 +307,7 @@ def test_an_interrupted_run_ends_bit_for_bit_as_its_baseline(runs, name, ranks):
     assert committed(interrupted)[-1] == STEPS
     assert losses(interrupted) == losses(baseline)
     np.testing.assert_equal(evaluations(interrupted), evaluations(baseline))
-    expected, found = saved_tensors(baseline, STEPS), saved_tensors(interrupted, STEPS)
+    expected, found = (read_tensors(f"{out}/checkpoints/step-{STEPS:09d}") for out in (baseline, interrupted))
     assert found.keys() == expected.keys()
     for tensor, value in expected.items():
         assert torch.equal(found[tensor], value), tensor

@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from trainer.checkpoint.io import CheckpointReader
+from trainer.checkpoint.reader import CheckpointReader
 from trainer.core.errors import InputError
 from trainer.core.storage import Storage, named, open_storage
 

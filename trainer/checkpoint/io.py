@@ -12,14 +12,15 @@ from torch.utils.serialization import config
 from trainer.checkpoint.store import FileEntry, add_to, entry_of
 from trainer.core.storage import open_storage, os_errors
 
+BESIDE = "../"  # of a file in the directory of another checkpoint of the run
 BESIDE_BYTES = 1 << 18  # the checksum of fewer bytes is faster than passing them to another thread
 
 
-class CheckpointReader(FsspecReader):
-    """Reads a distributed checkpoint; failures of storage are StorageErrors.
+class DirectoryReader(FsspecReader):
+    """Reads the tensors in the directory of a checkpoint; failures of storage are StorageErrors.
 
     Args:
-        url: Its directory, on any fsspec URL.
+        url: The directory, on any fsspec URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -54,6 +55,14 @@ class ChecksumWriter(FsspecWriter):
             return super().write_data(*args, **kwargs)
 
 
+def joined(directory: str, file: str) -> str:
+    """Returns the path of a file in a directory, or beside it: `../NAME/FILE`, which object stores do not know."""
+    directory = directory.rstrip("/")
+    if file.startswith(BESIDE):
+        return f"{directory.rpartition('/')[0]}/{file.removeprefix(BESIDE)}"
+    return f"{directory}/{file}"
+
+
 class _FileSystem(FileSystem):
     """Torch's file system over ours: torch's own caches listings and raises the errors of every cloud library."""
 
@@ -65,6 +74,9 @@ class _FileSystem(FileSystem):
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
         with os_errors(str(path)), super().create_stream(path, mode) as stream:
             yield stream
+
+    def concat_path(self, path: Any, suffix: str) -> str:
+        return joined(str(path), suffix)
 
     def mkdir(self, path: Any) -> None:
         self.fs.makedirs(path)

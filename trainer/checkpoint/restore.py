@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
-from trainer.checkpoint.io import CheckpointReader
+from trainer.checkpoint.reader import CheckpointReader
 from trainer.checkpoint.state_dict import State, is_table, table_of
 from trainer.checkpoint.store import Checkpoint
 from trainer.core.console import plural
@@ -198,6 +198,7 @@ class _RenamingReader(CheckpointReader):
     def __init__(self, url: str, sources: dict[str, str]) -> None:
         super().__init__(url)
         self.sizes: Shapes = {}
+        self._sources = sources
         self._names: dict[str, list[str]] = defaultdict(list)
         for name, source in sources.items():
             self._names[source].append(name)
@@ -217,6 +218,9 @@ class _RenamingReader(CheckpointReader):
                 for name in self._names.get(index.fqn, [])
             },
         )
+
+    def _saved_name(self, name: str) -> str:
+        return self._sources[name]
 
 
 class _CountingPlanner(DefaultLoadPlanner):

@@ -1,6 +1,7 @@
 """Retention: decides which checkpoints are kept."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from trainer.config.checkpoint import Retention
@@ -11,32 +12,41 @@ Evaluations = list[dict[str, Any]]
 """The lines of evaluations.jsonl."""
 
 
-def expired(keep: Retention, steps: list[int], evaluations: Evaluations) -> list[int]:
-    """Returns the steps whose checkpoints no rule keeps.
+def expired(keep: Retention, steps: list[int], evaluations: Evaluations, predecessors: Mapping[int, int]) -> list[int]:
+    """Returns the steps whose checkpoints no rule keeps, in order.
 
     Args:
         keep: The rules.
         steps: The steps of all committed checkpoints, in order.
         evaluations: The evaluations so far.
+        predecessors: The step that each delta builds on, by its own.
     """
-    return [step for step, reasons in reasons_to_keep(keep, steps, evaluations).items() if not reasons]
+    return [step for step, reasons in reasons_to_keep(keep, steps, evaluations, predecessors).items() if not reasons]
 
 
-def reasons_to_keep(keep: Retention, steps: list[int], evaluations: Evaluations) -> dict[int, list[str]]:
+def reasons_to_keep(
+    keep: Retention, steps: list[int], evaluations: Evaluations, predecessors: Mapping[int, int]
+) -> dict[int, list[str]]:
     """Returns the reasons to keep each step's checkpoint; one without a reason has expired.
 
     Args:
         keep: The rules.
         steps: The steps of all committed checkpoints, in order.
         evaluations: The evaluations so far.
+        predecessors: The step that each delta builds on, by its own.
     """
     best = best_step(keep.best, scores(keep.best, steps, evaluations)) if keep.best else None
-    return {
+    reasons = {
         step: [f"newest {keep.newest}"] * (step in steps[-keep.newest :])
         + [f"best {keep.best}"] * (step == best)
         + [f"every {plural(keep.every_steps, 'step')}"] * (keep.every_steps > 0 and step % keep.every_steps == 0)
         for step in steps
     }
+    for step in reversed(steps):
+        before = predecessors.get(step)
+        if reasons[step] and before in reasons:
+            reasons[before].append(f"step {step} builds on it")
+    return reasons
 
 
 def scores(metric: str, steps: list[int], evaluations: Evaluations) -> dict[int, float]:

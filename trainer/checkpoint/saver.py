@@ -5,27 +5,22 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from copy import deepcopy
 from errno import EACCES, EDQUOT, ENOSPC, EPERM, EROFS
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
-from torch import Tensor
-from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.remote_device import _remote_device
 
 from trainer.checkpoint.io import ChecksumWriter
 from trainer.checkpoint.retention import expired
+from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.state_dict import State
-from trainer.checkpoint.store import STATE, Checkpoints, FileEntry
+from trainer.checkpoint.store import STATE, Chain, Checkpoints, FileEntry
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.core.distributed import DistributedContext, background_group, broadcast_from_rank0, gather_to_all
-from trainer.core.local_shards import local_shards_of
 from trainer.core.outcome import SAVED_WORD, write_outcome
 from trainer.core.secrets import without_secrets
 
@@ -34,6 +29,7 @@ from trainer.core.secrets import without_secrets
 ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 1.0
 NO_RETRY_AFTER_SECONDS = 60.0  # the library of an object store has itself retried for 15 to 40 seconds before it fails
+MOST_IN_DELTAS = 0.5  # of the bytes of a whole checkpoint, in the deltas on it, before the next is whole
 PERMANENT = {ENOSPC, EDQUOT, EACCES, EPERM, EROFS}  # errors that a retry does not cure
 
 
@@ -68,6 +64,7 @@ class Saver:
         log: Prints a line on rank 0.
         evaluations: Returns the evaluations so far, on rank 0, to find the best checkpoint.
         check_lock: Raises a StorageError if another job writes to the run.
+        staging: The copy of the state, which a job keeps from one saver to the next.
 
     Attributes:
         saved_step: Steps done in the newest committed checkpoint that `wait` has seen.
@@ -83,11 +80,12 @@ class Saver:
         log: Callable[[str], None],
         evaluations: Callable[[], list[dict[str, Any]]],
         check_lock: Callable[[], None],
+        staging: Staging,
     ) -> None:
         self._checkpoints, self._config, self._context = checkpoints, config, context
         self._log, self._evaluations, self._check_lock = log, evaluations, check_lock
         self.saved_step, self.save_seconds = saved_step, 0.0
-        self._staging, self._group = StagingBuffers(), background_group(context)
+        self._staging, self._group = staging, background_group(context)
         # A thread: DCP's saver in a process takes 3 seconds to start, and hangs if the main module cannot be imported.
         self._background = ThreadPoolExecutor(1, "save")
         self._pending: Future[int | None] | None = None
@@ -123,9 +121,11 @@ class Saver:
         """
         self.wait()
         self._last_start = time.monotonic()
-        staged = self._staging.stage(tensors)
+        chain = self._chain_to_continue(step)
+        staged = self._staging.changes(tensors) if chain else self._staging.copy(tensors)
+        self._staging.chain = None  # the copy is of no checkpoint until this one is committed
         texts = {**texts, STATE: json.dumps({"step": step, **train_state}, indent=2)}
-        self._pending = self._background.submit(self._save, step, staged, texts)
+        self._pending = self._background.submit(self._save, step, staged, texts, chain)
         if not self._config.asynchronous:
             self.wait()
 
@@ -142,13 +142,21 @@ class Saver:
         with suppress(ValueError):  # it is gone already where the job ends in the middle of a save
             dist.destroy_process_group(self._group)
 
-    def _save(self, step: int, staged: State, texts: dict[str, str]) -> int | None:
+    def _chain_to_continue(self, step: int) -> Chain | None:
+        """Returns what the checkpoint of a step is a delta on; None if it is a whole one."""
+        chain = self._staging.chain
+        if chain is None or chain.step == step:  # a checkpoint that is replaced cannot be built on
+            return None
+        is_long = chain.deltas + 1 >= self._config.full_every
+        return None if is_long or chain.delta_bytes > MOST_IN_DELTAS * chain.whole_bytes else chain
+
+    def _save(self, step: int, staged: State, texts: dict[str, str], chain: Chain | None) -> int | None:
         """Returns the step, or None if it could not be saved, which is logged."""
         started = time.monotonic()
         try:
             for attempt in self._attempts(step):
                 with attempt:
-                    self._write(step, staged, texts, started)
+                    self._staging.chain = self._write(step, staged, texts, chain, started)
         except SaveFailed as error:
             self._log(f"step {step:,}  NOT SAVED: {error}; training continues, and the next save is tried")
             return None
@@ -156,7 +164,8 @@ class Saver:
             self._log(f"step {step:,}  NOT SAVED: this rank ended while it was saved; the next job deletes its files")
             return None
         self.save_seconds = max(self.save_seconds, time.monotonic() - started)
-        self._log(f"step {step:,}  saved {self._checkpoints.url(step)} in {time.monotonic() - started:.1f} s")
+        kind = f", what changed since step {chain.step:,}" if chain else ""
+        self._log(f"step {step:,}  saved {self._checkpoints.url(step)} in {time.monotonic() - started:.1f} s{kind}")
         self._prune()
         return step
 
@@ -171,11 +180,12 @@ class Saver:
             reraise=True,
         )
 
-    def _write(self, step: int, staged: State, texts: dict[str, str], started: float) -> None:
+    def _write(self, step: int, staged: State, texts: dict[str, str], chain: Chain | None, started: float) -> Chain:
+        """Returns the chain that the checkpoint ends, once it is committed."""
         self._on_rank0(lambda: self._checkpoints.begin(step))
         try:
             entries = self._write_tensors(self._checkpoints.url(step), staged)
-            self._on_rank0(lambda: self._commit(step, entries, texts))
+            self._on_rank0(lambda: self._commit(step, entries, texts, chain))
         except SaveFailed as failed:
             self._try_on_rank0(lambda: self._checkpoints.remove(step))  # on a full disk, space for the next save
             # Rank 0's clock decides, so that all ranks retry or none.
@@ -183,6 +193,10 @@ class Saver:
                 self._context, lambda: time.monotonic() - started > NO_RETRY_AFTER_SECONDS, self._group
             )
             raise
+        size = sum(entry["bytes"] for entry in entries.values())
+        if chain is None:
+            return Chain(step, 0, size, 0)
+        return Chain(step, chain.deltas + 1, chain.whole_bytes, chain.delta_bytes + size)
 
     def _write_tensors(self, url: str, staged: State) -> dict[str, FileEntry]:
         writer = ChecksumWriter(url)
@@ -201,15 +215,18 @@ class Saver:
         parts = gather_to_all(writer.entries, self._context, self._group)
         return {name: entry for part in parts for name, entry in part.items()}
 
-    def _commit(self, step: int, entries: dict[str, FileEntry], texts: dict[str, str]) -> None:
+    def _commit(self, step: int, entries: dict[str, FileEntry], texts: dict[str, str], chain: Chain | None) -> None:
         self._check_lock()  # as late as possible: a job that took over must not find its checkpoint replaced
-        self._checkpoints.commit(step, entries, texts)
+        self._checkpoints.commit(step, entries, texts, chain.step if chain else None)
         with suppress(OSError):  # the checkpoint is there all the same
             write_outcome(f"{SAVED_WORD} {without_secrets(self._checkpoints.url(step))}")
 
     def _prune(self) -> None:
         def prune() -> None:
-            for step in expired(self._config.keep, self._checkpoints.steps(), self._evaluations()):
+            steps = self._checkpoints.steps()
+            predecessors = self._checkpoints.predecessors(steps)
+            # The newest first, as a delta whose predecessor is gone is damaged.
+            for step in reversed(expired(self._config.keep, steps, self._evaluations(), predecessors)):
                 self._checkpoints.remove(step)
 
         if error := self._try_on_rank0(prune):
@@ -229,46 +246,3 @@ class Saver:
             return None
 
         return broadcast_from_rank0(self._context, attempt, self._group)
-
-
-# DCP's async_save stages, too, but gives the copy away: a failed save could only be retried with later weights. Its
-# default stager also allocates new memory for every save.
-class StagingBuffers:
-    """Copies tensors to CPU memory, the same memory for every save."""
-
-    def __init__(self) -> None:
-        self._staged: State = {}
-
-    @torch.no_grad()
-    def stage(self, tensors: State) -> State:
-        """Returns copies of a rank's tensors; the next call overwrites them.
-
-        Args:
-            tensors: This rank's tensors, whole or sharded.
-        """
-        if self._staged.keys() != tensors.keys():
-            self._staged = {name: _empty_like(value) for name, value in tensors.items()}
-        for name, value in tensors.items():
-            local_shards = [local_shard for local_shard in local_shards_of(value) if local_shard.numel()]
-            for staged, local_shard in zip(local_shards_of(self._staged[name]), local_shards, strict=True):
-                staged.copy_(local_shard)
-        return self._staged
-
-
-def _empty_like(value: Tensor) -> Tensor:
-    if not isinstance(value, ShardedTensor):
-        return torch.empty_like(value, device="cpu")
-    metadata = deepcopy(value.metadata())
-    # A shard without rows begins where the next one does, and shards are identified by their offsets, here and in DCP.
-    metadata.shards_metadata = [shard for shard in metadata.shards_metadata if 0 not in shard.shard_sizes]
-    for shard in metadata.shards_metadata:
-        assert shard.placement is not None
-        shard.placement = _remote_device(f"rank:{shard.placement.rank()}/cpu")
-    offsets = {tuple(shard.shard_offsets): shard for shard in metadata.shards_metadata}
-    shards = [
-        Shard(torch.empty_like(shard.tensor, device="cpu"), offsets[tuple(shard.metadata.shard_offsets)])
-        for shard in value.local_shards()
-        if shard.tensor.numel()
-    ]
-    group = value._process_group
-    return ShardedTensor._init_from_local_shards_and_global_metadata(shards, metadata, process_group=group)

@@ -61,6 +61,11 @@ def is_table(name: str) -> bool:
     return table_of_weight(name) is not None
 
 
+def is_by_row(name: str) -> bool:
+    """Returns whether a tensor of a checkpoint has a value or values for each row of a table, most of which rest."""
+    return is_table(name) or name.startswith(("table.", "ema_touched.", "managed."))
+
+
 def table_of(name: str) -> str:
     """Returns the table that a weight `model....TABLE.weight` or a state `table.TABLE.SLOT` belongs to."""
     return table_of_name(name.split(".")[-2])

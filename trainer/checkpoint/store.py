@@ -8,6 +8,9 @@
 
 Writing the manifest commits a checkpoint: a directory without a manifest is no checkpoint. DCP itself has no commit:
 its `.metadata` is written last, too, but records no checksums, and every rank's files appear one by one.
+
+A delta holds what changed since the checkpoint before, its predecessor, which its manifest names with a checksum of
+that manifest. So a delta stands for the whole state as long as nothing in its chain is lost or replaced.
 """
 
 import json
@@ -25,6 +28,7 @@ from trainer.core.storage import Storage, os_errors
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
+AFTER = "after"  # of a manifest: the predecessor
 STATE = "state.json"
 NAME = re.compile(r"step-\d{9,}")
 FileEntry = dict[str, int]
@@ -54,6 +58,23 @@ class Checkpoint:
     def run_url(self) -> str:
         """Its run directory."""
         return self.url.rpartition(f"/{FOLDER}/")[0]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What a committed checkpoint is made of: a whole one, and the deltas up to itself.
+
+    Attributes:
+        step: Its step.
+        deltas: Number of deltas.
+        whole_bytes: Size of the whole one.
+        delta_bytes: Size of all deltas.
+    """
+
+    step: int
+    deltas: int
+    whole_bytes: int
+    delta_bytes: int
 
 
 class Checkpoints:
@@ -92,33 +113,77 @@ class Checkpoints:
         train_state = json.loads(self._run.read(FOLDER, _name(step), STATE) or "")
         return Checkpoint(self.url(step), train_state.pop("step"), train_state)
 
-    def damage(self, step: int) -> str | None:
-        """Reads the files of a committed checkpoint; returns the damage found, None if there is none."""
-        manifest = self._manifest(_name(step))
+    def damage(self, step: int, known: dict[int, str | None] | None = None) -> str | None:
+        """Reads the files of a committed checkpoint, and those of its chain; returns the damage, None if there is none.
+
+        Args:
+            step: Its step.
+            known: The damage of the files of other checkpoints; gets that of those that are read.
+        """
+        known, manifest = {} if known is None else known, self._manifest(_name(step))
+        if step not in known:
+            known[step] = self._own_damage(step, manifest)
+        if own := known[step]:
+            return own
+        predecessor = _predecessor(manifest)
+        if predecessor is None:
+            return None
+        before = self._manifest(_name(predecessor["step"]))
+        if before is None:
+            return f"it is a delta on {_name(predecessor['step'])}, which is missing"
+        if zlib.crc32(before.encode()) != predecessor["crc32"]:
+            return f"it is a delta on {_name(predecessor['step'])}, which was replaced by another"
+        earlier = self.damage(predecessor["step"], known)
+        return f"it is a delta on {_name(predecessor['step'])}: {earlier}" if earlier else None
+
+    def _own_damage(self, step: int, manifest: str | None) -> str | None:
         try:
             entries = json.loads(manifest or "")["files"]
         except (ValueError, KeyError):
             return f"{MANIFEST} is damaged"
         return find_damage(self._run.fs, self._run.path(FOLDER, _name(step)), entries)
 
+    def predecessors(self, steps: Iterable[int]) -> dict[int, int]:
+        """Returns the steps of the checkpoints that the deltas among these steps build on."""
+        found = {step: _predecessor(self._manifest(_name(step))) for step in steps}
+        return {step: predecessor["step"] for step, predecessor in found.items() if predecessor}
+
+    def chain(self, step: int) -> Chain:
+        """Returns what the committed, undamaged checkpoint of a step is made of."""
+        *earlier, own = (self._manifest(link.rpartition("/")[2]) for link in links_of(self.url(step)))
+        sizes = [_bytes(manifest or "") for manifest in (*earlier, own)]
+        return Chain(step, len(earlier), sizes[0], sum(sizes[1:]))
+
     def begin(self, step: int) -> None:
         """Creates the empty directory of a checkpoint."""
         self.remove(step)
         self._run.fs.makedirs(self._run.path(FOLDER, _name(step)))
 
-    def commit(self, step: int, entries: dict[str, FileEntry], texts: dict[str, str]) -> None:
+    def commit(
+        self, step: int, entries: dict[str, FileEntry], texts: dict[str, str], predecessor: int | None = None
+    ) -> None:
         """Writes the small files of a checkpoint, and then the manifest, which commits it.
 
         Args:
             step: Steps done.
             entries: Sizes and checksums of the files with tensors.
             texts: Contents of the small files, by name.
+            predecessor: The step of the checkpoint that this one is a delta on; None for a whole one.
+
+        Raises:
+            OSError: A file cannot be written, or the predecessor is gone.
         """
         for name, text in texts.items():
             with self._run.fs.durable(self._run.path(FOLDER, _name(step), name)) as file:
                 file.write(text.encode())
         entries = entries | {name: entry_of(text.encode()) for name, text in texts.items()}
-        manifest = {"version": 1, "files": entries}
+        manifest: dict[str, Any] = {"version": 1, "files": entries}
+        if predecessor is not None:
+            before = self._manifest(_name(predecessor))
+            if before is None:
+                raise FileNotFoundError(f"{self.url(predecessor)}, which this is a delta on, is gone")
+            after = {"step": predecessor, "crc32": zlib.crc32(before.encode())}
+            manifest = {"version": 2, AFTER: after, "files": entries}
         self._run.write_json(posixpath.join(FOLDER, _name(step), MANIFEST), manifest, durable=True)
 
     def remove(self, step: int) -> None:
@@ -150,6 +215,25 @@ class Checkpoints:
             return []
         names = (posixpath.basename(path.rstrip("/")) for path in paths)
         return [name for name in names if NAME.fullmatch(name)]
+
+
+def links_of(url: str) -> list[str]:
+    """Returns the URLs of the directories that hold a checkpoint: the whole one, and the deltas up to its own."""
+    links = [url.rstrip("/")]
+    while predecessor := _predecessor(RunDirectory(links[0]).read(MANIFEST)):
+        links.insert(0, f"{links[0].rpartition('/')[0]}/{_name(predecessor['step'])}")
+    return links
+
+
+def _predecessor(manifest: str | None) -> dict[str, int] | None:
+    try:
+        return json.loads(manifest or "{}").get(AFTER)
+    except ValueError:  # damaged, as `damage` says
+        return None
+
+
+def _bytes(manifest: str) -> int:
+    return sum(entry["bytes"] for entry in json.loads(manifest)["files"].values())
 
 
 def find_damage(fs: Storage, directory: str, entries: dict[str, FileEntry]) -> str | None:

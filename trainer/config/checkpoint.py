@@ -25,6 +25,8 @@ class CheckpointConfig(Section):
     """Steps between two saves. 0: save only at the end."""
     every_minutes: Annotated[pydantic.NonNegativeFloat, MayChange] = 0.0
     """Save when this many minutes have passed since the last save. 0: off."""
+    full_every: Annotated[pydantic.PositiveInt, MayChange] = 1
+    """Every Nth checkpoint is whole; those between have only the rows of tables that changed. 1: all are whole."""
     asynchronous: Annotated[bool, MayChange] = True
     """Write while training continues, from a copy in memory as large as the state. Off: training waits."""
     keep: Retention = Retention()

@@ -36,6 +36,7 @@ from trainer.training.setup import (
     Job,
     announce,
     begin_job,
+    continue_chain,
     first_step_state,
     plan_lanes,
     restore_or_finetune,
@@ -231,6 +232,7 @@ class Chain:
         if self._model is None:
             self._model = build_sharded_model(config, self._context, order.lanes, self._directory)
             origin = restore_or_finetune(self._job.claimed, self._model, order)
+            continue_chain(self._job, self._model)
         with session_of(self._job, order, evaluator, self._model, self._step_state) as session:
             if is_first:
                 announce(session, origin)

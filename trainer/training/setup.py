@@ -1,5 +1,6 @@
 """Sets a training run up in four phases: claim its directory, plan its epochs, build its model, fill the model."""
 
+import json
 import shlex
 import socket
 import time
@@ -11,7 +12,8 @@ from typing import Any
 
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.saver import Saver
-from trainer.checkpoint.store import Checkpoint, Checkpoints
+from trainer.checkpoint.staging import Staging
+from trainer.checkpoint.store import Chain, Checkpoint, Checkpoints
 from trainer.config.root import Config, to_toml
 from trainer.core.console import plural
 from trainer.core.digest import digest
@@ -56,6 +58,7 @@ class Job:
         stop_requests: Signals that request a stop.
         lock: The lock of the run directory.
         requests: Requests for profiles.
+        staging: The copy of the state that saves are made of.
     """
 
     claimed: ClaimedRun
@@ -63,6 +66,7 @@ class Job:
     stop_requests: StopRequests
     lock: RunLock
     requests: ProfileRequests
+    staging: Staging
 
 
 @contextmanager
@@ -79,6 +83,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         evaluator = Evaluator(config, context, order.catalogue)
         model = build_sharded_model(config, context, order.lanes, claimed.directory)
         origin = restore_or_finetune(claimed, model, order)
+        continue_chain(job, model)
         with session_of(job, order, evaluator, model, first_step_state(claimed)) as session:
             announce(session, origin)
             yield session
@@ -104,7 +109,7 @@ def begin_job(config: Config, out: str, resume: Resume, context: DistributedCont
         locked(directory, context) as lock,
         profile_requests(directory, context) as requests,
     ):
-        yield Job(claim_run(config, directory, resume, context), watchdog, stop_requests, lock, requests)
+        yield Job(claim_run(config, directory, resume, context), watchdog, stop_requests, lock, requests, Staging())
 
 
 @contextmanager
@@ -114,7 +119,7 @@ def session_of(
     """Opens the reports and the saver of a run, and yields it, ready to train."""
     claimed = job.claimed
     reporter = _open_reporter(claimed, order)
-    with _open_saver(claimed, order, job.lock, reporter) as saver:
+    with _open_saver(job, order, reporter) as saver:
         yield Session(
             claimed=claimed,
             order=order,
@@ -241,6 +246,26 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
     return {"restore_seconds": round(seconds, 3), **finetuned}
 
 
+def continue_chain(job: Job, model: ShardedModel) -> None:
+    """Copies a state that was restored, so that the next checkpoint can be a delta on the one it was restored from.
+
+    Under another plan the next is whole: local shards are told apart by where they begin, which a chain keeps.
+    """
+    claimed = job.claimed
+    start, context = claimed.start, claimed.context
+    if start is None or claimed.config.checkpoint.full_every == 1:
+        return
+
+    def chain() -> Chain | None:
+        plan = RunDirectory(start.url).read_json("plan.json")
+        is_same = plan == json.loads(json.dumps(model.plan_json))
+        return Checkpoints(claimed.directory).chain(start.step) if is_same else None
+
+    if found := broadcast_from_rank0(context, chain):
+        job.staging.copy(model.tensors())
+        job.staging.chain = found
+
+
 def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
     """Opens the reports of a run; a resumed run continues the reports up to its checkpoint."""
     # Of the report interval under way; each segment begins one.
@@ -265,16 +290,17 @@ def _open_profiler(claimed: ClaimedRun, order: EpochOrder, requests: ProfileRequ
 
 
 @contextmanager
-def _open_saver(claimed: ClaimedRun, order: EpochOrder, lock: RunLock, reporter: Reporter) -> Iterator[Saver]:
+def _open_saver(job: Job, order: EpochOrder, reporter: Reporter) -> Iterator[Saver]:
     """Opens the saver of a run, which checks the lock before each commit; waits for its last save."""
     saver = Saver(
-        Checkpoints(claimed.directory),
-        claimed.config.checkpoint,
-        claimed.context,
+        Checkpoints(job.claimed.directory),
+        job.claimed.config.checkpoint,
+        job.claimed.context,
         order.steps_done,
         reporter.log,
         reporter.evaluations,
-        lock.check,
+        job.lock.check,
+        job.staging,
     )
     try:
         yield saver

@@ -1,0 +1,99 @@
+"""Deltas: checkpoints that hold, of tables and their state, only the rows that changed since the checkpoint before.
+
+Everything else is whole in a delta, under its usual name. The changed rows of NAME's local shard that begins at row R
+and column C are two tensors:
+
+`delta.NAME@R,C.rows`      their numbers in the shard, ascending, `[N]` int32
+`delta.NAME@R,C.values`    their values, `[N, columns of the shard]`, or `[N]`
+"""
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata
+
+from trainer.checkpoint.io import DirectoryReader
+from trainer.checkpoint.stored_rows import StoredRows
+
+ROWS, VALUES = "rows", "values"
+NAME = re.compile(rf"delta\.(.+)@(\d+),(\d+)\.({ROWS}|{VALUES})")
+
+
+def name_of_changes(name: str, offsets: list[int], part: str) -> str:
+    """Returns the name of the numbers or the values of changed rows, by the offsets of their local shard."""
+    first, column = [*offsets, 0][:2]
+    return f"delta.{name}@{first},{column}.{part}"
+
+
+def is_of_changes(name: str) -> bool:
+    """Returns whether a tensor holds numbers or values of changed rows."""
+    return NAME.fullmatch(name) is not None
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A local shard with changed rows: its tensor, and where it begins there."""
+
+    name: str
+    first: int
+    column: int
+
+    def tensor(self, part: str) -> str:
+        return name_of_changes(self.name, [self.first, self.column], part)
+
+
+class ChangedRows:
+    """The changed rows in a delta.
+
+    Args:
+        reader: Reads its files.
+        metadata: Of its directory.
+    """
+
+    def __init__(self, reader: DirectoryReader, metadata: Metadata) -> None:
+        self._stored = StoredRows(reader, metadata)
+        self._numbers: dict[_Shard, Tensor] = {}
+        self._shards: dict[str, list[_Shard]] = defaultdict(list)
+        for found in filter(None, map(NAME.fullmatch, self._stored.entries)):
+            if found[4] == ROWS:
+                self._shards[found[1]].append(_Shard(found[1], int(found[2]), int(found[3])))
+
+    @torch.no_grad()
+    def apply(self, name: str, target: Tensor, first: int, column: int) -> None:
+        """Overwrites the changed rows of a part of a tensor.
+
+        Args:
+            name: The tensor.
+            target: The part, `[R, C]` or `[R]`.
+            first: Its first row in the tensor.
+            column: Its first column there.
+        """
+        for shard in self._shards.get(name, ()):
+            numbers = self._numbers_of(shard)
+            begin, end = torch.searchsorted(numbers, torch.tensor([first, first + len(target)])).tolist()
+            if begin == end:
+                continue
+            places = (numbers[begin:end] - first).to(target.device)
+            values = self._read(shard.tensor(VALUES), begin, end)
+            if target.dim() == 1:
+                target[places] = values.to(target.device)
+                continue
+            left = max(column, shard.column)
+            right = min(column + target.shape[1], shard.column + values.shape[1])
+            if left < right:
+                found = values[:, left - shard.column : right - shard.column]
+                target[places, left - column : right - column] = found.to(target.device)
+
+    def _numbers_of(self, shard: _Shard) -> Tensor:
+        """Returns the changed rows of a local shard, as rows of the tensor."""
+        if shard not in self._numbers:
+            name = shard.tensor(ROWS)
+            self._numbers[shard] = self._read(name, 0, self._stored.entries[name].size[0]).long() + shard.first
+        return self._numbers[shard]
+
+    def _read(self, name: str, start: int, stop: int) -> Tensor:
+        (whole,) = self._stored.entries[name].chunks
+        return self._stored.read(name, whole, start, stop)

@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; then each process would compile all of this project again
 
-.PHONY: demo check test test-all test-slurm24 durations lint docs costs models ids serving plans planned-memory times published peers start growth segments deltas clean
+.PHONY: demo check test test-all test-slurm24 durations lint docs costs models ids serving plans planned-memory times published peers start growth segments checkpoint-deltas clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -70,9 +70,9 @@ plans: $(VENV)/ready
 segments: $(VENV)/ready data/movielens/summary.json
 	python -m benchmarks.segments
 
-# Checkpoints of what changed at Criteo Kaggle's table sizes: the table in docs/checkpoints.md. Some minutes, 10 GB.
-deltas: $(VENV)/ready
-	python -m benchmarks.deltas
+# Checkpoints of what changed at Criteo Kaggle's table sizes: the table in docs/checkpoints.md. Some minutes, 8 GB.
+checkpoint-deltas: $(VENV)/ready
+	python -m benchmarks.checkpoint_deltas
 
 # This project beside plain torch, TorchRec and other libraries: the tables in docs/performance.md. Some 15 minutes, of a
 # quiet machine with 6 GB of disk.

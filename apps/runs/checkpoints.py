@@ -12,7 +12,7 @@ from typing import Any
 from tabulate import tabulate
 
 from trainer.checkpoint.choice import read_evaluations
-from trainer.checkpoint.retention import best_step, reasons_to_keep, scores
+from trainer.checkpoint.retention import best_step, ends_of_segments, reasons_to_keep, scores
 from trainer.checkpoint.store import MANIFEST, Checkpoints
 from trainer.config.checkpoint import Retention
 from trainer.core.console import next_commands, plural, python_command
@@ -87,8 +87,8 @@ def _table(run: RunDirectory, found: Checkpoints, states: dict[int, str]) -> str
     steps = found.steps()
     evaluations = read_evaluations(run)
     keep = tomllib.loads(run.read("config.toml") or "").get("checkpoint", {}).get("keep", {})
-    predecessors = found.predecessors(steps)
-    reasons = reasons_to_keep(Retention(**keep), steps, evaluations, predecessors)
+    predecessors, ends = found.predecessors(steps), ends_of_segments(found, steps)
+    reasons = reasons_to_keep(Retention(**keep), steps, evaluations, ends, predecessors)
     metrics = _metrics(steps, evaluations)
     rows = [
         {

@@ -78,6 +78,9 @@ def test_the_newest_the_best_and_periodic_checkpoints_are_kept(rows, tmp_path):
         ({"newest": 1, "best": "auc"}, [2, 6]),
         ({"newest": 1, "best": "normalized_entropy"}, [4, 6]),
         ({"newest": 1, "best": "auc/bought"}, [2, 4, 6]),
+        ({"newest": 1, "segments": 1}, [2, 4]),
+        ({"newest": 1, "segments": 2}, [4]),
+        ({"newest": 3, "segments": 9}, []),
     ],
 )
 def test_checkpoints_expire_unless_a_rule_keeps_them(keep, steps):
@@ -88,7 +91,7 @@ def test_checkpoints_expire_unless_a_rule_keeps_them(keep, steps):
         {"step": 6, "split": "validation", "auc": float("nan"), "normalized_entropy": 0.8},
         {"step": 6, "split": "test", "auc": 0.9, "normalized_entropy": 0.1},
     ]
-    assert expired(Retention(**keep), [2, 4, 6, 8], evaluations, {}) == steps
+    assert expired(Retention(**keep), [2, 4, 6, 8], evaluations, {2: "mon", 6: "tue"}, {}) == steps
 
 
 SYNCS = """

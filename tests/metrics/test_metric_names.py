@@ -194,4 +194,4 @@ def test_names_of_the_registry_lead_to_code(name):
 def test_the_best_by_any_metric_stays(best, column, kept):
     evaluations = [{"split": "validation", "step": step, column: loss} for step, loss in ((1, 0.3), (2, 0.1), (3, 0.2))]
     gone = [step for step in (1, 2) if step != kept]
-    assert expired(Retention(newest=1, best=best), [1, 2, 3], evaluations, {}) == gone
+    assert expired(Retention(newest=1, best=best), [1, 2, 3], evaluations, {}, {}) == gone

@@ -2,30 +2,45 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+from trainer.checkpoint.store import STATE, Checkpoints
 from trainer.config.checkpoint import Retention
 from trainer.core.console import plural
+from trainer.core.run_directory import RunDirectory
 from trainer.metrics.registry import higher_is_better, result_name
 
 Evaluations = list[dict[str, Any]]
 """The lines of evaluations.jsonl."""
 
 
-def expired(keep: Retention, steps: list[int], evaluations: Evaluations, predecessors: Mapping[int, int]) -> list[int]:
+def expired(
+    keep: Retention,
+    steps: list[int],
+    evaluations: Evaluations,
+    ends: Mapping[int, str],
+    predecessors: Mapping[int, int],
+) -> list[int]:
     """Returns the steps whose checkpoints no rule keeps, in order.
 
     Args:
         keep: The rules.
         steps: The steps of all committed checkpoints, in order.
         evaluations: The evaluations so far.
+        ends: The segments that end with a checkpoint, by its step, in order.
         predecessors: The step that each delta builds on, by its own.
     """
-    return [step for step, reasons in reasons_to_keep(keep, steps, evaluations, predecessors).items() if not reasons]
+    reasons = reasons_to_keep(keep, steps, evaluations, ends, predecessors)
+    return [step for step in steps if not reasons[step]]
 
 
 def reasons_to_keep(
-    keep: Retention, steps: list[int], evaluations: Evaluations, predecessors: Mapping[int, int]
+    keep: Retention,
+    steps: list[int],
+    evaluations: Evaluations,
+    ends: Mapping[int, str],
+    predecessors: Mapping[int, int],
 ) -> dict[int, list[str]]:
     """Returns the reasons to keep each step's checkpoint; one without a reason has expired.
 
@@ -33,13 +48,16 @@ def reasons_to_keep(
         keep: The rules.
         steps: The steps of all committed checkpoints, in order.
         evaluations: The evaluations so far.
+        ends: The segments that end with a checkpoint, by its step, in order.
         predecessors: The step that each delta builds on, by its own.
     """
+    newest_ends = [*ends][-keep.segments :] if keep.segments else []
     best = best_step(keep.best, scores(keep.best, steps, evaluations)) if keep.best else None
     reasons = {
         step: [f"newest {keep.newest}"] * (step in steps[-keep.newest :])
         + [f"best {keep.best}"] * (step == best)
         + [f"every {plural(keep.every_steps, 'step')}"] * (keep.every_steps > 0 and step % keep.every_steps == 0)
+        + [f"end of segment {ends.get(step)}"] * (step in newest_ends)
         for step in steps
     }
     for step in reversed(steps):
@@ -47,6 +65,25 @@ def reasons_to_keep(
         if reasons[step] and before in reasons:
             reasons[before].append(f"step {step} builds on it")
     return reasons
+
+
+def ends_of_segments(checkpoints: Checkpoints, steps: list[int]) -> dict[int, str]:
+    """Returns the names of the segments that end with a checkpoint, by its step.
+
+    The checkpoints tell, not segments.jsonl, whose line is written after the checkpoint is committed.
+
+    Args:
+        checkpoints: The checkpoints of the run.
+        steps: The steps of committed checkpoints, in order.
+    """
+    ends = {}
+    for step in steps:
+        with suppress(ValueError):  # it is damaged
+            state = RunDirectory(checkpoints.url(step)).read_json(STATE) or {}  # it was just deleted
+            segment = state.get("segment")
+            if segment and segment["last_step"] == step:
+                ends[step] = segment["name"]
+    return ends
 
 
 def scores(metric: str, steps: list[int], evaluations: Evaluations) -> dict[int, float]:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from trainer.checkpoint.io import ChecksumWriter
-from trainer.checkpoint.retention import expired
+from trainer.checkpoint.retention import ends_of_segments, expired
 from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.state_dict import State
 from trainer.checkpoint.store import STATE, Chain, Checkpoints, FileEntry
@@ -223,10 +223,11 @@ class Saver:
 
     def _prune(self) -> None:
         def prune() -> None:
-            steps = self._checkpoints.steps()
+            keep, steps = self._config.keep, self._checkpoints.steps()
+            ends = ends_of_segments(self._checkpoints, steps) if keep.segments else {}
             predecessors = self._checkpoints.predecessors(steps)
             # The newest first, as a delta whose predecessor is gone is damaged.
-            for step in reversed(expired(self._config.keep, steps, self._evaluations(), predecessors)):
+            for step in reversed(expired(keep, steps, self._evaluations(), ends, predecessors)):
                 self._checkpoints.remove(step)
 
         if error := self._try_on_rank0(prune):

@@ -16,6 +16,8 @@ class Retention(Section):
     """Keep the best by this metric of data.validation, such as auc; METRIC/TASK if there are several tasks."""
     every_steps: Annotated[pydantic.NonNegativeInt, MayChange] = 0
     """Keep checkpoints whose step is a multiple of this forever. 0: off."""
+    segments: Annotated[pydantic.NonNegativeInt, MayChange] = 0
+    """Keep the checkpoints at the ends of this many of the newest segments of data.segments. 0: off."""
 
 
 class CheckpointConfig(Section):

@@ -83,6 +83,11 @@ def check_training(config: Config) -> None:
     """
     if config.data.segments.path:
         _check_segments(config)
+    elif config.checkpoint.keep.segments:
+        raise InputError(
+            f"checkpoint.keep.segments is {config.checkpoint.keep.segments}, but data.segments.path is not set; set "
+            "both or none"
+        )
     elif config.train.steps is None and config.train.epochs is None:
         raise InputError("train.steps and train.epochs are both unset; set one of them")
     if config.checkpoint.keep.best and not config.data.validation:

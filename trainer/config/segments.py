@@ -21,6 +21,8 @@ class SegmentsConfig(Section):
     """Name of the last segment. Unset: all that there are."""
     most: Annotated[pydantic.PositiveInt | None, MayChange] = None
     """Most segments that one job trains on. Unset: no limit."""
+    skip: Annotated[list[Annotated[str, pydantic.StringConstraints(min_length=1)]], MayChange] = []
+    """Names of segments to leave out, or patterns of names such as 2026-11-*."""
     marker: Annotated[str | None, MayChange] = None
     """File in the directory of a segment that says that it is complete, such as _SUCCESS. Unset: none is needed."""
     least_files: Annotated[pydantic.PositiveInt, MayChange] = 1
@@ -31,8 +33,9 @@ class SegmentsConfig(Section):
     """Wait for the next segment in place of ending the job."""
     poll_seconds: Annotated[pydantic.PositiveFloat, MayChange] = 60.0
     """Time between two looks for the next segment."""
-    changed: Annotated[Literal["tell", "stop"], MayChange] = "tell"
-    """If files of a trained segment changed, or a segment came late: tell goes on without them, stop ends the job."""
+    changed: Annotated[Literal["tell", "train", "stop"], MayChange] = "tell"
+    """If files of a trained segment changed, or a segment came late: tell goes on without it, train trains on it next,
+    stop ends the job."""
 
     @pydantic.model_validator(mode="after")
     def _is_a_pattern(self) -> Self:

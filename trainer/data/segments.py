@@ -4,6 +4,8 @@ import hashlib
 import re
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 
 from trainer.config.data import DataConfig
 from trainer.config.segments import NAME, SegmentsConfig
@@ -72,17 +74,38 @@ def look_at_segment(data: DataConfig, name: str) -> Segment:
         elif config.marker and not fs.exists(open_storage(f"{part}/{config.marker}")[1]):
             lacks = f"has no {config.marker}"
         elif config.least_age_seconds:
-            age = time.time() - max(fs.modified(open_storage(file)[1]).timestamp() for file in files)
-            if age < config.least_age_seconds:
-                lacks = f"changed {max(0, round(age)):,} s ago, of {config.least_age_seconds:,.0f}"
+            changed = max((fs.modified(open_storage(file)[1]).timestamp(), file) for file in files)
+            lacks = _too_young(*changed, config.least_age_seconds)
     fingerprint = hashlib.sha256(repr([*zip(files, sizes, strict=True)]).encode()).hexdigest()[:16]
     return Segment(name, files, fingerprint, lacks)
+
+
+def is_left_out(config: SegmentsConfig, name: str) -> bool:
+    """Returns whether `skip` leaves a segment out."""
+    return any(fnmatchcase(name, pattern) for pattern in config.skip)
 
 
 def data_of_segment(data: DataConfig, name: str, split: str) -> DataConfig:
     """Returns the configuration of data with a segment for a split."""
     assert data.segments.path
     return data.model_copy(update={split: [data.segments.path.replace(NAME, name)]})
+
+
+def _too_young(changed: float, file: str, least_age: float) -> str:
+    """Returns why a segment is too young to be complete, in words that stay the same until it is; empty if it is not.
+
+    Args:
+        changed: When the newest of its files changed, in seconds since 1970.
+        file: That file.
+        least_age: The age of a complete segment, in seconds.
+    """
+    now, at = time.time(), datetime.fromtimestamp(changed, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    if now - changed >= least_age:
+        return ""
+    if changed <= now:
+        return f"changed at {at}, less than {least_age:,.0f} s ago"
+    # It may still be written, by a machine whose clock is ahead.
+    return f"has '{file}' of {at}, which this machine's clock has not reached; set the clock right, or touch the file"
 
 
 def _part(path: str) -> str:

@@ -1,14 +1,10 @@
 """Training on segments of data, such as days: the model is evaluated on each, then trained on it once, in their order.
 
-The position of such a run is a segment and a step, and both are in every checkpoint. What is known of a segment that is
-done follows from its checkpoint and from evaluations.jsonl, so that `segments.jsonl` does not depend on where jobs were
-killed.
+The position of such a run is a segment, a step and the last name reached, and all three are in every checkpoint.
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from tabulate import tabulate
 
@@ -18,18 +14,18 @@ from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done
 from trainer.core.errors import InputError, NoRows
 from trainer.core.outcome import FINISHED_WORD, SAVED_WORD, STOPPED_WORD, write_outcome
-from trainer.core.run_directory import JsonLines
 from trainer.core.secrets import without_secrets
 from trainer.data.catalogue import Catalogue
 from trainer.data.dataset import FileSet
 from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives
-from trainer.data.segments import Segment, look_at_segment, names_of_segments
+from trainer.data.segments import Segment, is_left_out, look_at_segment, names_of_segments
 from trainer.data.selected_files import find_training_files
 from trainer.run.page import segments_table, write_page
 from trainer.run.preemption import Action, Stopped
 from trainer.training.evaluate import Evaluator, open_catalogue
 from trainer.training.finish import require_saved
+from trainer.training.ledger import LEDGER, Ledger, Line, fingerprints
 from trainer.training.resume import Resume, check_start
 from trainer.training.session import EpochOrder, SegmentPlace, Session
 from trainer.training.setup import (
@@ -45,10 +41,10 @@ from trainer.training.setup import (
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
 from trainer.training.take_steps import take_steps
 
-LEDGER = "segments.jsonl"
 LOOKED_AT_AGAIN = 30  # of the segments that are done, for changes; each takes a listing
 TICK_SECONDS = 1.0  # between two looks for a signal
-SHOWN = 10  # segments at the end
+SHOWN = 10  # segments at the end, and names in a line
+GO_BACK = "tools.rewind goes back to the end of a segment before"
 
 
 def train_on_segments(config: Config, out: str, resume: Resume, context: DistributedContext) -> None:
@@ -73,8 +69,11 @@ class Chain:
         self._job, self._context, self._config = job, job.claimed.context, job.claimed.config
         self._directory, start = job.claimed.directory, job.claimed.start
         self._start, self._steps = start, start.step if start else 0
-        self._place = SegmentPlace(**start.train_state["segment"]) if start else None
-        self._after = self._place.name if self._place else None  # the last segment that was looked at
+        saved = start.train_state["segment"] if start else None
+        self._place = SegmentPlace(**{"reached": saved["name"]} | saved) if saved else None  # once it was not saved
+        self._ledger = Ledger(self._directory)
+        self._looks_for_changes = True  # in the segments that are done
+        self._told: set[str] = set()
         self._step_state = first_step_state(job.claimed)
         self._model: ShardedModel | None = None
         self._catalogue: Catalogue | None = None
@@ -92,36 +91,45 @@ class Chain:
         self._end()
 
     def _begin(self) -> None:
-        """Notes a segment that was done when a job was killed, and tells which trained data changed; on rank 0."""
-        if self._place and self._steps == self._place.last_step:
-            self._note(self._place)
-        for what in self._changes(JsonLines(self._directory, LEDGER, self._steps).records()):
-            if self._config.data.segments.changed == "stop":
-                raise InputError(f"{what}; data.segments.changed = 'tell' goes on without it")
-            self._say(f"warning: {what}; training goes on without it")
+        """Brings the ledger to the step of the checkpoint, and checks it and `skip` against that; on rank 0.
 
-    def _changes(self, done: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Returns what is new or different of the segments up to the last that was trained on."""
+        Raises:
+            InputError: The ledger lacks segments, or `skip` leaves out the segment that is under way.
+        """
+        self._ledger.cut(self._steps if self._place else -1)
         if not self._place:
-            return []
-        there = [name for name in names_of_segments(self._config.data.segments) if name <= self._place.name]
-        known = {line["segment"]: line["fingerprint"] for line in done} | {self._place.name: None}
-        after = f"came after segment {self._place.name} was trained on"
-        found = [f"segment {name} {after}" for name in there if name not in known]
-        for name, fingerprint in [*known.items()][-LOOKED_AT_AGAIN:]:
-            if fingerprint and name in there and look_at_segment(self._config.data, name).fingerprint != fingerprint:
-                found.append(f"the files of segment {name} changed after it was trained on")
-        return found
+            return
+        if not self._under_way:
+            self._ledger.note(self._place)
+        config, done = self._config.data.segments, self._place.number + (not self._under_way)
+        trained = [line["segment"] for line in self._ledger.lines() if line["samples"]]
+        if config.changed == "train" and len(trained) != done:
+            raise InputError(
+                f"data.segments.changed is 'train', but '{self._directory.url_of(LEDGER)}' has {len(trained)} of "
+                f"{plural(done, 'segment')} that the run was trained on, and the others would be again; put the file "
+                "back, or use 'tell'"
+            )
+        if self._under_way and is_left_out(config, self._under_way.name):
+            raise InputError(
+                f"data.segments.skip leaves out segment {self._under_way.name}, which is trained on up to step "
+                f"{self._steps:,} of {self._under_way.last_step:,}; {GO_BACK}"
+            )
+        if left_out := [name for name in dict.fromkeys(trained) if is_left_out(config, name)]:
+            self._tell(f"data.segments.skip leaves out {_listed(left_out)}, already trained on; {GO_BACK}")
 
     def _pass_over(self, segment: Segment) -> None:
         self._say(f"segment {segment.name} has no rows, and is passed over")
-        self._after = segment.name
-        broadcast_from_rank0(self._context, lambda: self._note(self._place_of(segment, samples=0, steps=0)))
+        broadcast_from_rank0(self._context, lambda: self._ledger.note(self._place_of(segment, samples=0, steps=0)))
 
     @property
     def _under_way(self) -> SegmentPlace | None:
         """The segment that was trained on in part when the checkpoint was saved."""
         return self._place if self._place and self._steps < self._place.last_step else None
+
+    @property
+    def _reached(self) -> str | None:
+        """The last name among the segments that were trained on, and the one that is under way."""
+        return self._place.reached if self._place else None
 
     def _place_of(self, segment: Segment, samples: int, steps: int) -> SegmentPlace:
         """Returns the place of a segment: that which is under way, or the next."""
@@ -137,6 +145,7 @@ class Chain:
             samples=samples,
             files=len(segment.files),
             fingerprint=segment.fingerprint,
+            reached=max(segment.name, self._reached or ""),
         )
 
     def _wanted(self) -> bool:
@@ -149,31 +158,77 @@ class Chain:
         Raises:
             Stopped: A signal requested a stop.
         """
-        told = False
+        config, told = self._config.data.segments, ""
         while True:
-            found = broadcast_when_done(self._context, self._look)
+            found, is_over = broadcast_when_done(self._context, self._look)
             if found and not found.lacks:
                 return found
-            config = self._config.data.segments
-            lacks = f"segment {found.name} {found.lacks}" if found else f"there is no segment{self._after_words()}"
-            if not config.follow or (config.until is not None and self._after == config.until):
+            after = f" after {self._reached}" if self._reached else ""
+            lacks = f"segment {found.name} {found.lacks}" if found else f"there is no segment{after}"
+            if is_over or not config.follow:
                 self._say(lacks)
                 return None
-            if not told:
+            if lacks != told:
                 self._say(f"{lacks}; waiting, and looking every {config.poll_seconds:,.0f} s")
-            told = True
+            told = lacks
             self._wait(config.poll_seconds)
 
-    def _look(self) -> Segment | None:
-        """Returns the segment that is under way or the one after it, complete or not; on rank 0."""
+    def _look(self) -> tuple[Segment | None, bool]:
+        """Returns the next segment, complete or not, and whether there is none because `until` is passed; on rank 0."""
+        data, config = self._config.data, self._config.data.segments
         if self._under_way:
-            return look_at_segment(self._config.data, self._under_way.name)
-        names = names_of_segments(self._config.data.segments)
-        name = next((name for name in names if self._after is None or name > self._after), None)
-        return None if name is None else look_at_segment(self._config.data, name)
+            return look_at_segment(data, self._under_way.name), False
+        names, lines = names_of_segments(config), self._ledger.lines()
+        if again := self._late_or_changed(names, lines):
+            return again, False
+        reached, known = self._reached or "", fingerprints(lines)
+        ahead = [name for name in names if name > reached]
+        for name in ahead:
+            if is_left_out(config, name):
+                continue
+            segment = look_at_segment(data, name)
+            if known.get(name) != segment.fingerprint:  # or it is known to be empty
+                self._tell_left_out(one for one in ahead if one < name)
+                return segment, False
+        self._tell_left_out(ahead)
+        return None, config.until is not None and (config.until in names or reached >= config.until)
+
+    def _late_or_changed(self, names: Sequence[str], lines: Sequence[Line]) -> Segment | None:
+        """Returns the first segment to train on late or again, and tells of those that are not.
+
+        Raises:
+            InputError: There is one, and `changed` is "stop".
+        """
+        asked_for = self._config.data.segments.changed
+        for name, what in self._changes(names, lines):
+            if asked_for == "stop":
+                raise InputError(f"{what}; data.segments.changed = 'tell' goes on without it")
+            if asked_for == "tell":
+                self._tell(f"{what}; training goes on without it")
+                continue
+            segment = look_at_segment(self._config.data, name)
+            if not segment.lacks:
+                self._say(f"{what}; it is trained on now")
+                return segment
+            self._tell(f"{what}, but it {segment.lacks}; training goes on, and it is looked at again")
+        self._looks_for_changes = False
+        return None
+
+    def _changes(self, names: Sequence[str], lines: Sequence[Line]) -> Iterator[tuple[str, str]]:
+        """Yields the segments up to the last name reached that are late or changed, and what is said of each."""
+        data, known = self._config.data, fingerprints(lines)
+        looked_at = {line["segment"] for line in lines[-LOOKED_AT_AGAIN:] if self._looks_for_changes}
+        for name in names:
+            if name > (self._reached or "") or is_left_out(data.segments, name):
+                continue
+            if name not in known:
+                yield name, f"segment {name} came after a later segment was trained on"
+            elif name in looked_at and look_at_segment(data, name).fingerprint != known[name]:
+                yield name, f"the files of segment {name} changed after it was trained on"
 
     def _wait(self, seconds: float) -> None:
         self._job.watchdog.note("the wait for the next segment")
+        self._looks_for_changes = True
         deadline = time.monotonic() + seconds
         # Rank 0's clock counts, or ranks would ask each other different numbers of times.
         while broadcast_from_rank0(self._context, lambda: time.monotonic() < deadline):
@@ -239,34 +294,19 @@ class Chain:
             samples = plural(place.samples, "sample")
             self._say(f"segment {place.name}: {samples}, steps {place.first_step + 1:,} to {place.last_step:,}")
             self._evaluate_and_train(session, place)
-            self._steps, self._place, self._after = place.last_step, place, place.name
+            self._steps, self._place = place.last_step, place
         self._done += 1
-        broadcast_from_rank0(self._context, lambda: self._note(place))
+        broadcast_from_rank0(self._context, lambda: self._ledger.note(place))
 
     def _evaluate_and_train(self, session: Session, place: SegmentPlace) -> None:
         training_step = session.training_step()
-        if self._steps == place.first_step and not session.is_validated(self._steps):
+        if self._steps == place.first_step:  # what a job before has evaluated after this step may be another segment
             session.evaluate(self._steps, training_step.detach(), "validation")
         take_steps(session, training_step)
         training_step.detach()
         session.model.managed.end()
         require_saved(session, place.last_step)
         session.reporter.close()
-
-    def _note(self, place: SegmentPlace) -> None:
-        """Adds the line of a segment that is done, unless it is there; on rank 0."""
-        ledger = JsonLines(self._directory, LEDGER, self._steps)
-        if any(line["segment"] == place.name for line in ledger.records()):
-            return
-        evaluated = {
-            line["step"]: {name: value for name, value in line.items() if name not in ("step", "split")}
-            for line in self._directory.read_records("evaluations.jsonl")
-            if line["split"] == "validation"
-        }
-        facts = asdict(place)
-        line = {"step": facts.pop("last_step"), "segment": facts.pop("name"), **facts}
-        ledger.add(line | {"before": evaluated.get(place.first_step) if place.samples else None})
-        ledger.flush()
 
     def _end(self) -> None:
         if not self._steps:
@@ -288,9 +328,24 @@ class Chain:
             write_outcome(without_secrets(outcome))
             write_page(self._directory)
 
-    def _after_words(self) -> str:
-        return f" after {self._after}" if self._after else ""
+    def _tell_left_out(self, names: Iterable[str]) -> None:
+        left_out = [name for name in names if is_left_out(self._config.data.segments, name) and name not in self._told]
+        self._told.update(left_out)
+        if left_out:
+            self._say(f"data.segments.skip leaves out {_listed(left_out)}")
+
+    def _tell(self, what: str) -> None:
+        """Warns once."""
+        if what not in self._told:
+            self._say(f"warning: {what}")
+        self._told.add(what)
 
     def _say(self, text: str) -> None:
         if self._context.is_rank0:
             print(without_secrets(text), flush=True)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Returns segments in words, the first few by name."""
+    more = f", and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return f"{'segment' if len(names) == 1 else 'segments'} {', '.join(names[:SHOWN])}{more}"

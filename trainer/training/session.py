@@ -103,6 +103,7 @@ class SegmentPlace:
         samples: Its samples.
         files: Number of its files.
         fingerprint: Changes with its files and their sizes.
+        reached: The last name of it and those before; of a segment that came late, a later one than its own.
     """
 
     name: str
@@ -112,6 +113,7 @@ class SegmentPlace:
     samples: int
     files: int
     fingerprint: str
+    reached: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,60 @@
+"""The ledger of a run over segments, `segments.jsonl`: a line for each segment that is done, in the order of training.
+
+Its lines follow from the checkpoints and evaluations.jsonl, so the ledger does not depend on where jobs were killed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trainer.core.run_directory import RunDirectory
+from trainer.training.session import SegmentPlace
+
+LEDGER = "segments.jsonl"
+Line = Mapping[str, Any]
+
+
+class Ledger:
+    """The segments that a run is done with; only rank 0 uses it.
+
+    Args:
+        run: The run directory.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Returns the lines, oldest first; a segment that was trained on twice has two."""
+        return self._run.read_records(LEDGER)
+
+    def cut(self, steps: int) -> None:
+        """Drops the lines of later steps, which a resumed run takes again."""
+        lines = self.lines()
+        kept = [line for line in lines if line["step"] <= steps]
+        if len(kept) < len(lines):
+            self._write(kept)
+
+    def note(self, place: SegmentPlace) -> None:
+        """Adds the line of a segment that is done, unless it is there."""
+        lines = self.lines()
+        if place.samples and any(line["samples"] and line["step"] == place.last_step for line in lines):
+            return
+        evaluated = {
+            line["step"]: {name: value for name, value in line.items() if name not in ("step", "split")}
+            for line in self._run.read_records("evaluations.jsonl")
+            if line["split"] == "validation"
+        }
+        facts = {name: value for name, value in asdict(place).items() if name != "reached"}
+        line = {"step": facts.pop("last_step"), "segment": facts.pop("name"), **facts}
+        self._write([*lines, line | {"before": evaluated.get(place.first_step) if place.samples else None}])
+
+    def _write(self, lines: Sequence[Line]) -> None:
+        # Durable like checkpoints: a segment whose line a power cut took would seem to have come late.
+        self._run.write(LEDGER, "".join(f"{json.dumps(line)}\n" for line in lines), durable=True)
+
+
+def fingerprints(lines: Sequence[Line]) -> dict[str, str]:
+    """Returns the fingerprint of each segment of a ledger, as the segment was when it was done last."""
+    return {line["segment"]: line["fingerprint"] for line in lines}

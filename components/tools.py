@@ -132,6 +132,26 @@ def checkpoints(
     ...
 
 
+@program("rewind", cpu=1)
+def rewind(
+    *args: str,
+    out: str,
+    segment: str,
+    to: str,
+) -> AppDef:
+    """Goes back in a run over segments: makes a new run directory that holds the run as it was when one was done.
+
+    Example: torchx run -s local_cwd tools.rewind --out runs/days --segment 09 --to runs/mended
+
+    Args:
+        args: After `--`, more arguments of `python -m trainer rewind`.
+        out: Run directory, a path or an fsspec URL; nothing is written to it.
+        segment: Name of the segment to go back to.
+        to: New run directory, a path or an fsspec URL.
+    """
+    ...
+
+
 @program("embed")
 def embed(
     *trainer_args: str,

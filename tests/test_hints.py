@@ -17,7 +17,8 @@ from trainer.commands import COMMANDS
 ROOT = Path(__file__).parents[1]
 PLACE = """the "runs" of $USER's"""  # what a shell would read otherwise, or not at all
 
-# Each file that prints commands, and the commands that make it do so; RUN is of a run that the first one makes.
+# Each file that prints commands, and the commands that make it do so; RUN is of a run that the first one makes,
+# and DAYS of one over segments.
 PRINTED_BY = {
     "trainer/training/setup.py": ["train config.toml --out RUN"],
     "trainer/training/finish.py": ["train config.toml --out RUN"],
@@ -36,6 +37,7 @@ PRINTED_BY = {
         "checkpoints --out RUN --convert PLACE/run.pt",
         "checkpoints --out RUN --convert PLACE/run.safetensors",
     ],
+    "apps/runs/rewind.py": ["rewind --out DAYS --segment a --to PLACE/mended"],
     "components/cli/run.py": ["torchx run utils.echo --msg PLACE"],
     "pipelines/actions.py": ["torchx pipeline run PLACE/p.toml"],
 }
@@ -51,6 +53,11 @@ def folder(tmp_path_factory):
     write_rows(folder / "rows", [400])
     splits = {"data__train": ["rows"], "data__validation": ["rows"], "data__test": ["rows"]}
     write_config(folder / "config.toml", config(folder, **splits, report__tensorboard=True))
+    for seed, day in enumerate("abc"):
+        write_rows(folder / "days" / day, [64], seed)
+    days = config(folder, data__segments={"path": str(folder / "days/{segment}")}, checkpoint__keep={"segments": 3})
+    del days["data"]["train"], days["train"]["steps"]
+    write_config(folder / "days.toml", days)
     (folder / ".torchxconfig").write_text(f"[component:tools.tensorboard]\nport = {free_port()}\n")
     (folder / PLACE).mkdir()
     steps = {"a": {"component": "utils.echo"}, "b": {"component": "utils.echo", "after": ["a"]}}
@@ -62,8 +69,8 @@ def folder(tmp_path_factory):
 
 def printed_by(command: str, folder: Path) -> str:
     """Returns what a command prints, which is run in the folder, with the names of directories in place of words."""
-    names = {"RUN": f"{PLACE}/run", "PLACE": PLACE}
-    words = [re.sub("RUN|PLACE", lambda found: names[found[0]], word) for word in command.split()]
+    names = {"RUN": f"{PLACE}/run", "DAYS": f"{PLACE}/days", "PLACE": PLACE}
+    words = [re.sub("RUN|DAYS|PLACE", lambda found: names[found[0]], word) for word in command.split()]
     done = run_torchx(*words[1:], cwd=folder) if words[0] == "torchx" else run_trainer(*words)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
@@ -110,6 +117,8 @@ def test_commands_that_a_program_prints_work(command, folder, path, monkeypatch)
     monkeypatch.chdir(folder)
     if "RUN" in command and "train " not in command:
         printed_by(COMMANDS_THAT_PRINT[0], folder)
+    if "DAYS" in command:
+        printed_by("train days.toml --out DAYS", folder)
     todo = hints(printed_by(command, folder))
     assert todo
     for hint in todo:

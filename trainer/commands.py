@@ -53,6 +53,11 @@ COMMANDS = {
         "--out RUN_DIR: list a run's checkpoints, verify them, or convert one to a single file.",
         "--out runs/movielens --verify True",
     ),
+    "rewind": (
+        "apps.runs.rewind:rewind",
+        "--out RUN_DIR --segment NAME --to NEW_RUN_DIR: go back in a run over segments to the end of one.",
+        "--out runs/days --segment 09 --to runs/mended",
+    ),
     "export": (
         "apps.export.export:export",
         "CONFIG --out RUN_DIR --to DIR: export a checkpoint as a directory that serves with torch alone.",

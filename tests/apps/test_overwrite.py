@@ -36,6 +36,7 @@ DIRECTORIES = {
     ("train", "out"): ("train CONFIG --out FOLDER", "config.toml"),
     ("predict", "to"): ("predict CONFIG --out RUN --source DATA --to FOLDER", "manifest.json"),
     ("embed", "to"): ("embed CONFIG --out RUN --table s1 --to FOLDER", "job.json"),
+    ("rewind", "to"): ("rewind --out RUN --segment a --to FOLDER", "config.toml"),
     ("export", "to"): ("export CONFIG --out RUN --to FOLDER", "current.json"),
     ("movielens", "out"): ("movielens --out FOLDER", "items.parquet"),
     ("synthetic", "out"): ("synthetic --out FOLDER --rows 10 --validation-rows 1 --test-rows 1", "summary.json"),
@@ -45,6 +46,7 @@ DIRECTORIES = {
 
 # Runs that are read, or written to by right: by a job that asks another one, and by one in a folder of its own there.
 OTHERS = {(name, "out") for name in ("evaluate", "predict", "embed", "export", "checkpoints", "profile", "bench")}
+OTHERS |= {("rewind", "out")}
 OTHERS |= {("rollback", "to")}  # whose current.json it is there to change
 
 

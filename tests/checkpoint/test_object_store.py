@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 from command import run_trainer, write_config
-from jobs import config, losses
+from jobs import config, losses, write_rows
 from object_store import KEYS, azure_store, google_store, object_store
 from trainer_process import Training
 
@@ -156,6 +156,25 @@ def test_another_run_fine_tunes_from_it(killed, folder):
     done = run_trainer("train", run.file, *flags, **run.store.environment)
     assert done.returncode == 0, done.stderr
     assert f"fine-tuning from step {killed['last'] + 10}, {run.url}" in done.stdout
+
+
+def test_a_run_over_segments_goes_back(store, folder):
+    for seed, day in enumerate("abc"):
+        store.fs.put(str(write_rows(folder / "days" / day, [64], seed)), f"bucket/days/{day}", recursive=True)
+    tree = config("", data__segments={"path": "s3://bucket/days/{segment}"}, checkpoint__keep={"segments": 3})
+    del tree["data"]["train"], tree["train"]["steps"]
+    file = write_config(folder / "days.toml", tree)
+
+    def run(*words):
+        done = run_trainer(*words, **store.environment)
+        assert done.returncode == 0, done.stderr
+
+    run("train", file, "--out", "s3://bucket/of-days")
+    run("rewind", "--out", "s3://bucket/of-days", "--segment", "a", "--to", "s3://bucket/mended")
+    run("train", file, "--out", "s3://bucket/mended")
+    for name in ("segments.jsonl", "evaluations.jsonl"):
+        assert store.fs.cat(f"bucket/mended/{name}") == store.fs.cat(f"bucket/of-days/{name}")
+    assert store.fs.exists("bucket/mended/rewind.json")
 
 
 @pytest.fixture(scope="module")

@@ -47,6 +47,7 @@ COMPONENTS = {
     "tools.schedule": ["--config", "c.toml", "--draw", "s3://b/rates.svg", "--", "--steps-per-epoch", "10"],
     "tools.compare": ["--runs", "s3://b/run,runs/b", "--page", "s3://b/p.html"],
     "tools.checkpoints": ["--out", "s3://b/run", "--verify", "True", "--convert", "plain.pt", "--step", "0"],
+    "tools.rewind": ["--out", "s3://b/run", "--segment", "2026-11-26", "--to", "s3://b/mended"],
     "tools.embed": [
         *("--config", "c.toml", "--out", "runs/a", "--to", "s3://b/v", "--output", "liked_item", "-j", "1x2"),
         *("--source", "a.parquet,b", "--id_column", "item"),

@@ -177,6 +177,8 @@ def test_days_are_trained_on_as_the_page_shows_it(half_hour, path):
                 assert not re.search("traceback|error:", printed, re.IGNORECASE), f"{command}\n{printed}"
     done = [line["segment"] for line in lines(folder / "runs/days/segments.jsonl")]
     assert done == [f"{segment:02d}" for segment in range(12)]
+    mended = [line["segment"] for line in lines(folder / "runs/mended/segments.jsonl")]
+    assert mended == [segment for segment in done if segment != "09"]
     nights = lines(folder / "runs/movielens-segments/train/segments.jsonl")
     assert [line["segment"] for line in nights] == done
     assert all(line["before"]["normalized_entropy"] < 1 for line in nights[1:])

@@ -1,6 +1,7 @@
 """Segments of data, such as days: which there are, whether they are complete, and whether they have changed."""
 
 import hashlib
+import posixpath
 import re
 import time
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class Segment:
     Attributes:
         name: What stands for {segment} in its path.
         files: URLs of its files, sorted.
-        fingerprint: Changes with the files and their sizes.
+        fingerprint: Changes with the names of the files and their sizes.
         lacks: Why it is not complete; empty if it is.
     """
 
@@ -67,16 +68,19 @@ def look_at_segment(data: DataConfig, name: str) -> Segment:
     part = _part(config.path).replace(NAME, name)
     with named(KEY, config.path):
         fs, _ = open_storage(config.path)
-        sizes = fs.sizes([open_storage(file)[1] for file in files])  # at once, on an object store
+        paths, root = [open_storage(file)[1] for file in files], posixpath.dirname(open_storage(part)[1])
+        sizes = fs.sizes(paths)  # at once, on an object store
         lacks = ""
         if len(files) < config.least_files:
             lacks = f"has {len(files)} of at least {config.least_files} files"
         elif config.marker and not fs.exists(open_storage(f"{part}/{config.marker}")[1]):
             lacks = f"has no {config.marker}"
         elif config.least_age_seconds:
-            changed = max((fs.modified(open_storage(file)[1]).timestamp(), file) for file in files)
+            changed = max((fs.modified(path).timestamp(), path) for path in paths)
             lacks = _too_young(*changed, config.least_age_seconds)
-    fingerprint = hashlib.sha256(repr([*zip(files, sizes, strict=True)]).encode()).hexdigest()[:16]
+    # Without the root: a path below the working directory is the same one in another.
+    names = [path.removeprefix(root) for path in paths]
+    fingerprint = hashlib.sha256(repr([*zip(names, sizes, strict=True)]).encode()).hexdigest()[:16]
     return Segment(name, files, fingerprint, lacks)
 
 

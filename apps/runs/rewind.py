@@ -37,19 +37,21 @@ def rewind(out: str, segment: str, to: str) -> None:
         InputError: There is no good checkpoint at the end of the segment, or `to` holds something else.
     """
     run, target = RunDirectory(out), RunDirectory(to, "--to")
+    wanted = {"run": without_secrets(run.url), "segment": segment}
     there = _read_record(run, target)
-    with named("--out", out):
-        step = _step_at_end(run, segment)
-    record = {"run": without_secrets(run.url), "segment": segment, "step": step}
-    if there and there != record:
+    if there and there != wanted | {"step": there["step"]}:
         raise InputError(
-            f"--to is '{without_secrets(to)}', which holds '{there['run']}' after segment {there['segment']}, step "
-            f"{there['step']}; name a new directory"
+            f"--to is '{without_secrets(to)}', which holds '{there['run']}' after segment {there['segment']}; name a "
+            "new directory"
         )
     with named("--to", to):
         is_done = there and target.read("run.json") is not None
-    if not is_done:
-        _copy(run, target, record)
+    if is_done:
+        step = there["step"]
+    else:
+        with named("--out", out):
+            step = _step_at_end(run, segment)
+        _copy(run, target, wanted | {"step": step})
     checkpoint = without_secrets(Checkpoints(target).url(step))
     print(f"{without_secrets(target.url)} holds the run after segment {segment}, step {step:,}: {checkpoint}\n")
     print(next_commands(_command(run, target, step)))
@@ -86,19 +88,23 @@ def _step_at_end(run: RunDirectory, segment: str) -> int:
 
 def _copy(run: RunDirectory, target: RunDirectory, record: dict[str, Any]) -> None:
     """Writes a new run directory. run.json comes last: with a config.toml but no run.json, training refuses it."""
-    step = record["step"]
+    step, checkpoints = record["step"], Checkpoints(target)
+    checkpoint = RunDirectory(Checkpoints(run).url(step), run.key)
+    texts = {name: _read(checkpoint, name) for name in ("config.toml", "plan.json")}
     with named(target.key, target.url):
         target.fs.makedirs(target.path())
         target.write_json(RECORD, record, durable=True)
-    checkpoint = RunDirectory(Checkpoints(run).url(step), run.key)
-    for name in ("config.toml", "plan.json"):
-        _write(target, name, _read(checkpoint, name))
+    for name, text in texts.items():
+        _write(target, name, text)
+    with named(target.key, target.url):
+        for killed in (*checkpoints.steps(), *checkpoints.uncommitted()):
+            checkpoints.remove(killed)
     for name, is_kept in KEPT.items():
         with named(run.key, run.url):
             lines = run.read_records(name)
         _write(target, name, "".join(f"{json.dumps(line)}\n" for line in lines if is_kept(line, step)))
     for one in _needed(step):
-        copy_checkpoint(Checkpoints(run), Checkpoints(target), one, run.key, target.key)
+        copy_checkpoint(Checkpoints(run), checkpoints, one, run.key, target.key)
     facts = json.loads(_read(run, "run.json"))
     facts.pop("measured", None)
     outcome = f"{STOPPED_WORD} at step {step}, after segment {record['segment']} of {record['run']}"

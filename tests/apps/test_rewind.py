@@ -120,6 +120,7 @@ def test_after_a_segment_that_was_trained_on_late(folder, tmp_path):
 
 @pytest.mark.parametrize("files", [1, 4])
 def test_a_killed_one_is_made_up_for(folder, run, tmp_path, files):
+    run = shutil.copytree(run, tmp_path / "run")
     go_back(run, "c", tmp_path / "whole")
     to = f"slow://{tmp_path}/new"
     output = tmp_path / "output"
@@ -136,6 +137,7 @@ def test_a_killed_one_is_made_up_for(folder, run, tmp_path, files):
     assert content(tmp_path / "new") == content(tmp_path / "whole")
     train(folder, tmp_path / "new", "--checkpoint.keep.segments", "0")
     before = content(tmp_path / "new")
+    shutil.rmtree(run)
     go_back(run, "c", to)
     assert content(tmp_path / "new") == before
 
@@ -160,7 +162,7 @@ def test_what_one_cannot_go_back_to(folder, run, tmp_path):
     assert not (tmp_path / "new").exists()
     go_back(mine, "b", tmp_path / "new")
     said = refused(mine, "c", tmp_path / "new")
-    assert f"'{tmp_path}/new', which holds '{mine}' after segment b, step 6; name a new directory" in said
+    assert f"'{tmp_path}/new', which holds '{mine}' after segment b; name a new directory" in said
     damaged = next(mine.glob("checkpoints/step-000000007/*.distcp"))
     damaged.write_bytes(damaged.read_bytes()[:-1])
     assert f"--out: '{damaged}' is damaged: it has " in refused(mine, "c", tmp_path / "third")

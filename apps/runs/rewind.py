@@ -103,7 +103,7 @@ def _copy(run: RunDirectory, target: RunDirectory, record: dict[str, Any]) -> No
         with named(run.key, run.url):
             lines = run.read_records(name)
         _write(target, name, "".join(f"{json.dumps(line)}\n" for line in lines if is_kept(line, step)))
-    for one in _needed(step):
+    for one in Checkpoints(run).links(step):
         copy_checkpoint(Checkpoints(run), checkpoints, one, run.key, target.key)
     facts = json.loads(_read(run, "run.json"))
     facts.pop("measured", None)
@@ -120,11 +120,6 @@ KEPT: Mapping[str, Callable[[Line, int], bool]] = {
     "segments.jsonl": lambda line, step: line["step"] < step or (line["step"] == step and line["samples"] > 0),
 }
 """Files of lines, and whether a line is from before the end of a segment."""
-
-
-def _needed(step: int) -> list[int]:
-    """Returns the steps of the checkpoints that restoring one takes, in the order in which they are committed."""
-    return [step]
 
 
 def copy_checkpoint(source: Checkpoints, target: Checkpoints, step: int, source_key: str, target_key: str) -> None:

@@ -11,8 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from command import run_trainer, write_config
-from jobs import config, losses, saved_tensors, write_rows
+from jobs import config, losses, write_rows
 from trainer_process import Training, committed
+
+from trainer.checkpoint.consolidate import read_tensors
+from trainer.checkpoint.store import Checkpoints
+from trainer.core.run_directory import RunDirectory
 
 SIZES = {"mon": 200, "thu": 90, "tue": 64, "wed": 150}  # by name, which is their order
 STEPS = [4, 6, 7, 10]
@@ -40,6 +44,7 @@ def tree(week, **changes):
         week,
         data__segments={"path": f"{week}/day={{segment}}"},
         checkpoint__every_steps=3,
+        checkpoint__full_every=3,
         checkpoint__keep={"newest": 9},
     )
     found["data"].pop("train")
@@ -169,7 +174,7 @@ def assert_same_weights(out, other):
     """Compares the last checkpoints of two runs bit for bit."""
     steps = {max(committed(run)) for run in (out, other)}
     assert len(steps) == 1
-    here, there = (saved_tensors(run, *steps) for run in (out, other))
+    here, there = (read_tensors(Checkpoints(RunDirectory(str(run))).url(*steps)) for run in (out, other))
     assert here.keys() == there.keys()
     for name, tensor in here.items():
         torch.testing.assert_close(tensor, there[name], rtol=0, atol=0, msg=name)

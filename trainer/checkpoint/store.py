@@ -93,7 +93,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the steps of the committed checkpoints, in order."""
-        return sorted(int(name.removeprefix("step-")) for name in self._names() if self._manifest(name) is not None)
+        return sorted(_step(name) for name in self._names() if self._manifest(name) is not None)
 
     def newest(self) -> Checkpoint | None:
         """Returns the newest committed checkpoint that is not damaged; newer damaged ones are reported."""
@@ -148,11 +148,14 @@ class Checkpoints:
         found = {step: _predecessor(self._manifest(_name(step))) for step in steps}
         return {step: predecessor["step"] for step, predecessor in found.items() if predecessor}
 
+    def links(self, step: int) -> list[int]:
+        """Returns the steps of the checkpoints that the committed one of a step is made of, the whole one first."""
+        return [_step(link.rpartition("/")[2]) for link in links_of(self.url(step))]
+
     def chain(self, step: int) -> Chain:
         """Returns what the committed, undamaged checkpoint of a step is made of."""
-        *earlier, own = (self._manifest(link.rpartition("/")[2]) for link in links_of(self.url(step)))
-        sizes = [_bytes(manifest or "") for manifest in (*earlier, own)]
-        return Chain(step, len(earlier), sizes[0], sum(sizes[1:]))
+        sizes = [_bytes(self._manifest(_name(link)) or "") for link in self.links(step)]
+        return Chain(step, len(sizes) - 1, sizes[0], sum(sizes[1:]))
 
     def begin(self, step: int) -> None:
         """Creates the empty directory of a checkpoint."""
@@ -196,7 +199,7 @@ class Checkpoints:
 
     def uncommitted(self) -> list[int]:
         """Returns the steps whose checkpoints are not committed, in order."""
-        return sorted(int(name.removeprefix("step-")) for name in self._names() if self._manifest(name) is None)
+        return sorted(_step(name) for name in self._names() if self._manifest(name) is None)
 
     def remove_leftovers(self) -> list[str]:
         """Deletes checkpoints that were never committed, and returns their names."""
@@ -271,3 +274,7 @@ def add_to(entry: FileEntry, data: Any) -> None:
 def _name(step: int) -> str:
     # Nine digits, so that listings of a run are in the order of steps.
     return f"step-{step:09d}"
+
+
+def _step(name: str) -> int:
+    return int(name.removeprefix("step-"))

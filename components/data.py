@@ -90,7 +90,8 @@ def vocabulary(
     together: str | None = None,
     min_count: int = 1,
     max_rows: int | None = None,
-    unseen_rows: int = 1,
+    unseen_rows: int | None = None,
+    extends: str | None = None,
     memory_mib: int = 1024,
     overwrite: bool = False,
 ) -> AppDef:
@@ -106,7 +107,8 @@ def vocabulary(
         together: Name of one vocabulary of all columns, for features that share a table; by default one each.
         min_count: Occurrences that an id needs for a row of its own.
         max_rows: Most rows of a table, which the most frequent ids get; by default there is no limit.
-        unseen_rows: Rows over which all other ids are hashed.
+        unseen_rows: Rows over which all other ids are hashed; by default as in the vocabulary to extend, or 1.
+        extends: Directory or fsspec URL of earlier vocabularies, whose ids keep their rows; new ids come after them.
         memory_mib: Memory for counts in MiB; what does not fit goes to files in the temporary directory.
         overwrite: Replace vocabularies that exist; runs and exports that use them need the old ones.
     """

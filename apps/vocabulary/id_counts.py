@@ -30,7 +30,7 @@ class IdCounts:
 
     def add(self, ids: pa.Array) -> None:
         """Counts ids, integers or strings; nulls do not count."""
-        ids = _plain(ids).drop_null()
+        ids = plain_ids(ids).drop_null()
         self._waiting.append(_grouped(pa.table({"id": ids, "count": pa.array(np.ones(len(ids), np.int64))})))
         if self._bytes() > self._limit:
             self._waiting = [_grouped(pa.concat_tables(self._waiting))]
@@ -65,7 +65,7 @@ class IdCounts:
         self._waiting = []
 
 
-def _plain(ids: pa.Array) -> pa.Array:
+def plain_ids(ids: pa.Array) -> pa.Array:
     """Returns integers as int64, where large unsigned integers wrap, and strings as bytes, which need not be text."""
     if pa.types.is_dictionary(ids.type):
         ids = ids.dictionary_decode()

@@ -5,6 +5,7 @@ python -m trainer vocabulary --source data/mine/train.parquet --columns item --o
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import tomli_w
 from tabulate import tabulate
 
-from apps.vocabulary.id_counts import IdCounts
+from apps.vocabulary.id_counts import IdCounts, plain_ids
 from trainer.config.csv import CSV_READERS
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
@@ -29,7 +30,7 @@ from trainer.data.dataset import DataFile, find_files
 from trainer.data.features import features_only
 from trainer.data.row_groups import RowGroupReader
 from trainer.rules.plain_types import is_list, is_string, to_ids, to_plain
-from trainer.rules.vocabulary import METADATA
+from trainer.rules.vocabulary import METADATA, read_vocabulary
 
 MIB = 2**20
 # The limit of counts is this fraction of memory: counts exist twice while they are joined, and Arrow groups in a hash
@@ -44,7 +45,8 @@ def vocabulary(
     together: str | None = None,
     min_count: int = 1,
     max_rows: int | None = None,
-    unseen_rows: int = 1,
+    unseen_rows: int | None = None,
+    extends: str | None = None,
     memory_mib: int = 1024,
     reader: str = "parquet",
     types_from: str | None = None,
@@ -67,7 +69,11 @@ def vocabulary(
         together: Name of one vocabulary of all columns, for features that share a table. Unset: one for each column.
         min_count: Occurrences that an id needs for a row of its own.
         max_rows: Most rows of a table; the most frequent ids get them. Unset: no limit.
-        unseen_rows: Rows that all other ids are hashed over, now and in the future.
+        unseen_rows: Rows that all other ids are hashed over, now and in the future. Unset: as in the vocabulary that is
+            extended, or 1.
+        extends: Directory of earlier vocabularies of these columns: their ids keep their rows, whatever their counts,
+            and the new ones come after. A run that was trained with those can be resumed with these. Unset: all ids
+            are new.
         memory_mib: Memory for counts, in MiB.
         reader: Format of the files, as in data.reader. csv and tsv need a configuration instead.
         types_from: Configuration file, or name of a ready-made one, whose data section says how the files are read.
@@ -79,11 +85,13 @@ def vocabulary(
     Raises:
         InputError: A file or column cannot be used, an argument is wrong, or no id is frequent enough.
     """
-    _check_arguments(columns, min_count, max_rows, unseen_rows, memory_mib)
     names = [together] if together else list(columns)
+    earlier = {name: _earlier(_url(extends, name), unseen_rows) for name in names} if extends else {}
+    default = 1 if unseen_rows is None else unseen_rows
+    of_unseen = {name: earlier[name].unseen_rows if extends else default for name in names}
+    _check_arguments(columns, min_count, max_rows, max(of_unseen.values()), memory_mib)
     for name in names:  # a run that was trained with a vocabulary is lost without it
         refuse_existing({"--out": _url(out, name)}, overwrite)
-    settings = {"min_count": min_count, "max_rows": max_rows, "unseen_rows": unseen_rows}
     with TemporaryDirectory() as folder:
         limit = memory_mib * MIB // len(names) // SHARE_OF_MEMORY
         counts = {name: IdCounts(_made(Path(folder, str(i))), limit) for i, name in enumerate(names)}
@@ -91,13 +99,41 @@ def vocabulary(
         _count(source, of_column, _config(columns, reader, types_from))
         found = {}
         for name in names:
-            kept, about = _kept(name, counts[name], min_count, max_rows and max_rows - unseen_rows)
+            settings = {"min_count": min_count, "max_rows": max_rows, "unseen_rows": of_unseen[name]}
+            limit = max_rows and max_rows - of_unseen[name]
+            kept, about = _kept(name, counts[name], min_count, limit, earlier.get(name))
             of = list(columns) if together else [name]
             found[name] = settings | about | {"columns": of, "source": without_secrets(" ".join(source))}
-            found[name] |= {"rows": unseen_rows + kept.num_rows, "url": _url(out, name)}
+            found[name] |= {"rows": of_unseen[name] + kept.num_rows, "url": _url(out, name)}
             _write(kept, found[name])
     _print(found, columns if together else ())
     return found
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """A vocabulary to extend.
+
+    Attributes:
+        ids: Its ids, int64 or bytes, in the order of their rows.
+        unseen_rows: Its rows for all other ids.
+    """
+
+    ids: pa.Array
+    unseen_rows: int
+
+
+def _earlier(url: str, unseen_rows: int | None) -> _Earlier:
+    with named("--extends", url):
+        table = read_vocabulary(url)
+    there = json.loads((table.schema.metadata or {}).get(METADATA, b"{}")).get("unseen_rows")
+    if there is None:
+        raise InputError(f"--extends: '{without_secrets(url)}' is not a vocabulary; make one by `data.vocabulary`")
+    if unseen_rows not in (None, there):
+        raise InputError(
+            f"--unseen-rows is {unseen_rows}, but '{without_secrets(url)}', to extend, has {there}; leave it out"
+        )
+    return _Earlier(plain_ids(table["id"].combine_chunks()), there)
 
 
 def _check_arguments(
@@ -162,16 +198,31 @@ def _check_alike(counts: dict[str, IdCounts], file: DataFile) -> None:
                 )
 
 
-def _kept(name: str, counts: IdCounts, min_count: int, limit: int | None) -> tuple[pa.Table, dict[str, int]]:
-    """Returns the ids to keep, and the numbers of distinct, kept and counted ids."""
-    kept, distinct, occurrences = [], 0, 0
+def _kept(
+    name: str, counts: IdCounts, min_count: int, limit: int | None, earlier: _Earlier | None
+) -> tuple[pa.Table, dict[str, int]]:
+    """Returns the ids to keep, those of an earlier vocabulary first, and the numbers of distinct, kept and counted."""
+    kept, known, distinct, occurrences = [], [], 0, 0
+    if earlier and limit is not None:
+        limit -= len(earlier.ids)
+        if limit < 0:
+            raise InputError(
+                f"--max-rows is too few for column '{name}': {len(earlier.ids):,} ids are extended; raise it"
+            )
     for part in counts.parts():
         distinct += part.num_rows
         occurrences += int(part["count"].to_numpy().sum())
+        if earlier:
+            _check_type(name, part["id"].type, earlier.ids.type)
+            is_known = pc.field("id").isin(earlier.ids)
+            known.append(part.filter(is_known))
+            part = part.filter(~is_known)
         kept.append(part.filter(pc.field("count") >= min_count))
-        if limit:
+        if limit is not None:
             kept = [_most_frequent(pa.concat_tables(kept), limit)]
     found = _most_frequent(pa.concat_tables(kept), limit) if kept else pa.table({"id": [], "count": []})
+    if earlier:
+        found = pa.concat_tables([_counted(earlier.ids, known), *([found] if kept else [])])
     if not found.num_rows:
         raise InputError(
             f"column '{name}' has {plural(distinct, 'distinct id')}, none of which occurs --min-count "
@@ -180,6 +231,20 @@ def _kept(name: str, counts: IdCounts, min_count: int, limit: int | None) -> tup
     found = found.set_column(0, "id", _as_text(found["id"]))
     about = {"distinct": distinct, "kept": found.num_rows, "occurrences": occurrences}
     return found, about | {"covered": int(found["count"].to_numpy().sum())}
+
+
+def _check_type(name: str, ids: pa.DataType, earlier: pa.DataType) -> None:
+    if ids != earlier:
+        raise InputError(
+            f"--extends: the ids of column '{name}' are of another type than those of its vocabulary there"
+        )
+
+
+def _counted(ids: pa.Array, known: list[pa.Table]) -> pa.Table:
+    """Returns ids with their counts, 0 for those that did not occur."""
+    counted = pa.concat_tables(known) if known else pa.table({"id": ids[:0], "count": pa.array([], pa.int64())})
+    counts = counted["count"].combine_chunks().take(pc.index_in(ids, value_set=counted["id"].combine_chunks()))  # pyrefly: ignore
+    return pa.table({"id": ids, "count": pc.fill_null(counts, 0)})
 
 
 def _as_text(ids: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -93,6 +94,47 @@ def test_counts_that_do_not_fit_into_memory(tmp_path, text):
     assert max(len(part["id"]) for part in parts) < 2 * 8000 / 64
     found = [pair for part in parts for pair in zip(part["id"], part["count"], strict=True)]
     assert sorted(found) == sorted(collections.Counter(every).items())
+
+
+@pytest.mark.parametrize("name", ["single", "bag"])
+def test_an_extended_vocabulary_keeps_the_rows(columns, tmp_path, name):
+    """The earlier ids in their order, with the counts of now, then the new ones."""
+    source, values = columns
+    first = [id for id, _ in naive(values[name], limit=6)][::-1]
+    pq.write_table(
+        pa.table({name: [*first, *first[:3], *first[:1], "gone" if name == "bag" else -99]}), tmp_path / "a.parquet"
+    )
+    vocabulary((str(tmp_path / "a.parquet"),), (name,), str(tmp_path / "old"), unseen_rows=4)
+    old, _ = written(tmp_path / f"old/{name}.parquet")
+    vocabulary((source,), (name,), str(tmp_path / "new"), extends=str(tmp_path / "old"), min_count=3, max_rows=40)
+    new, about = written(tmp_path / f"new/{name}.parquet")
+    now = collections.Counter(value for value in values[name] if value is not None)
+    assert new[: len(old)] == [(id, now[id]) for id, _ in old]
+    later = [one for one in naive(values[name], min_count=3) if one[0] not in dict(old)]
+    assert new[len(old) :] == later[: 40 - 4 - len(old)]
+    assert (about["unseen_rows"], about["rows"], about["kept"]) == (4, 4 + len(new), len(new))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"extends": "nowhere"}, "--extends is 'nowhere/single.parquet'"),
+        ({"extends": "{old}", "unseen_rows": 2}, "--unseen-rows is 2, but '{old}/single.parquet', to extend, has 1"),
+        ({"extends": "{old}", "max_rows": 3}, "--max-rows is too few for column 'single': "),
+        ({"extends": "{old}", "columns": ("word",)}, "--extends: the ids of column 'word' are of another type"),
+        ({"extends": "{plain}"}, "is not a vocabulary"),
+    ],
+)
+def test_wrong_vocabularies_to_extend(columns, tmp_path, arguments, message):
+    places = {"old": tmp_path / "old", "plain": tmp_path}
+    vocabulary((columns[0],), ("single",), str(places["old"]))
+    shutil.copy(places["old"] / "single.parquet", places["old"] / "word.parquet")
+    pq.write_table(pa.table({"id": [1], "count": [1]}), tmp_path / "single.parquet")
+    given = {name: value.format(**places) if isinstance(value, str) else value for name, value in arguments.items()}
+    with pytest.raises(InputError) as refused:
+        vocabulary(**{"source": (columns[0],), "columns": ("single",), "out": str(tmp_path / "out")} | given)
+    assert message.format(**places) in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

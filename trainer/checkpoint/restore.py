@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import ReadItem
 
 from trainer.checkpoint.reader import CheckpointReader
-from trainer.checkpoint.state_dict import State, is_table, table_of
+from trainer.checkpoint.state_dict import State, is_by_row, is_table, table_of
 from trainer.checkpoint.store import Checkpoint
 from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
@@ -24,7 +24,13 @@ from trainer.core.local_shards import placed_shards
 Shapes = dict[str, torch.Size]
 
 
-def restore(checkpoint: Checkpoint, tensors: State, context: DistributedContext, partial: bool = False) -> None:
+def restore(
+    checkpoint: Checkpoint,
+    tensors: State,
+    context: DistributedContext,
+    partial: bool = False,
+    grown: bool = False,
+) -> None:
     """Fills all tensors in place from a checkpoint of the same model.
 
     Args:
@@ -32,12 +38,15 @@ def restore(checkpoint: Checkpoint, tensors: State, context: DistributedContext,
         tensors: This rank's tensors.
         context: This process among the ranks that restore together.
         partial: Whether the checkpoint may hold more tensors, for example if only the weights are wanted.
+        grown: Whether tables may have more rows than were saved; those stay as they are.
 
     Raises:
         InputError: The checkpoint lacks a tensor or values of it, or holds an unexpected tensor.
     """
     wanted = shapes_of(tensors, context)
-    broadcast_from_rank0(context, lambda: _check_same(checkpoint.url, saved_shapes(checkpoint.url), wanted, partial))
+    broadcast_from_rank0(
+        context, lambda: _check_same(checkpoint.url, saved_shapes(checkpoint.url), wanted, partial, grown)
+    )
     fill(checkpoint.url, tensors, {name: name for name in wanted}, context)
 
 
@@ -57,7 +66,7 @@ def _entries(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
     return {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
 
 
-def _check_same(url: str, saved: Shapes, wanted: Shapes, partial: bool) -> None:
+def _check_same(url: str, saved: Shapes, wanted: Shapes, partial: bool, grown: bool) -> None:
     if missing := sorted(wanted.keys() - saved.keys()):
         raise InputError(
             f"checkpoint {url} lacks {plural(len(missing), 'tensor')} of this model, such as '{missing[0]}'"
@@ -70,7 +79,8 @@ def _check_same(url: str, saved: Shapes, wanted: Shapes, partial: bool) -> None:
     for name, shape in sorted(wanted.items()):
         # Its size depends on the plan of the run that saved it; `fill` reshards it.
         rowwise = is_rowwise_state(name, shape) and is_rowwise_state(name, saved[name])
-        if saved[name] != shape and not rowwise:
+        has_more_rows = grown and is_by_row(name) and saved[name][1:] == shape[1:] and saved[name][0] < shape[0]
+        if saved[name] != shape and not rowwise and not has_more_rows:
             raise InputError(f"checkpoint {url} has '{name}' of shape {[*saved[name]]}, and this model of {[*shape]}")
 
 

@@ -32,5 +32,7 @@ class CheckpointConfig(Section):
     asynchronous: Annotated[bool, MayChange] = True
     """Write while training continues, from a copy in memory as large as the state. Off: training waits."""
     keep: Retention = Retention()
+    grow_tables: Annotated[bool, MayChange] = False
+    """Resume with more rows in a table than the checkpoint has. The new rows start like those of a new table."""
     grace_seconds: Annotated[pydantic.NonNegativeFloat, MayChange] = 120.0
     """Time between a stop request and the kill. A job whose saves take longer stops without a save."""

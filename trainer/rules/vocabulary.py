@@ -30,7 +30,8 @@ class VocabularyKeys(SparseKeys):
     """The keys of this rule."""
 
     vocabulary: Annotated[str | None, MayChange] = None
-    """For ids = "vocabulary": a file that data.vocabulary made, on any fsspec URL. A resume needs the same contents."""
+    """For ids = "vocabulary": a file that data.vocabulary made, on any fsspec URL. A resume needs the same ids, or more
+    of them after those."""
 
     def check_vocabulary(self, key: str) -> None:
         """Refuses the rule without its file, and the file without its rule."""
@@ -81,14 +82,29 @@ class Vocabulary:
         rows: The row of each id, `[N]` int32.
         unseen_rows: Rows that other ids are hashed over.
         is_text: Whether the ids are strings.
-        fingerprint: A hash of the ids and their rows.
+        in_order: The ids in the order of their rows, `[N]`.
     """
 
     keys: np.ndarray
     rows: np.ndarray
     unseen_rows: int
     is_text: bool
-    fingerprint: str
+    in_order: np.ndarray
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the ids and their rows, and the number of ids."""
+        return self._fingerprint(len(self.in_order))
+
+    def extends(self, fingerprint: str) -> bool:
+        """Returns whether all ids of the vocabulary with a fingerprint have the same rows here."""
+        of, _, number = fingerprint.partition("-")
+        count = int(number or len(self.in_order))  # earlier checkpoints do not record it
+        return count <= len(self.in_order) and self._fingerprint(count).startswith(f"{of}-")
+
+    def _fingerprint(self, ids: int) -> str:
+        content = self.in_order[:ids].tobytes() + f"{self.unseen_rows} {self.is_text}".encode()
+        return f"{hashlib.sha256(content).hexdigest()[:16]}-{ids}"
 
     @property
     def table_rows(self) -> int:
@@ -128,17 +144,22 @@ def listed_ids(name: str, feature: VocabularyKeys) -> pa.Array:
     """
     open_vocabulary(name, feature)  # refuses an unusable vocabulary
     with named(f"data.sparse.{name}.vocabulary", str(feature.vocabulary)):
-        return _read_table(str(feature.vocabulary))["id"].combine_chunks()
+        return read_vocabulary(str(feature.vocabulary))["id"].combine_chunks()
 
 
 def fingerprints(features: Mapping[str, VocabularyKeys]) -> dict[str, str]:
     """Returns the fingerprint of the vocabulary of each sparse feature that has one."""
+    return {name: known.fingerprint for name, known in vocabularies(features).items()}
+
+
+def vocabularies(features: Mapping[str, VocabularyKeys]) -> dict[str, Vocabulary]:
+    """Returns the vocabulary of each sparse feature that has one."""
     listed = {name: feature for name, feature in features.items() if feature.ids == "vocabulary"}
-    return {name: open_vocabulary(name, feature).fingerprint for name, feature in listed.items()}
+    return {name: open_vocabulary(name, feature) for name, feature in listed.items()}
 
 
 def check_fingerprints(features: Mapping[str, VocabularyKeys], saved: Mapping[str, str], checkpoint: str) -> None:
-    """Refuses vocabularies whose rows of ids deviate from a checkpoint.
+    """Refuses vocabularies in which ids of a checkpoint have other rows.
 
     Args:
         features: The sparse features.
@@ -148,11 +169,12 @@ def check_fingerprints(features: Mapping[str, VocabularyKeys], saved: Mapping[st
     Raises:
         InputError: A vocabulary differs.
     """
-    for name, fingerprint in fingerprints(features).items():
-        if fingerprint != saved.get(name):
+    for name, known in vocabularies(features).items():
+        if name not in saved or not known.extends(saved[name]):
             raise InputError(
                 f"data.sparse.{name}.vocabulary is '{without_secrets(features[name].vocabulary)}', whose ids have "
-                f"other rows than in the checkpoint at {checkpoint}; name the vocabulary that the run began with"
+                f"other rows than in the checkpoint at {checkpoint}; name the vocabulary that the run began with, or "
+                "one that extends it"
             )
 
 
@@ -170,12 +192,13 @@ def _read(key: str, url: str) -> Vocabulary:
 
 @cache
 def _load(url: str) -> Vocabulary:
-    table = _read_table(url)
+    table = read_vocabulary(url)
     settings = json.loads(table.schema.metadata[METADATA])
     return _vocabulary(table["id"].combine_chunks(), settings["unseen_rows"])
 
 
-def _read_table(url: str) -> pa.Table:
+def read_vocabulary(url: str) -> pa.Table:
+    """Returns the ids of a vocabulary with their counts, in the order of their rows."""
     fs, path = open_storage(url)
     return pq.read_table(pa.BufferReader(fs.cat_file(path)), columns=["id", "count"])
 
@@ -186,5 +209,4 @@ def _vocabulary(ids: pa.Array, unseen_rows: int) -> Vocabulary:
     if unseen_rows < 1 or not len(keys):
         raise ValueError
     order = keys.argsort(kind="stable")
-    fingerprint = hashlib.sha256(keys.tobytes() + f"{unseen_rows} {is_text}".encode()).hexdigest()[:16]
-    return Vocabulary(keys[order], (order + unseen_rows).astype(np.int32), unseen_rows, is_text, fingerprint)
+    return Vocabulary(keys[order], (order + unseen_rows).astype(np.int32), unseen_rows, is_text, keys)

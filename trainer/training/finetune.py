@@ -17,7 +17,7 @@ from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
-from trainer.rules.vocabulary import fingerprints
+from trainer.rules.vocabulary import vocabularies
 from trainer.training.sharded_model import ShardedModel
 
 KEY, TAKE = "finetune.checkpoint", "finetune.take"
@@ -112,9 +112,9 @@ def _check_vocabularies(config: FinetuneConfig, data: DataConfig, found: WeightM
     """Refuses a table whose ids had other rows in the checkpoint, where the table may have had another name."""
     filled = {table_of(name) for name in found.sources if is_table(name)}
     known = source.train_state.get("vocabularies", {}).values()
-    for name, fingerprint in fingerprints(data.sparse).items():
+    for name, vocabulary in vocabularies(data.sparse).items():
         table = data.table_of(name)
-        if table in filled and fingerprint not in known:
+        if table in filled and not any(map(vocabulary.extends, known)):
             raise InputError(
                 f"data.sparse.{name}.vocabulary is '{without_secrets(data.sparse[name].vocabulary)}', whose ids have "
                 f"other rows than in {KEY}, '{without_secrets(source.url)}'; name the vocabulary of that run, or list "

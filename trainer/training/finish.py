@@ -82,7 +82,8 @@ def _restore_best(session: Session, step: int) -> int:
     # If the last step could not be saved, a stop request would save the best weights under the last step's number.
     if best is None or best.step == step or session.saver.saved_step != step:
         return step
-    restore(best, session.model.evaluated(), session.context, partial=True)
+    grows = session.config.checkpoint.grow_tables
+    restore(best, session.model.evaluated(), session.context, partial=True, grown=grows)
     return best.step
 
 

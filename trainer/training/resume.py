@@ -1,5 +1,6 @@
 """Decides whether a run may be resumed, and from which checkpoint."""
 
+import re
 import tomllib
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from trainer.core.storage import named
 from trainer.data.dataset import FileSet
 from trainer.rules.vocabulary import check_fingerprints
 
+IN_THEIR_ROWS = ("error", "vocabulary", "managed")  # ids that stay in their rows when there are more rows
 Resume = Literal["auto", "never", "must"]
 
 
@@ -48,7 +50,7 @@ def open_run(directory: RunDirectory, config: Config) -> None:
         )
     directory.create()
     if earlier is not None and _has_checkpoints(directory):
-        _check_may_change(directory.url, tomllib.loads(earlier), tomllib.loads(to_toml(config)))
+        _check_may_change(directory.url, tomllib.loads(earlier), config)
 
 
 def _has_checkpoints(directory: RunDirectory) -> bool:
@@ -56,12 +58,22 @@ def _has_checkpoints(directory: RunDirectory) -> bool:
     return any(path.endswith(f"/{MANIFEST}") for path in directory.fs.find(directory.path(FOLDER)))
 
 
-def _check_may_change(url: str, earlier: dict[str, Any], now: dict[str, Any]) -> None:
-    for key, before, after in changed_keys(Config, earlier, now):
+def _check_may_change(url: str, earlier: dict[str, Any], config: Config) -> None:
+    for key, before, after in changed_keys(Config, earlier, tomllib.loads(to_toml(config))):
+        may_grow = _may_grow(config, key, before, after)
+        if may_grow and config.checkpoint.grow_tables:
+            continue
+        way_out = "let the table grow with --checkpoint.grow-tables True" if may_grow else "choose another --out"
         raise InputError(
             f"--out is '{url}', which holds a run of another configuration: {key} is {before!r} there and {after!r} "
-            "here, and may not change when a run is resumed; set it back or choose another --out"
+            f"here, and may not change when a run is resumed; set it back or {way_out}"
         )
+
+
+def _may_grow(config: Config, key: str, before: Any, after: Any) -> bool:
+    """Returns whether a key has the rows of a table, which are more now, and whose ids stay in their rows."""
+    found = re.fullmatch(r"data\.sparse\.(.+)\.rows", key)
+    return found is not None and after > before and config.data.sparse[found[1]].ids in IN_THEIR_ROWS
 
 
 def find_start(checkpoints: Checkpoints, resume: Resume, url: str) -> Checkpoint | None:

@@ -236,8 +236,11 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
             model.averages.begin()
         return facts
     initialize()  # before the restore: without it torch's optimizers have no state to fill
+    grows = config.checkpoint.grow_tables
+    if grows and model.averages:
+        model.averages.begin()  # of the new rows
     started = time.monotonic()
-    restore(claimed.start, model.tensors(), context)
+    restore(claimed.start, model.tensors(), context, grown=grows)
     model.optimizers.tables.earlier_steps = claimed.start.train_state.get("earlier_table_steps", 0)
     model.managed.keep_rules(claimed.start.train_state.get("evict", {}))
     seconds = claimed.verify_seconds + time.monotonic() - started

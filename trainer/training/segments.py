@@ -19,7 +19,7 @@ from trainer.data.catalogue import Catalogue
 from trainer.data.dataset import FileSet
 from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives
-from trainer.data.segments import Segment, is_left_out, look_at_segment, names_of_segments
+from trainer.data.segments import Segment, contents_of, is_left_out, look_at_segment, names_of_segments
 from trainer.data.selected_files import find_training_files
 from trainer.run.page import segments_table, write_page
 from trainer.run.preemption import Action, Stopped
@@ -131,7 +131,7 @@ class Chain:
         """The last name among the segments that were trained on, and the one that is under way."""
         return self._place.reached if self._place else None
 
-    def _place_of(self, segment: Segment, samples: int, steps: int) -> SegmentPlace:
+    def _place_of(self, segment: Segment, samples: int, steps: int, contents: str = "") -> SegmentPlace:
         """Returns the place of a segment: that which is under way, or the next."""
         number = self._place.number + 1 if self._place else 0
         first_step = self._steps
@@ -146,6 +146,7 @@ class Chain:
             files=len(segment.files),
             fingerprint=segment.fingerprint,
             reached=max(segment.name, self._reached or ""),
+            contents=contents,
         )
 
     def _wanted(self) -> bool:
@@ -261,7 +262,8 @@ class Chain:
         lanes = plan_lanes(config, files, self._start, context)
         if self._start:
             check_start(self._start, lanes.lanes, config, files if self._under_way else None)
-        place = self._place_of(segment, files.rows, lanes.steps)
+        contents = broadcast_when_done(context, lambda: contents_of(segment.files))
+        place = self._place_of(segment, files.rows, lanes.steps, contents)
         if config.data.catalogue.items and self._catalogue is None:
             self._catalogue = open_catalogue(config, context, files.files[0], self._start)
         negatives = Negatives(self._catalogue, config.data, seed) if self._catalogue else None

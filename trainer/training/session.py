@@ -104,6 +104,7 @@ class SegmentPlace:
         files: Number of its files.
         fingerprint: Changes with its files and their sizes.
         reached: The last name of it and those before; of a segment that came late, a later one than its own.
+        contents: The same for the same files under other names; empty without rows.
     """
 
     name: str
@@ -114,6 +115,7 @@ class SegmentPlace:
     files: int
     fingerprint: str
     reached: str
+    contents: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

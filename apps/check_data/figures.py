@@ -169,6 +169,22 @@ def ids_of(column: pa.ChunkedArray | pa.Array) -> Ids:
     return Ids(coded.dictionary, coded.indices.to_numpy(), rows, len(column))
 
 
+def shares_of_ids(expected: Ids, found: Ids) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the shares of ids in two samples, by tenths of the first one's ids, the most frequent ids first.
+
+    The last share is of ids that the first sample does not have.
+    """
+    order = np.argsort(-expected.counts, kind="stable")
+    counts = expected.counts[order]
+    middles = (np.cumsum(counts) - counts / 2) / max(1, counts.sum())
+    buckets = np.empty(len(order) + 1, np.int64)
+    buckets[order], buckets[-1] = (BUCKETS * middles).astype(np.int64), BUCKETS
+    places = pc.index_in(found.distinct, expected.distinct).fill_null(-1)  # pyrefly: ignore[missing-attribute]
+    both = ((buckets[:-1], expected.counts), (buckets[places.to_numpy()], found.counts))
+    first, second = (np.bincount(place, count, BUCKETS + 1) / max(1, count.sum()) for place, count in both)
+    return first, second
+
+
 def zipf_exponent(counts: np.ndarray) -> float:
     """Returns Zipf's exponent by maximum likelihood, from the ids that are frequent enough to have a rank.
 

@@ -106,7 +106,7 @@ def numbers_alike(splits: Sequence[Split], but: Collection[str]) -> list[Split]:
     return [replace(split, kinds={**split.kinds, **numbers}) for split in splits]
 
 
-def chosen_groups(split: Split, rows: int, everything: bool, seed: int) -> list[RowGroup]:
+def chosen_groups(split: Split, rows: int, everything: bool, seed: int, spread: int = GROUPS) -> list[RowGroup]:
     """Returns the row groups to read: all, or some, spread evenly over the files.
 
     Args:
@@ -114,9 +114,10 @@ def chosen_groups(split: Split, rows: int, everything: bool, seed: int) -> list[
         rows: Rows to sample from them.
         everything: Whether to read all.
         seed: Decides where the first one lies.
+        spread: Row groups that a sample is spread over, at least.
     """
     groups = split.files.row_groups
-    wanted = max(GROUPS, int(np.ceil(rows * len(groups) / split.files.rows)))
+    wanted = max(spread, int(np.ceil(rows * len(groups) / split.files.rows)))
     if everything or wanted >= len(groups):
         return groups
     first = np.random.default_rng(seed).random()

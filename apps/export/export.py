@@ -16,7 +16,7 @@ from apps.export.carried import write_loader
 from apps.export.directory import files_of, is_there, publish, write_manifest
 from apps.export.onnx import check_onnx, save_onnx
 from apps.export.program import check_compiler, check_parity, compile_program, export_program, save_program
-from apps.export.publishing import check_rules
+from apps.export.publishing import check_beside_current, check_rules, refusals_noted, segments_of
 from apps.export.quantized import measure, quantize_tables, render
 from apps.export.reference import (
     SplitRows,
@@ -36,6 +36,7 @@ from apps.export.weights import SavedWeights, load_model, read_managed
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.checkpoint.store import MANIFEST, Checkpoint, FileEntry
 from trainer.config.features import columns_of
+from trainer.config.publish import PublishConfig
 from trainer.config.root import Config, load_config
 from trainer.core.digest import digest
 from trainer.core.errors import InputError
@@ -92,10 +93,13 @@ def export(
         InputError: A rule of [publish] does not hold, there is no such checkpoint, the checkpoint is another model's or
             has weights that are not finite, the data or the model cannot be used, or the directory cannot be written.
     """
+    run, segments = RunDirectory(out), []
+    rules = PublishConfig() if anyway else config.publish
     if config.data.segments.path:
-        segments = [line for line in RunDirectory(out).read_records("segments.jsonl") if line["samples"]]
-        if not anyway:
-            check_rules(config.publish, segments)
+        chosen = find_checkpoint(run, "--out", checkpoint, "--checkpoint")
+        segments = segments_of(run, chosen)
+        with refusals_noted(to, chosen.step):
+            check_rules(rules, segments, config.data)
         if segments and not getattr(config.data, split):
             config = config.model_copy(update={"data": data_of_segment(config.data, segments[-1]["segment"], split)})
     if not getattr(config.data, split):
@@ -106,7 +110,7 @@ def export(
     averages = ema.decay is not None and ema.evaluate if averages is None else averages
     choices = Choices(split, averages, quantize, compile, format, shard_bytes)
     choices.check()
-    chosen = find_checkpoint(RunDirectory(out), "--out", checkpoint, "--checkpoint")
+    chosen = find_checkpoint(run, "--out", checkpoint, "--checkpoint")
     name, fingerprint = f"step-{chosen.step}", choices.fingerprint(config, chosen)
     if is_there(to, name, fingerprint):
         print(f"step {chosen.step:,} is in {without_secrets(to)} already, and is whole")
@@ -115,6 +119,9 @@ def export(
     check_fingerprints(config.data.sparse, chosen.train_state.get("vocabularies", {}), chosen.url)
     with tempfile.TemporaryDirectory() as folder:
         worst = _write(config, chosen, choices, fingerprint, Path(folder))
+        if segments:
+            with refusals_noted(to, chosen.step):
+                check_beside_current(rules, Path(folder), to, segments[-1]["segment"])
         size = sum(Path(folder, file).stat().st_size for file in files_of(Path(folder)))
         url = publish(Path(folder), to, name)
     print(f"step {chosen.step:,}: {size / 2**20:,.1f} MiB are in {without_secrets(url)}")

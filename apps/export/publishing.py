@@ -1,51 +1,160 @@
 """Whether the model of a run over segments may be published, by the rules of [publish], and the way back."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
 from math import isfinite
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
+from apps.check_data.shift import measure_shift
 from apps.export.directory import CURRENT, MANIFEST
+from apps.export.load import ColumnError, load
+from trainer.checkpoint.store import Checkpoint
+from trainer.config.data import DataConfig
 from trainer.config.publish import PublishConfig
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
+from trainer.data.segments import data_of_segment
 from trainer.metrics.registry import built_in
 
+REFUSED = "refused.jsonl"
+ANYWAY = "--anyway True publishes all the same"
 Line = Mapping[str, Any]
 
 
-def check_rules(rules: PublishConfig, lines: Sequence[Line]) -> None:
+class NotPublished(InputError):
+    """A rule of [publish] that does not hold.
+
+    Args:
+        rule: The key of the rule.
+        segment: The segment that breaks it.
+        why: The figures in words.
+    """
+
+    def __init__(self, rule: str, segment: str, why: str) -> None:
+        super().__init__(f"not published: segment {segment}: {why}; {ANYWAY}")
+        self.rule, self.segment, self.why = rule, segment, why
+
+
+def segments_of(run: RunDirectory, checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """Returns the segments that a checkpoint was trained on, the last perhaps in part, as in segments.jsonl.
+
+    The last line follows from the checkpoint and evaluations.jsonl where segments.jsonl does not have it yet.
+    """
+    place = checkpoint.train_state.get("segment")
+    if not place:
+        return []
+    known = [line for line in run.read_records("segments.jsonl") if line["samples"]]
+    lines = [line for line in known if line["number"] <= place["number"]]
+    if not lines or lines[-1]["segment"] != place["name"]:
+        before = None
+        for line in run.read_records("evaluations.jsonl"):
+            if (line.pop("split"), line.pop("step")) == ("validation", place["first_step"]):
+                before = line
+        lines.append({**place, "segment": place["name"], "step": place["last_step"], "before": before})
+    return lines
+
+
+def check_rules(rules: PublishConfig, lines: Sequence[Line], data: DataConfig) -> None:
     """Refuses a model whose newest segment breaks a rule.
 
     Args:
         rules: The rules.
         lines: The segments of its run that have rows, as in segments.jsonl.
+        data: Where the segments are.
 
     Raises:
-        InputError: A rule does not hold; the message has its figures.
+        NotPublished: A rule does not hold; the message has its figures.
+        InputError: A rule cannot be used with this run, or a segment cannot be read.
     """
     if not rules.model_dump(exclude_defaults=True):
         return
     if not lines:
         raise InputError("[publish] has rules for segments, but the run has none yet; leave them out, or train on one")
-    *before, newest = lines
-    before = before[-rules.window :]
-    broken = (
-        _few(rules, before, newest),
-        _shifted(rules, before, newest),
-        _off(rules, newest),
-        _worse(rules, before, newest),
-    )
-    if why := next(filter(None, broken), ""):
-        raise InputError(f"not published: segment {newest['segment']}: {why}; --anyway True publishes all the same")
+    *earlier, newest = lines
+    before = earlier[-rules.window :]
+    checks = {
+        "contents": partial(_old, earlier, newest),
+        "least_samples": partial(_few, rules, before, newest),
+        "most_samples": partial(_many, rules, before, newest),
+        "shift_by": partial(_shifted, rules, data, before, newest),
+        "label_rate_by": partial(_off_usual_rate, rules, before, newest),
+        "calibration_by": partial(_uncalibrated, rules, newest),
+        "metric": partial(_worse, rules, before, newest),
+    }
+    for rule, check in checks.items():
+        if why := check():
+            raise NotPublished(rule, newest["segment"], why)
+
+
+def _old(earlier: Sequence[Line], newest: Line) -> str:
+    same = [one["segment"] for one in earlier if one.get("contents") and one["contents"] == newest.get("contents")]
+    return f"its files are those of segment {same[0]} again" if same else ""
+
+
+def _few(rules: PublishConfig, before: Sequence[Line], newest: Line) -> str:
+    if rules.least_samples is None or not before:
+        return ""
+    usual = mean(line["samples"] for line in before)
+    if newest["samples"] >= rules.least_samples * usual:
+        return ""
+    found = f"{newest['samples']:,} samples, of {usual:,.0f} before"
+    return f"has {found}, and publish.least_samples is {rules.least_samples:g}"
+
+
+def _many(rules: PublishConfig, before: Sequence[Line], newest: Line) -> str:
+    if rules.most_samples is None or not before:
+        return ""
+    usual = mean(line["samples"] for line in before)
+    if newest["samples"] <= rules.most_samples * usual:
+        return ""
+    found = f"{newest['samples']:,} samples, after {usual:,.0f} before"
+    return f"has {found}, and publish.most_samples is {rules.most_samples:g}"
+
+
+def _shifted(rules: PublishConfig, data: DataConfig, before: Sequence[Line], newest: Line) -> str:
+    if rules.shift_by is None or not before:
+        return ""
+    last = before[-1]["segment"]
+    parts = [data_of_segment(data, name, "test").test for name in (last, newest["segment"])]
+    for column, index in measure_shift("publish.shift_by", parts, data).indices.items():  # the greatest first
+        if index > rules.shift_by:
+            return f"{column} shifted by {index:.2f} from segment {last}, and publish.shift_by is {rules.shift_by:g}"
+    return ""
+
+
+def _off_usual_rate(rules: PublishConfig, before: Sequence[Line], newest: Line) -> str:
+    by = rules.label_rate_by
+    if by is None:
+        return ""
+    for name, value in _all(newest, "label_rate", "label_rate_by").items():
+        if (earlier := _values(before, name)) and not mean(earlier) / by <= value <= mean(earlier) * by:
+            return f"{name} is {value:.5f}, after {mean(earlier):.5f} before, and publish.label_rate_by is {by:g}"
+    return ""
+
+
+def _uncalibrated(rules: PublishConfig, newest: Line) -> str:
+    by = rules.calibration_by
+    if by is None:
+        return ""
+    for name, value in _all(newest, "calibration", "calibration_by").items():
+        if not 1 / by <= value <= by:  # NaN, too
+            return f"{name} is {value:.5f}, and publish.calibration_by is {by:g}"
+    return ""
 
 
 def _worse(rules: PublishConfig, before: Sequence[Line], newest: Line) -> str:
     if rules.metric is None:
         return ""
-    value, earlier = _value(newest, rules.metric, "publish.metric"), _values(before, rules.metric)
+    value, earlier = _value(newest, rules.metric, "metric"), _values(before, rules.metric)
     if not isfinite(value):
         return f"{rules.metric} is {value}"
     if not earlier:
@@ -63,51 +172,113 @@ def _worse(rules: PublishConfig, before: Sequence[Line], newest: Line) -> str:
     )
 
 
-def _off(rules: PublishConfig, newest: Line) -> str:
-    by = rules.calibration_by
-    if by is None:
-        return ""
-    for name, value in _all(newest, "calibration", "publish.calibration_by").items():
-        if not 1 / by <= value <= by:  # NaN, too
-            return f"{name} is {value:.5f}, and publish.calibration_by is {by:g}"
-    return ""
+def _value(line: Line, metric: str, rule: str) -> float:
+    found = _before(line, rule)
+    if metric not in found:
+        raise InputError(f"publish.{rule} needs '{metric}', which evaluate.metrics has not; it has: {', '.join(found)}")
+    return found[metric]
 
 
-def _shifted(rules: PublishConfig, before: Sequence[Line], newest: Line) -> str:
-    by = rules.label_rate_by
-    if by is None:
-        return ""
-    for name, value in _all(newest, "label_rate", "publish.label_rate_by").items():
-        if (earlier := _values(before, name)) and not mean(earlier) / by <= value <= mean(earlier) * by:
-            return f"{name} is {value:.5f}, after {mean(earlier):.5f} before, and publish.label_rate_by is {by:g}"
-    return ""
-
-
-def _few(rules: PublishConfig, before: Sequence[Line], newest: Line) -> str:
-    if rules.least_samples is None or not before:
-        return ""
-    usual = mean(line["samples"] for line in before)
-    if newest["samples"] >= rules.least_samples * usual:
-        return ""
-    found = f"{newest['samples']:,} samples, of {usual:,.0f} before"
-    return f"has {found}, and publish.least_samples is {rules.least_samples:g}"
-
-
-def _value(line: Line, metric: str, key: str) -> float:
-    if metric not in line["before"]:
-        raise InputError(f"{key} needs '{metric}', which evaluate.metrics has not; it has: {', '.join(line['before'])}")
-    return line["before"][metric]
+def _before(line: Line, rule: str) -> Mapping[str, float]:
+    """Returns the metrics on a segment before training on it."""
+    if line["before"] is None:
+        raise NotPublished(
+            rule,
+            line["segment"],
+            f"publish.{rule} needs the metrics before training on it, which were in evaluations.jsonl and are lost; "
+            "train on the next segment",
+        )
+    return line["before"]
 
 
 def _values(lines: Sequence[Line], metric: str) -> list[float]:
-    found = (line["before"].get(metric) for line in lines)
+    found = ((line["before"] or {}).get(metric) for line in lines)
     return [value for value in found if value is not None and isfinite(value)]
 
 
-def _all(line: Line, metric: str, key: str) -> dict[str, float]:
+def _all(line: Line, metric: str, rule: str) -> dict[str, float]:
     """Returns a metric of all tasks."""
-    found = {name: value for name, value in line["before"].items() if name.partition("/")[0] == metric}
-    return found or {metric: _value(line, metric, key)}
+    found = {name: value for name, value in _before(line, rule).items() if name.partition("/")[0] == metric}
+    return found or {metric: _value(line, metric, rule)}
+
+
+def check_beside_current(rules: PublishConfig, folder: Path, to: str, segment: str) -> None:
+    """Refuses an export whose size or answers are unlike those of the export that TO/current.json names.
+
+    Args:
+        rules: The rules.
+        folder: The export, not published yet.
+        to: Directory of exports, any fsspec URL.
+        segment: The newest segment of its run.
+
+    Raises:
+        NotPublished: A rule does not hold.
+        InputError: The export before cannot be read, or takes other columns.
+    """
+    if rules.size_by is None and rules.drift_by is None:
+        return
+    target = RunDirectory(to, "--to")
+    with named("--to", to):
+        current = (target.read_json(CURRENT) or {}).get("directory")
+        if current is None:
+            return
+        manifest, parity = target.read_json(current, MANIFEST), target.read_json(current, "parity.json")
+    if not manifest or not parity:
+        url = without_secrets(target.url_of(current))
+        raise InputError(f"[publish] compares with {url}, which is not whole; {ANYWAY}")
+    if why := _off_size(rules, json.loads((folder / MANIFEST).read_text()), manifest, current):
+        raise NotPublished("size_by", segment, why)
+    if why := _drifted(rules, folder, parity, current):
+        raise NotPublished("drift_by", segment, why)
+
+
+def _off_size(rules: PublishConfig, new: Line, old: Line, current: str) -> str:
+    by = rules.size_by
+    now, then = (sum(entry["bytes"] for entry in one["files"].values()) for one in (new, old))
+    if by is None or then / by <= now <= then * by:
+        return ""
+    return f"the export has {now:,} bytes, after {then:,} of {current}, and publish.size_by is {by:g}"
+
+
+def _drifted(rules: PublishConfig, folder: Path, parity: Mapping[str, Any], current: str) -> str:
+    """Compares the answers of two exports to the same rows: the parity rows of the one before."""
+    if rules.drift_by is None:
+        return ""
+    compared = f"publish.drift_by compares with {current}, which"
+    try:
+        answers = load(folder)(parity["columns"])
+    except ColumnError as error:
+        raise InputError(f"{compared} takes other columns: {error}; {ANYWAY}") from error
+    for name, before in parity["answers"].items():
+        if name not in answers:
+            raise InputError(f"{compared} has another output, {name}; {ANYWAY}")
+        drift = float(np.abs(np.asarray(answers[name]) - np.asarray(before)).mean())
+        if not drift <= rules.drift_by:  # NaN, too
+            rows = f"{name} of {len(before)} rows of {current}"
+            return f"{rows} differs by {drift:.5f} on average, and publish.drift_by is {rules.drift_by:g}"
+    return ""
+
+
+@contextmanager
+def refusals_noted(to: str, step: int) -> Iterator[None]:
+    """Adds a line to TO/refused.jsonl if a rule does not hold in the block.
+
+    Args:
+        to: Directory of exports, any fsspec URL.
+        step: Of the checkpoint.
+    """
+    try:
+        yield
+    except NotPublished as refused:
+        note = {"step": step, "segment": refused.segment, "rule": refused.rule, "figures": refused.why}
+        target = RunDirectory(to, "--to")
+        with named("--to", to):
+            lines = target.read_records(REFUSED)
+            if not any(note.items() <= line.items() for line in lines):  # the same command again
+                lines.append({"time": datetime.now().astimezone().isoformat(timespec="seconds"), **note})
+                target.fs.makedirs(target.path())
+                target.write(REFUSED, "".join(f"{json.dumps(line)}\n" for line in lines), durable=True)
+        raise
 
 
 def rollback(to: str) -> None:

@@ -17,6 +17,7 @@ from apps.check_data.figures import (
     edges_of,
     ids_of,
     psi,
+    shares_of_ids,
     skewness,
     zipf_exponent,
 )
@@ -74,6 +75,17 @@ def test_psi_of_known_shares():
     expected += 5 * (1e-4 - 0.1) * np.log(1e-4 / 0.1) + (0.5 - 1e-4) * np.log(0.5 / 1e-4)
     assert psi(bucket_shares(train, edges), bucket_shares(train, edges)) == 0
     assert psi(bucket_shares(train, edges), bucket_shares(moved, edges)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_shares_of_ids_are_of_tenths_by_frequency_and_of_unknown_ids():
+    often = [7] * 50 + [8] * 30 + [*range(20)]  # 7 and 8 once more
+    first, second = shares_of_ids(ids_of(pa.array(often)), ids_of(pa.array([8, 8, 3, 99, None])))
+    assert first == pytest.approx([0, 0, 0.51, 0, 0, 0, 0.31, 0, 0.08, 0.1, 0])
+    assert first.sum() == pytest.approx(1)
+    assert second[[6, 10]] == pytest.approx([0.5, 0.25])
+    assert second[[8, 9]].sum() == pytest.approx(0.25)
+    none, all_unknown = shares_of_ids(ids_of(pa.array([], pa.int64())), ids_of(pa.array([1])))
+    assert (none.sum(), all_unknown[10]) == (0, 1)
 
 
 def test_skewness_of_an_exponential_distribution_is_2():

@@ -41,6 +41,7 @@ def test_metrics_have_a_line_for_each_interval_and_the_end(run):
         assert record["samples_per_second"] > 0
         assert 0 <= record["data_wait"] <= 1
         assert record["step_seconds_p50"] <= record["step_seconds_p99"]
+    assert (run[0] / "out/config.toml").stat().st_mtime < records[0]["time"] <= records[1]["time"] <= records[2]["time"]
 
 
 def test_the_console_has_a_line_for_each_interval(run):

@@ -156,6 +156,7 @@ class Reporter:
             "step_seconds_p50": float(p50),
             "step_seconds_p99": float(p99),
             "memory_gib": memory_gib(self._context),
+            "time": round(time.time(), 3),
         }
         for value in self._sums.values():
             value.zero_()
@@ -272,7 +273,7 @@ class Reporter:
         with self.tolerate_failed_writes():
             file.add(record)
             for name, value in record.items():
-                if self._board and name not in ("step", "split") and value is not None:
+                if self._board and name not in ("step", "split", "time") and value is not None:
                     self._board.add_scalar(_tag(group, name), value, record["step"])
 
 

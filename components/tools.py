@@ -1,4 +1,4 @@
-"""Tools for runs: TensorBoard, plans, schedules, comparisons, checkpoints, vectors, exports, serving, benchmarks."""
+"""Tools for runs: TensorBoard, plans, schedules, pages of runs, checkpoints, vectors, exports, serving, benchmarks."""
 
 from torchx.specs import AppDef
 
@@ -103,6 +103,29 @@ def compare(
         runs: Run directories, paths or fsspec URLs, separated by commas; nothing is written to them.
         page: HTML file to draw everything to, for a browser, a path or an fsspec URL.
         overwrite: Replace a file that exists.
+    """
+    ...
+
+
+@program("segments", cpu=1)
+def segments(
+    *args: str,
+    config: str,
+    out: str,
+    to: str | None = None,
+    static: str | None = None,
+) -> AppDef:
+    """Watches a run over segments: metrics, shifts of the data, exports and refusals, hours behind, as a page.
+
+    Example: torchx run tools.segments --config movielens_segments --out runs/days --to exports/days
+
+    Args:
+        args: After `--`, overrides of the configuration file: `--section.key value ...`.
+        config: Configuration file (TOML), as the job sees it.
+        out: Run directory, a path or an fsspec URL; segments.html is written there.
+        to: Directory of the run's exports, a path or an fsspec URL.
+        static: Step of a kept checkpoint, or first: a model to evaluate on each segment since, beside the run's.
+        memMB: Memory of the node in MB; static takes as much as an evaluation.
     """
     ...
 

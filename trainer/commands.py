@@ -48,6 +48,11 @@ COMMANDS = {
         "--runs RUN_DIRS: put runs side by side: configuration, metrics with the spread of seeds, speed, curves.",
         "--runs runs/a runs/b --page compared.html",
     ),
+    "segments": (
+        "apps.runs.segments:segments",
+        "CONFIG --out RUN_DIR: watch a run over segments: metrics, shifts of the data, exports, hours behind.",
+        "movielens_segments --out runs/days --to exports/days",
+    ),
     "checkpoints": (
         "apps.runs.checkpoints:checkpoints",
         "--out RUN_DIR: list a run's checkpoints, verify them, or convert one to a single file.",

@@ -48,6 +48,7 @@ DIRECTORIES = {
 OTHERS = {(name, "out") for name in ("evaluate", "predict", "embed", "export", "checkpoints", "profile", "bench")}
 OTHERS |= {("rewind", "out")}
 OTHERS |= {("rollback", "to")}  # whose current.json it is there to change
+OTHERS |= {("segments", "out"), ("segments", "to")}  # a page and what it measured, in the run; exports are only read
 
 
 @pytest.fixture(scope="module")

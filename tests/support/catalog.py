@@ -46,6 +46,10 @@ COMPONENTS = {
     ],
     "tools.schedule": ["--config", "c.toml", "--draw", "s3://b/rates.svg", "--", "--steps-per-epoch", "10"],
     "tools.compare": ["--runs", "s3://b/run,runs/b", "--page", "s3://b/p.html"],
+    "tools.segments": [
+        *("--config", "c.toml", "--out", "s3://b/run", "--to", "s3://b/exports", "--static", "first"),
+        *("--", "--data.segments.until", "09"),
+    ],
     "tools.checkpoints": ["--out", "s3://b/run", "--verify", "True", "--convert", "plain.pt", "--step", "0"],
     "tools.rewind": ["--out", "s3://b/run", "--segment", "2026-11-26", "--to", "s3://b/mended"],
     "tools.embed": [

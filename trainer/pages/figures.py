@@ -57,11 +57,15 @@ class Lines:
         title: Title of the figure.
         remark: A sentence below the title.
         series: Steps and values of each curve, by name.
+        names: Names of the steps from 0 on, such as days. Unset: the last is named by its number.
+        lowest: The value at the bottom. Unset: the least.
     """
 
     title: str
     remark: str
     series: Mapping[str, tuple[Sequence[int], Sequence[float]]]
+    names: Sequence[str] = ()
+    lowest: float | None = None
 
 
 Figure = Stacked | Lying

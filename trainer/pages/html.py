@@ -115,9 +115,9 @@ def _lying(figure: Lying) -> str:
 
 
 def _lines(figure: Lines) -> str:
-    """Returns curves between the least and the greatest value, which stand beside them."""
+    """Returns curves between the lowest and the greatest value, which stand beside them."""
     values = [value for _, of_steps in figure.series.values() for value in of_steps]
-    low, high = min(values), max(values)
+    low, high = min(values) if figure.lowest is None else figure.lowest, max(values)
     last, height = max(steps[-1] for steps, _ in figure.series.values()), high - low or 1.0
     shapes = []
     for name, color in colors_of(figure).items():
@@ -127,7 +127,8 @@ def _lines(figure: Lines) -> str:
     drawing = (
         f'<svg class="lines" viewBox="0 -2 {WIDTH} {HEIGHT + 4}" preserveAspectRatio="none">{"".join(shapes)}</svg>'
     )
-    below = f'<div class="ends"><span>{number_in_words(low)}</span><span>step {last:,}</span></div>'
+    end = f"{figure.names[0]} to {figure.names[last]}" if figure.names else f"step {last:,}"
+    below = f'<div class="ends"><span>{number_in_words(low)}</span><span>{escape(end)}</span></div>'
     return f'<div class="ends"><span>{number_in_words(high)}</span></div>{drawing}{below}'
 
 

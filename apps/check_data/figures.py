@@ -172,15 +172,16 @@ def ids_of(column: pa.ChunkedArray | pa.Array) -> Ids:
 def shares_of_ids(expected: Ids, found: Ids) -> tuple[np.ndarray, np.ndarray]:
     """Returns the shares of ids in two samples, by tenths of the first one's ids, the most frequent ids first.
 
-    The last share is of ids that the first sample does not have.
+    The tenths are of every other row of the first sample, its shares of the rows between: of rows that made the
+    tenths, no id would be new, however seldom ids repeat. The last share is of new ids.
     """
-    order = np.argsort(-expected.counts, kind="stable")
-    counts = expected.counts[order]
-    middles = (np.cumsum(counts) - counts / 2) / max(1, counts.sum())
-    buckets = np.empty(len(order) + 1, np.int64)
-    buckets[order], buckets[-1] = (BUCKETS * middles).astype(np.int64), BUCKETS
+    counts, others = expected.counts_in(np.arange(expected.rows) % 2, 2).T
+    order = np.argsort(-counts, kind="stable")
+    middles = (np.cumsum(counts[order]) - counts[order] / 2) / max(1, counts.sum())
+    buckets = np.full(len(counts) + 1, BUCKETS)
+    buckets[order] = np.where(counts[order] > 0, (BUCKETS * middles).astype(np.int64), BUCKETS)
     places = pc.index_in(found.distinct, expected.distinct).fill_null(-1)  # pyrefly: ignore[missing-attribute]
-    both = ((buckets[:-1], expected.counts), (buckets[places.to_numpy()], found.counts))
+    both = ((buckets[:-1], others), (buckets[places.to_numpy()], found.counts))
     first, second = (np.bincount(place, count, BUCKETS + 1) / max(1, count.sum()) for place, count in both)
     return first, second
 

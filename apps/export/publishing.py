@@ -18,7 +18,7 @@ from apps.export.load import ColumnError, load
 from trainer.checkpoint.store import Checkpoint
 from trainer.config.data import DataConfig
 from trainer.config.publish import PublishConfig
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, nearest
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
@@ -121,13 +121,20 @@ def _many(rules: PublishConfig, before: Sequence[Line], newest: Line) -> str:
 
 
 def _shifted(rules: PublishConfig, data: DataConfig, before: Sequence[Line], newest: Line) -> str:
-    if rules.shift_by is None or not before:
+    if not (rules.shift_by or rules.shift_of) or not before:
         return ""
     last = before[-1]["segment"]
     parts = [data_of_segment(data, name, "test").test for name in (last, newest["segment"])]
-    for column, index in measure_shift("publish.shift_by", parts, data).indices.items():  # the greatest first
-        if index > rules.shift_by:
-            return f"{column} shifted by {index:.2f} from segment {last}, and publish.shift_by is {rules.shift_by:g}"
+    indices = measure_shift("publish.shift_by", parts, data).indices  # the greatest first
+    if unknown := next((name for name in rules.shift_of if name not in indices), None):
+        raise InputError(
+            f"publish.shift_of has '{unknown}', which is no column of a feature{nearest(unknown, indices)}"
+        )
+    for column, index in indices.items():
+        key = f"shift_of.{column}" if column in rules.shift_of else "shift_by"
+        limit = rules.shift_of.get(column, rules.shift_by)
+        if limit is not None and index > limit:
+            return f"{column} shifted by {index:.2f} from segment {last}, and publish.{key} is {limit:g}"
     return ""
 
 

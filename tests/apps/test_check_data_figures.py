@@ -77,15 +77,25 @@ def test_psi_of_known_shares():
     assert psi(bucket_shares(train, edges), bucket_shares(moved, edges)) == pytest.approx(expected, rel=1e-6)
 
 
-def test_shares_of_ids_are_of_tenths_by_frequency_and_of_unknown_ids():
-    often = [7] * 50 + [8] * 30 + [*range(20)]  # 7 and 8 once more
-    first, second = shares_of_ids(ids_of(pa.array(often)), ids_of(pa.array([8, 8, 3, 99, None])))
-    assert first == pytest.approx([0, 0, 0.51, 0, 0, 0, 0.31, 0, 0.08, 0.1, 0])
-    assert first.sum() == pytest.approx(1)
-    assert second[[6, 10]] == pytest.approx([0.5, 0.25])
-    assert second[[8, 9]].sum() == pytest.approx(0.25)
-    none, all_unknown = shares_of_ids(ids_of(pa.array([], pa.int64())), ids_of(pa.array([1])))
-    assert (none.sum(), all_unknown[10]) == (0, 1)
+def test_shares_of_ids_are_of_tenths_by_frequency_and_of_new_ids():
+    often, seldom = [7] * 50 + [8] * 30 + [*range(100, 120)], [7] * 40 + [8] * 20 + [*range(110, 150)]
+    sample = ids_of(pa.array([id for pair in zip(often, seldom, strict=True) for id in pair]))
+    first, second = shares_of_ids(sample, ids_of(pa.array([8, 8, 110, 99, None])))
+    # Of the rows between: 7 and 8, ten ids that are in a tenth with each other, and thirty that the others do not have.
+    assert first[[2, 6, 8, 9, 10]] == pytest.approx([0.4, 0.2, 0.1, 0, 0.3])
+    assert second[[6, 8, 10]] == pytest.approx([0.5, 0.25, 0.25])
+    none, all_new = shares_of_ids(ids_of(pa.array([], pa.int64())), ids_of(pa.array([1])))
+    assert (none.sum(), all_new[10]) == (0, 1)
+
+
+@pytest.mark.parametrize("hotness", [1, 3])
+def test_ids_that_hardly_repeat_do_not_shift_where_nothing_did(hotness):
+    random = np.random.default_rng(3)
+    samples = [random.zipf(1.1, (4000, hotness)) % 1_000_000 for _ in range(2)]
+    lists = [ids_of(pa.array(one.tolist(), pa.large_list(pa.int64()))) for one in samples]
+    assert psi(*shares_of_ids(*lists)) < 0.05
+    moved = ids_of(pa.array((samples[1] + 1).tolist(), pa.large_list(pa.int64())))
+    assert psi(*shares_of_ids(lists[0], moved)) > 0.25
 
 
 def test_skewness_of_an_exponential_distribution_is_2():

@@ -307,6 +307,7 @@ def test_weights_that_are_not_finite_are_not_exported(clean, tmp_path):
         ({"least_samples": 2.0}, "publish.least_samples is 2.0"),
         ({"most_samples": 1.0}, "publish.most_samples is 1.0"),
         ({"shift_by": 0.0}, "publish.shift_by is 0.0"),
+        ({"shift_of": {"d9": 0.1}}, "publish.shift_of has 'd9', which is no column of a feature; known: d0, d1, s0"),
         ({"drift_by": 0.0}, "publish.drift_by is 0.0"),
         ({"size_by": 1.0}, "publish.size_by is 1.0"),
         ({"metric": "nosuch"}, "publish.metric needs 'nosuch', which evaluate.metrics has not; it has: auc"),

@@ -27,6 +27,8 @@ class PublishConfig(Section):
     """A segment may have this many times the mean number of samples. Unset: any."""
     shift_by: Annotated[float | None, MayChange, pydantic.Field(gt=0)] = None
     """Greatest population stability index of a feature from the segment before, in a sample. Unset: any."""
+    shift_of: Annotated[dict[str, pydantic.PositiveFloat], MayChange] = {}
+    """Limits of single columns of features, in place of shift_by."""
     drift_by: Annotated[float | None, MayChange, pydantic.Field(gt=0)] = None
     """Answers to the parity rows of the export before may differ by this, on average. Unset: by anything."""
     size_by: Annotated[float | None, MayChange, pydantic.Field(gt=1)] = None

@@ -2,15 +2,19 @@
 
 import json
 import posixpath
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from apps.export.load import CHANGES, Export, chain_of, export_in
 from trainer.checkpoint.store import READ_BYTES, FileEntry, add_to, entry_of, find_damage
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
-from trainer.core.storage import named
+from trainer.core.storage import Storage, named
 
 MANIFEST, CURRENT = "manifest.json", "current.json"
 SHARDS = "tables"  # the folder of tables in separate files
+WEIGHTS = ("model.pt2", "compiled.pt2", CHANGES)
 
 
 def is_there(to: str, name: str, fingerprint: str) -> bool:
@@ -35,13 +39,68 @@ def is_there(to: str, name: str, fingerprint: str) -> bool:
         manifest = json.loads(written)
         reason = "made of another checkpoint or configuration, or with other flags"
         if manifest.get("fingerprint") == fingerprint:
-            reason = find_damage(target.fs, target.path(name), manifest["files"])
+            reason = _damage(target.fs, target.path(name))
         if reason:
             raise InputError(
                 f"--to is '{to}', which holds {name} already: {reason}; name another directory, or delete that"
             )
         target.write_json(CURRENT, {"directory": name}, durable=True)
         return True
+
+
+def _damage(fs: Storage, directory: str) -> str | None:
+    """Returns the first damage of an export or of one whose tables it changes."""
+    try:
+        chain = read_chain(fs, directory)
+    except ValueError as error:
+        return str(error)
+    for export in reversed(chain):
+        if damage := find_damage(fs, export.directory, export.files):
+            return damage if export is chain[-1] else f"{posixpath.basename(export.directory)}/{damage}"
+    return None
+
+
+def read_export(fs: Storage, directory: str) -> Export:
+    """Returns the export in a directory, a path on a storage.
+
+    Raises:
+        ValueError: The manifest is missing.
+    """
+    return export_in(directory, partial(_read_manifest, fs))
+
+
+def read_chain(fs: Storage, directory: str) -> list[Export]:
+    """Returns the exports that make up the export in a directory, the whole one first.
+
+    Raises:
+        ValueError: A manifest is missing, or is another export's.
+    """
+    return chain_of(directory, partial(_read_manifest, fs))
+
+
+def _read_manifest(fs: Storage, directory: str) -> bytes:
+    return fs.cat_file(posixpath.join(directory, MANIFEST))
+
+
+def bring(fs: Storage, export: Export, folder: Path) -> Path:
+    """Makes an export available below a local folder under its own name: as a link, or as a copy of its files.
+
+    Args:
+        fs: Where the export is.
+        export: The export.
+        folder: The folder.
+
+    Returns:
+        The directory of the export there.
+    """
+    here = folder / posixpath.basename(export.directory)
+    if fs.is_local:
+        here.symlink_to(export.directory)
+        return here
+    for name in (*export.files, MANIFEST):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        fs.get_file(posixpath.join(export.directory, name), str(here / name))
+    return here
 
 
 def files_of(folder: Path) -> list[str]:
@@ -83,7 +142,7 @@ def publish(folder: Path, to: str, name: str) -> str:
     """
     target, names = RunDirectory(to, "--to"), files_of(folder)
     with named("--to", to):
-        _remove_other_tables(target, name, names)
+        _remove_interrupted(target, name, names)
         for file_name in names:
             file, path = folder / file_name, target.path(name, file_name)
             target.fs.makedirs(posixpath.dirname(path))
@@ -97,14 +156,27 @@ def publish(folder: Path, to: str, name: str) -> str:
     return posixpath.join(target.url, name)
 
 
-def _remove_other_tables(target: RunDirectory, name: str, kept: list[str]) -> None:
-    """Removes the table files of an interrupted export with another --shard-bytes."""
-    for path in target.fs.find(target.path(name, SHARDS)):
-        if path.endswith(".bin") and posixpath.relpath(path, target.path(name)) not in kept:
+def _remove_interrupted(target: RunDirectory, name: str, kept: list[str]) -> None:
+    """Removes the weights that an interrupted export in another form left."""
+    for path in target.fs.find(target.path(name)):
+        file = posixpath.relpath(path, target.path(name))
+        if file not in kept and (file in WEIGHTS or (file.startswith(f"{SHARDS}/") and file.endswith(".bin"))):
             target.fs.rm_file(path)
 
 
-def write_manifest(folder: Path, fingerprint: str, known: dict[str, FileEntry]) -> None:
-    """Writes the manifest of a local folder's files; sizes and checksums may be known."""
-    manifest = {"version": 1, "fingerprint": fingerprint, "files": entries_of(folder, known)}
+def write_manifest(
+    folder: Path, fingerprint: str, known: dict[str, FileEntry], predecessor: Export | None = None
+) -> None:
+    """Writes the manifest of a local folder's files; sizes and checksums may be known.
+
+    Args:
+        folder: The folder.
+        fingerprint: Identifies the export.
+        known: Entries of files, by name.
+        predecessor: The export that the files change.
+    """
+    manifest: dict[str, Any] = {"version": 1, "fingerprint": fingerprint, "files": entries_of(folder, known)}
+    if predecessor:
+        name = posixpath.basename(predecessor.directory)
+        manifest["predecessor"] = {"directory": name, "crc32": predecessor.crc32}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")

@@ -13,6 +13,7 @@ from torch import nn
 
 from apps.export import load
 from apps.export.carried import write_loader
+from apps.export.delta import Delta, WholeExportError, keep_changes
 from apps.export.directory import files_of, is_there, publish, write_manifest
 from apps.export.onnx import check_onnx, save_onnx
 from apps.export.program import check_compiler, check_parity, compile_program, export_program, save_program
@@ -64,6 +65,7 @@ def export(
     compile: bool = False,
     format: Literal["torch", "onnx"] = "torch",
     shard_bytes: pydantic.PositiveInt | None = None,
+    delta: bool = False,
     anyway: bool = False,
 ) -> None:
     """Exports a checkpoint of a run as a directory that serves. CONFIG is a TOML file, such as RUN_DIR/config.toml.
@@ -87,6 +89,8 @@ def export(
         format: torch, or onnx for model.onnx and model.onnx.data instead of model.pt2, which onnxruntime runs.
         shard_bytes: Write the tables, which may be larger than a host's memory, beside the program, to files of at most
             this many bytes. The loader maps the files into memory. Unset: the tables are in the program.
+        delta: Write only what differs from the export that TO/current.json names, whose directory is then needed, too.
+            An export is whole if there is none before it, or too much differs; one line says why.
         anyway: Export even if a rule of [publish] does not hold.
 
     Raises:
@@ -109,7 +113,7 @@ def export(
     ema = config.optimizer.ema
     averages = ema.decay is not None and ema.evaluate if averages is None else averages
     choices = Choices(split, averages, quantize, compile, format, shard_bytes)
-    choices.check()
+    choices.check(delta)
     chosen = find_checkpoint(run, "--out", checkpoint, "--checkpoint")
     name, fingerprint = f"step-{chosen.step}", choices.fingerprint(config, chosen)
     if is_there(to, name, fingerprint):
@@ -117,14 +121,24 @@ def export(
         return
     _check_features(config, chosen)
     check_fingerprints(config.data.sparse, chosen.train_state.get("vocabularies", {}), chosen.url)
-    with tempfile.TemporaryDirectory() as folder:
-        worst = _write(config, chosen, choices, fingerprint, Path(folder))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary, name)
+        folder.mkdir()
+        expected, known = _write(config, chosen, choices, folder)
+        write_manifest(folder, fingerprint, known)
         if segments:
             with refusals_noted(to, chosen.step):
-                check_beside_current(rules, Path(folder), to, segments[-1]["segment"])
-        size = sum(Path(folder, file).stat().st_size for file in files_of(Path(folder)))
-        url = publish(Path(folder), to, name)
+                check_beside_current(rules, folder, to, segments[-1]["segment"])
+        changes = _only_changes(folder, to) if delta else None
+        if changes:
+            write_manifest(folder, fingerprint, known, changes.predecessor)
+        forms = (False, True) if compile else (False,)
+        worst = max(check_parity(folder, expected, config.model.name, form) for form in forms)
+        size = sum(Path(folder, file).stat().st_size for file in files_of(folder))
+        url = publish(folder, to, name)
     print(f"step {chosen.step:,}: {size / 2**20:,.1f} MiB are in {without_secrets(url)}")
+    if changes:
+        print(f"{changes.rows:,} rows differ from {Path(changes.predecessor.directory).name}, which has to stay there")
     asked = "trainer" if quantize == "none" else "quantized model"
     print(f"rows of data.{split} have the {asked}'s answers, to within {worst:.1g}")
 
@@ -140,12 +154,18 @@ class Choices:
     format: str
     shard_bytes: int | None
 
-    def check(self) -> None:
+    def check(self, delta: bool) -> None:
         """Refuses choices that exclude one another, or need a package that is not installed.
+
+        Args:
+            delta: Whether only changes are to be written, which is no choice: the model is the same.
 
         Raises:
             InputError: The message names the flags.
         """
+        flags = {"--compile": self.compile, "--format": self.format, "--shard-bytes": self.shard_bytes or False}
+        if delta and (others := [flag for flag, value in flags.items() if value not in (False, "torch")]):
+            raise InputError(f"--delta is True, and {others[0]} is {flags[others[0]]}; leave one of them out")
         if self.compile and self.format == "onnx":
             raise InputError("--compile is True, which compiles model.pt2, but --format is onnx; leave one of them out")
         if self.shard_bytes and (self.compile or self.quantize != "none" or self.format == "onnx"):
@@ -180,14 +200,25 @@ def _check_features(config: Config, chosen: Checkpoint) -> None:
                     )
 
 
-def _write(config: Config, chosen: Checkpoint, choices: Choices, fingerprint: str, folder: Path) -> float:
-    """Writes all files, and returns the greatest difference from the model's answers before the export."""
+def _only_changes(folder: Path, to: str) -> Delta | None:
+    """Leaves what differs from the export before; returns None if the export stays whole, once the reason is told."""
+    try:
+        return keep_changes(folder, to)
+    except WholeExportError as error:
+        print(f"--delta is True, but the export is whole: {without_secrets(error)}")
+        return None
+
+
+def _write(
+    config: Config, chosen: Checkpoint, choices: Choices, folder: Path
+) -> tuple[dict[str, Any], dict[str, FileEntry]]:
+    """Writes all files but the manifest; returns the parity rows, and the entries of files that are known."""
     data, split = config.data, choices.split
     files = find_files(f"data.{split}", getattr(data, split), data)
     types, lists = column_types(files, data), lists_in(files, data)
     described = signature(data, types, lists, model_outputs(config))
     described |= {"model": config.model.name, "step": chosen.step, "averages": choices.averages, "tables": "float32"}
-    described["format"] = choices.format
+    described |= {"format": choices.format, "split": split}
     weights = SavedWeights(chosen, config.optimizer.ema, choices.averages)
     state = read_managed(chosen) if data.managed_tables else {}
     rows = partial(read_rows, files, config, managed_ids(config, state))
@@ -204,9 +235,7 @@ def _write(config: Config, chosen: Checkpoint, choices: Choices, fingerprint: st
     expected = {"tolerance": TOLERANCE, **written}
     _write_json(folder / "parity.json", expected)
     write_loader(data, folder)
-    write_manifest(folder, fingerprint, known)
-    forms = (False, True) if choices.compile else (False,)
-    return max(check_parity(folder, expected, config.model.name, form) for form in forms)
+    return expected, known
 
 
 def _write_whole(

@@ -5,6 +5,9 @@ from load import load
 model = load()
 print(model({"price": [1.5, None], "country": [7, 3]}))
 
+A directory with changes.bin holds what differs from the export that its manifest.json names as predecessor, whose
+directory must be beside it. A model can take these changes in place: model.apply(read_changes(directory)).
+
 A column is a list with a value for each sample, None where it is missing, or a tensor; of model.onnx a NumPy array. A
 tensor or an array of integers has an id for every sample. Columns of strings are hashed here, as numbers of 64 bits.
 Rules of the user's own that have no form in torch are run here, from rules/, and need NumPy. Every other rule is in the
@@ -20,8 +23,9 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.rules.error import is_outside
 from trainer.rules.max_ids import kept_range
@@ -36,6 +40,7 @@ Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 ONNX = "model.onnx"
 ROWS, TABLES = "rows.pt2", "tables.json"  # of a model with tables in shards
+CHANGES, INDEX = "changes.bin", "changes.json"  # of an export that holds what differs from its predecessor
 NO_ID = -(2**63)  # of a missing id, for exports of version 1; later ones are told which are there
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 
@@ -53,9 +58,112 @@ def load(directory: str | Path = Path(__file__).parent, compiled: bool = False, 
         verify: Whether to compare the checksums of all files, and not just their sizes.
 
     Raises:
-        ValueError: The directory is no whole export, or a file is damaged.
+        ValueError: The directory is no whole export, a file is damaged, or an export that it changes is missing.
     """
     return Model(Path(directory), compiled, verify)
+
+
+class Export(NamedTuple):
+    """An export, by its manifest.
+
+    Attributes:
+        directory: Its directory.
+        files: Size and checksum of each file, by name.
+        crc32: CRC-32 of the manifest, which tells exports apart.
+        predecessor: The export that it changes: the name of the directory, and the CRC-32 of the manifest. None for a
+            whole export.
+    """
+
+    directory: str
+    files: dict[str, dict[str, int]]
+    crc32: int
+    predecessor: dict[str, Any] | None
+
+
+ReadManifest = Callable[[str], bytes]
+"""Returns the manifest in a directory."""
+
+
+def export_in(directory: str, read: ReadManifest) -> Export:
+    """Returns the export in a directory.
+
+    Raises:
+        ValueError: The manifest is missing.
+    """
+    try:
+        text = read(directory)
+        manifest = json.loads(text)
+        return Export(directory, manifest["files"], zlib.crc32(text), manifest.get("predecessor"))
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
+        raise ValueError(f"{directory} is no whole export: manifest.json, which is written last, is missing") from None
+
+
+def chain_of(directory: str, read: ReadManifest) -> list[Export]:
+    """Returns the exports that make up an export: a whole one, and then those with changes up to the export itself.
+
+    Raises:
+        ValueError: A manifest is missing, or is another export's.
+    """
+    chain = [export_in(directory, read)]
+    while link := chain[0].predecessor:
+        changing, beside = chain[0].directory, os.path.join(os.path.dirname(directory), link["directory"])
+        try:
+            chain.insert(0, export_in(beside, read))
+        except ValueError:
+            raise ValueError(f"{beside} is missing, which {changing} changes; copy that export there") from None
+        if chain[0].crc32 != link["crc32"]:
+            raise ValueError(f"{beside} is not the export that {changing} changes; copy that export there")
+    return chain
+
+
+class Changes:
+    """The changes that lead from the model of one export to the model of the next, in memory.
+
+    Args:
+        export: The next export.
+
+    Attributes:
+        export: The same.
+        signature: Its signature.
+        tensors: The changed tensors by name: the numbers of rows, None for all of them, and their values.
+    """
+
+    def __init__(self, export: Export) -> None:
+        import torch
+
+        self.export, folder = export, Path(export.directory)
+        self.signature: dict[str, Any] = json.loads((folder / "signature.json").read_text())
+        content = bytearray((folder / CHANGES).read_bytes())  # not mapped: pages would be read while the model waits
+        part = partial(_part, torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0))
+        self.tensors: dict[str, tuple[Tensor | None, Tensor]] = {}
+        for name, entry in json.loads((folder / INDEX).read_text())["tensors"].items():
+            shape, rows = entry["shape"], None
+            if "numbers" in entry:
+                shape = [entry["rows"], *shape[1:]]
+                rows = part(entry["numbers"], torch.int64, shape[:1])
+            self.tensors[name] = rows, part(entry["values"], getattr(torch, entry["dtype"]), shape)
+
+    @property
+    def rows(self) -> int:
+        """The number of changed rows, of tensors that are not written whole."""
+        return sum(len(rows) for rows, _ in self.tensors.values() if rows is not None)
+
+
+def read_changes(directory: str | Path, verify: bool = False) -> Changes:
+    """Returns the changes of an export, for `Model.apply`. May run while the model answers.
+
+    Args:
+        directory: `step-N` of an export that holds changes.
+        verify: As for `load`.
+
+    Raises:
+        ValueError: The directory holds no changes, or a file is damaged.
+    """
+    export = export_in(os.path.realpath(directory), _manifest)
+    if export.predecessor is None:
+        raise ValueError(f"{directory} is a whole export; load it")
+    _check_files(export, verify)
+    return Changes(export)
 
 
 class Model:
@@ -69,15 +177,28 @@ class Model:
     Attributes:
         signature: What signature.json says: columns with their types and rules, inputs in order, outputs.
         run: Returns the outputs for `inputs`.
+        export: The export that the model is.
+        tensors: What changes are applied to: the weights and lists of ids, by name. Empty if the model takes none.
     """
 
     def __init__(self, directory: Path, compiled: bool, verify: bool) -> None:
-        _check_files(directory, verify)
-        self.signature: dict[str, Any] = json.loads((directory / "signature.json").read_text())
+        chain = chain_of(os.path.realpath(directory), _manifest)
+        for export in chain:
+            _check_files(export, verify)
+        self.export, whole = chain[0], Path(chain[0].directory)
+        self.signature: dict[str, Any] = json.loads((whole / "signature.json").read_text())
         is_onnx = self.signature.get("format") == "onnx"
         if compiled and not (directory / "compiled.pt2").exists():
             raise ValueError(f"{directory} has no compiled model; export with --compile True")
-        self.run = _of_onnx(directory) if is_onnx else _of_torch(directory, self.signature, compiled)
+        self.tensors: dict[str, Tensor] = {}
+        if is_onnx:
+            self.run = _of_onnx(whole)
+        elif compiled or "shards" in self.signature:
+            self.run = _of_torch(whole, compiled)
+        else:
+            self.run, self.tensors = program_of(whole / "model.pt2")
+        for export in chain[1:]:
+            self.apply(Changes(export))
         rules = _own_rules(directory, self.signature["columns"])
         self._read = _Reader("numpy", "ndarray", rules) if is_onnx else _Reader("torch", "Tensor", rules)
         self._names = [*dict.fromkeys(column["name"] for column in self.signature["columns"])]
@@ -89,6 +210,23 @@ class Model:
             ColumnError: A column is missing, unknown, of another type or length, or has a value that is not allowed.
         """
         return self.run(self.inputs(columns))
+
+    def apply(self, changes: Changes) -> None:
+        """Turns the model in place into the model of the next export. No thread may call the model meanwhile.
+
+        Raises:
+            ValueError: The changes are of another model; nothing is changed.
+        """
+        import torch
+
+        predecessor = changes.export.predecessor
+        if not (self.tensors and predecessor and predecessor["crc32"] == self.export.crc32):
+            raise ValueError(f"{changes.export.directory} does not change the model of {self.export.directory}")
+        with torch.no_grad():
+            for name, (rows, values) in changes.tensors.items():
+                tensor = self.tensors[name]
+                tensor.copy_(values) if rows is None else tensor.index_copy_(0, rows, values)
+        self.export, self.signature = changes.export, changes.signature
 
     def inputs(self, columns: dict[str, Any]) -> dict[str, Tensor]:
         """Returns columns as the tensors that the model takes, in its order; the same errors."""
@@ -119,15 +257,20 @@ class Model:
             raise ColumnError(f"column '{first}' is empty; send at least one sample")
 
 
-def _of_torch(directory: Path, signature: dict[str, Any], compiled: bool) -> Run:
+def program_of(file: Path) -> tuple[Run, dict[str, Tensor]]:
+    """Returns a program with its tables in it as a function, and the tensors that the function uses, by name."""
     import torch
 
-    if "shards" in signature:
-        run = _InShards(directory)
-    elif compiled:
-        run = torch._inductor.aoti_load_package(str(directory / "compiled.pt2"))
-    else:
-        run = torch.export.load(directory / "model.pt2").module()
+    program = torch.export.load(file)
+    module = program.module()
+    names = (*program.state_dict, *program.constants)
+    return torch.inference_mode()(module), {name: getattr(module, name) for name in names}
+
+
+def _of_torch(directory: Path, compiled: bool) -> Run:
+    import torch
+
+    run = torch._inductor.aoti_load_package(str(directory / "compiled.pt2")) if compiled else _InShards(directory)
     return torch.inference_mode()(run)
 
 
@@ -185,13 +328,13 @@ class _Table:
         return found
 
 
-def _check_files(directory: Path, verify: bool) -> None:
-    try:
-        files = json.loads((directory / "manifest.json").read_text())["files"]
-    except (OSError, ValueError, KeyError):
-        raise ValueError(f"{directory} is no whole export: manifest.json, which is written last, is missing") from None
-    for name, entry in files.items():
-        file = directory / name
+def _manifest(directory: str) -> bytes:
+    return Path(directory, "manifest.json").read_bytes()
+
+
+def _check_files(export: Export, verify: bool) -> None:
+    for name, entry in export.files.items():
+        file = Path(export.directory, name)
         if not file.exists() or file.stat().st_size != entry["bytes"] or (verify and _crc32(file) != entry["crc32"]):
             raise ValueError(f"{file} is damaged or missing; copy the directory again")
 
@@ -202,6 +345,12 @@ def _crc32(file: Path) -> int:
         while block := stream.read(1 << 22):
             total = zlib.crc32(block, total)
     return total
+
+
+def _part(content: Tensor, start: int, dtype: Any, shape: list[int]) -> Tensor:
+    """Returns the tensor that begins at a byte of a file's content."""
+    size = math.prod(shape) * dtype.itemsize
+    return content[start : start + size].view(dtype).view(shape)
 
 
 def _own_rules(directory: Path, columns: list[dict[str, Any]]) -> dict[str, Any]:

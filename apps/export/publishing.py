@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from apps.check_data.shift import measure_shift
-from apps.export.directory import CURRENT, MANIFEST
+from apps.export.directory import CURRENT, MANIFEST, read_chain
 from apps.export.load import ColumnError, load
-from trainer.checkpoint.store import Checkpoint
+from trainer.checkpoint.store import Checkpoint, FileEntry
 from trainer.config.data import DataConfig
 from trainer.config.publish import PublishConfig
 from trainer.core.errors import InputError, nearest
@@ -214,7 +214,7 @@ def check_beside_current(rules: PublishConfig, folder: Path, to: str, segment: s
 
     Args:
         rules: The rules.
-        folder: The export, not published yet.
+        folder: The export, whole and not published yet.
         to: Directory of exports, any fsspec URL.
         segment: The newest segment of its run.
 
@@ -229,19 +229,24 @@ def check_beside_current(rules: PublishConfig, folder: Path, to: str, segment: s
         current = (target.read_json(CURRENT) or {}).get("directory")
         if current is None:
             return
-        manifest, parity = target.read_json(current, MANIFEST), target.read_json(current, "parity.json")
-    if not manifest or not parity:
-        url = without_secrets(target.url_of(current))
-        raise InputError(f"[publish] compares with {url}, which is not whole; {ANYWAY}")
-    if why := _off_size(rules, json.loads((folder / MANIFEST).read_text()), manifest, current):
+        try:
+            whole, parity = read_chain(target.fs, target.path(current))[0], target.read_json(current, "parity.json")
+        except ValueError as error:
+            raise InputError(f"[publish] compares with {without_secrets(error)}; {ANYWAY}") from error
+    if parity is None:
+        raise InputError(
+            f"[publish] compares with {without_secrets(target.url_of(current))}, which is not whole; {ANYWAY}"
+        )
+    # All of a chain are of one size when they are whole.
+    if why := _off_size(rules, json.loads((folder / MANIFEST).read_text())["files"], whole.files, current):
         raise NotPublished("size_by", segment, why)
     if why := _drifted(rules, folder, parity, current):
         raise NotPublished("drift_by", segment, why)
 
 
-def _off_size(rules: PublishConfig, new: Line, old: Line, current: str) -> str:
+def _off_size(rules: PublishConfig, new: Mapping[str, FileEntry], old: Mapping[str, FileEntry], current: str) -> str:
     by = rules.size_by
-    now, then = (sum(entry["bytes"] for entry in one["files"].values()) for one in (new, old))
+    now, then = (sum(entry["bytes"] for entry in files.values()) for files in (new, old))
     if by is None or then / by <= now <= then * by:
         return ""
     return f"the export has {now:,} bytes, after {then:,} of {current}, and publish.size_by is {by:g}"
@@ -304,8 +309,16 @@ def rollback(to: str) -> None:
             raise InputError(f"--to is '{without_secrets(to)}', where nothing is exported; name a directory of exports")
         folders = target.fs.glob(target.path("step-*", MANIFEST))
         steps = sorted(int(path.split("/")[-2].removeprefix("step-")) for path in folders)
-        earlier = [step for step in steps if step < int(current.removeprefix("step-"))]
+        earlier = [step for step in steps if step < int(current.removeprefix("step-")) and _is_linked(target, step)]
         if not earlier:
             raise InputError(f"--to is '{without_secrets(to)}', which has no export before {current}")
         target.write_json(CURRENT, {"directory": f"step-{earlier[-1]}"}, durable=True)
     print(f"{without_secrets(target.url_of(CURRENT))} names step-{earlier[-1]}, before it was {current}")
+
+
+def _is_linked(target: RunDirectory, step: int) -> bool:
+    """Returns whether the exports that an export changes are still there."""
+    try:
+        return bool(read_chain(target.fs, target.path(f"step-{step}")))
+    except ValueError:
+        return False

@@ -1,14 +1,16 @@
 """Answers requests in batches: requests that arrive within a few milliseconds go through the model together."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from apps.export.load import Model
+
 Columns = dict[str, Tensor]
-RunModel = Callable[[Columns], Columns]
 
 
 @dataclass(frozen=True)
@@ -16,11 +18,13 @@ class PendingRequest:
     """A waiting request.
 
     Attributes:
+        model: The model that made the inputs of columns, and computes the outputs.
         inputs: The inputs.
         samples: Number of samples.
         outputs: Receives the outputs.
     """
 
+    model: Model
     inputs: Columns
     samples: int
     outputs: asyncio.Future[Columns]
@@ -30,25 +34,37 @@ class Batcher:
     """Joins requests into batches. A thread computes one batch at a time.
 
     Args:
-        run: The model.
+        model: The model.
         wait_seconds: How long the first request of a batch waits for others.
         samples: Most samples of a batch, unless a single request has more.
+
+    Attributes:
+        model: The model of the next requests. Those that wait are computed by the model as of then.
     """
 
-    def __init__(self, run: RunModel, wait_seconds: float, samples: int) -> None:
-        self._run, self._wait, self._samples = run, wait_seconds, samples
+    def __init__(self, model: Model, wait_seconds: float, samples: int) -> None:
+        self.model, self._wait, self._samples = model, wait_seconds, samples
         self._queue: asyncio.Queue[PendingRequest] = asyncio.Queue()
+        self._turn = asyncio.Lock()  # of a batch, or of what happens between two
 
-    async def answer(self, inputs: Columns, samples: int) -> Columns:
+    async def answer(self, model: Model, inputs: Columns, samples: int) -> Columns:
         """Returns the outputs for inputs.
 
         Args:
+            model: The model that made the inputs.
             inputs: The inputs, in the model's order.
             samples: Number of samples.
         """
-        request = PendingRequest(inputs, samples, asyncio.get_running_loop().create_future())
+        request = PendingRequest(model, inputs, samples, asyncio.get_running_loop().create_future())
         self._queue.put_nowait(request)
         return await request.outputs
+
+    async def between_batches(self, act: Callable[[], None]) -> float:
+        """Calls a function in a thread while no batch is computed, and returns the seconds that the function took."""
+        async with self._turn:
+            start = time.perf_counter()
+            await asyncio.to_thread(act)
+            return time.perf_counter() - start
 
     async def work(self) -> None:
         """Answers requests for ever."""
@@ -68,7 +84,7 @@ class Batcher:
                     request = await self._queue.get()
             except TimeoutError:
                 break
-            if samples + request.samples > self._samples:
+            if samples + request.samples > self._samples or request.model is not first.model:
                 return batch, request
             batch.append(request)
             samples += request.samples
@@ -77,7 +93,8 @@ class Batcher:
     async def _compute(self, batch: list[PendingRequest]) -> None:
         inputs = {name: torch.cat([request.inputs[name] for request in batch]) for name in batch[0].inputs}
         try:
-            outputs = await asyncio.to_thread(_without_gradients, self._run, inputs)
+            async with self._turn:
+                outputs = await asyncio.to_thread(_without_gradients, batch[0].model, inputs)
         except Exception as error:
             for request in batch:
                 if not request.outputs.done():
@@ -90,6 +107,6 @@ class Batcher:
                 request.outputs.set_result(dict(zip(outputs, part, strict=True)))
 
 
-def _without_gradients(run: RunModel, inputs: Columns) -> Columns:
+def _without_gradients(model: Model, inputs: Columns) -> Columns:
     with torch.inference_mode():
-        return run(inputs)
+        return model.run(inputs)

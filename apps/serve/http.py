@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from apps.export.load import ColumnError, Model
+from apps.export.load import ColumnError
 from apps.serve.batching import Batcher
 
 # Starlette, not FastAPI: FastAPI makes schemas from classes, but the columns are known only once a model is loaded.
@@ -20,36 +20,38 @@ from apps.serve.batching import Batcher
 LARGEST_BODY = 16 << 20
 
 
-def make_app(model: Model, wait_seconds: float, samples: int) -> Starlette:
+def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> Starlette:
     """Returns the application.
 
     Args:
-        model: The model.
-        wait_seconds: How long a request waits for others to be answered with it.
-        samples: Most samples of a batch, and of a request.
+        batcher: Answers requests.
+        samples: Most samples of a request.
+        tasks: What else runs while the application does.
     """
-    batcher = Batcher(model.run, wait_seconds, samples)
 
     @contextlib.asynccontextmanager
     async def working(_: Starlette) -> AsyncIterator[None]:
-        worker = asyncio.create_task(batcher.work())
+        workers = [asyncio.create_task(work()) for work in (batcher.work, *tasks)]
         yield
-        worker.cancel()
+        for worker in workers:
+            worker.cancel()
 
     async def predict(request: Request) -> JSONResponse:
         columns = await _columns(request)
+        model = batcher.model
         inputs = model.inputs(columns)
         count = len(next(iter(columns.values())))
         if count > samples:
             raise HTTPException(413, f"{count} samples are more than the {samples} that are answered at once")
-        outputs = await batcher.answer(inputs, count)
+        outputs = await batcher.answer(model, inputs, count)
         return JSONResponse({"outputs": {name: output.tolist() for name, output in outputs.items()}})
 
     async def health(_: Request) -> JSONResponse:
-        return JSONResponse({"status": "ok", "model": model.signature["model"], "step": model.signature["step"]})
+        signature = batcher.model.signature
+        return JSONResponse({"status": "ok", "model": signature["model"], "step": signature["step"]})
 
     async def signature(_: Request) -> JSONResponse:
-        return JSONResponse(model.signature)
+        return JSONResponse(batcher.model.signature)
 
     routes = [
         Route("/predict", predict, methods=["POST"]),

@@ -2,21 +2,15 @@
 
 import asyncio
 import contextlib
-import json
 import signal
 import socket
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pydantic
 
-from apps.export.directory import CURRENT, MANIFEST
-from apps.export.load import ONNX, Model, load
+from apps.serve.source import Source
 from trainer.core.errors import InputError
-from trainer.core.run_directory import RunDirectory
-from trainer.core.storage import named
 
 if TYPE_CHECKING:
     import uvicorn
@@ -29,6 +23,8 @@ def serve(
     compiled: bool = False,
     wait_ms: pydantic.NonNegativeFloat = 2.0,
     batch_samples: pydantic.PositiveInt = 4096,
+    follow: bool = False,
+    poll_seconds: pydantic.PositiveFloat = 5.0,
 ) -> None:
     """Serves an exported model over HTTP, to look at it, until it gets SIGTERM or SIGINT.
 
@@ -42,6 +38,8 @@ def serve(
         compiled: Run the compiled model, which an export with --compile has.
         wait_ms: Milliseconds that a request waits for others.
         batch_samples: Samples of a batch, and of one request, at most.
+        follow: Take over each export that DIRECTORY/current.json names from then on, between two batches.
+        poll_seconds: How often to look at current.json.
 
     Raises:
         InputError: The directory is no whole export, the port is taken, or a package is not installed.
@@ -49,53 +47,21 @@ def serve(
     try:
         import uvicorn
 
+        from apps.serve.batching import Batcher
+        from apps.serve.follower import Follower
         from apps.serve.http import make_app
     except ImportError as error:
         raise InputError(f"serve needs the package {error.name}; pip install 'torchx-recsys[serve]'") from error
-    with _local(directory) as folder:
-        model = _load(directory, folder, compiled)
-        app = make_app(model, wait_ms / 1000, batch_samples)
-        with _listen(host, port) as listening:
-            address, number = listening.getsockname()[:2]
-            print(f"step {model.signature['step']:,} is served at http://{address}:{number}", flush=True)
-            settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=30)
-            asyncio.run(_run(settings, listening))
+    source = Source(directory, compiled)
+    batcher = Batcher(source.first(follow), wait_ms / 1000, batch_samples)
+    tasks = [Follower(batcher, source, poll_seconds).work] if follow else []
+    app = make_app(batcher, batch_samples, tasks)
+    with _listen(host, port) as listening:
+        address, number = listening.getsockname()[:2]
+        print(f"step {batcher.model.signature['step']:,} is served at http://{address}:{number}", flush=True)
+        settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=30)
+        asyncio.run(_run(settings, listening))
     print("stopped", flush=True)
-
-
-def _load(directory: str, folder: Path, compiled: bool) -> Model:
-    try:
-        model = load(folder, compiled, verify=True)
-    except (ValueError, ImportError) as error:
-        raise InputError(f"--directory is '{directory}', which cannot be served: {error}") from error
-    if model.signature.get("format") == "onnx":
-        raise InputError(
-            f"--directory is '{directory}', which holds {ONNX}; export with --format torch to serve it here"
-        )
-    return model
-
-
-@contextlib.contextmanager
-def _local(url: str) -> Iterator[Path]:
-    """Yields a local folder with the files of an export."""
-    target = RunDirectory(url, "--directory")
-    with named("--directory", url):
-        current = target.read(CURRENT)
-        names = [] if current is None else [json.loads(current)["directory"]]
-        manifest = target.read(*names, MANIFEST)
-        if manifest is None:
-            raise InputError(
-                f"--directory is '{url}', which holds no whole export; make one by `python -m trainer export`"
-            )
-        if target.fs.is_local:
-            yield Path(target.path(*names))
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            for name in [*json.loads(manifest)["files"], MANIFEST]:
-                file = Path(folder, name)
-                file.parent.mkdir(exist_ok=True)
-                target.fs.get_file(target.path(*names, name), str(file))
-            yield Path(folder)
 
 
 def _listen(host: str, port: int) -> socket.socket:

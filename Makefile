@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; then each process would compile all of this project again
 
-.PHONY: demo check test test-all test-slurm24 durations lint docs costs models ids serving plans planned-memory times published peers start growth segments checkpoint-deltas clean
+.PHONY: demo check test test-all test-slurm24 durations lint docs costs models ids serving plans planned-memory times published peers start growth segments checkpoint-deltas serving-deltas clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -61,6 +61,10 @@ ids: $(VENV)/ready data/movielens/summary.json
 # Size, latency and AUC of exported models: the table in docs/serving.md. Some minutes, of a quiet machine.
 serving: $(VENV)/ready data/movielens/summary.json
 	python -m benchmarks.serving
+
+# A server that takes over deltas under load: the table in docs/serving.md. Ten minutes, of a quiet machine with 4 GB of disk.
+serving-deltas: $(VENV)/ready
+	python -m benchmarks.serving_deltas
 
 # This project's planner beside TorchRec's: the table in docs/planning.md. Two minutes.
 plans: $(VENV)/ready

@@ -11,11 +11,11 @@ from command import start_trainer
 
 
 class Served:
-    """The endpoint in a process of its own."""
+    """The endpoint in a process of its own; `flags` are more flags of `serve`."""
 
-    def __init__(self, directory: Path, folder: Path) -> None:
+    def __init__(self, directory: Path, folder: Path, *flags: object) -> None:
         self.output, self.errors = folder / "output", folder / "errors"
-        words = ["serve", "--directory", directory.parent, "--port", "0", "--batch-samples", "256"]
+        words = ["serve", "--directory", directory.parent, "--port", "0", "--batch-samples", "256", *flags]
         self.process = start_trainer(words, self.output, self.errors, 0)
         end = time.monotonic() + 600
         while not (found := re.search(r"at (http://\S+)", self.output.read_text() if self.output.exists() else "")):

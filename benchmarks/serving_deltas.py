@@ -1,4 +1,4 @@
-"""Measures a server that takes over deltas and writes the table of docs/serving.md: `python -m benchmarks.serving_deltas`.
+"""Measures a server that takes over deltas under load, for docs/serving.md: `python -m benchmarks.serving_deltas`.
 
 The server is a process of its own, which follows a directory of exports. Requests come at fixed times, whether those
 before are answered or not; windows in which a delta is taken over take turns with windows in which nothing is.

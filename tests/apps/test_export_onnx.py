@@ -220,4 +220,4 @@ def test_without_the_packages(runs, tmp_path, capfd, monkeypatch):
 
 def test_the_endpoint_does_not_serve_it(exports, capfd):
     assert trainer(["serve", "--directory", str(exports["own"])]) == 2
-    assert "which holds model.onnx; export with --format torch" in capfd.readouterr().err
+    assert "which cannot be served: it holds model.onnx; export with --format torch" in capfd.readouterr().err

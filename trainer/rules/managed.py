@@ -58,12 +58,19 @@ class Managed(IdRule):
         return ids.astype(np.int64) & np.iinfo(np.int64).max
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the ids with a row of their own, sorted, and their rows."""
+        """Returns the ids with a row of their own, sorted, and their rows; both as long as the table, whatever is free.
+
+        So the export of a day has the shapes of the day before, and can be its changes.
+        """
         rows = own_rows(self.ids_of_rows)
-        if not len(rows):  # an id that no client can send: ids are at least 0
-            return {"keys": np.array([FREE]), "rows": np.array([SHARED])}
         order = self.ids_of_rows[rows].argsort(kind="stable")
-        return {"keys": self.ids_of_rows[rows][order], "rows": rows[order]}
+        # The last id again and again, of which a search finds the first; without ids, one that no client can send.
+        padding = max(1, len(self.ids_of_rows)) - len(rows)
+        last_id, last_row = (self.ids_of_rows[rows][order[-1]], rows[order[-1]]) if len(rows) else (FREE, SHARED)
+        return {
+            "keys": np.append(self.ids_of_rows[rows][order], np.full(padding, last_id)),
+            "rows": np.append(rows[order], np.full(padding, last_row)),
+        }
 
     def torch_rows_of(self, ids: "Tensor", arrays: Mapping[str, "Tensor"], unsigned: bool) -> "Tensor":
         """Returns the rows of ids; ids without a row share one."""

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.rules.managed import COUNTS, EVICTED, HALF_LIFE, IDS, LAST_USED, OVERFLOWED, SHARED, USED, RowMap
+from trainer.rules.managed import COUNTS, EVICTED, FREE, HALF_LIFE, IDS, LAST_USED, OVERFLOWED, SHARED, USED, RowMap
 
 BATCHES = st.lists(st.lists(st.integers(0, 12), max_size=14), max_size=12)
 APART = st.sampled_from([1, 5, HALF_LIFE, 900])  # steps from a batch to the next
+LET_GO_EVERY = st.sampled_from([None, 1, 2, 3])
 RULES = st.sampled_from(["least_recent", "least_used"])
 
 
@@ -17,18 +18,30 @@ class Naive:
 
     def __init__(self, rows, evict):
         self.rows, self.evict, self.known = rows, evict, {}
+        self.let_go = set()
         self.evicted = self.overflowed = 0
 
     def aged(self, count, last, batch, step):
         return count // 2 ** ((step - last) * len(batch) // (HALF_LIFE * self.rows))
 
-    def update(self, batch, step):
+    def update(self, batch, step, unused_since=None):
         counts = {one: batch.count(one) for one in sorted(set(batch))}
+        old = [one for one, (_, last, _) in self.known.items() if one not in counts]
+        gone = (
+            {} if unused_since is None else {one: self.known[one] for one in old if self.known[one][1] <= unused_since}
+        )
+        for one in gone:
+            del self.known[one]
+        self.evicted += len(gone)
+        resting = {row for row, _, _ in gone.values()}
         for one in counts.keys() & self.known.keys():
             row, last, count = self.known[one]
             self.known[one] = [row, step, self.aged(count, last, batch, step) + counts[one]]
         new = sorted(counts.keys() - self.known.keys(), key=lambda one: (-counts[one], one))
-        free = [row for row in range(1, self.rows) if row not in {row for row, _, _ in self.known.values()}]
+        taken = {row for row, _, _ in self.known.values()} | resting
+        free = [row for row in range(1, self.rows) if row not in taken and row not in self.let_go]
+        again = sorted(self.let_go)[: len(new)]
+        free = again + free
         idle = [
             (row, last, self.aged(count, last, batch, step), one)
             for one, (row, last, count) in self.known.items()
@@ -41,29 +54,41 @@ class Naive:
         rows = free + sorted(row for row, *_ in taken)
         for row, one in zip(rows, new, strict=False):
             self.known[one] = [row, step, counts[one]]
+        self.let_go = self.let_go - {*again} | resting
         self.evicted += len(taken)
         self.overflowed += max(0, len(new) - len(rows))
-        return sorted(row for row, *_ in taken)
+        return again + sorted(row for row, *_ in taken)
 
 
 def contents(one):
-    return {int(one.state[IDS, row]): [row, *one.state[1:, row].tolist()] for row in range(1, one.totals[USED] + 1)}
+    rows = np.flatnonzero(one.state[IDS] != FREE)
+    return {int(one.state[IDS, row]): [int(row), *one.state[1:, row].tolist()] for row in rows}
 
 
-def updates(one, batches, apart=1):
+def updates(one, batches, apart=1, let_go=None):
+    """Takes batches as steps; every so many, ids that the steps since the last time did not have are let go."""
     return [
-        one.update(*np.unique(np.array(batch, np.int64), return_counts=True), number * apart)
+        one.update(
+            *np.unique(np.array(batch, np.int64), return_counts=True), number * apart, since(number, apart, let_go)
+        )
         for number, batch in enumerate(batches, 1)
     ]
 
 
+def since(number, apart, let_go):
+    return None if let_go is None or number % let_go else (number - let_go) * apart
+
+
 @settings(max_examples=150, deadline=None)
-@given(BATCHES, st.integers(2, 9), RULES, APART)
-def test_as_a_dict_would(batches, rows, evict, apart):
+@given(BATCHES, st.integers(2, 9), RULES, APART, LET_GO_EVERY, st.booleans())
+def test_as_a_dict_would(batches, rows, evict, apart, let_go, resumed):
     ours, naive = RowMap(rows, evict), Naive(rows, evict)
     for number, batch in enumerate(batches, 1):
-        change = ours.update(*np.unique(np.array(batch, np.int64), return_counts=True), number * apart)
-        assert change.evicted.tolist() == naive.update(batch, number * apart)
+        unused = since(number, apart, let_go)
+        if resumed:
+            ours.forget_index()
+        change = ours.update(*np.unique(np.array(batch, np.int64), return_counts=True), number * apart, unused)
+        assert change.evicted.tolist() == naive.update(batch, number * apart, unused)
         assert contents(ours) == naive.known
         expected = [naive.known.get(one, [SHARED])[0] for one in range(13)]
         assert ours.rows_of(np.arange(13)).tolist() == expected
@@ -71,11 +96,11 @@ def test_as_a_dict_would(batches, rows, evict, apart):
 
 
 @settings(max_examples=80, deadline=None)
-@given(BATCHES, st.integers(2, 9), RULES, st.integers(0, 12))
-def test_changes_can_be_undone_and_made_again(batches, rows, evict, kept):
+@given(BATCHES, st.integers(2, 9), RULES, st.integers(0, 12), LET_GO_EVERY)
+def test_changes_can_be_undone_and_made_again(batches, rows, evict, kept, let_go):
     whole, part = RowMap(rows, evict), RowMap(rows, evict)
-    changes = updates(whole, batches)
-    updates(part, batches[:kept])
+    changes = updates(whole, batches, let_go=let_go)
+    updates(part, batches[:kept], let_go=let_go)
     after = whole.state.copy(), whole.totals.copy()
     for change in reversed(changes[kept:]):
         whole.undo(change)

@@ -76,7 +76,8 @@ def undisturbed(week, tmp_path_factory):
     for ranks in (1, 2, "managed", "late"):
         runs[ranks], settings = tmp_path_factory.mktemp("undisturbed") / "out", tree(week)
         if ranks == "managed":
-            settings["data"]["sparse"]["s0"] = {"rows": 40, "ids": "managed"}
+            settings["data"]["sparse"] |= {"s0": {"rows": 40, "ids": "managed"}, "s1": {"rows": 300, "ids": "managed"}}
+            settings["data"]["segments"]["forget_after"] = 1
         if ranks == "late":
             settings = tree(begin_without_thursday(week, runs[ranks].parent), changed="train", skip=["sun", "we?s"])
         file = write_config(runs[ranks].parent / "config.toml", settings)
@@ -178,6 +179,18 @@ def assert_same_weights(out, other):
     assert here.keys() == there.keys()
     for name, tensor in here.items():
         torch.testing.assert_close(tensor, there[name], rtol=0, atol=0, msg=name)
+
+
+def test_ids_that_the_segments_before_did_not_have_are_let_go(undisturbed, week):
+    """At the end there are the ids of the last two segments, as all earlier ones went when the last began."""
+    tensors = read_tensors(Checkpoints(RunDirectory(str(undisturbed["managed"]))).url(STEPS[-1]))
+    data = [pq.read_table(week / f"day={name}")["s1"].to_pylist() for name in SIZES]
+    there = set(tensors["managed.s1.ids"].tolist()) - {-1}
+    assert there == {*data[-2], *data[-1]}
+    used, evicted, overflowed = tensors["managed.s1.totals"].tolist()
+    assert used == len(there)
+    assert evicted > 0
+    assert overflowed == 0
 
 
 def test_jobs_take_the_segments_in_turn(undisturbed, week, tmp_path):

@@ -33,6 +33,8 @@ class SegmentsConfig(Section):
     """Wait for the next segment in place of ending the job."""
     poll_seconds: Annotated[pydantic.PositiveFloat, MayChange] = 60.0
     """Time between two looks for the next segment."""
+    forget_after: Annotated[pydantic.PositiveInt | None, MayChange] = None
+    """A managed id that none of this many segments had loses its row. Unset: once another id needs the row."""
     changed: Annotated[Literal["tell", "train", "stop"], MayChange] = "tell"
     """If files of a trained segment changed, or a segment came late: tell goes on without it, train trains on it next,
     stop ends the job."""

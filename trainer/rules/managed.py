@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FREE = -1  # in place of an id; ids are at least 0
+LET_GO = -1  # in place of the count of a free row whose weights are those of an earlier id
 SHARED = 0  # the row of all ids without a row of their own
 IDS, LAST_USED, COUNTS = range(3)  # of a row: the id, the last step that used the id, its occurrences in samples
 USED, EVICTED, OVERFLOWED = range(3)  # in totals: rows with an id; ids that lost a row; ids of a batch without a row
@@ -92,7 +93,7 @@ class Change:
         rows: Rows that change, `[K]`.
         before: State of the rows before the change, `[3, K]`.
         after: State after the change, `[3, K]`.
-        evicted: The rows that another id had, `[E]`.
+        evicted: The rows given that another id had, `[E]`, whose weights start over.
         totals_before: Totals before, `[3]`.
         totals: Totals after, `[3]`.
     """
@@ -128,10 +129,11 @@ class RowMap:
         self.state[IDS] = FREE
         self.totals = np.zeros(3, np.int64)
         self._index: tuple[np.ndarray, np.ndarray] | None = None
+        self._holes: np.ndarray | None = None  # the rows that were let go, ascending
 
     def forget_index(self) -> None:
         """Makes the next lookup sort the ids again. Call this after changing `state` or `totals`."""
-        self._index = None
+        self._index = self._holes = None
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Returns the rows of ids, `[N]` int64 to `[N]` int32, SHARED for ids without a row."""
@@ -142,36 +144,46 @@ class RowMap:
         places[places == len(known)] = 0
         return np.where(known[places] == ids, rows[places], np.int32(SHARED))
 
-    def update(self, ids: np.ndarray, counts: np.ndarray, step: int) -> Change:
+    def update(self, ids: np.ndarray, counts: np.ndarray, step: int, unused_since: int | None = None) -> Change:
         """Gives rows to ids.
 
         Args:
             ids: The distinct ids of a global batch in ascending order, `[N]` int64; so nothing depends on the ranks.
             counts: Occurrences of each id in the batch, `[N]`.
             step: Number of the step.
+            unused_since: Other ids whose last step is this or earlier lose their rows; from the next step on these can
+                be given. Unset: they keep them.
         """
         rows, seen = self.rows_of(ids), int(counts.sum())
         known = rows != SHARED
         order = np.lexsort((ids[~known], -counts[~known]))  # the most frequent first: the last may get no row
         new, new_counts = ids[~known][order], counts[~known][order]
-        free = np.arange(self.totals[USED] + 1, min(self.totals[USED] + 1 + len(new), self.state.shape[1]))
-        evicted = self._evicted(rows[known], len(new) - len(free), step, seen)
-        given = np.append(free, evicted).astype(np.int64)
+        holes, top = self._rows_let_go(), self._top()
+        let_go = self._unused(rows[known], unused_since)
+        again = holes[: len(new)]
+        free = np.arange(top + 1, min(top + 1 + len(new) - len(again), self.state.shape[1]))
+        busy = np.concatenate([rows[known], let_go])
+        evicted = self._evicted(busy, len(new) - len(again) - len(free), step, seen)
+        given = np.concatenate([again, free, evicted]).astype(np.int64)
         new, new_counts, overflowed = new[: len(given)], new_counts[: len(given)], len(new) - len(given)
 
-        touched = np.concatenate([rows[known], given])
+        touched = np.concatenate([rows[known], given, let_go])
         before = self.state[:, touched]
+        nothing = np.zeros(len(let_go), np.int64)
         after = np.stack(
             [
-                np.concatenate([ids[known], new]),
-                np.full(len(touched), step),
-                np.concatenate([self._counts(rows[known], step, seen) + counts[known], new_counts]),
+                np.concatenate([ids[known], new, nothing + FREE]),
+                np.concatenate([np.full(len(touched) - len(let_go), step), nothing]),
+                np.concatenate([self._counts(rows[known], step, seen) + counts[known], new_counts, nothing + LET_GO]),
             ]
         )
-        totals = self.totals + np.array([len(free), len(evicted), overflowed])
-        change = Change(touched, before, after, evicted, self.totals.copy(), totals)
-        self._reindex(self.state[IDS, evicted], new, given)
+        more = len(again) + len(free) - len(let_go)
+        totals = self.totals + np.array([more, len(evicted) + len(let_go), overflowed])
+        change = Change(touched, before, after, np.append(again, evicted), self.totals.copy(), totals)
+        self._reindex(self.state[IDS, np.append(evicted, let_go)], new, given)
         self._write(touched, after, totals)
+        if len(again) or len(let_go):
+            self._holes = np.union1d(holes[len(again) :], let_go)
         return change
 
     def undo(self, change: Change) -> None:
@@ -195,8 +207,8 @@ class RowMap:
 
     def _evicted(self, used: np.ndarray, number: int, step: int, seen: int) -> np.ndarray:
         """Returns at most `number` rows to take from their ids, without rows that this step uses."""
-        idle = np.ones(self.totals[USED] + 1, bool)
-        idle[SHARED], idle[used] = False, False
+        idle = np.ones(self._top() + 1, bool)
+        idle[SHARED], idle[used], idle[self._rows_let_go()] = False, False, False
         rows = np.flatnonzero(idle)
         number = min(number, len(rows))
         if number <= 0:
@@ -210,12 +222,31 @@ class RowMap:
         tied = tied[second[first == last].argsort(kind="stable")]
         return np.sort(np.concatenate([sure, tied[: number - len(sure)]]))
 
+    def _unused(self, used: np.ndarray, since: int | None) -> np.ndarray:
+        """Returns the rows of the ids whose last step is `since` or earlier, without rows that this step uses."""
+        if since is None:
+            return np.zeros(0, np.int64)
+        state = self.state[:, : self._top() + 1]
+        idle = (state[IDS] != FREE) & (state[LAST_USED] <= since)
+        idle[SHARED], idle[used] = False, False
+        return np.flatnonzero(idle)
+
+    def _rows_let_go(self) -> np.ndarray:
+        """Returns the rows that were let go and not given again, ascending."""
+        if self._holes is None:
+            self._holes = np.flatnonzero(self.state[COUNTS] == LET_GO)
+        return self._holes
+
+    def _top(self) -> int:
+        """Returns the last row that was ever given."""
+        return int(self.totals[USED]) + len(self._rows_let_go())
+
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns all ids in ascending order, and their rows."""
         if self._index is None:
-            ids = self.state[IDS, 1 : self.totals[USED] + 1]
-            order = ids.argsort(kind="stable")
-            self._index = ids[order], (order + 1).astype(np.int32)
+            rows = own_rows(self.state[IDS])
+            order = self.state[IDS, rows].argsort(kind="stable")
+            self._index = self.state[IDS, rows][order], rows[order].astype(np.int32)
         return self._index
 
     def _reindex(self, gone: np.ndarray, new: np.ndarray, rows: np.ndarray) -> None:

@@ -72,14 +72,22 @@ class ManagedIds:
         for table in self._kept:
             self._maps[table].evict = saved.get(table, EARLIER_DEFAULT)
 
-    def batches(self, batches: Iterator[Batch], steps_done: int) -> Iterator[Batch]:
-        """Yields batches with rows in place of raw ids, which get their rows in the order of the steps."""
-        return self._mapped(batches, steps_done) if self._maps else batches
+    def batches(self, batches: Iterator[Batch], steps_done: int, unused_since: int | None = None) -> Iterator[Batch]:
+        """Yields batches with rows in place of raw ids, which get their rows in the order of the steps.
 
-    def _mapped(self, batches: Iterator[Batch], steps_done: int) -> Iterator[Batch]:
+        Args:
+            batches: This rank's batches.
+            steps_done: Steps before the first of them.
+            unused_since: Ids that no step after this one had lose their rows with the first batch. Unset: they keep
+                them until other ids need the rows.
+        """
+        return self._mapped(batches, steps_done, unused_since) if self._maps else batches
+
+    def _mapped(self, batches: Iterator[Batch], steps_done: int, unused_since: int | None) -> Iterator[Batch]:
         for step, batch in enumerate(batches, steps_done + 1):
             found = self._global_ids(batch.sparse)
-            changes = {table: self._maps[table].update(*found[table], step) for table in self._maps}
+            since = unused_since if step == steps_done + 1 else None
+            changes = {table: self._maps[table].update(*found[table], step, since) for table in self._maps}
             self._ahead.append((step, changes))
             yield self.looked_up(batch)
 

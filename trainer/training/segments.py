@@ -276,7 +276,16 @@ class Chain:
             steps_done=self._steps,
             last_step=place.last_step,
             segment=place,
+            unused_since=broadcast_from_rank0(context, self._unused_since),
         )
+
+    def _unused_since(self) -> int | None:
+        """Returns the last step before the newest `forget_after` segments, at the start of another; on rank 0."""
+        after = self._config.data.segments.forget_after
+        if after is None or self._under_way:  # then it was done at its first step
+            return None
+        first_steps = [line["first_step"] for line in self._ledger.lines() if line["samples"]]
+        return first_steps[-after] if len(first_steps) >= after else None
 
     def _train(self, order: EpochOrder) -> None:
         """Evaluates on a segment, unless that is done, trains on it, saves, and notes it."""

@@ -66,6 +66,7 @@ class EpochOrder:
         steps_done: Steps that the run has taken before this job; the next step is one more.
         last_step: The step that training ends with.
         segment: The segment that these are the samples of; None if the data has none.
+        unused_since: Managed ids that no step after this one had lose their rows with the next step; None keeps all.
     """
 
     files: FileSet
@@ -75,6 +76,7 @@ class EpochOrder:
     steps_done: int
     last_step: int
     segment: "SegmentPlace | None" = None
+    unused_since: int | None = None
 
     @property
     def steps_before(self) -> int:

@@ -129,7 +129,7 @@ def session_of(
             reporter=reporter,
             histograms=Histograms(claimed.config.report.histograms_every_steps, claimed.context),
             profiler=_open_profiler(claimed, order, job.requests, reporter),
-            batches=StallTimer(model.managed.batches(order.batches(), order.steps_done)),
+            batches=StallTimer(model.managed.batches(order.batches(), order.steps_done, order.unused_since)),
             stop_requests=job.stop_requests,
             watchdog=job.watchdog,
             step_state=step_state,

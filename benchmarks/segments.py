@@ -4,11 +4,14 @@ Writes the table of docs/continuous.md. MovieLens-100k in 30 segments must be in
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from docs.generate import ROOT, table, write_measured
 
@@ -17,16 +20,17 @@ CONFIG = "movielens_segments"
 SEGMENTS = ROOT / "data" / "movielens" / "segments"
 SEEDS = (0, 1, 2)
 STATIC = 9  # the last segment that the static model is trained on
-EVALUATED = range(10, 30, 4)
-NONE = ("--data.segments.path", "None")  # a run of files
+EVALUATED = range(STATIC + 1, 30)
+AT_ONCE = 2  # seeds, each on one thread
 
 
 def main() -> None:
     """Measures all and rewrites the table."""
-    found = {seed: _of_seed(seed) for seed in SEEDS}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = dict(zip(SEEDS, pool.map(_of_seed, SEEDS), strict=True))
     ways = list(found[0])
     rows = [
-        [f"{segment:02d}", *(_mean([found[seed][way][segment] for seed in SEEDS]) for way in ways)]
+        [_name(segment), *(_mean([found[seed][way][segment] for seed in SEEDS]) for way in ways)]
         for segment in EVALUATED
     ]
     overall = [[statistics.mean(found[seed][way].values()) for seed in SEEDS] for way in ways]
@@ -37,34 +41,45 @@ def main() -> None:
 def _of_seed(seed: int) -> dict[str, dict[int, float]]:
     """Returns the normalized entropy on segments before any training on them, by the way that the model was trained."""
     with tempfile.TemporaryDirectory() as folder:
-        train = ("train", CONFIG, "--train.seed", str(seed))
-        _run(*train, "--out", f"{folder}/chain")
-        lines = [json.loads(line) for line in Path(folder, "chain/segments.jsonl").read_text().splitlines()]
-        _run(*train, "--out", f"{folder}/static", "--data.segments.until", f"{STATIC:02d}")
-        found: dict[str, dict[int, float]] = {
-            "each segment": {int(line["segment"]): line["before"]["normalized_entropy"] for line in lines},
-            f"segments 00 to {STATIC:02d}": {},
-            "from scratch, all before": {},
-            "from scratch, the one before": {},
+        train, chain = ("train", CONFIG, "--train.seed", str(seed)), f"{folder}/chain"
+        _run(*train, "--out", chain, "--data.segments.until", f"{STATIC:02d}")
+        step = _lines(f"{chain}/segments.jsonl")[-1]["step"]
+        _run(*train, "--out", chain, "--checkpoint.keep.segments", "30")
+        _run("segments", CONFIG, "--out", chain, "--static", str(step))
+        found = {
+            "each segment": {line["segment"]: line["before"] for line in _lines(f"{chain}/segments.jsonl")},
+            f"segments 00 to {STATIC:02d}": {
+                line["segment"]: line["values"] for line in _lines(f"{chain}/segments-static-{step}.jsonl")
+            },
+            "from scratch, all before": {_name(number): _anew(train, folder, 0, number) for number in EVALUATED},
+            "from scratch, the one before": {
+                _name(number): _anew(train, folder, number - 1, number) for number in EVALUATED
+            },
         }
-        found["each segment"] = {segment: found["each segment"][segment] for segment in EVALUATED}
-        _, static, anew, last = found
-        for segment in EVALUATED:
-            test = ("--data.test", str(_file(segment)))
-            _run("evaluate", CONFIG, "--out", f"{folder}/static", *NONE, *test)
-            result = json.loads(Path(folder, "static/evaluation-test.json").read_text())
-            found[static][segment] = result["normalized_entropy"]
-            for way, first in ((anew, 0), (last, segment - 1)):
-                files = [str(_file(number)) for number in range(first, segment)]
-                out = f"{folder}/{first}-{segment}"
-                _run(*train, "--out", out, *NONE, "--data.train", *files, *test, "--train.epochs", "1")
-                evaluated = Path(out, "evaluations.jsonl").read_text().splitlines()[-1]
-                found[way][segment] = json.loads(evaluated)["normalized_entropy"]
-    return found
+    return {
+        way: {number: metrics[_name(number)]["normalized_entropy"] for number in EVALUATED}
+        for way, metrics in found.items()
+    }
 
 
-def _file(segment: int) -> Path:
-    return SEGMENTS / f"{segment:02d}.parquet"
+def _anew(train: tuple[str, ...], folder: str, first: int, until: int) -> dict[str, float]:
+    """Trains one pass over the segments from `first` to before `until`, and returns the metrics on `until`."""
+    data = ("--data.train", *(_file(number) for number in range(first, until)), "--data.test", _file(until))
+    out = f"{folder}/{first}-{until}"
+    _run(*train, "--out", out, "--data.segments.path", "None", *data, "--train.epochs", "1")
+    return _lines(f"{out}/evaluations.jsonl")[-1]
+
+
+def _lines(file: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(file).read_text().splitlines()]
+
+
+def _name(segment: int) -> str:
+    return f"{segment:02d}"
+
+
+def _file(segment: int) -> str:
+    return str(SEGMENTS / f"{_name(segment)}.parquet")
 
 
 def _mean(values: list[float]) -> str:
@@ -73,7 +88,9 @@ def _mean(values: list[float]) -> str:
 
 def _run(*words: str) -> None:
     print(" ".join(words[:6]), flush=True)
-    subprocess.run([sys.executable, "-m", "trainer", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "trainer", *words]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from command import run_trainer
 from jobs import config, launch, losses, write_rows
 
 from trainer.checkpoint.consolidate import read_tensors
+from trainer.checkpoint.deltas import packed, unpacked
 from trainer.checkpoint.saved_rows import SavedRows
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.staging import Staging
@@ -219,5 +220,30 @@ def test_bits_count_and_not_values():
     value[0, 0] = -0.0
     value[2, 1] = float("nan")
     found = staging.changes({"table.t.s": value})
-    assert found["delta.table.t.s@0,0.rows"].tolist() == [0, 2]
+    assert unpacked(found["delta.table.t.s@0,0.rows"]).tolist() == [0, 2]
     assert found["delta.table.t.s@0,0.values"][0].signbit().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("rows", [[], [0], [63, 64], [5, 999], [*range(0, 1000, 7)], [*range(1000)]])
+def test_numbers_of_rows_take_few_bytes(rows):
+    found = packed(torch.tensor(rows, dtype=torch.int64), 1000)
+    assert unpacked(found).tolist() == rows
+    assert found.nbytes <= min(4 * len(rows), 125)
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype"), [(16, torch.float32), (3, torch.float32), (5, torch.float16), (0, torch.int64)]
+)
+def test_changed_rows_are_those_of_a_plain_comparison(columns, dtype):
+    """Also of a view that does not begin at eight bytes."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (3000, columns) if columns else (3000,)
+    value = (torch.randn(3000 * max(1, columns) + 1, generator=generator) * 9).to(dtype)[1:].view(shape)
+    staging, before = Staging(), value.clone()
+    staging.copy({"table.t.s": value})
+    value[::9] += 1
+    found = staging.changes({"table.t.s": value})
+    rows = (value != before).view(3000, -1).any(1).nonzero().view(-1)
+    assert unpacked(found["delta.table.t.s@0,0.rows"]).tolist() == rows.tolist()
+    assert found["delta.table.t.s@0,0.values"].equal(value[rows])
+    assert not staging.changes({"table.t.s": value})

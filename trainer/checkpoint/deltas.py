@@ -3,7 +3,7 @@
 Everything else is whole in a delta, under its usual name. The changed rows of NAME's local shard that begins at row R
 and column C are two tensors:
 
-`delta.NAME@R,C.rows`      their numbers in the shard, ascending, `[N]` int32
+`delta.NAME@R,C.rows`      their numbers in the shard, ascending, `[N]` int32; or a bit for each row, if that is less
 `delta.NAME@R,C.values`    their values, `[N, columns of the shard]`, or `[N]`
 """
 
@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata
@@ -26,6 +27,26 @@ def name_of_changes(name: str, offsets: list[int], part: str) -> str:
     """Returns the name of the numbers or the values of changed rows, by the offsets of their local shard."""
     first, column = [*offsets, 0][:2]
     return f"delta.{name}@{first},{column}.{part}"
+
+
+def packed(rows: Tensor, of: int) -> Tensor:
+    """Returns numbers of rows, `[N]` int64, in the fewest bytes.
+
+    Args:
+        rows: The numbers, ascending.
+        of: Rows of the shard.
+    """
+    assert of <= torch.iinfo(torch.int32).max, of
+    if 32 * len(rows) <= of:
+        return rows.int()
+    bits = np.zeros(of, bool)
+    bits[rows.numpy()] = True
+    return torch.from_numpy(np.packbits(bits))
+
+
+def unpacked(rows: Tensor) -> Tensor:
+    """Returns the numbers of rows that `packed` has packed."""
+    return torch.from_numpy(np.unpackbits(rows.numpy()).nonzero()[0]) if rows.dtype == torch.uint8 else rows.long()
 
 
 def is_of_changes(name: str) -> bool:
@@ -79,19 +100,19 @@ class ChangedRows:
             places = (numbers[begin:end] - first).to(target.device)
             values = self._read(shard.tensor(VALUES), begin, end)
             if target.dim() == 1:
-                target[places] = values.to(target.device)
+                target.index_copy_(0, places, values.to(target.device))
                 continue
             left = max(column, shard.column)
             right = min(column + target.shape[1], shard.column + values.shape[1])
             if left < right:
                 found = values[:, left - shard.column : right - shard.column]
-                target[places, left - column : right - column] = found.to(target.device)
+                target[:, left - column : right - column].index_copy_(0, places, found.to(target.device))
 
     def _numbers_of(self, shard: _Shard) -> Tensor:
         """Returns the changed rows of a local shard, as rows of the tensor."""
         if shard not in self._numbers:
             name = shard.tensor(ROWS)
-            self._numbers[shard] = self._read(name, 0, self._stored.entries[name].size[0]).long() + shard.first
+            self._numbers[shard] = unpacked(self._read(name, 0, self._stored.entries[name].size[0])) + shard.first
         return self._numbers[shard]
 
     def _read(self, name: str, start: int, stop: int) -> Tensor:

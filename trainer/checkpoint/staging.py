@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torch.distributed.remote_device import _remote_device
 
-from trainer.checkpoint.deltas import ROWS, VALUES, name_of_changes
+from trainer.checkpoint.deltas import ROWS, VALUES, name_of_changes, packed
 from trainer.checkpoint.state_dict import State, is_by_row
 from trainer.checkpoint.store import Chain
 from trainer.core.local_shards import local_shards_of, placed_shards
 
-BLOCK_BYTES = 1 << 20  # compared at once: what stays in the cache is compared three times as fast
-INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BLOCK_BYTES = 1 << 24  # compared at once
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 # DCP's async_save stages, too, but gives the copy away: a failed save could only be retried with later weights. Its
@@ -65,7 +65,7 @@ class Staging:
             for staged, (local_shard, offsets) in self._pairs(name, value):
                 rows, values = _update(staged, local_shard)
                 if len(rows):
-                    found[name_of_changes(name, offsets, ROWS)] = rows
+                    found[name_of_changes(name, offsets, ROWS)] = packed(rows, len(staged))
                     found[name_of_changes(name, offsets, VALUES)] = values
         return found
 
@@ -80,30 +80,35 @@ class Staging:
 
 
 def _update(staged: Tensor, now: Tensor) -> tuple[Tensor, Tensor]:
-    """Copies the rows that differ, and returns their numbers, `[N]` int32, and values.
+    """Copies the rows that differ, and returns their numbers, `[N]` int64, and values.
 
     Args:
         staged: The copy, on the CPU.
         now: The local shard, on any device.
     """
-    assert len(now) <= torch.iinfo(torch.int32).max, len(now)
     numbers, values = [torch.empty(0, dtype=torch.int64)], [staged[:0]]
     step = max(1, BLOCK_BYTES // (now[:1].numel() * now.element_size()))
     for first in range(0, len(now), step):
         before, block = staged[first : first + step], now[first : first + step]
-        differs = _as_integers(before.to(block.device)) != _as_integers(block)
-        rows = (differs.any(1) if differs.dim() == 2 else differs).nonzero().view(-1)
+        rows = _differ(before.to(block.device), block).nonzero().view(-1)
         if len(rows):
-            changed, rows = block[rows].cpu(), rows.cpu()
-            before[rows] = changed
+            changed, rows = block.index_select(0, rows).cpu(), rows.cpu()
+            before.index_copy_(0, rows, changed)  # up to 30 times as fast as an assignment
             numbers.append(rows + first)
             values.append(changed)
-    return torch.cat(numbers).int(), torch.cat(values)
+    return torch.cat(numbers), torch.cat(values)
 
 
-def _as_integers(values: Tensor) -> Tensor:
-    """Returns the bits of values: NaN is equal to itself, and 0 is not -0."""
-    return values.view(INTEGER[values.element_size()])
+def _differ(before: Tensor, now: Tensor) -> Tensor:
+    """Returns whether each row differs in any bit: NaN is equal to itself, and 0 is not -0."""
+    if now.dim() == 1:
+        dtype = next(one for one in INTEGERS if one.itemsize == now.element_size())
+        return before.view(dtype) != now.view(dtype)
+    # The fewer integers, the faster.
+    places = [size * one.element_size() for one in (before, now) for size in (one.storage_offset(), *one.stride()[:-1])]
+    sizes = [now.shape[1] * now.element_size(), *places]
+    dtype = next(one for one in INTEGERS if all(size % one.itemsize == 0 for size in sizes))
+    return (before.view(dtype) != now.view(dtype)).any(1)
 
 
 def _empty_like(value: Tensor) -> Tensor:

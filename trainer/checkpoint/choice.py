@@ -4,7 +4,7 @@ import re
 import tomllib
 
 from trainer.checkpoint.retention import Evaluations, ranking, scores
-from trainer.checkpoint.store import Checkpoint, Checkpoints
+from trainer.checkpoint.store import Checkpoint, Checkpoints, FindDamage
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
@@ -23,7 +23,9 @@ def check_choice(key: str, choice: str) -> None:
         raise InputError(f"{key} is '{choice}'; allowed: {NEWEST}, {BEST}, or the number of a step")
 
 
-def find_checkpoint(run: RunDirectory, run_key: str, choice: str, key: str) -> Checkpoint:
+def find_checkpoint(
+    run: RunDirectory, run_key: str, choice: str, key: str, find: FindDamage | None = None
+) -> Checkpoint:
     """Returns a committed checkpoint of a run that is not damaged.
 
     Args:
@@ -31,6 +33,7 @@ def find_checkpoint(run: RunDirectory, run_key: str, choice: str, key: str) -> C
         run_key: The flag or key that named it.
         choice: newest, best by the run's own checkpoint.keep.best, or the number of a step.
         key: The flag or key that gave the choice.
+        find: Verifies files. Unset: `find_damage`, on this rank alone.
 
     Raises:
         InputError: There is no such checkpoint.
@@ -39,21 +42,22 @@ def find_checkpoint(run: RunDirectory, run_key: str, choice: str, key: str) -> C
     checkpoints = Checkpoints(run)
     with named(run_key, run.url):
         if choice not in (NEWEST, BEST):
-            return checkpoint_of_step(checkpoints, int(choice), f"{key} is {choice}")
-        found = checkpoints.newest() if choice == NEWEST else _best(run, checkpoints, key)
+            return checkpoint_of_step(checkpoints, int(choice), f"{key} is {choice}", find)
+        found = checkpoints.newest(find) if choice == NEWEST else _best(run, checkpoints, key, find)
     if found is None:
         lacks = f"evaluated checkpoint; choose another {key}" if choice == BEST else "committed checkpoint; train first"
         raise InputError(f"{run_key} is '{run.url}', which holds no {lacks}")
     return found
 
 
-def checkpoint_of_step(checkpoints: Checkpoints, step: int, given: str) -> Checkpoint:
+def checkpoint_of_step(checkpoints: Checkpoints, step: int, given: str, find: FindDamage | None = None) -> Checkpoint:
     """Returns the checkpoint of a step.
 
     Args:
         checkpoints: The checkpoints of the run.
         step: The step.
         given: The flag or key that asked for it, `KEY is VALUE`.
+        find: Verifies files. Unset: `find_damage`, on this rank alone.
 
     Raises:
         InputError: There is no such checkpoint, or it is damaged.
@@ -62,20 +66,23 @@ def checkpoint_of_step(checkpoints: Checkpoints, step: int, given: str) -> Check
     known = ", ".join(str(other) for other in steps if other != step) or "none"
     if step not in steps:
         raise InputError(f"{given}, which is no committed checkpoint; that run has checkpoints of steps: {known}")
-    if damage := checkpoints.damage(step):
+    if damage := checkpoints.damage(step, find=find):
         raise InputError(f"{given}, which is damaged: {damage}; that run also has checkpoints of steps: {known}")
     return checkpoints.at(step)
 
 
-def best_checkpoint(checkpoints: Checkpoints, metric: str, evaluations: Evaluations) -> Checkpoint | None:
+def best_checkpoint(
+    checkpoints: Checkpoints, metric: str, evaluations: Evaluations, find: FindDamage | None = None
+) -> Checkpoint | None:
     """Returns the best checkpoint that is not damaged; None if no checkpoint was evaluated.
 
     Args:
         checkpoints: The checkpoints of the run.
         metric: The metric of data.validation to go by.
         evaluations: The evaluations of the run.
+        find: Verifies files. Unset: `find_damage`, on this rank alone.
     """
-    return checkpoints.first_good(ranking(metric, scores(metric, checkpoints.steps(), evaluations)))
+    return checkpoints.first_good(ranking(metric, scores(metric, checkpoints.steps(), evaluations)), find)
 
 
 def read_evaluations(run: RunDirectory) -> Evaluations:
@@ -83,10 +90,10 @@ def read_evaluations(run: RunDirectory) -> Evaluations:
     return run.read_records("evaluations.jsonl")
 
 
-def _best(run: RunDirectory, checkpoints: Checkpoints, key: str) -> Checkpoint | None:
+def _best(run: RunDirectory, checkpoints: Checkpoints, key: str, find: FindDamage | None) -> Checkpoint | None:
     keep = tomllib.loads(run.read("config.toml") or "").get("checkpoint", {}).get("keep", {})
     if "best" not in keep:
         raise InputError(
             f"{key} is 'best', but the run '{run.url}' has no checkpoint.keep.best, the metric to go by; name a step"
         )
-    return best_checkpoint(checkpoints, keep["best"], read_evaluations(run))
+    return best_checkpoint(checkpoints, keep["best"], read_evaluations(run), find)

@@ -17,7 +17,8 @@ import json
 import posixpath
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,9 @@ CRC-32 detects accidental truncation and corruption, not forgery. zlib releases 
 little.
 """
 READ_BYTES = 1 << 22
+VERIFY_THREADS = 4  # files that a rank verifies at once; zlib and files let go of Python's lock
+FindDamage = Callable[[Storage, str, dict[str, FileEntry]], str | None]
+"""Reads files in a directory back; returns the damage of one, None if all are as they were written."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +99,20 @@ class Checkpoints:
         """Returns the steps of the committed checkpoints, in order."""
         return sorted(_step(name) for name in self._names() if self._manifest(name) is not None)
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self, find: FindDamage | None = None) -> Checkpoint | None:
         """Returns the newest committed checkpoint that is not damaged; newer damaged ones are reported."""
-        return self.first_good(reversed(self.steps()))
+        return self.first_good(reversed(self.steps()), find)
 
-    def first_good(self, steps: Iterable[int]) -> Checkpoint | None:
-        """Returns the first undamaged checkpoint of these steps; reports the damaged ones before it."""
+    def first_good(self, steps: Iterable[int], find: FindDamage | None = None) -> Checkpoint | None:
+        """Returns the first undamaged checkpoint of these steps; reports the damaged ones before it.
+
+        Args:
+            steps: The steps, in the order of preference.
+            find: Verifies files. Unset: `find_damage`, on this rank alone.
+        """
+        known: dict[int, str | None] = {}
         for step in steps:
-            damage = self.damage(step)
+            damage = self.damage(step, known, find)
             if damage is None:
                 return self.at(step)
             print(f"checkpoint {_name(step)} is skipped: {damage}; trying the next", flush=True)
@@ -113,16 +123,19 @@ class Checkpoints:
         train_state = json.loads(self._run.read(FOLDER, _name(step), STATE) or "")
         return Checkpoint(self.url(step), train_state.pop("step"), train_state)
 
-    def damage(self, step: int, known: dict[int, str | None] | None = None) -> str | None:
+    def damage(
+        self, step: int, known: dict[int, str | None] | None = None, find: FindDamage | None = None
+    ) -> str | None:
         """Reads the files of a committed checkpoint, and those of its chain; returns the damage, None if there is none.
 
         Args:
             step: Its step.
             known: The damage of the files of other checkpoints; gets that of those that are read.
+            find: Verifies files. Unset: `find_damage`, on this rank alone.
         """
         known, manifest = {} if known is None else known, self._manifest(_name(step))
         if step not in known:
-            known[step] = self._own_damage(step, manifest)
+            known[step] = self._own_damage(step, manifest, find or find_damage)
         if own := known[step]:
             return own
         predecessor = _predecessor(manifest)
@@ -133,15 +146,15 @@ class Checkpoints:
             return f"it is a delta on {_name(predecessor['step'])}, which is missing"
         if zlib.crc32(before.encode()) != predecessor["crc32"]:
             return f"it is a delta on {_name(predecessor['step'])}, which was replaced by another"
-        earlier = self.damage(predecessor["step"], known)
+        earlier = self.damage(predecessor["step"], known, find)
         return f"it is a delta on {_name(predecessor['step'])}: {earlier}" if earlier else None
 
-    def _own_damage(self, step: int, manifest: str | None) -> str | None:
+    def _own_damage(self, step: int, manifest: str | None, find: FindDamage) -> str | None:
         try:
             entries = json.loads(manifest or "")["files"]
         except (ValueError, KeyError):
             return f"{MANIFEST} is damaged"
-        return find_damage(self._run.fs, self._run.path(FOLDER, _name(step)), entries)
+        return find(self._run.fs, self._run.path(FOLDER, _name(step)), entries)
 
     def predecessors(self, steps: Iterable[int]) -> dict[int, int]:
         """Returns the steps of the checkpoints that the deltas among these steps build on."""
@@ -241,21 +254,27 @@ def _bytes(manifest: str) -> int:
 
 def find_damage(fs: Storage, directory: str, entries: dict[str, FileEntry]) -> str | None:
     """Reads files back; returns the damage of the first damaged file, None if all are as they were written."""
-    for name, expected in entries.items():
-        entry = entry_of(b"")
-        try:
-            path = posixpath.join(directory, name)
-            with os_errors(path), fs.open(path, "rb") as file:
-                while block := file.read(READ_BYTES):
-                    add_to(entry, block)
-        except OSError as error:
-            return f"{name} cannot be read ({error})"
-        if entry["bytes"] != expected["bytes"]:
-            return f"{name} is damaged: it has {plural(entry['bytes'], 'byte')}, and {expected['bytes']:,} were written"
-        if entry["crc32"] != expected["crc32"]:
-            return (
-                f"{name} is damaged: its CRC-32 is {entry['crc32']:08x}, and was {expected['crc32']:08x} when written"
-            )
+
+    def check(name: str) -> str | None:
+        return _damage_of(fs, directory, name, entries[name])
+
+    with ThreadPoolExecutor(VERIFY_THREADS) as threads:
+        return next(filter(None, threads.map(check, entries)), None)
+
+
+def _damage_of(fs: Storage, directory: str, name: str, expected: FileEntry) -> str | None:
+    entry = entry_of(b"")
+    try:
+        path = posixpath.join(directory, name)
+        with os_errors(path), fs.open(path, "rb") as file:
+            while block := file.read(READ_BYTES):
+                add_to(entry, block)
+    except OSError as error:
+        return f"{name} cannot be read ({error})"
+    if entry["bytes"] != expected["bytes"]:
+        return f"{name} is damaged: it has {plural(entry['bytes'], 'byte')}, and {expected['bytes']:,} were written"
+    if entry["crc32"] != expected["crc32"]:
+        return f"{name} is damaged: its CRC-32 is {entry['crc32']:08x}, and was {expected['crc32']:08x} when written"
     return None
 
 

@@ -174,6 +174,13 @@ def broadcast_from_rank0(
     return outcome[0]
 
 
+def broadcast_object(context: DistributedContext, value: T | None) -> T | None:
+    """Returns rank 0's value on every rank."""
+    values: list[Any] = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
 def broadcast_when_done(context: DistributedContext, make: Callable[[], T]) -> T:
     """As `broadcast_from_rank0`, for work that may outlast a collective, such as reading all data.
 

@@ -9,6 +9,7 @@ from torch import nn
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import Checkpoint
+from trainer.checkpoint.verify import verify_together
 from trainer.config.optim import AverageConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done, process_group
@@ -156,7 +157,7 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
             files = f"at least one {make_reader(config.data).format} file, glob or directory"
             others = "".join(f", or use --split {name}" for name in evaluator.splits)
             raise InputError(f"--split is {split}, but data.{split} is empty; name {files}{others}")
-        chosen = broadcast_from_rank0(context, lambda: find_checkpoint(run, "--out", checkpoint, "--checkpoint"))
+        chosen = verify_together(context, lambda find: find_checkpoint(run, "--out", checkpoint, "--checkpoint", find))
         model = restore_evaluated(config, chosen, context)
         with model.averaged():
             metrics = evaluator.evaluate(model.model, split, model.managed)

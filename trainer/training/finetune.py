@@ -8,7 +8,8 @@ from tabulate import tabulate
 from trainer.checkpoint.choice import NEWEST, check_choice, checkpoint_of_step, find_checkpoint
 from trainer.checkpoint.restore import fill, saved_shapes, shapes_of
 from trainer.checkpoint.state_dict import is_table, table_of
-from trainer.checkpoint.store import FOLDER, NAME, Checkpoint, Checkpoints
+from trainer.checkpoint.store import FOLDER, NAME, Checkpoint, Checkpoints, FindDamage
+from trainer.checkpoint.verify import verify_together
 from trainer.checkpoint.weight_names import WeightMap, Weights, match
 from trainer.config.data import DataConfig
 from trainer.config.train import FinetuneConfig
@@ -49,7 +50,7 @@ def finetune(
     url = config.checkpoint
     if url is None:
         return {}
-    source = broadcast_from_rank0(context, lambda: find_source(url, config.take))
+    source = verify_together(context, lambda find: find_source(url, config.take, find))
     if config.optimizer_state:
         initialize()
     tensors = model.tensors() if config.optimizer_state else model.weights() | model.managed.tensors()
@@ -65,12 +66,13 @@ def finetune(
     return {"finetune": facts | found.outcomes}
 
 
-def find_source(url: str, take: str = NEWEST) -> Checkpoint:
+def find_source(url: str, take: str = NEWEST, find: FindDamage | None = None) -> Checkpoint:
     """Returns a checkpoint of a run directory, or the one at the URL.
 
     Args:
         url: A run directory or one of its checkpoints.
         take: Which one of a run directory: newest, best, or the number of a step.
+        find: Verifies files. Unset: `find_damage`, on this rank alone.
 
     Raises:
         InputError: There is no such checkpoint, or it is damaged.
@@ -83,8 +85,8 @@ def find_source(url: str, take: str = NEWEST) -> Checkpoint:
             raise InputError(f"{TAKE} is '{take}', but {KEY} is '{url}', one checkpoint; name its run directory")
         checkpoints = Checkpoints(RunDirectory("/".join(run[2:]) or ".", KEY))
         with named(KEY, url):
-            return checkpoint_of_step(checkpoints, int(name.removeprefix("step-")), f"{KEY} is '{url}'")
-    return find_checkpoint(RunDirectory(url, KEY), KEY, take, TAKE)
+            return checkpoint_of_step(checkpoints, int(name.removeprefix("step-")), f"{KEY} is '{url}'", find)
+    return find_checkpoint(RunDirectory(url, KEY), KEY, take, TAKE, find)
 
 
 def _match(config: FinetuneConfig, data: DataConfig, here: Weights, source: Checkpoint) -> WeightMap:

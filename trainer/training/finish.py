@@ -6,8 +6,8 @@ from torch import nn
 from trainer.checkpoint.choice import best_checkpoint
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import Checkpoints
+from trainer.checkpoint.verify import verify_together
 from trainer.core.console import next_commands
-from trainer.core.distributed import broadcast_from_rank0
 from trainer.core.outcome import FAILED, FINISHED_WORD
 from trainer.run.page import PAGE
 from trainer.run.step_clock import in_words
@@ -76,8 +76,8 @@ def _restore_best(session: Session, step: int) -> int:
     """Fills the model from the best checkpoint and returns its step."""
     session.saver.wait()  # the checkpoint of the last step may be the best
     metric, checkpoints = session.config.checkpoint.keep.best or "", Checkpoints(session.directory)
-    best = broadcast_from_rank0(
-        session.context, lambda: best_checkpoint(checkpoints, metric, session.reporter.evaluations())
+    best = verify_together(
+        session.context, lambda find: best_checkpoint(checkpoints, metric, session.reporter.evaluations(), find)
     )
     # If the last step could not be saved, a stop request would save the best weights under the last step's number.
     if best is None or best.step == step or session.saver.saved_step != step:

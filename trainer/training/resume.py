@@ -4,7 +4,7 @@ import re
 import tomllib
 from typing import Any, Literal
 
-from trainer.checkpoint.store import FOLDER, MANIFEST, Checkpoint, Checkpoints
+from trainer.checkpoint.store import FOLDER, MANIFEST, Checkpoint, Checkpoints, FindDamage
 from trainer.config.may_change import changed_keys
 from trainer.config.root import Config, to_toml
 from trainer.core.errors import InputError
@@ -76,14 +76,20 @@ def _may_grow(config: Config, key: str, before: Any, after: Any) -> bool:
     return found is not None and after > before and config.data.sparse[found[1]].ids in IN_THEIR_ROWS
 
 
-def find_start(checkpoints: Checkpoints, resume: Resume, url: str) -> Checkpoint | None:
+def find_start(checkpoints: Checkpoints, resume: Resume, url: str, find: FindDamage) -> Checkpoint | None:
     """Returns the checkpoint to resume from, None for a start from scratch.
+
+    Args:
+        checkpoints: The checkpoints of the run.
+        resume: Whether there may be one.
+        url: The run directory.
+        find: Verifies files.
 
     Raises:
         InputError: `resume` is must without a checkpoint, or never with one, or no checkpoint can be read.
     """
     with named("--out", url):
-        newest = checkpoints.newest()
+        newest = checkpoints.newest(find)
     if resume == "must" and newest is None:
         raise InputError(f"--resume is must, but '{url}' holds no committed checkpoint; use --resume auto")
     if resume == "never" and newest is not None:

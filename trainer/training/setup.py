@@ -14,6 +14,7 @@ from trainer.checkpoint.restore import restore
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.store import Chain, Checkpoint, Checkpoints
+from trainer.checkpoint.verify import verify_together
 from trainer.config.root import Config, to_toml
 from trainer.core.console import plural
 from trainer.core.digest import digest
@@ -152,7 +153,7 @@ def claim_run(config: Config, directory: RunDirectory, resume: Resume, context: 
     checkpoints = Checkpoints(directory)
     broadcast_from_rank0(context, lambda: _remove_leftovers(checkpoints))  # the lock is held: no other job writes them
     started = time.monotonic()
-    start = broadcast_from_rank0(context, lambda: find_start(checkpoints, resume, directory.url))
+    start = verify_together(context, lambda find: find_start(checkpoints, resume, directory.url, find))
     verify_seconds = time.monotonic() - started
     return ClaimedRun(config=config, context=context, directory=directory, start=start, verify_seconds=verify_seconds)
 

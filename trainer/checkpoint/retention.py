@@ -51,10 +51,12 @@ def reasons_to_keep(
         ends: The segments that end with a checkpoint, by its step, in order.
         predecessors: The step that each delta builds on, by its own.
     """
-    newest_ends = [*ends][-keep.segments :] if keep.segments else []
+    # Sets: a run that keeps all of 10,000 checkpoints looked 10,000 times through as many steps.
+    newest = {*steps[-keep.newest :]}
+    newest_ends = {*[*ends][-keep.segments :]} if keep.segments else set()
     best = best_step(keep.best, scores(keep.best, steps, evaluations)) if keep.best else None
     reasons = {
-        step: [f"newest {keep.newest}"] * (step in steps[-keep.newest :])
+        step: [f"newest {keep.newest}"] * (step in newest)
         + [f"best {keep.best}"] * (step == best)
         + [f"every {plural(keep.every_steps, 'step')}"] * (keep.every_steps > 0 and step % keep.every_steps == 0)
         + [f"end of segment {ends.get(step)}"] * (step in newest_ends)

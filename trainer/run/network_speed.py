@@ -65,7 +65,10 @@ def partners(hosts: list[str], rank: int) -> list[int]:
         hosts: The host of each rank.
         rank: The rank.
     """
-    sides = [[other for other, name in enumerate(hosts) if name == host] for host in dict.fromkeys(hosts)]
+    of_host: dict[str, list[int]] = {}
+    for other, host in enumerate(hosts):
+        of_host.setdefault(host, []).append(other)
+    sides = [*of_host.values()]
     if len(sides) == 1:
         sides = [[other] for other in sides[0]]
     side = next(number for number, ranks in enumerate(sides) if rank in ranks)

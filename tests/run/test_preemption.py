@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 from command import write_config
+from forked import run_forked
 from jobs import config, losses, write_rows
+from ranks import run_on_ranks
 from trainer_process import Gate, Training, committed, is_running
 
-from trainer.run.preemption import SAME_REQUEST_SECONDS
+from trainer.core.distributed import process_group
+from trainer.run import preemption
+from trainer.run.preemption import SAME_REQUEST_SECONDS, Action, StopRequests
 
 STEPS, GATE = 30, 10
 STOPS = "training stops after this step"
@@ -116,3 +120,25 @@ def test_a_job_with_too_little_time_to_save_keeps_its_last_checkpoint(setting, g
     said = f"saved {url}" if stopped == saved else f"{lost}: the newest checkpoint saved is {url}"
     assert job.outcome() == f"stopped at step {stopped}, {said}\n"
     assert job.code == 75
+
+
+def record_actions(folder: Path) -> None:
+    """Calls as in ten steps; rank 1 requests a save from the third until it begins, and a stop from the eighth."""
+    preemption.RANKS_PER_CALL = 1
+    with process_group() as context:
+        requests, actions = StopRequests(context), []
+        for step in range(10):
+            if step == 7 and context.rank == 1:
+                requests.take(signal.SIGTERM)
+            wants_save = context.rank == 1 and step >= 2 and Action.SAVE not in actions
+            actions.append(requests.all_reduce(save=wants_save))
+        (folder / f"{context.rank}.json").write_text(json.dumps(actions))
+
+
+def test_many_ranks_exchange_requests_once_in_several_calls(tmp_path):
+    """As two ranks do where each more rank adds a call: at the second call, the fourth, the sixth."""
+    run_forked(run_on_ranks, 2, record_actions, tmp_path, folder=tmp_path)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    go, save, stop = Action.CONTINUE, Action.SAVE, Action.STOP
+    assert first == [go, go, go, go, go, save, go, go, go, stop]

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import re
+import resource
 import signal
 import sys
 import time
@@ -31,6 +32,7 @@ LOST_PEER = re.compile(
 )
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of mallopt, in malloc.h
 NEVER = -1
+GLOO_GROUPS, OTHER_FILES = 8, 1024  # at most: of all ranks, of requests, saves, managed ids, preflight, and TorchRec's
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ def process_group(collective_seconds: float = COLLECTIVE_SECONDS) -> Iterator[Di
         torch.cuda.set_device(context.device)  # object collectives of NCCL use the current device
     else:
         _keep_freed_memory()
+    _allow_connections(context.world_size)
     cores = len(os.sched_getaffinity(0))
     # torch starts a thread per core, and more threads than cores made a step three times slower (505, not 170 ms).
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // context.local_world_size)))
@@ -102,6 +105,19 @@ def process_group(collective_seconds: float = COLLECTIVE_SECONDS) -> Iterator[Di
     finally:
         gc.collect()  # models in cycles and tracebacks keep the group's threads alive, which must end before Python
         dist.destroy_process_group()
+
+
+def _allow_connections(ranks: int) -> None:
+    """Raises the limit of open files, as far as allowed, to what connections to all ranks take.
+
+    Each Gloo group of a job has one from every rank to every other; the usual limit of 1,024 files ends at 400 ranks.
+    """
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = OTHER_FILES + GLOO_GROUPS * ranks
+    if resource.RLIM_INFINITY != now < needed:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (needed if most == resource.RLIM_INFINITY else min(needed, most), most)
+        )
 
 
 def check_gpus(ranks: int, gpus: int) -> None:

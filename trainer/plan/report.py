@@ -4,6 +4,7 @@ from tabulate import tabulate
 from torch import nn
 from torchrec.distributed.types import ShardingPlan
 
+from planner.planned_table import ranges
 from trainer.models.embeddings import table_shapes, value_bytes
 from trainer.plan.memory import table_bytes
 from trainer.plan.sharding_plan import shards_of, table_plans
@@ -23,7 +24,7 @@ def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:
         shards = shards or [(rank, size) for rank in range(world_size)]
         for rank, shard_size in shards:
             on_rank[rank] += shard_size
-        ranks = "all" if len(set(table.ranks or [])) in (0, world_size) else ",".join(map(str, table.ranks or []))
+        ranks = "all" if len(set(table.ranks or [])) in (0, world_size) else ",".join(ranges(table.ranks or []))
         lines.append([name, *shapes[name], table.sharding_type, table.compute_kernel, len(shards), ranks, size / 2**20])
     headers = ["table", "rows", "columns", "sharding type", "kernel", "shards", "ranks", "MiB"]
     loads = [[rank, size / 2**20] for rank, size in enumerate(on_rank)]

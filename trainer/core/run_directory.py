@@ -83,7 +83,8 @@ class JsonLines:
         text = run.read(name) or ""
         whole = _whole_lines(text)
         self._lines = [line for line in whole if json.loads(line)["step"] <= last_step]
-        self._written = len(whole) if "".join(f"{line}\n" for line in self._lines) == text else -1
+        is_as_written = len(self._lines) == len(whole) and text[-1:] in ("", "\n")
+        self._written = len(whole) if is_as_written else -1
         self.flush()
 
     def add(self, record: dict[str, Any]) -> None:

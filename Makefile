@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; then each process would compile all of this project again
 
-.PHONY: demo check test test-all test-slurm24 durations lint docs costs models ids serving plans planned-memory times published peers start growth segments checkpoint-deltas serving-deltas clean
+.PHONY: demo check test test-all test-slurm24 durations lint docs costs models ids serving plans planned-memory times published peers start growth scale segments checkpoint-deltas serving-deltas clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -90,6 +90,10 @@ start: $(VENV)/ready data/movielens/summary.json
 # How a step's processor time grows with tables, ranks and batch: the figure in docs/performance.md. Some minutes.
 growth: $(VENV)/ready
 	python -m benchmarks.growth
+
+# What grows with the number of ranks, up to 4,096, without these ranks: the tables in docs/scale.md. Five minutes.
+scale: $(VENV)/ready
+	python -m benchmarks.scale
 
 # The memory that plans are predicted to take beside what they took: the table in docs/planning.md. A few minutes.
 planned-memory: $(VENV)/ready

@@ -47,6 +47,7 @@ DOCS = [
         "step_times",
         "performance",
         "gpus",
+        "scale",
         "operating",
         "pipelines",
         "sweeps",

@@ -14,7 +14,8 @@ from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.data.columns import id_columns
-from trainer.data.dataset import DataFile, check_files
+from trainer.data.dataset import check_files
+from trainer.data.files import DataFile
 from trainer.rules.plain_types import is_list, meaning
 
 UNEVEN = 20  # times the median

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from trainer.config.data import DataConfig
 from trainer.config.select import SelectConfig
-from trainer.data.dataset import FileSet, RowGroup, inspect_files, list_files
+from trainer.data.dataset import FileSet, RowGroup, inspect_files
+from trainer.data.listing import list_files
 from trainer.data.readers.registry import make_reader
 from trainer.data.selected_files import find_evaluated_files, find_training_files
 from trainer.rules.plain_types import is_list, is_moment, plain_type
@@ -165,7 +166,7 @@ def _common_kinds(files: FileSet) -> dict[str, Kind]:
 
 
 def _common_kind(files: FileSet, name: str) -> Kind:
-    schemas = [file.schema for file in files.files]
+    schemas = files.files.first_of_schemas()
     kinds: set[Kind] = {kind_of(schema.field(name).type) if name in schema.names else "other" for schema in schemas}
     if len(kinds) > 1:
         kinds.discard("empty")

@@ -62,7 +62,7 @@ def column_types(files: FileSet, data: DataConfig) -> dict[str, pa.DataType]:
 
 
 def _type_of(column: str, files: FileSet) -> pa.DataType:
-    types = [plain_type(file.schema.field(column).type) for file in files.files]
+    types = [plain_type(schema.field(column).type) for schema in files.files.first_of_schemas()]
     return next((dtype for dtype in types if has_values(dtype)), types[0])
 
 
@@ -70,7 +70,9 @@ def lists_in(files: FileSet, data: DataConfig) -> list[str]:
     """Returns the sparse features whose column has lists. Training also keeps single ids with weights in lists."""
     columns = {name: columns_of(name, data.sparse[name])[0] for name in files.files[0].lists}
     return [
-        name for name, column in columns.items() if any(is_list(one.schema.field(column).type) for one in files.files)
+        name
+        for name, column in columns.items()
+        if any(is_list(schema.field(column).type) for schema in files.files.first_of_schemas())
     ]
 
 

@@ -26,8 +26,9 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, refuse_existing
-from trainer.data.dataset import DataFile, find_files
+from trainer.data.dataset import find_files
 from trainer.data.features import features_only
+from trainer.data.files import DataFile
 from trainer.data.row_groups import RowGroupReader
 from trainer.rules.plain_types import is_list, is_string, to_ids, to_plain
 from trainer.rules.vocabulary import METADATA, read_vocabulary

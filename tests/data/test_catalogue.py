@@ -10,7 +10,8 @@ import pytest
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.catalogue import read_catalogue
-from trainer.data.dataset import DataFile, find_files
+from trainer.data.dataset import find_files
+from trainer.data.files import DataFile
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainer.config.data import DataConfig
-from trainer.data.dataset import DataFile, FileSet, RowGroup
+from trainer.data.dataset import RowGroup, inspect_files
 from trainer.data.row_groups import RowGroupReader
 
 TABLE = pa.table({"a": [1, 2, 3], "b": [4.0, 5.0, 6.0], "c": ["x", "y", "z"]})
@@ -18,7 +18,7 @@ def reader(request, tmp_path) -> RowGroupReader:
     with fsspec.open(url, "wb") as file:
         pq.write_table(TABLE, file, row_group_size=2)
     config = DataConfig(dense={"b": {}}, labels=["a"], weight="b")  # pyrefly: ignore
-    return RowGroupReader(FileSet((DataFile(url, 0, (2, 1), pa.schema([]), ()),)), config)
+    return RowGroupReader(inspect_files("data.train", [url], config), config)
 
 
 def test_columns_of_a_row_group(reader):

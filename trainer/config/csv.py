@@ -35,7 +35,7 @@ class CsvConfig(Section):
     """Largest block in bytes: the rows that are read together. No row may be longer."""
     cache: Annotated[str | None, MayChange] = None
     """Cache directory, on any fsspec URL, for where the blocks of files begin, and for the blocks of compressed files.
-    Unset: torchx-recsys in the user's cache directory."""
+    Unset: data.cache."""
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:

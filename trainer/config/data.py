@@ -21,6 +21,9 @@ class DataConfig(Section):
     reader: str = "parquet"
     """Format of the files: parquet, csv, tsv, arrow, or package.module:Reader for one of your own."""
     csv: CsvConfig = CsvConfig()
+    cache: Annotated[str | None, MayChange] = None
+    """Cache directory, on any fsspec URL, for the footers of data sets of many files, so that the next start does not
+    read them again. Unset: torchx-recsys in the user's cache directory."""
     train: list[str] = []
     """Files, globs or directories, on any fsspec URL, to train on."""
     validation: Annotated[list[str], MayChange] = []

@@ -14,9 +14,10 @@ from trainer.config.features import columns_of
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch, to_batch
 from trainer.data.chunk import Chunk
-from trainer.data.dataset import DataFile, FileSet, find_files
+from trainer.data.dataset import FileSet, find_files
 from trainer.data.decode import decode
 from trainer.data.features import features_only
+from trainer.data.files import DataFile
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.rows import NO_ITEM, Rows
 from trainer.rules.weights import ids_in, weights_of

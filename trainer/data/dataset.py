@@ -2,57 +2,26 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import fsspec
 import pyarrow as pa
-from fsspec.implementations.local import LocalFileSystem
 
 from trainer.config.data import DataConfig
 from trainer.core.console import plural
 from trainer.core.errors import InputError, NoRows, StorageError
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import named, open_storage, os_errors
+from trainer.core.storage import os_errors
 from trainer.data.columns import check_alike, check_columns, lists_of, texts_of
-from trainer.data.partitions import PathColumn, path_types, texts_in_path
+from trainer.data.files import DataFiles
+from trainer.data.listing import Listed, list_patterns
+from trainer.data.outlines import find_outlines
 from trainer.data.readers.base import FileContents, Reader
 from trainer.data.readers.registry import make_reader
 
-FOOTER_THREADS = 16  # reading a footer from an object store takes several requests, one after the other
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """One file.
-
-    Attributes:
-        url: URL of the file.
-        size_bytes: Size of the file.
-        row_groups: The rows of each row group.
-        schema: The names and types of the columns in the file and in its path; files with equal schemas share one.
-        lists: The sparse features that are lists of ids.
-        texts: The columns of string ids: sparse features, groups and hard negatives.
-        index: The reader's index to open the row groups.
-        path_columns: The columns from the path.
-    """
-
-    url: str
-    size_bytes: int
-    row_groups: tuple[int, ...]
-    schema: pa.Schema
-    lists: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
-    index: bytes | None = None
-    path_columns: tuple[PathColumn, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The URL without its secrets, for messages and checkpoints: a signed URL changes every day."""
-        return without_secrets(self.url)
+NAMED_FILES = 10_000  # that a checkpoint names: a million are 100 MB in each checkpoint
 
 
 @dataclass(frozen=True)
@@ -72,7 +41,7 @@ class RowChoice:
     kept: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RowGroup:
     """A row group, by the place of its file in the data set and its place in the file.
 
@@ -99,42 +68,58 @@ class FileSet:
         seed: Seed of the choice.
     """
 
-    files: tuple[DataFile, ...]
+    files: DataFiles
     chosen: tuple[RowGroup, ...] | None = None
     seed: int = 0
+
+    def __reduce__(self) -> tuple:
+        return FileSet, (self.files, self.chosen, self.seed)  # without what each rank can compute
 
     @cached_property
     def row_groups(self) -> list[RowGroup]:
         """All row groups with at least one row, in the order of the files."""
         if self.chosen is not None:
             return [group for group in self.chosen if group.rows]
-        return [
-            RowGroup(number, index, rows)
-            for number, file in enumerate(self.files)
-            for index, rows in enumerate(file.row_groups)
-            if rows
-        ]
+        columns = (column.tolist() for column in self.files.rows_of_groups())
+        return [RowGroup(file, index, rows) for file, index, rows in zip(*columns, strict=True) if rows]
 
     @cached_property
     def rows(self) -> int:
         """Chosen rows of the whole set."""
-        return sum(group.rows for group in self.row_groups)
+        return self._rows_in_files if self.chosen is None else sum(group.rows for group in self.chosen)
+
+    @cached_property
+    def _rows_in_files(self) -> int:
+        return int(self.files.rows_of_groups()[2].sum())
 
     @cached_property
     def fingerprint(self) -> str:
         """Changes with the files, their sizes and their row counts."""
         # Sizes and row counts, not contents: reading all data again before every resume would take too long.
-        outline = [(file.name, file.size_bytes, file.row_groups, file.lists) for file in self.files]
-        return hashlib.sha256(repr(outline).encode()).hexdigest()[:16]
+        digest = hashlib.sha256()
+        for number, outline in enumerate(self.files.outline()):
+            digest.update((", " if number else "[").encode() + repr(outline)[1:-1].encode())
+        digest.update(b"]")
+        return digest.hexdigest()[:16]
+
+    @cached_property
+    def _totals(self) -> dict[str, int]:
+        size = int(self.files.columns["size"].to_numpy().sum())
+        return {"count": len(self.files), "bytes": size, "rows": self._rows_in_files}
+
+    def _named(self) -> dict[str, list[int]]:
+        return {name: [size, sum(groups)] for outline in self.files.outline() for name, size, groups, _ in outline}
 
     def description(self) -> dict[str, Any]:
         """Returns the record of the data in a checkpoint, from which `change_since` finds what changed."""
-        files = {file.name: [file.size_bytes, sum(file.row_groups)] for file in self.files}
-        return {"fingerprint": self.fingerprint, "files": files}
+        of_files = {"files": self._named()} if len(self.files) <= NAMED_FILES else {}
+        return {"fingerprint": self.fingerprint, **self._totals, **of_files}
 
     def change_since(self, saved: dict[str, Any]) -> str:
         """Returns the first change between the data of an earlier `description` and these files."""
-        before, now = saved["files"], self.description()["files"]
+        if "files" not in saved:
+            return self._change_of_totals(saved)
+        before, now = saved["files"], self._named()
         for url in sorted(before.keys() | now.keys()):
             if url not in now:
                 return f"{url} is gone"
@@ -145,6 +130,16 @@ class FileSet:
                 before_bytes, before_rows = plural(old_bytes, "byte"), plural(old_rows, "row")
                 return f"{url} had {before_bytes} and {before_rows}, now {new_bytes:,} and {new_rows:,}"
         return "a file has other row groups"
+
+    def _change_of_totals(self, saved: dict[str, int]) -> str:
+        """Does the same for a description of too many files to name."""
+        now = self._totals
+        if all(saved[name] == now[name] for name in now):
+            return f"a name, a size or the row groups of a file; of more than {NAMED_FILES:,} files it names none"
+        before = (
+            f"{plural(saved['count'], 'file')}, {plural(saved['bytes'], 'byte')} and {plural(saved['rows'], 'row')}"
+        )
+        return f"it had {before}, now {now['count']:,}, {now['bytes']:,} and {now['rows']:,}"
 
 
 def find_files(
@@ -187,40 +182,16 @@ def inspect_files(
     reader = make_reader(config)
     if not patterns:
         raise InputError(f"{key} is empty; name at least one {reader.format} file, glob or directory")
-    urls = choose(sorted({url for pattern in patterns for url in list_files(key, pattern, reader)}))
-    with ThreadPoolExecutor(FOOTER_THREADS) as pool:
-        contents = list(pool.map(lambda url: _inspect(url, reader), urls))
-    files = FileSet(_data_files(urls, contents, names))
+    listed = list_patterns(key, patterns, reader, choose)
+
+    def inspect(url: str) -> FileContents:
+        return _inspect(url, listed[url], reader)
+
+    files = FileSet(DataFiles.of(find_outlines(key, patterns, listed, config, reader, inspect), names))
     if files.rows == 0:
         where = without_secrets(", ".join(patterns))
-        raise NoRows(f"{key} has no rows in its {plural(len(urls), 'file')} ({where}); nothing to read")
+        raise NoRows(f"{key} has no rows in its {plural(len(listed), 'file')} ({where}); nothing to read")
     return files
-
-
-def list_files(key: str, pattern: str, reader: Reader) -> list[str]:
-    """Returns the URLs of a file, glob or directory.
-
-    Raises:
-        InputError: There is no such file. The message names `key`.
-    """
-    if found := matching_files(key, pattern, reader):
-        return found
-    raise InputError(
-        f"{key}: no {reader.format} file at '{without_secrets(pattern)}'; check the path, or make the data set first"
-    )
-
-
-def matching_files(key: str, pattern: str, reader: Reader) -> list[str]:
-    """Returns the URLs of a file, glob or directory, which need not exist."""
-    with named(key, pattern):
-        fs, path = open_storage(pattern)
-        if "*" in path or "?" in path:
-            paths = fs.glob(path)
-        elif fs.isdir(path):
-            paths = [found for found in fs.find(path) if found.endswith(reader.suffix)]
-        else:
-            paths = [path] if fs.exists(path) else []
-    return [fs.unstrip_protocol(found) if "://" in pattern else found for found in paths]
 
 
 def check_files(files: FileSet, config: DataConfig) -> FileSet:
@@ -229,50 +200,24 @@ def check_files(files: FileSet, config: DataConfig) -> FileSet:
     Raises:
         InputError: A column is missing, has an unusable type, or has different types in two files.
     """
-    first: dict[pa.Schema, str] = {}  # the first file with each schema
-    for file in files.files:
-        if file.schema not in first:
-            check_columns(file.name, file.schema, config)
-            first[file.schema] = file.name
+    first = {schema: file.name for schema, file in files.files.first_of_schemas().items()}
+    for schema, name in first.items():
+        check_columns(name, schema, config)
     check_alike(config, first)
-    lists, texts = lists_of(config, first), texts_of(config, first)
-    return replace(files, files=tuple(replace(file, lists=lists, texts=texts) for file in files.files))
+    return replace(files, files=replace(files.files, lists=lists_of(config, first), texts=texts_of(config, first)))
 
 
-def _data_files(
-    urls: Sequence[str], contents: Sequence[FileContents], names: Collection[str] | None
-) -> tuple[DataFile, ...]:
-    """Returns the files; columns that only their paths give are in the schema, too."""
-    texts = [texts_in_path(url, names) for url in urls]
-    types = path_types(texts)
-    equal: dict[pa.Schema, pa.Schema] = {}  # equal schemas are one object, which is sent to the ranks once
-    files = []
-    for url, found, given in zip(urls, contents, texts, strict=True):
-        fields = [pa.field(name, types[name]) for name in given if name not in found.schema.names]
-        schema = pa.schema([*found.schema, *fields])
-        schema = equal.setdefault(schema, schema)
-        columns = tuple(PathColumn(name, text, name in found.schema.names) for name, text in given.items())
-        files.append(DataFile(url, found.size_bytes, found.row_groups, schema, index=found.index, path_columns=columns))
-    return tuple(files)
-
-
-def _inspect(url: str, reader: Reader) -> FileContents:
+def _inspect(url: str, listed: Listed, reader: Reader) -> FileContents:
     """Returns the outline of a file.
 
     Raises:
         InputError: The file is not regular, or cannot be read.
     """
     name = without_secrets(url)
-    _check_regular(url, name)
+    if not listed.is_regular:  # opening a pipe waits for a writer, perhaps for ever
+        raise InputError(f"{name}: is not a regular file, and pipes, devices and directories cannot be read as data")
     with readable(f"{name}: cannot be read as {reader.format}"):
         return reader.inspect(url)
-
-
-def _check_regular(url: str, name: str) -> None:
-    fs, path = fsspec.core.url_to_fs(url)
-    if isinstance(fs, LocalFileSystem) and fs.exists(path) and not fs.isfile(path):
-        # Opening a pipe waits for a writer, perhaps for ever.
-        raise InputError(f"{name}: is not a regular file, and pipes, devices and directories cannot be read as data")
 
 
 @contextmanager

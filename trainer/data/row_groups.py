@@ -26,9 +26,10 @@ class RowGroupReader:
     def __init__(self, files: FileSet, config: DataConfig, columns: Sequence[str] | None = None) -> None:
         self._files, self._reader = files, make_reader(config)
         self._config, self._columns = config, config.columns if columns is None else [*columns]
-        for file in files.files:
-            if isinstance(self._reader, IndexedReader) and file.index is not None:
-                self._reader.use_index(file.url, file.index)
+        if isinstance(self._reader, IndexedReader):
+            for file in files.files:
+                if file.index is not None:
+                    self._reader.use_index(file.url, file.index)
 
     @contextmanager
     def open(self, group: RowGroup, epoch: int = 0) -> Iterator[Column]:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from trainer.config.data import DataConfig
 from trainer.config.segments import NAME, SegmentsConfig
 from trainer.core.storage import named, open_storage
-from trainer.data.dataset import matching_files
+from trainer.data.listing import matching_files
 from trainer.data.readers.registry import make_reader
 
 KEY = "data.segments.path"
@@ -68,12 +68,14 @@ def look_at_segment(data: DataConfig, name: str) -> Segment:
     """
     config = data.segments
     assert config.path
-    files = tuple(sorted(matching_files(KEY, config.path.replace(NAME, name), make_reader(data))))
+    listed = matching_files(KEY, config.path.replace(NAME, name), make_reader(data))
+    files = tuple(sorted(listed))
     part = _part(config.path).replace(NAME, name)
     with named(KEY, config.path):
         fs, _ = open_storage(config.path)
         paths, root = [open_storage(file)[1] for file in files], posixpath.dirname(open_storage(part)[1])
-        sizes = fs.sizes(paths)  # at once, on an object store
+        sizes = [listed[file].size_bytes for file in files]
+        sizes = fs.sizes(paths) if None in sizes else sizes  # at once, on an object store
         lacks = ""
         if len(files) < config.least_files:
             lacks = f"has {len(files)} of at least {config.least_files} files"

@@ -13,8 +13,9 @@ from trainer.config.select import Clause, SelectConfig
 from trainer.core.console import plural
 from trainer.core.errors import InputError, NoRows
 from trainer.core.secrets import without_secrets
-from trainer.data.dataset import FileSet, RowChoice, RowGroup, find_files, list_files
+from trainer.data.dataset import FileSet, RowChoice, RowGroup, find_files
 from trainer.data.filters import by_statistics, check_clauses, meets_all
+from trainer.data.listing import list_files
 from trainer.data.readers.registry import make_reader
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.selection import is_negative
@@ -162,8 +163,8 @@ def _some_of(urls: list[str], fraction: float, seed: int) -> list[str]:
 def _count(key: str, files: FileSet, config: DataConfig, negatives: bool) -> list[Counts]:
     """Counts the chosen rows of every row group; reads a row group only if its statistics do not decide."""
     clauses = config.select.clauses
-    for file in files.files:
-        check_clauses(clauses, file.name, file.schema)
+    for schema, file in files.files.first_of_schemas().items():
+        check_clauses(clauses, file.name, schema)
     label = [Clause(config.labels[0], "==", (0,))] if negatives else []
     if not clauses and not label:
         return [Counts(group.rows, 0) for group in files.row_groups]

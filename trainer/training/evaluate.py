@@ -17,7 +17,8 @@ from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.catalogue import Catalogue, read_catalogue
-from trainer.data.dataset import DataFile, FileSet
+from trainer.data.dataset import FileSet
+from trainer.data.files import DataFile
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
 from trainer.data.readers.registry import make_reader

@@ -15,6 +15,7 @@ class ArrowReader:
 
     format = "Arrow IPC"
     suffix = (".arrow", ".feather", ".ipc")
+    inspects_file_alone = True
 
     def inspect(self, url: str) -> FileContents:
         """Returns the outline of a file."""

@@ -55,6 +55,9 @@ class Reader(Protocol):
     `statistics(url, row_group, columns)` returns the Statistics, by name, of the columns that have any. With it, row
     groups in which data.select.filter finds nothing are never read.
 
+    An optional attribute `inspects_file_alone = True` says that `inspect` depends on nothing but the file. What it
+    returns is then kept for the next job, for as long as storage lists the file with the same size and date.
+
     Attributes:
         format: The format's name, for messages.
         suffix: The end of the names of its files, or several ends. A directory stands for all such files below it.

@@ -20,26 +20,14 @@ from trainer.config.data import DataConfig
 from trainer.config.features import columns_of, takes
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
+from trainer.data.cache import Cache
+from trainer.data.listing import version_of
 from trainer.data.partitions import texts_in_path
 from trainer.data.readers.base import Column, FileContents
-from trainer.data.readers.csv_cache import CsvCache
 from trainer.data.readers.csv_faults import Dialect, find_fault, shown
 from trainer.data.readers.csv_index import Blocks, CsvIndex, rows_of
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-# The file systems' names for the version of a file.
-VERSIONS = (
-    "ETag",
-    "etag",
-    "generation",
-    "md5Hash",
-    "content_md5",
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "updated",
-    "created",
-)
 SCANS = 4  # at once; each has a few blocks in memory
 LAYOUT = 1  # of the files in the cache
 
@@ -57,7 +45,7 @@ class CsvReader:
         self.suffix = tuple(f".{config.reader}{end}" for end in ("", *COMPRESSIONS))
         self._dialect = Dialect(csv.delimiter_of(config.reader), csv.quote, csv.list_separator, tuple(csv.nulls))
         self._types, self._expected = column_types(config), config.columns
-        self._cache = CsvCache(csv.cache)
+        self._cache = Cache(csv.cache, "data.csv.cache") if csv.cache else Cache(config.cache)
         self._indexes: dict[str, CsvIndex] = {}
         self._offsets: dict[str, np.ndarray] = {}
         self._names: dict[str, str] = {}
@@ -129,8 +117,7 @@ class CsvReader:
         if url not in self._names:
             fs, path = fsspec.core.url_to_fs(url)
             info = fs.info(path)
-            version = next((str(info[key]) for key in VERSIONS if info.get(key) is not None), "")
-            facts = [LAYOUT, without_secrets(fs.unstrip_protocol(path)), info["size"], version]
+            facts = [LAYOUT, without_secrets(fs.unstrip_protocol(path)), info["size"], version_of(info)]
             facts += [self._csv.quote, self._csv.header, self._csv.block_bytes]
             self._names[url] = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
         return self._names[url]

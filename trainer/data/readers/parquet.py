@@ -1,5 +1,6 @@
 """Reads Parquet files."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ class ParquetReader:
 
     format = "Parquet"
     suffix = ".parquet"
+    inspects_file_alone = True
 
     def __init__(self) -> None:
         # Without this, opening a row group would parse the footer of the whole file again.
@@ -28,9 +30,11 @@ class ParquetReader:
     def inspect(self, url: str) -> FileContents:
         """Returns the outline of a file from its footer."""
         fs, path = fsspec.core.url_to_fs(url)
-        footer = pq.read_metadata(path, filesystem=fs)
+        # Opened here: by its path, pyarrow would ask an object store twice more what the file is.
+        with fs.open(path, "rb", cache_type="none") as file:
+            footer, size = pq.read_metadata(file), file.seek(0, os.SEEK_END)
         rows = tuple(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
-        return FileContents(fs.size(path), rows, footer.schema.to_arrow_schema())
+        return FileContents(size, rows, footer.schema.to_arrow_schema())
 
     @contextmanager
     def open(self, url: str, row_group: int, columns: Sequence[str]) -> Iterator[Column]:

@@ -1,4 +1,4 @@
-"""Keeps the indexes of CSV files, and the blocks of compressed files, from job to job."""
+"""Keeps the outlines of data sets, the indexes of CSV files and the blocks of compressed files from job to job."""
 
 import fcntl
 import os
@@ -18,19 +18,20 @@ LOCAL = Storage(LocalFileSystem())
 OFFSET = np.dtype("<i8")
 
 
-class CsvCache:
+class Cache:
     """A directory of files that are written whole. Files may be deleted while no job runs.
 
     Args:
         url: The directory, on any fsspec URL. Unset: torchx-recsys in the user's cache directory.
+        key: The key that names the directory, for messages.
 
     Raises:
         InputError: The directory cannot be used.
     """
 
-    def __init__(self, url: str | None) -> None:
+    def __init__(self, url: str | None, key: str = "data.cache") -> None:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        self._url = url or str(Path(home, "torchx-recsys"))
+        self._url, self._key = url or str(Path(home, "torchx-recsys")), key
         with self._named():
             fs, folder = open_storage(self._url)
             fs.makedirs(folder)
@@ -97,7 +98,7 @@ class CsvCache:
         return f"{self._folder}/{name}"
 
     def _named(self) -> AbstractContextManager[None]:
-        return named("data.csv.cache", self._url)
+        return named(self._key, self._url)
 
     def _write(self, name: str, parts: Iterable[bytes]) -> None:
         """Writes a file under another name, and moves the whole file."""

@@ -1,0 +1,170 @@
+"""The files of a data set as columns: as a million objects, each rank would need a gigabyte for them."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.core.secrets import without_secrets
+from trainer.data.outlines import Outlines
+from trainer.data.partitions import PathColumn, path_types, texts_in_path
+
+AT_ONCE = 1 << 14  # files that are Python objects at the same time
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file.
+
+    Attributes:
+        url: URL of the file.
+        size_bytes: Size of the file.
+        row_groups: The rows of each row group.
+        schema: The names and types of the columns in the file and in its path.
+        lists: The sparse features that are lists of ids.
+        texts: The columns of string ids: sparse features, groups and hard negatives.
+        index: The reader's index to open the row groups.
+        path_columns: The columns from the path.
+    """
+
+    url: str
+    size_bytes: int
+    row_groups: tuple[int, ...]
+    schema: pa.Schema
+    lists: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    index: bytes | None = None
+    path_columns: tuple[PathColumn, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The URL without its secrets, for messages and checkpoints: a signed URL changes every day."""
+        return without_secrets(self.url)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of some files.
+
+    Attributes:
+        schema: The names and types of the columns in the files and in their paths.
+        in_path: The columns in the paths, each with whether the files have it, too.
+    """
+
+    schema: pa.Schema
+    in_path: tuple[tuple[str, bool], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class DataFiles(Sequence[DataFile]):
+    """The files of a data set; a file is made from its columns where it is used.
+
+    Attributes:
+        columns: A row for each file: `url`, `size`, `row_groups`, `index`, and `layout`, a place in `layouts`.
+        layouts: The different layouts.
+        lists: The sparse features that are lists of ids.
+        texts: The columns of string ids.
+    """
+
+    columns: pa.Table
+    layouts: tuple[Layout, ...]
+    lists: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, outlines: Outlines, names: Collection[str] | None = None) -> "DataFiles":
+        """Returns files with their outlines.
+
+        Args:
+            outlines: The outlines.
+            names: The columns that paths may give. Unset: all columns in the paths.
+        """
+        columns = outlines.columns
+        texts, folders = _texts_of_folders(columns["url"], names)
+        types = path_types(texts)
+        given = [tuple(text) for text in texts]
+        different = list(dict.fromkeys(given))
+        numbers = np.array([different.index(one) for one in given])[folders]
+        # Each pair of a schema and of columns in the path that occurs is a layout.
+        pairs, places = np.unique(columns["schema"].to_numpy() * len(different) + numbers, return_inverse=True)
+        layouts = [
+            _layout(outlines.schemas[pair // len(different)], different[pair % len(different)], types) for pair in pairs
+        ]
+        kept = columns.select(["url", "size", "row_groups", "index"])
+        return cls(kept.append_column("layout", pa.array(places.astype(np.int32))), tuple(layouts))
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __getitem__(self, place: int) -> DataFile:  # pyrefly: ignore[bad-override]
+        return self._file(*(column[place].as_py() for column in self.columns.columns))
+
+    def __iter__(self) -> Iterator[DataFile]:
+        for batch in self.columns.to_batches(AT_ONCE):
+            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                yield self._file(*row)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DataFiles) and self._facts() == other._facts() and self.columns.equals(other.columns)
+
+    def __reduce__(self) -> tuple:
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_stream(sink, self.columns.schema, options=options) as stream:
+            stream.write_table(self.columns)
+        return _unpacked, (sink.getvalue().to_pybytes(), *self._facts())
+
+    def first_of_schemas(self) -> dict[pa.Schema, DataFile]:
+        """Returns the first file with each schema."""
+        first = np.sort(np.unique(self.columns["layout"].to_numpy(), return_index=True)[1])
+        found: dict[pa.Schema, DataFile] = {}
+        for file in map(self.__getitem__, first.tolist()):
+            found.setdefault(file.schema, file)
+        return found
+
+    def rows_of_groups(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the file, the place in the file and the rows of each row group, in the order of the files."""
+        groups = self.columns["row_groups"].combine_chunks()
+        counts = pc.list_value_length(groups).to_numpy()  # pyrefly: ignore[missing-attribute]
+        files = np.repeat(np.arange(len(counts)), counts)
+        starts = np.cumsum(counts) - counts
+        return files, np.arange(len(files)) - starts[files], groups.flatten().to_numpy()
+
+    def outline(self) -> Iterator[list[tuple[str, int, tuple[int, ...], tuple[str, ...]]]]:
+        """Yields name, size and row groups of the files, and the lists of ids, many files at a time."""
+        for batch in self.columns.to_batches(AT_ONCE):
+            urls, sizes, groups = (batch[name].to_pylist() for name in ("url", "size", "row_groups"))
+            yield [
+                (without_secrets(url), size, tuple(rows), self.lists)
+                for url, size, rows in zip(urls, sizes, groups, strict=True)
+            ]
+
+    def _facts(self) -> tuple[tuple[Layout, ...], tuple[str, ...], tuple[str, ...]]:
+        return self.layouts, self.lists, self.texts
+
+    def _file(self, url: str, size: int, groups: list[int], index: bytes | None, layout: int) -> DataFile:
+        of = self.layouts[layout]
+        texts = texts_in_path(url, [name for name, _ in of.in_path]) if of.in_path else {}
+        columns = tuple(PathColumn(name, texts[name], in_file) for name, in_file in of.in_path)
+        return DataFile(url, size, tuple(groups), of.schema, self.lists, self.texts, index, columns)
+
+
+def _unpacked(content: bytes, *facts: tuple) -> DataFiles:
+    return DataFiles(pa.ipc.open_stream(content).read_all(), *facts)
+
+
+def _texts_of_folders(
+    urls: pa.ChunkedArray, names: Collection[str] | None
+) -> tuple[list[dict[str, str | None]], np.ndarray]:
+    """Returns the columns in the path of each directory, and the place of each file's directory, `[N]`."""
+    places: dict[str, int] = {}
+    numbers = [places.setdefault(url.partition("?")[0].rpartition("/")[0], len(places)) for url in urls.to_pylist()]
+    return [texts_in_path(f"{folder}/", names) for folder in places], np.array(numbers)
+
+
+def _layout(schema: pa.Schema, given: Sequence[str], types: Mapping[str, pa.DataType]) -> Layout:
+    """Returns a layout; columns that only the paths give are in the schema, too."""
+    fields = [pa.field(name, types[name]) for name in given if name not in schema.names]
+    return Layout(pa.schema([*schema, *fields]), tuple((name, name in schema.names) for name in given))

@@ -1,0 +1,178 @@
+"""The outlines of a data set's files, kept from job to job: the next start reads only the files that changed."""
+
+import hashlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.config.data import DataConfig
+from trainer.core.console import plural
+from trainer.core.errors import InputError
+from trainer.core.secrets import without_secrets
+from trainer.data.cache import Cache
+from trainer.data.listing import Listed
+from trainer.data.readers.base import FileContents, Reader
+
+LAYOUT = 1  # of the files in the cache
+LEAST_FILES = 256  # that are kept: fewer are read within a second or two, also from an object store
+FOOTER_THREADS = 16  # reading a footer from an object store takes several requests, one after the other
+PROGRESS_SECONDS = 10
+CHUNK = 1024  # files whose schemas, mostly equal, are in memory at the same time
+CHECKSUM_BYTES = 4
+COLUMNS = pa.schema(
+    [
+        ("url", pa.large_string()),
+        ("version", pa.large_string()),
+        ("size", pa.int64()),
+        ("row_groups", pa.large_list(pa.int64())),
+        ("index", pa.large_binary()),
+        ("schema", pa.int32()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Outlines:
+    """The outlines of files.
+
+    Attributes:
+        columns: A row for each file, as `COLUMNS` says; `schema` is a place in `schemas`.
+        schemas: The different schemas.
+    """
+
+    columns: pa.Table
+    schemas: tuple[pa.Schema, ...]
+
+    def to_bytes(self) -> bytes:
+        """Returns the outlines in a compressed form with a checksum."""
+        schemas = pa.array([schema.serialize().to_pybytes() for schema in self.schemas], pa.binary())
+        numbers = self.columns["schema"].combine_chunks()
+        column = pa.DictionaryArray.from_arrays(numbers, schemas)
+        table = self.columns.set_column(self.columns.column_names.index("schema"), "schema", column).combine_chunks()
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(sink, table.schema, options=options) as file:
+            file.write_table(table)
+        content = sink.getvalue().to_pybytes()
+        return zlib.crc32(content).to_bytes(CHECKSUM_BYTES, "little") + content
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "Outlines":
+        """Returns what `to_bytes` wrote.
+
+        Raises:
+            ValueError: The content is damaged.
+        """
+        checksum, content = content[:CHECKSUM_BYTES], content[CHECKSUM_BYTES:]
+        if zlib.crc32(content).to_bytes(CHECKSUM_BYTES, "little") != checksum:
+            raise ValueError("it is damaged")
+        table = pa.ipc.open_file(pa.py_buffer(content)).read_all()
+        column = table["schema"].combine_chunks()
+        schemas = tuple(pa.ipc.read_schema(pa.py_buffer(one)) for one in column.dictionary.to_pylist())
+        return cls(table.set_column(table.column_names.index("schema"), "schema", column.indices), schemas)
+
+
+EMPTY = Outlines(COLUMNS.empty_table(), ())
+
+
+def find_outlines(
+    key: str,
+    patterns: Sequence[str],
+    listed: Mapping[str, Listed],
+    config: DataConfig,
+    reader: Reader,
+    inspect: Callable[[str], FileContents],
+) -> Outlines:
+    """Returns the outlines of files, in their order: kept ones where storage lists a file as it was, else read now.
+
+    Args:
+        key: The key or flag that gave the patterns, for messages.
+        patterns: Where the files are; the outlines are kept by them.
+        listed: The files.
+        config: Names the reader and the cache.
+        reader: The reader.
+        inspect: Reads the outline of a file.
+    """
+    # A URL with a secret is not written anywhere.
+    can_keep = len(listed) >= LEAST_FILES and getattr(reader, "inspects_file_alone", False)
+    if not can_keep or any(without_secrets(pattern) != pattern for pattern in patterns):
+        return _complete(key, EMPTY, listed, inspect)
+    facts = [LAYOUT, config.reader, sorted(one if "://" in one else os.path.abspath(one) for one in patterns)]
+    name = f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.outlines"
+    kept = EMPTY
+    try:
+        cache = Cache(config.cache)
+        if content := cache.read(name):
+            kept = Outlines.from_bytes(content)
+    except (InputError, ValueError, pa.ArrowException) as error:
+        print(f"{key}: all footers are read, as what is kept of them cannot be used: {error}", flush=True)
+    found = _complete(key, kept, listed, inspect)
+    if found is not kept:
+        try:
+            Cache(config.cache).write(name, found.to_bytes())
+        except InputError as error:
+            print(f"{key}: the footers are not kept for the next start: {error}", flush=True)
+    return found
+
+
+def _complete(
+    key: str, kept: Outlines, listed: Mapping[str, Listed], inspect: Callable[[str], FileContents]
+) -> Outlines:
+    """Returns the outlines of the listed files; `kept` itself if it has just these."""
+    urls = pa.array(listed, pa.large_string())
+    sizes = pa.array([one.size_bytes for one in listed.values()], pa.int64())
+    versions = pa.array([one.version for one in listed.values()], pa.large_string())
+    places = pc.index_in(urls, kept.columns["url"])  # pyrefly: ignore[missing-attribute]
+    there = kept.columns.select(["size", "version"]).take(places)
+    same = pc.and_(pc.equal(there["size"], sizes), pc.equal(there["version"], versions))  # pyrefly: ignore
+    known = same.combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
+    known = known & pc.not_equal(versions, "").to_numpy(zero_copy_only=False)  # pyrefly: ignore[missing-attribute]
+    if known.all() and len(known) == len(kept.columns):
+        return kept  # both are sorted
+    numbers = {schema: number for number, schema in enumerate(kept.schemas)}
+    new = [url for url, is_known in zip(listed, known.tolist(), strict=True) if not is_known]
+    columns = pa.concat_tables(
+        [kept.columns.take(places.filter(pa.array(known))), _table(new, listed, _read(key, new, numbers, inspect))]
+    )
+    order = np.argsort(np.concatenate([np.flatnonzero(known), np.flatnonzero(~known)]))
+    columns = columns.take(pa.array(order)).combine_chunks()
+    # Schemas of files that are gone go, too.
+    used, renumbered = np.unique(columns["schema"].to_numpy(), return_inverse=True)
+    place = columns.column_names.index("schema")
+    columns = columns.set_column(place, "schema", pa.array(renumbered.astype(np.int32)))
+    schemas = [*numbers]
+    return Outlines(columns, tuple(schemas[number] for number in used))
+
+
+def _table(urls: Sequence[str], listed: Mapping[str, Listed], contents: Iterator[tuple[FileContents, int]]) -> pa.Table:
+    """Returns the columns of files that were just read, each with the number of its schema."""
+    columns: dict[str, list] = {name: [] for name in COLUMNS.names}
+    for url, (found, number) in zip(urls, contents, strict=True):
+        # A file that was written between the listing and now must not be taken for the listed one.
+        version = listed[url].version if found.size_bytes == listed[url].size_bytes else ""
+        row = (url, version, found.size_bytes, found.row_groups, found.index, number)
+        for column, value in zip(columns.values(), row, strict=True):
+            column.append(value)
+    return pa.table(columns, COLUMNS)
+
+
+def _read(
+    key: str, urls: Sequence[str], numbers: dict[pa.Schema, int], inspect: Callable[[str], FileContents]
+) -> Iterator[tuple[FileContents, int]]:
+    """Yields the outlines of files, each with the number of its schema, and prints the progress from time to time."""
+    said = time.monotonic()
+    with ThreadPoolExecutor(FOOTER_THREADS) as pool:
+        for start in range(0, len(urls), CHUNK):
+            for found in pool.map(inspect, urls[start : start + CHUNK]):
+                yield found, numbers.setdefault(found.schema.remove_metadata(), len(numbers))
+            if time.monotonic() - said > PROGRESS_SECONDS:
+                said = time.monotonic()
+                print(f"{key}: read the footers of {start:,} of {plural(len(urls), 'file')}", flush=True)

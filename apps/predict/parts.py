@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from trainer.core.console import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
-from trainer.data.dataset import FOOTER_THREADS
+from trainer.data.outlines import FOOTER_THREADS
 from trainer.data.lanes import RowRange, cut_into_parts
 
 MANIFEST = "manifest.json"

@@ -107,20 +107,28 @@ def find_outlines(
         return _complete(key, EMPTY, listed, inspect)
     facts = [LAYOUT, config.reader, sorted(one if "://" in one else os.path.abspath(one) for one in patterns)]
     name = f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.outlines"
-    kept = EMPTY
     try:
         cache = Cache(config.cache)
-        if content := cache.read(name):
-            kept = Outlines.from_bytes(content)
-    except (InputError, ValueError, pa.ArrowException) as error:
-        print(f"{key}: all footers are read, as what is kept of them cannot be used: {error}", flush=True)
+        content = cache.read(name)
+    except InputError as error:  # no reason not to train
+        print(f"{key}: the footers of {plural(len(listed), 'file')} are read at every start: {error}", flush=True)
+        return _complete(key, EMPTY, listed, inspect)
+    kept = _unpacked(key, content) if content else EMPTY
     found = _complete(key, kept, listed, inspect)
     if found is not kept:
         try:
-            Cache(config.cache).write(name, found.to_bytes())
+            cache.write(name, found.to_bytes())
         except InputError as error:
             print(f"{key}: the footers are not kept for the next start: {error}", flush=True)
     return found
+
+
+def _unpacked(key: str, content: bytes) -> Outlines:
+    try:
+        return Outlines.from_bytes(content)
+    except (ValueError, pa.ArrowException) as error:
+        print(f"{key}: all footers are read again, as what was kept of them cannot be used: {error}", flush=True)
+        return EMPTY
 
 
 def _complete(

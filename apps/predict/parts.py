@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from trainer.core.console import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
-from trainer.data.outlines import FOOTER_THREADS
 from trainer.data.lanes import RowRange, cut_into_parts
+from trainer.data.outlines import FOOTER_THREADS
 
 MANIFEST = "manifest.json"
 NAME = re.compile(r"part-\d{5,}-of-\d{5,}\.parquet")

@@ -1,5 +1,6 @@
 """Data sets of many files: their outlines are kept from start to start, and what is kept never changes the result."""
 
+import hashlib
 import io
 import os
 import pickle
@@ -16,6 +17,7 @@ from s3fs import S3FileSystem
 
 from trainer.config.data import DataConfig
 from trainer.data import dataset, outlines
+from trainer.data import files as files_module
 from trainer.data.dataset import find_files
 from trainer.data.readers.parquet import ParquetReader
 
@@ -168,6 +170,13 @@ def test_ranks_receive_equal_files(folder, tmp_path):
     sent = pickle.dumps(files)
     assert pickle.loads(sent) == files
     assert len(sent) < 40 * FILES  # URLs are longer
+
+
+def test_earlier_checkpoints_have_the_same_fingerprint(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(files_module, "AT_ONCE", 64)
+    files, _ = find(config(folder, tmp_path))
+    outline = [(file.name, file.size_bytes, file.row_groups, file.lists) for file in files.files]
+    assert files.fingerprint == hashlib.sha256(repr(outline).encode()).hexdigest()[:16]
 
 
 def test_a_checkpoint_of_too_many_files_names_none(folder, tmp_path, monkeypatch):

@@ -183,4 +183,7 @@ def _read(
                 yield found, numbers.setdefault(found.schema.remove_metadata(), len(numbers))
             if time.monotonic() - said > PROGRESS_SECONDS:
                 said = time.monotonic()
-                print(f"{key}: read the footers of {start:,} of {plural(len(urls), 'file')}", flush=True)
+                print(
+                    f"{key}: read the footers of {min(start + CHUNK, len(urls)):,} of {plural(len(urls), 'file')}",
+                    flush=True,
+                )

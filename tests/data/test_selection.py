@@ -1,6 +1,7 @@
 """The choice of samples from outside: real files in, the rows of every rank's batches out."""
 
 import itertools
+import pickle
 from collections import Counter, defaultdict
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -281,6 +282,14 @@ def test_the_same_samples_on_any_number_of_ranks_and_from_any_step(folder, selec
         assert steps_of(config, epochs=2, world=world) == steps
     for start in (1, len(steps) // 2, len(steps) - 1):
         assert steps_of(config, epochs=2, start=start) == steps[start:]
+
+
+@pytest.mark.parametrize("select", [*CHOICES, {}], ids=str)
+def test_ranks_receive_equal_choices(folder, select):
+    if "mixture" in select:
+        select = {"mixture": {f"{folder}/a": 2.5}}
+    files = find_training_files(settings(folder, select=select), seed=3)
+    assert pickle.loads(pickle.dumps(files)) == files
 
 
 @pytest.mark.parametrize("part", [0.05, 0.1, 0.5, 0.99])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from trainer.config.data import DataConfig
@@ -21,6 +22,8 @@ from trainer.data.outlines import find_outlines
 from trainer.data.readers.base import FileContents, Reader
 from trainer.data.readers.registry import make_reader
 
+ALL = -1  # rows, in the columns of row groups
+NO_CHOICE = (-1, ALL, 0, 0)
 NAMED_FILES = 10_000  # that a checkpoint names: a million are 100 MB in each checkpoint
 
 
@@ -73,7 +76,8 @@ class FileSet:
     seed: int = 0
 
     def __reduce__(self) -> tuple:
-        return FileSet, (self.files, self.chosen, self.seed)  # without what each rank can compute
+        # Without what each rank can compute.
+        return _unpacked, (self.files, None if self.chosen is None else _packed(self.chosen), self.seed)
 
     @cached_property
     def row_groups(self) -> list[RowGroup]:
@@ -140,6 +144,31 @@ class FileSet:
             f"{plural(saved['count'], 'file')}, {plural(saved['bytes'], 'byte')} and {plural(saved['rows'], 'row')}"
         )
         return f"it had {before}, now {now['count']:,}, {now['bytes']:,} and {now['rows']:,}"
+
+
+def _packed(chosen: Sequence[RowGroup]) -> tuple[int, bytes]:
+    """Returns the number of row groups, and their compressed columns: pickled, a million take 15 s and 50 MB."""
+    lines = [
+        (group.file, group.index, group.rows, *(NO_CHOICE if group.choice is None else _numbers(group.choice)))
+        for group in chosen
+    ]
+    return len(lines), pa.Codec("zstd", 1).compress(np.array(lines, np.int64).T.tobytes(), asbytes=True)
+
+
+def _numbers(choice: RowChoice) -> tuple[int, int, int, int]:
+    return choice.copy, ALL if choice.matching is None else choice.matching, choice.negatives, choice.kept
+
+
+def _unpacked(files: DataFiles, packed: tuple[int, bytes] | None, seed: int) -> FileSet:
+    if packed is None:
+        return FileSet(files, None, seed)
+    number, content = packed
+    columns = np.frombuffer(pa.Codec("zstd").decompress(content, 7 * 8 * number, asbytes=True), np.int64)
+    chosen = [
+        RowGroup(file, index, rows, None if copy < 0 else RowChoice(copy, None if matching < 0 else matching, *of))
+        for file, index, rows, copy, matching, *of in columns.reshape(7, number).T.tolist()
+    ]
+    return FileSet(files, tuple(chosen), seed)
 
 
 def find_files(

@@ -159,6 +159,8 @@ def _texts_of_folders(
     urls: pa.ChunkedArray, names: Collection[str] | None
 ) -> tuple[list[dict[str, str | None]], np.ndarray]:
     """Returns the columns in the path of each directory, and the place of each file's directory, `[N]`."""
+    if not pc.any(pc.match_substring(urls, "=")).as_py():  # pyrefly: ignore[missing-attribute]
+        return [{}], np.zeros(len(urls), np.int64)
     places: dict[str, int] = {}
     numbers = [places.setdefault(url.partition("?")[0].rpartition("/")[0], len(places)) for url in urls.to_pylist()]
     return [texts_in_path(f"{folder}/", names) for folder in places], np.array(numbers)

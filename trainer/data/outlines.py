@@ -135,11 +135,15 @@ def _complete(
     key: str, kept: Outlines, listed: Mapping[str, Listed], inspect: Callable[[str], FileContents]
 ) -> Outlines:
     """Returns the outlines of the listed files; `kept` itself if it has just these."""
-    urls = pa.array(listed, pa.large_string())
-    sizes = pa.array([one.size_bytes for one in listed.values()], pa.int64())
-    versions = pa.array([one.version for one in listed.values()], pa.large_string())
-    places = pc.index_in(urls, kept.columns["url"])  # pyrefly: ignore[missing-attribute]
-    there = kept.columns.select(["size", "version"]).take(places)
+    urls = pa.array([*listed], pa.large_string())
+    sizes = pa.array([size for size, _, _ in listed.values()], pa.int64())
+    versions = pa.array([version for _, version, _ in listed.values()], pa.large_string())
+    there = kept.columns.select(["size", "version"])
+    if kept.columns["url"].combine_chunks().equals(urls):
+        places = pa.array(np.arange(len(urls), dtype=np.int32))
+    else:
+        places = pc.index_in(urls, kept.columns["url"])  # pyrefly: ignore[missing-attribute]
+        there = there.take(places)
     same = pc.and_(pc.equal(there["size"], sizes), pc.equal(there["version"], versions))  # pyrefly: ignore
     known = same.combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
     known = known & pc.not_equal(versions, "").to_numpy(zero_copy_only=False)  # pyrefly: ignore[missing-attribute]
@@ -165,7 +169,8 @@ def _table(urls: Sequence[str], listed: Mapping[str, Listed], contents: Iterator
     columns: dict[str, list] = {name: [] for name in COLUMNS.names}
     for url, (found, number) in zip(urls, contents, strict=True):
         # A file that was written between the listing and now must not be taken for the listed one.
-        version = listed[url].version if found.size_bytes == listed[url].size_bytes else ""
+        size, listed_version, _ = listed[url]
+        version = listed_version if found.size_bytes == size else ""
         row = (url, version, found.size_bytes, found.row_groups, found.index, number)
         for column, value in zip(columns.values(), row, strict=True):
             column.append(value)

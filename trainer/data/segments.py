@@ -74,7 +74,7 @@ def look_at_segment(data: DataConfig, name: str) -> Segment:
     with named(KEY, config.path):
         fs, _ = open_storage(config.path)
         paths, root = [open_storage(file)[1] for file in files], posixpath.dirname(open_storage(part)[1])
-        sizes = [listed[file].size_bytes for file in files]
+        sizes = [listed[file][0] for file in files]
         sizes = fs.sizes(paths) if None in sizes else sizes  # at once, on an object store
         lacks = ""
         if len(files) < config.least_files:

@@ -53,8 +53,10 @@ from trainer.config.checkpoint import Retention
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.core.run_directory import JsonLines, RunDirectory
-from trainer.data.dataset import DataFile, FileSet
+from trainer.data.dataset import FileSet
+from trainer.data.files import DataFiles
 from trainer.data.lanes import Lanes, default_lanes, share_of
+from trainer.data.outlines import COLUMNS, Outlines
 from trainer.data.shuffling import ends_of, epoch_order, windows
 from trainer.metrics.base import Samples
 from trainer.metrics.binary import LogitHistogram
@@ -255,14 +257,17 @@ def rows() -> list[Row]:
 @cache
 def file_set() -> FileSet:
     """Returns a data set of 10^9 rows in 1,000 files."""
-    groups = ROW_GROUPS // 1000
-    schema = pa.schema([("label", pa.float32())])
-    return FileSet(
-        tuple(
-            DataFile(f"s3://bucket/train/part-{number:05d}.parquet", 2**30, (GROUP_ROWS,) * groups, schema)
-            for number in range(1000)
-        )
-    )
+    groups, files = ROW_GROUPS // 1000, range(1000)
+    columns = {
+        "url": [f"s3://bucket/train/part-{number:05d}.parquet" for number in files],
+        "version": [f"{number:032x}" for number in files],
+        "size": [2**30 for _ in files],
+        "row_groups": [[GROUP_ROWS] * groups for _ in files],
+        "index": [None for _ in files],
+        "schema": [0 for _ in files],
+    }
+    schemas = (pa.schema([("label", pa.float32())]),)
+    return FileSet(DataFiles.of(Outlines(pa.table(columns, COLUMNS), schemas)))
 
 
 def order(ranks: int, rank: int) -> int:

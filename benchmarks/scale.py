@@ -248,7 +248,7 @@ def rows() -> list[Row]:
             SECONDS,
             lambda n: in_folder(partial(verify, n)),
         ),
-        Row("resume", "shapes, received by each rank", BYTES, lambda n: n * pickled(shapes()), sent=True),
+        Row("resume", "shapes, received by rank 0", BYTES, lambda n: n * pickled(shapes())),
         Row("resume", ".metadata, read by a rank", SECONDS, lambda n: in_folder(partial(read_metadata, n))),
         Row("resume", "local plan of a rank", SECONDS, lambda n: timed(lambda: load_plan(n)), RANKS[2:]),
     ]
@@ -470,8 +470,8 @@ def list_(ranks: int, folder: str) -> float:
     keep = Retention(newest=CHECKPOINTS)
 
     def look() -> None:
-        steps = checkpoints.steps()
-        expired(keep, steps, [], {}, checkpoints.predecessors(steps))
+        found = checkpoints.with_predecessors()
+        expired(keep, [*found], [], {}, found)
 
     return timed(look)
 

@@ -84,24 +84,24 @@ def _damages(found: Checkpoints, steps: list[int]) -> dict[int, str]:
 
 def _table(run: RunDirectory, found: Checkpoints, states: dict[int, str]) -> str:
     """Returns the table of the checkpoints that `states` names."""
-    steps = found.steps()
+    predecessors = found.with_predecessors()
+    steps, has_deltas = [*predecessors], any(predecessors.values())
     evaluations = read_evaluations(run)
     keep = tomllib.loads(run.read("config.toml") or "").get("checkpoint", {}).get("keep", {})
-    predecessors, ends = found.predecessors(steps), ends_of_segments(found, steps)
-    reasons = reasons_to_keep(Retention(**keep), steps, evaluations, ends, predecessors)
+    reasons = reasons_to_keep(Retention(**keep), steps, evaluations, ends_of_segments(found, steps), predecessors)
     metrics = _metrics(steps, evaluations)
     rows = [
         {
             "step": step,
             **_facts(RunDirectory(found.url(step))),
-            **({"builds on": predecessors.get(step)} if predecessors else {}),
+            **({"builds on": predecessors.get(step)} if has_deltas else {}),
             "state": states[step],
             **{name: values.get(step) for name, values in metrics.items()},
             "kept as": ", ".join(reasons.get(step, ())),
         }
         for step in sorted(states)
     ]
-    return tabulate(rows, headers="keys", colalign=("right",) * (5 if predecessors else 4), disable_numparse=True)
+    return tabulate(rows, headers="keys", colalign=("right",) * (5 if has_deltas else 4), disable_numparse=True)
 
 
 def _facts(checkpoint: RunDirectory) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from command import run_trainer
 from jobs import config, launch, losses, write_rows
+from trainer_process import deltas_in
 
 from trainer.checkpoint.consolidate import read_tensors
 from trainer.checkpoint.deltas import packed, unpacked
@@ -83,8 +84,8 @@ def resume(run, tree, ranks):
 
 
 def test_each_delta_stands_for_the_whole_state(runs):
-    assert of(runs / "whole").predecessors(range(1, STEPS + 1)) == {}
-    assert of(runs / "deltas").predecessors(range(1, STEPS + 1)) == CHAINS
+    assert deltas_in(of(runs / "whole")) == {}
+    assert deltas_in(of(runs / "deltas")) == CHAINS
     assert losses(runs / "deltas") == losses(runs / "whole")
     assert_equal(runs / "deltas", runs / "whole", range(1, STEPS + 1))
 
@@ -109,7 +110,7 @@ def test_a_job_goes_on_with_the_chain_that_it_resumes_from(runs, copy, data, ste
     for later in range(step + 1, STEPS + 1):
         shutil.rmtree(files(copy, later))
     resume(copy, tree_of(data), 2)
-    assert of(copy).predecessors(of(copy).steps()) == CHAINS
+    assert deltas_in(of(copy)) == CHAINS
     assert losses(copy) == losses(runs / "whole")
     assert_equal(copy, runs / "whole", [step + 1, STEPS])
 
@@ -118,7 +119,7 @@ def test_another_plan_begins_with_a_whole_checkpoint(copy, data):
     for later in range(4, STEPS + 1):
         shutil.rmtree(files(copy, later))
     resume(copy, tree_of(data, planner__sharding_types=["column_wise"], planner__min_columns=8), 2)
-    assert of(copy).predecessors(of(copy).steps()) == {2: 1, 3: 2, 5: 4, 6: 5, 7: 6}
+    assert deltas_in(of(copy)) == {2: 1, 3: 2, 5: 4, 6: 5, 7: 6}
 
 
 def test_a_damaged_link_breaks_the_chain_after_it(copy):
@@ -173,7 +174,7 @@ def test_deltas_that_are_not_small_end_their_chain(data, tmp_path):
     tree = tree_of(data, data__global_batch_size=128, checkpoint__full_every=100)
     tree["data"]["sparse"] = {name: {"rows": 110} for name in tree["data"]["sparse"]}
     launch([{"config": tree, "out": str(tmp_path / "out")}], 1, tmp_path)
-    assert of(tmp_path / "out").predecessors(range(1, STEPS + 1)) == {2: 1, 4: 3, 6: 5, 8: 7}
+    assert deltas_in(of(tmp_path / "out")) == {2: 1, 4: 3, 6: 5, 8: 7}
 
 
 @pytest.fixture
@@ -208,7 +209,7 @@ def test_a_delta_that_is_not_saved_is_followed_by_a_whole_checkpoint(small_disk)
             (small_disk / "filler").unlink(missing_ok=True)
         saver.close()
     assert ["NOT SAVED" in line for line in lines] == [False, False, True, False, False]
-    assert checkpoints.predecessors(checkpoints.steps()) == {2: 1, 5: 4}
+    assert deltas_in(checkpoints) == {2: 1, 5: 4}
     found = read_tensors(checkpoints.url(5))["table.t.momentum1"]
     assert found.nonzero().view(-1).tolist() == [1000, 2000, 3000, 4000, 5000]
 

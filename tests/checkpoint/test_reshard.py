@@ -12,6 +12,7 @@ import torch
 from forked import run_forked
 from jobs import config, launch, saved_tensors, write_rows
 from reshard import run_rounds
+from trainer_process import deltas_in
 
 from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import RunDirectory
@@ -150,7 +151,7 @@ def test_a_plan_restores_the_checkpoint_of_another(states, before, after, optimi
 @pytest.mark.parametrize(("kind", "optimizers"), TRAINED)
 def test_what_is_restored_is_a_delta(states, kind, optimizers):
     checkpoints = Checkpoints(RunDirectory(str(with_deltas(states, kind, optimizers))))
-    assert checkpoints.predecessors(checkpoints.steps()) == {STEPS: STEPS - 1}
+    assert deltas_in(checkpoints) == {STEPS: STEPS - 1}
 
 
 @pytest.mark.parametrize("kind", COLUMN_SHARDED)

@@ -5,7 +5,6 @@ import gzip
 import pytest
 from csv_files import csv_config, read_all
 from object_store import object_store
-from s3fs import S3FileSystem
 
 from trainer.core.errors import StorageError
 
@@ -25,7 +24,6 @@ def store():
 def environment(store, monkeypatch):
     for name, value in store.environment.items():
         monkeypatch.setenv(name, value)
-    S3FileSystem.clear_instance_cache()  # it keeps file systems of other servers in this process
 
 
 @pytest.mark.parametrize("kind", ["plain", "packed"])

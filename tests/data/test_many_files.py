@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from object_store import object_store
-from s3fs import S3FileSystem
 
 from trainer.config.data import DataConfig
 from trainer.data import dataset, outlines
@@ -203,7 +202,6 @@ def test_footers_on_an_object_store(tmp_path, monkeypatch):
     with object_store() as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
-        S3FileSystem.clear_instance_cache()  # it keeps file systems of other servers in this process
         store.fs.mkdir("bucket")
         store.fs.pipe({f"bucket/day=1/part-{n:04d}.parquet": CONTENTS[n % 4] for n in range(20)})
         data = config("s3://bucket", tmp_path, cache="s3://cache/c")

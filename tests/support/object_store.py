@@ -97,9 +97,12 @@ def _started(command: list[str], host_flag: str, port_flag: str) -> Iterator[str
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
     """Starts the server."""
+    from s3fs import S3FileSystem  # not in the server, which is this file as well
+
     with subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout
+            S3FileSystem.clear_instance_cache()  # it keeps file systems of other servers in this process
             yield ObjectStore(process.stdout.readline().strip())
         finally:
             process.kill()

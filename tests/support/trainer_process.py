@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 from command import start_trainer
 
+from trainer.checkpoint.store import Checkpoints
+
 
 class Gate:
     """Where a job of `model.name = "custom:gated"` waits, `steps` steps after each start, until the test opens it.
@@ -104,6 +106,11 @@ class Training:
 def committed(out: Path) -> list[int]:
     """Returns the steps of the committed checkpoints of a run, in order."""
     return sorted(int(file.parent.name.removeprefix("step-")) for file in out.glob("checkpoints/*/manifest.json"))
+
+
+def deltas_in(checkpoints: Checkpoints) -> dict[int, int]:
+    """Returns the steps of the deltas, each with the step that it builds on."""
+    return {step: before for step, before in checkpoints.with_predecessors().items() if before is not None}
 
 
 def ranks_of(torchrun: int) -> list[psutil.Process]:

@@ -17,7 +17,7 @@ from trainer.checkpoint.reader import CheckpointReader
 from trainer.checkpoint.state_dict import State, is_by_row, is_table, table_of
 from trainer.checkpoint.store import Checkpoint
 from trainer.core.console import plural
-from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, gather_to_rank0
 from trainer.core.errors import InputError, StorageError
 from trainer.core.local_shards import placed_shards
 
@@ -47,13 +47,13 @@ def restore(
     broadcast_from_rank0(
         context, lambda: _check_same(checkpoint.url, saved_shapes(checkpoint.url), wanted, partial, grown)
     )
-    fill(checkpoint.url, tensors, {name: name for name in wanted}, context)
+    fill(checkpoint.url, tensors, {name: name for name in tensors}, context)
 
 
 def shapes_of(tensors: State, context: DistributedContext) -> Shapes:
-    """Returns the shapes of the whole tensors of all ranks, by name."""
+    """Returns the shapes of the whole tensors by name: on rank 0 of all ranks, on another rank of its own."""
     shapes = {name: value.size() for name, value in tensors.items()}
-    return {name: shape for part in gather_to_all(shapes, context) for name, shape in part.items()}
+    return {name: shape for part in gather_to_rank0(shapes, context) for name, shape in part.items()}
 
 
 def saved_shapes(url: str) -> Shapes:

@@ -20,7 +20,7 @@ def expired(
     steps: list[int],
     evaluations: Evaluations,
     ends: Mapping[int, str],
-    predecessors: Mapping[int, int],
+    predecessors: Mapping[int, int | None],
 ) -> list[int]:
     """Returns the steps whose checkpoints no rule keeps, in order.
 
@@ -29,7 +29,7 @@ def expired(
         steps: The steps of all committed checkpoints, in order.
         evaluations: The evaluations so far.
         ends: The segments that end with a checkpoint, by its step, in order.
-        predecessors: The step that each delta builds on, by its own.
+        predecessors: The step that each checkpoint is a delta on, by its own; None for a whole one.
     """
     reasons = reasons_to_keep(keep, steps, evaluations, ends, predecessors)
     return [step for step in steps if not reasons[step]]
@@ -40,7 +40,7 @@ def reasons_to_keep(
     steps: list[int],
     evaluations: Evaluations,
     ends: Mapping[int, str],
-    predecessors: Mapping[int, int],
+    predecessors: Mapping[int, int | None],
 ) -> dict[int, list[str]]:
     """Returns the reasons to keep each step's checkpoint; one without a reason has expired.
 
@@ -49,7 +49,7 @@ def reasons_to_keep(
         steps: The steps of all committed checkpoints, in order.
         evaluations: The evaluations so far.
         ends: The segments that end with a checkpoint, by its step, in order.
-        predecessors: The step that each delta builds on, by its own.
+        predecessors: The step that each checkpoint is a delta on, by its own; None for a whole one.
     """
     # Sets: a run that keeps all of 10,000 checkpoints looked 10,000 times through as many steps.
     newest = {*steps[-keep.newest :]}

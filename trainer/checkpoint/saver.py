@@ -223,9 +223,9 @@ class Saver:
 
     def _prune(self) -> None:
         def prune() -> None:
-            keep, steps = self._config.keep, self._checkpoints.steps()
+            keep, predecessors = self._config.keep, self._checkpoints.with_predecessors()
+            steps = [*predecessors]
             ends = ends_of_segments(self._checkpoints, steps) if keep.segments else {}
-            predecessors = self._checkpoints.predecessors(steps)
             # The newest first, as a delta whose predecessor is gone is damaged.
             for step in reversed(expired(keep, steps, self._evaluations(), ends, predecessors)):
                 self._checkpoints.remove(step)

@@ -97,7 +97,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the steps of the committed checkpoints, in order."""
-        return sorted(_step(name) for name in self._names() if self._manifest(name) is not None)
+        return [*self.with_predecessors()]
 
     def newest(self, find: FindDamage | None = None) -> Checkpoint | None:
         """Returns the newest committed checkpoint that is not damaged; newer damaged ones are reported."""
@@ -156,10 +156,11 @@ class Checkpoints:
             return f"{MANIFEST} is damaged"
         return find(self._run.fs, self._run.path(FOLDER, _name(step)), entries)
 
-    def predecessors(self, steps: Iterable[int]) -> dict[int, int]:
-        """Returns the steps of the checkpoints that the deltas among these steps build on."""
-        found = {step: _predecessor(self._manifest(_name(step))) for step in steps}
-        return {step: predecessor["step"] for step, predecessor in found.items() if predecessor}
+    def with_predecessors(self) -> dict[int, int | None]:
+        """Returns the steps of the committed checkpoints, in order, each with the step that it is a delta on."""
+        manifests = {_step(name): self._manifest(name) for name in sorted(self._names(), key=_step)}
+        found = {step: _predecessor(text) for step, text in manifests.items() if text is not None}
+        return {step: None if before is None else before["step"] for step, before in found.items()}
 
     def links(self, step: int) -> list[int]:
         """Returns the steps of the checkpoints that the committed one of a step is made of, the whole one first."""

@@ -234,6 +234,15 @@ def gather_to_all(value: T, context: DistributedContext, group: dist.ProcessGrou
     return values
 
 
+def gather_to_rank0(value: T, context: DistributedContext) -> list[T]:
+    """Returns every rank's value on rank 0, in the order of the ranks; on another rank its own alone."""
+    if context.world_size == 1:
+        return [value]
+    values: list[Any] | None = [None] * context.world_size if context.is_rank0 else None
+    dist.gather_object(value, values)
+    return [value] if values is None else values
+
+
 def background_group(context: DistributedContext) -> dist.ProcessGroup:
     """Returns a group of all ranks on the CPU, for collectives outside training.
 

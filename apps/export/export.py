@@ -97,7 +97,7 @@ def export(
         InputError: A rule of [publish] does not hold, there is no such checkpoint, the checkpoint is another model's or
             has weights that are not finite, the data or the model cannot be used, or the directory cannot be written.
     """
-    run, segments = RunDirectory(out), []
+    run, segments, chosen = RunDirectory(out), [], None
     rules = PublishConfig() if anyway else config.publish
     if config.data.segments.path:
         chosen = find_checkpoint(run, "--out", checkpoint, "--checkpoint")
@@ -114,7 +114,8 @@ def export(
     averages = ema.decay is not None and ema.evaluate if averages is None else averages
     choices = Choices(split, averages, quantize, compile, format, shard_bytes)
     choices.check(delta)
-    chosen = find_checkpoint(run, "--out", checkpoint, "--checkpoint")
+    # Once: to find it reads it whole, and meanwhile the run may have a newer one than the rules have judged.
+    chosen = chosen or find_checkpoint(run, "--out", checkpoint, "--checkpoint")
     name, fingerprint = f"step-{chosen.step}", choices.fingerprint(config, chosen)
     if is_there(to, name, fingerprint):
         print(f"step {chosen.step:,} is in {without_secrets(to)} already, and is whole")

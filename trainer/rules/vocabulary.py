@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -91,7 +91,7 @@ class Vocabulary:
     is_text: bool
     in_order: np.ndarray
 
-    @property
+    @cached_property  # each save asks for it
     def fingerprint(self) -> str:
         """A hash of the ids and their rows, and the number of ids."""
         return self._fingerprint(len(self.in_order))

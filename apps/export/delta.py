@@ -11,12 +11,12 @@ from torch import Tensor
 
 from apps.export.directory import CURRENT, bring, read_chain
 from apps.export.load import CHANGES, INDEX, Export, load, program_of
+from trainer.checkpoint.deltas import BLOCK_BYTES, rows_differ
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
 
 PROGRAM = "model.pt2"
 SMALL_BYTES = 64 << 10  # of a tensor that is written whole
-BLOCK_BYTES = 1 << 24  # of a tensor, compared at once
 ALIGNED_BYTES = 8  # of the places in changes.bin, for every type of numbers
 OF_A_STEP = ("step", "quality")  # of a signature; all else must be equal
 MOST = 0.5  # of the bytes of a whole export, that the changes since may have
@@ -152,11 +152,8 @@ def _changed_rows(before: Tensor, after: Tensor) -> Tensor:
     if not after.numel():
         return torch.empty(0, dtype=torch.int64)
     old, new = (_bits(tensor).view(len(tensor) if tensor.dim() else 1, -1) for tensor in (before, after))
-    # Compared as the largest integers that a row is made of, which is much faster than byte by byte.
-    dtype = next(d for d in (torch.int64, torch.int32, torch.int16, torch.uint8) if new.shape[1] % d.itemsize == 0)
-    old, new = old.view(dtype), new.view(dtype)
     size = max(1, BLOCK_BYTES // new[:1].nbytes)
-    differ = [(one != other).any(dim=1) for one, other in zip(old.split(size), new.split(size), strict=True)]
+    differ = [rows_differ(one, other) for one, other in zip(old.split(size), new.split(size), strict=True)]
     return torch.cat(differ).nonzero().flatten()
 
 

@@ -20,6 +20,8 @@ from trainer.checkpoint.io import DirectoryReader
 from trainer.checkpoint.stored_rows import StoredRows
 
 ROWS, VALUES = "rows", "values"
+BLOCK_BYTES = 1 << 24  # of rows, compared at once
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 NAME = re.compile(rf"delta\.(.+)@(\d+),(\d+)\.({ROWS}|{VALUES})")
 
 
@@ -47,6 +49,18 @@ def packed(rows: Tensor, of: int) -> Tensor:
 def unpacked(rows: Tensor) -> Tensor:
     """Returns the numbers of rows that `packed` has packed."""
     return torch.from_numpy(np.unpackbits(rows.numpy()).nonzero()[0]) if rows.dtype == torch.uint8 else rows.long()
+
+
+def rows_differ(before: Tensor, now: Tensor) -> Tensor:
+    """Returns whether each row, `[R, C]` or `[R]`, differs in any bit: NaN is equal to itself, and 0 is not -0."""
+    if now.dim() == 1:
+        dtype = next(one for one in INTEGERS if one.itemsize == now.element_size())
+        return before.view(dtype) != now.view(dtype)
+    # The fewer integers, the faster.
+    places = [size * one.element_size() for one in (before, now) for size in (one.storage_offset(), *one.stride()[:-1])]
+    sizes = [now.shape[1] * now.element_size(), *places]
+    dtype = next(one for one in INTEGERS if all(size % one.itemsize == 0 for size in sizes))
+    return (before.view(dtype) != now.view(dtype)).any(1)
 
 
 def is_of_changes(name: str) -> bool:

@@ -8,13 +8,10 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torch.distributed.remote_device import _remote_device
 
-from trainer.checkpoint.deltas import ROWS, VALUES, name_of_changes, packed
+from trainer.checkpoint.deltas import BLOCK_BYTES, ROWS, VALUES, name_of_changes, packed, rows_differ
 from trainer.checkpoint.state_dict import State, is_by_row
 from trainer.checkpoint.store import Chain
 from trainer.core.local_shards import local_shards_of, placed_shards
-
-BLOCK_BYTES = 1 << 24  # compared at once
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 # DCP's async_save stages, too, but gives the copy away: a failed save could only be retried with later weights. Its
@@ -90,25 +87,13 @@ def _update(staged: Tensor, now: Tensor) -> tuple[Tensor, Tensor]:
     step = max(1, BLOCK_BYTES // (now[:1].numel() * now.element_size()))
     for first in range(0, len(now), step):
         before, block = staged[first : first + step], now[first : first + step]
-        rows = _differ(before.to(block.device), block).nonzero().view(-1)
+        rows = rows_differ(before.to(block.device), block).nonzero().view(-1)
         if len(rows):
             changed, rows = block.index_select(0, rows).cpu(), rows.cpu()
             before.index_copy_(0, rows, changed)  # up to 30 times as fast as an assignment
             numbers.append(rows + first)
             values.append(changed)
     return torch.cat(numbers), torch.cat(values)
-
-
-def _differ(before: Tensor, now: Tensor) -> Tensor:
-    """Returns whether each row differs in any bit: NaN is equal to itself, and 0 is not -0."""
-    if now.dim() == 1:
-        dtype = next(one for one in INTEGERS if one.itemsize == now.element_size())
-        return before.view(dtype) != now.view(dtype)
-    # The fewer integers, the faster.
-    places = [size * one.element_size() for one in (before, now) for size in (one.storage_offset(), *one.stride()[:-1])]
-    sizes = [now.shape[1] * now.element_size(), *places]
-    dtype = next(one for one in INTEGERS if all(size % one.itemsize == 0 for size in sizes))
-    return (before.view(dtype) != now.view(dtype)).any(1)
 
 
 def _empty_like(value: Tensor) -> Tensor:

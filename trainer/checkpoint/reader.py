@@ -35,14 +35,14 @@ class CheckpointReader(DirectoryReader):
         return self._metadata
 
     def _read_metadata(self, newest: Metadata) -> Metadata:
-        *earlier, own = (DirectoryReader(link) for link in links_of(str(self.path)))
+        *earlier, _ = links_of(str(self.path))
         if not earlier:
             return newest
         entries, stored = {}, {}
-        for reader in (*earlier, own):
-            metadata = newest if reader is own else reader.read_metadata()
+        for reader in (*map(DirectoryReader, earlier), self):
+            metadata = newest if reader is self else reader.read_metadata()
             whole = {name: entry for name, entry in metadata.state_dict_metadata.items() if not is_of_changes(name)}
-            beside = "" if reader is own else f"{BESIDE}{str(reader.path).rstrip('/').rpartition('/')[2]}/"
+            beside = "" if reader is self else f"{BESIDE}{str(reader.path).rstrip('/').rpartition('/')[2]}/"
             places = {
                 index: replace(place, relative_path=f"{beside}{place.relative_path}")
                 for index, place in metadata.storage_data.items()

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from trainer.checkpoint.store import STATE, Checkpoints
+from trainer.checkpoint.store import Checkpoints
 from trainer.config.checkpoint import Retention
 from trainer.core.console import plural
-from trainer.core.run_directory import RunDirectory
 from trainer.metrics.registry import higher_is_better, result_name
 
 Evaluations = list[dict[str, Any]]
@@ -80,9 +79,8 @@ def ends_of_segments(checkpoints: Checkpoints, steps: list[int]) -> dict[int, st
     """
     ends = {}
     for step in steps:
-        with suppress(ValueError):  # it is damaged
-            state = RunDirectory(checkpoints.url(step)).read_json(STATE) or {}  # it was just deleted
-            segment = state.get("segment")
+        with suppress(ValueError, KeyError):  # it is damaged, or was just deleted
+            segment = checkpoints.at(step).train_state.get("segment")
             if segment and segment["last_step"] == step:
                 ends[step] = segment["name"]
     return ends

@@ -1,6 +1,5 @@
 """Sets a training run up in four phases: claim its directory, plan its epochs, build its model, fill the model."""
 
-import json
 import shlex
 import socket
 import time
@@ -261,8 +260,7 @@ def continue_chain(job: Job, model: ShardedModel) -> None:
         return
 
     def chain() -> Chain | None:
-        plan = RunDirectory(start.url).read_json("plan.json")
-        is_same = plan == json.loads(json.dumps(model.plan_json))
+        is_same = digest(RunDirectory(start.url).read_json("plan.json")) == digest(model.plan_json)
         return Checkpoints(claimed.directory).chain(start.step) if is_same else None
 
     if found := broadcast_from_rank0(context, chain):

@@ -1,14 +1,12 @@
 """Checkpoints that hold only the rows that changed: read, resumed from and deleted like whole ones."""
 
-import os
 import shutil
-import subprocess
-from contextlib import suppress
 
 import pytest
 import torch
 from command import run_trainer
 from jobs import config, launch, losses, write_rows
+from small_disk import fill, mounted_disk
 from trainer_process import deltas_in
 
 from trainer.checkpoint.consolidate import read_tensors
@@ -180,18 +178,8 @@ def test_deltas_that_are_not_small_end_their_chain(data, tmp_path):
 @pytest.fixture
 def small_disk(tmp_path):
     """A mounted file system of 1 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk]).returncode:
-        pytest.skip("mounting a file system needs root with CAP_SYS_ADMIN; run the tests as root")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
-
-
-def fill(file):
-    with file.open("wb", buffering=0) as filler, suppress(OSError):
-        while True:
-            filler.write(bytes(1000))
+    with mounted_disk(tmp_path, 1) as disk:
+        yield disk
 
 
 def test_a_delta_that_is_not_saved_is_followed_by_a_whole_checkpoint(small_disk):
@@ -203,7 +191,7 @@ def test_a_delta_that_is_not_saved_is_followed_by_a_whole_checkpoint(small_disk)
         for step in range(1, 6):
             tensors["table.t.momentum1"][step * 1000] = step
             if step == 3:
-                fill(small_disk / "filler")
+                fill(small_disk)
             saver.save(step, tensors, {}, {})
             saver.wait()
             (small_disk / "filler").unlink(missing_ok=True)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from command import write_config
 from jobs import config, losses
+from small_disk import fill, mounted_disk
 from torch.distributed.checkpoint.api import CheckpointException
 from trainer_process import Gate, Training, committed
 
@@ -224,21 +224,8 @@ def test_a_job_whose_directory_was_taken_over_ends(file, tmp_path):
 @pytest.fixture
 def small_disk(tmp_path):
     """A mounted file system of 8 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", disk]).returncode:
-        pytest.skip("mounting a file system needs root with CAP_SYS_ADMIN; run the tests as root")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
-
-
-def fill(disk, but=0):
-    """Leaves room for so many bytes."""
-    with (disk / "filler").open("wb", buffering=0) as filler:
-        with suppress(OSError):
-            while True:
-                filler.write(bytes(1000))
-        filler.truncate(filler.tell() - but)
+    with mounted_disk(tmp_path, 8) as disk:
+        yield disk
 
 
 @pytest.mark.parametrize("room", [0, 100_000])

@@ -52,6 +52,7 @@ from trainer.checkpoint.store import Checkpoints, entry_of, find_damage
 from trainer.config.checkpoint import Retention
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
+from trainer.core.exchange import Exchange
 from trainer.core.run_directory import JsonLines, RunDirectory
 from trainer.data.dataset import FileSet
 from trainer.data.files import DataFiles
@@ -64,9 +65,11 @@ from trainer.models.embeddings import table_shapes
 from trainer.plan.make_plan import plan_for
 from trainer.plan.plan_file import parse_plan, plan_to_json
 from trainer.plan.report import render_plan
+from trainer.rules.blocks import Blocks
+from trainer.rules.row_map import RowMap
 from trainer.run.network_speed import partners
 from trainer.run.preemption import StopRequests
-from trainer.training.managed_ids import _joined
+from trainer.training.id_requests import IdRequests
 
 PAGE = ROOT / "docs" / "scale.md"
 RANKS = (1, 4, 16, 64, 256, 1024, 4096)
@@ -79,6 +82,8 @@ LOCAL_BATCH = 1024
 TABLES, SHARDS = 500, 200  # of a checkpoint: 100,000 shards
 DENSE_TENSORS = 60  # weights and states of a dense part, which each rank has
 CHECKPOINTS, MANY_CHECKPOINTS = 50, 10_000
+MANAGED_ROWS, MAP_ROWS = 10_000_000, 1_000_000_000  # of the table of managed ids, and of the largest one
+MAP_BYTES = 24 + 12  # of a row: its state, and its entry among the ids in order
 SECONDS, BYTES, COUNT = "s", "B", ""
 START_SECONDS, STEP_SECONDS, SENT_BYTES, SQUARE = 60.0, 0.0002, 2**20, 1.7
 
@@ -228,8 +233,9 @@ def rows() -> list[Row]:
         Row("start", "requests a second to rank 0's store in preflight", COUNT, lambda n: 20.0 * (n - 1)),
         Row("start", "requests to rank 0's store for each Gloo group", COUNT, lambda n: float(n * (n - 1))),
         Row("start", "open files of a rank for each Gloo group", COUNT, lambda n: float(n - 1)),
-        Row("step", "managed ids received by a rank", BYTES, lambda n: n * pickled({"table": ids_of_rank(0)})),
-        Row("step", "managed ids joined on a rank", SECONDS, join_ids),
+        Row("start", "managed ids: map of a rank for 10⁹ rows", BYTES, lambda n: MAP_BYTES * MAP_ROWS / n),
+        Row("step", "managed ids: ids and rows received by a rank", BYTES, managed_bytes),
+        Row("step", "managed ids: rows given by a rank", SECONDS, give_rows),
         Row("step", "messages in a row, for requests", COUNT, lambda n: 2.0 * (n - 1)),
         Row("step", "requests, this rank's own calls", SECONDS, calls_for_requests),
         Row("report", "all-reduces of 8 bytes", COUNT, lambda n: 2.0 if n > 1 else 0.0),
@@ -357,10 +363,52 @@ def ids_of_rank(rank: int) -> tuple[np.ndarray, np.ndarray]:
     return np.unique(np.random.default_rng(rank).zipf(1.2, 10 * LOCAL_BATCH).astype(np.int64), return_counts=True)
 
 
-def join_ids(ranks: int) -> float:
-    """Returns the seconds in which a rank reads and joins what all ranks sent."""
-    sent = [pickle.dumps(ids_of_rank(rank)) for rank in range(ranks)]
-    return timed(lambda: _joined([pickle.loads(one) for one in sent]))
+class RecordedExchange(Exchange):
+    """What rank 0 gets from the others, as their ids are known, in place of what they would send."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        blocks = Blocks.of_table(MANAGED_ROWS)
+        found = [ids_of_rank(rank) for rank in range(ranks)]
+        mine = [np.stack(one, 1)[blocks.part_of(one[0], ranks) == 0] for one in found]
+        heads = np.array([[len(one), int(counts.sum()), 0, 0, 0] for one, (_, counts) in zip(mine, found, strict=True)])
+        self._received = [heads, np.concatenate(mine)]
+        self.bytes = 0
+
+    def rows(self, sent: np.ndarray, to: np.ndarray | None = None, come: np.ndarray | None = None) -> np.ndarray:
+        """Returns what comes next."""
+        received = self._received.pop(0) if self._received else np.zeros((int(come.sum()), 1), np.int64)  # pyrefly: ignore
+        self.bytes += received.nbytes
+        return received
+
+
+def ask(exchange: Exchange) -> IdRequests:
+    """Returns the requests for ids of a step on rank 0, which has its first blocks."""
+    blocks = Blocks.of_table(MANAGED_ROWS)
+    ids = np.repeat(*ids_of_rank(0))
+    return IdRequests(exchange, [ids], [lambda one: blocks.part_of(one, exchange.ranks)], np.zeros(3, np.int64))
+
+
+def managed_bytes(ranks: int) -> int:
+    """Returns the bytes of ids and rows that a rank receives in a step."""
+    exchange = RecordedExchange(ranks)
+    requests = ask(exchange)
+    requests.rows([np.zeros(len(ids), np.int64) for ids, _ in requests.arrived])
+    return exchange.bytes
+
+
+def give_rows(ranks: int) -> float:
+    """Returns the seconds in which a rank gives rows to the ids of a step that it is asked for, half of them new."""
+    one, exchange = RowMap(Blocks.of_table(MANAGED_ROWS), "least_used", 0, ranks), RecordedExchange(ranks)
+    ids, counts = ask(RecordedExchange(ranks)).arrived[0]
+    one.update(ids[::2], counts[::2], 1, int(counts.sum()))
+
+    def step() -> None:
+        requests = ask(exchange)
+        one.update(*requests.arrived[0], 2, int(requests.seen[0]))
+        requests.rows([one.rows_of(requests.arrived[0][0])])
+
+    return once(step)
 
 
 def calls_for_requests(ranks: int) -> float:

@@ -12,6 +12,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from apps.predict.inference import to_arrow
 from apps.predict.parts import PartFiles
 from apps.predict.resume import ON_STOP, PartsJob, Record, choose_checkpoint, claimed, record_of_checkpoint
+from trainer.checkpoint.consolidate import read_tensors
 from trainer.checkpoint.store import Checkpoint
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, takes
@@ -25,7 +26,6 @@ from trainer.rules.managed import own_rows
 from trainer.rules.vocabulary import listed_ids, open_vocabulary
 from trainer.run.preemption import Stopped, stop_on_signals
 from trainer.training.evaluate import restore_evaluated
-from trainer.training.managed_ids import ManagedIds
 
 
 def embed_table(
@@ -41,7 +41,7 @@ def embed_table(
             context, lambda: _find(config, out, to, table, checkpoint, rows_per_part)
         )
         model = restore_evaluated(config, chosen, context)
-        ids = ids_of_table(config.data, table, model.managed)
+        ids = ids_of_table(config.data, table, chosen)
         about = {
             "table": table,
             "rows_per_part": rows_per_part,
@@ -73,13 +73,13 @@ class TableIds:
     rows: np.ndarray
 
 
-def ids_of_table(config: DataConfig, table: str, managed: ManagedIds) -> TableIds:
+def ids_of_table(config: DataConfig, table: str, checkpoint: Checkpoint) -> TableIds:
     """Returns the ids of a table, in the order of their rows.
 
     Args:
         config: The data.
         table: The table.
-        managed: The rows of managed ids.
+        checkpoint: The checkpoint, which has the rows of managed ids.
 
     Raises:
         InputError: The table's vocabulary cannot be read.
@@ -90,7 +90,8 @@ def ids_of_table(config: DataConfig, table: str, managed: ManagedIds) -> TableId
         ids = listed_ids(names[0], feature)
         return TableIds("id", ids, open_vocabulary(names[0], feature).unseen_rows + np.arange(len(ids)))
     if feature.ids == "managed":
-        known = managed.tensors()[f"managed.{name_in_model(table)}.ids"].numpy()
+        name = f"managed.{name_in_model(table)}.ids"  # of all ranks, where the model has those of one
+        known = read_tensors(checkpoint.url, name.__eq__)[name].numpy()
         rows = own_rows(known)
         return TableIds("id", pa.array(known[rows]), rows)
     rows = np.arange(feature.rows)

@@ -176,6 +176,7 @@ def restore_evaluated(config: Config, checkpoint: Checkpoint, context: Distribut
     """
     check_fingerprints(config.data.sparse, checkpoint.train_state.get("vocabularies", {}), checkpoint.url)
     model = build_sharded_model(config if config.optimizer.ema.evaluate else _without_averages(config), context)
+    model.managed.keep_rules(checkpoint.train_state)
     restore(checkpoint, model.evaluated(), context, partial=True)
     return model
 

@@ -58,7 +58,9 @@ def finetune(
     here = shapes_of(tensors, context)
     found = broadcast_from_rank0(context, lambda: _match(config, data, Weights.of(here, model.frozen()), source))
     broadcast_from_rank0(context, lambda: _check_vocabularies(config, data, found, source))
-    fill(source.url, tensors, found.sources, context)
+    managed = {table_of(name): table_of(other) for name, other in found.sources.items() if name.startswith("managed.")}
+    model.managed.keep_blocks(source.train_state, managed)
+    fill(source.url, tensors | model.managed.tensors(), found.sources, context)
     model.managed.begin_anew()
     if config.optimizer_state:
         model.optimizers.tables.earlier_steps = source.step + source.train_state.get("earlier_table_steps", 0)

@@ -1,9 +1,10 @@
-"""Managed ids: raw ids get their rows of a table while training, the same on every rank."""
+"""Managed ids: raw ids get their rows of a table while training, the same on any number of ranks."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +14,20 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.checkpoint.state_dict import State
 from trainer.config.data import DataConfig
-from trainer.core.distributed import DistributedContext, background_group, gather_to_all
+from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError
+from trainer.core.exchange import Exchange
+from trainer.core.local_shards import with_rows_elsewhere
 from trainer.data.batch import Batch
 from trainer.data.host_tensors import to_tensor
 from trainer.data.jagged import with_values
-from trainer.models.embeddings import name_in_model, table_of_name
+from trainer.models.embeddings import name_in_model
 from trainer.optim.table_averages import CACHING
-from trainer.rules.managed import EVICTED, LAST_USED, OVERFLOWED, USED, Change, RowMap
+from trainer.plan.row_holders import RowHolders
+from trainer.plan.sharding_plan import table_plans
+from trainer.rules.blocks import Blocks
+from trainer.rules.row_map import EVICTED, LAST_USED, OVERFLOWED, USED, Change, RowMap
+from trainer.training.id_requests import IdRequests
 
 Reset = Callable[[str, Tensor, int], None]
 DEFAULT, EARLIER_DEFAULT = "least_used", "least_recent"  # of `evict`; checkpoints of the earlier do not record it
@@ -32,45 +39,92 @@ def check_managed(config: DataConfig, plan: ShardingPlan) -> None:
     Raises:
         InputError: The plan has such a table.
     """
-    for tables in plan.plan.values():
-        for name, table in tables.items():  # pyrefly: ignore[missing-attribute]
-            if table_of_name(name) in config.managed_tables and table.compute_kernel in CACHING:
-                raise InputError(
-                    f"table '{table_of_name(name)}' has managed ids and the compute kernel '{table.compute_kernel}', "
-                    "whose cache hides its rows; set planner.tables.NAME.compute_kernels to fused or fused_uvm"
-                )
+    for name, table in table_plans(plan).items():
+        if name in config.managed_tables and table.compute_kernel in CACHING:
+            raise InputError(
+                f"table '{name}' has managed ids and the compute kernel '{table.compute_kernel}', "
+                "whose cache hides its rows; set planner.tables.NAME.compute_kernels to fused or fused_uvm"
+            )
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What the ids of a step change, of the rows on this rank.
+
+    Attributes:
+        number: The number of the step.
+        changes: The changes of the maps, by table.
+        evicted: The rows of local shards that the step gives to other ids, by table.
+        totals_before: Totals of all ranks before the step, `[tables, 3]`.
+    """
+
+    number: int
+    changes: dict[str, Change]
+    evicted: dict[str, np.ndarray]
+    totals_before: np.ndarray
 
 
 class ManagedIds:
-    """The rows of all managed ids, replicated: every rank makes the same changes from the ids of all ranks.
+    """The rows of all managed ids, spread over the ranks: each rank gives the rows of its blocks of each table.
 
-    TorchRec's own are not used: those with eviction need CUDA kernels, and place an id by the number of ranks.
+    A rank sends the distinct ids of its batch to the ranks that give their rows, with how often each occurs, and gets
+    rows back. TorchRec's own are not used: those with eviction need CUDA kernels, and place an id by the number of
+    ranks.
 
     Batches are taken ahead of their step. So a row is reset when the step begins that gives the row to another id. A
     save, which looks at the map between two steps, goes back to the latest step that began.
 
     Args:
         config: The data.
-        context: This process among the ranks.
+        context: This process among the ranks; all of them call each method but `begin`.
+        plan: The placement of the tables. Unset: nothing is trained, and no row is reset.
     """
 
-    def __init__(self, config: DataConfig, context: DistributedContext) -> None:
-        self._features = config.managed_tables
+    def __init__(self, config: DataConfig, context: DistributedContext, plan: ShardingPlan | None = None) -> None:
+        self._context, self._features = context, config.managed_tables
         features = {table: config.sparse[names[0]] for table, names in self._features.items()}
-        self._maps = {table: RowMap(feature.rows, feature.evict or DEFAULT) for table, feature in features.items()}
         self._kept = [table for table, feature in features.items() if feature.evict is None]
-        self._context = context
-        self._group = background_group(context) if self._maps and context.world_size > 1 else None
-        self._ahead: deque[tuple[int, dict[str, Change]]] = deque()  # changes of the steps that have not begun
+        self._totals = np.zeros((len(features), 3), np.int64)  # of all ranks, when they were last summed
+        self._tensors: State = {
+            f"managed.{name_in_model(table)}.totals": torch.from_numpy(totals)
+            for table, totals in zip(features, self._totals, strict=True)
+        }
+        self._maps: dict[str, RowMap] = {}
+        for table, feature in features.items():
+            self._begin_map(table, Blocks.of_table(feature.rows), feature.evict or DEFAULT)
+        self._exchange = Exchange(context) if features else None
+        plans = table_plans(plan) if plan else {}
+        self._holders = {
+            table: RowHolders(plans[table], feature.rows, context.world_size)
+            for table, feature in features.items()
+            if plans
+        }
+        self._ahead: deque[_Step] = deque()  # the steps that have not begun
 
-    def rules(self) -> dict[str, str]:
-        """Returns `evict` of each table, for checkpoints."""
-        return {table: one.evict for table, one in self._maps.items()}
+    def rules(self) -> dict[str, Any]:
+        """Returns `evict` and the blocks of each table, for checkpoints."""
+        return {
+            "evict": {table: one.evict for table, one in self._maps.items()},
+            "blocks": {table: [one.blocks.number, *one.blocks.ends] for table, one in self._maps.items()},
+        }
 
-    def keep_rules(self, saved: Mapping[str, str]) -> None:
-        """Takes the `rules` of a checkpoint for tables whose configuration leaves `evict` unset."""
+    def keep_rules(self, saved: Mapping[str, Any]) -> None:
+        """Takes the `rules` of a checkpoint before the map is filled; `evict` for tables that leave it unset."""
+        self.keep_blocks(saved, {table: table for table in self._maps})
         for table in self._kept:
-            self._maps[table].evict = saved.get(table, EARLIER_DEFAULT)
+            self._maps[table].evict = saved.get("evict", {}).get(table, EARLIER_DEFAULT)
+
+    def keep_blocks(self, saved: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+        """Takes the blocks of a checkpoint's tables before the map is filled; a table's new rows come beside them.
+
+        Args:
+            saved: The `rules` of the checkpoint.
+            sources: The table of the checkpoint for each table.
+        """
+        for table, source in sources.items():
+            one = self._maps[table]
+            number, *ends = saved.get("blocks", {}).get(source, [1, one.blocks.rows])  # earlier, a table was one block
+            self._begin_map(table, Blocks(number, tuple(ends)).grown(one.blocks.rows), one.evict)
 
     def batches(self, batches: Iterator[Batch], steps_done: int, unused_since: int | None = None) -> Iterator[Batch]:
         """Yields batches with rows in place of raw ids, which get their rows in the order of the steps.
@@ -85,27 +139,22 @@ class ManagedIds:
 
     def _mapped(self, batches: Iterator[Batch], steps_done: int, unused_since: int | None) -> Iterator[Batch]:
         for step, batch in enumerate(batches, steps_done + 1):
-            found = self._global_ids(batch.sparse)
+            requests = self._requests(batch.sparse)
             since = unused_since if step == steps_done + 1 else None
-            changes = {table: self._maps[table].update(*found[table], step, since) for table in self._maps}
-            self._ahead.append((step, changes))
-            yield self.looked_up(batch)
+            changes = {
+                table: one.update(*ids, step, seen, since)
+                for (table, one), ids, seen in zip(self._maps.items(), requests.arrived, requests.seen, strict=True)
+            }
+            totals = self._totals + requests.notes.sum(0).reshape(-1, 3)
+            self._ahead.append(_Step(step, changes, self._to_shards(changes), totals))
+            yield self._with_rows(batch, requests)
 
     def looked_up(self, batch: Batch) -> Batch:
         """Returns a batch with rows in place of raw ids, and changes nothing: new ids get the row for unseen ids."""
-        if not self._maps:
-            return batch
-        values = batch.sparse.values()
-        rows = to_tensor(values.numpy().astype(np.int32))
-        parts = dict(zip(batch.sparse.keys(), _split(batch.sparse), strict=True))
-        of_rows = dict(zip(batch.sparse.keys(), _split(batch.sparse, rows), strict=True))
-        for table, names in self._features.items():
-            for name in names:
-                of_rows[name].copy_(torch.from_numpy(self._maps[table].rows_of(parts[name].numpy())))
-        return replace(batch, sparse=with_values(batch.sparse, rows))
+        return self._with_rows(batch, self._requests(batch.sparse)) if self._maps else batch
 
     def begin(self, step: int, reset: Reset) -> None:
-        """Begins a step: resets the rows that the step gives to other ids.
+        """Begins a step: resets the rows of this rank's shards that the step gives to other ids.
 
         Args:
             step: Its number.
@@ -113,11 +162,11 @@ class ManagedIds:
         """
         if not self._maps:
             return
-        expected, changes = self._ahead.popleft()
-        assert expected == step, "steps take batches in order"
-        for table, change in changes.items():
-            if len(change.evicted):
-                reset(table, torch.from_numpy(change.evicted), step)
+        begun = self._ahead.popleft()
+        assert begun.number == step, "steps take batches in order"
+        for table, rows in begun.evicted.items():
+            if len(rows):
+                reset(table, torch.from_numpy(rows), step)
 
     @contextmanager
     def rewound(self) -> Iterator[None]:
@@ -126,8 +175,8 @@ class ManagedIds:
         try:
             yield
         finally:
-            for _, changes in self._ahead:
-                for table, change in changes.items():
+            for one in self._ahead:
+                for table, change in one.changes.items():
                     self._maps[table].redo(change)
 
     def end(self) -> None:
@@ -139,51 +188,95 @@ class ManagedIds:
         """Forgets when ids were used, for a run that counts its steps from 1."""
         for one in self._maps.values():
             one.state[LAST_USED] = 0
-            one.totals[[EVICTED, OVERFLOWED]] = 0
+        self._totals[:, [EVICTED, OVERFLOWED]] = 0
 
     def tensors(self) -> State:
         """Returns the state by its names in checkpoints, as views that may be filled before the next batch."""
-        found: State = {}
-        for table, one in self._maps.items():
-            one.forget_index()
-            values = dict(zip(("ids", "last_used", "counts"), one.state, strict=True)) | {"totals": one.totals}
-            name = f"managed.{name_in_model(table)}"
-            found |= {f"{name}.{key}": torch.from_numpy(value) for key, value in values.items()}
-        return found
+        for one in self._maps.values():
+            one.forget()
+        return dict(self._tensors)
 
     def report(self) -> dict[str, float]:
         """Returns the rows in use and free, the evictions, and the ids without a row, of each table."""
+        if not self._maps:
+            return {}
+        totals = self._ahead[0].totals_before if self._ahead else self._summed()
         found: dict[str, float] = {}
-        for table, one in self._maps.items():
-            totals = self._ahead[0][1][table].totals_before if self._ahead else one.totals
+        for (table, one), of_table in zip(self._maps.items(), totals.tolist(), strict=True):
             names = {"used": USED, "evicted": EVICTED, "overflowed": OVERFLOWED}
-            found |= {f"ids/{table}/{name}": float(totals[place]) for name, place in names.items()}
-            found[f"ids/{table}/free"] = float(one.state.shape[1] - 1 - totals[USED])
+            found |= {f"ids/{table}/{name}": float(of_table[place]) for name, place in names.items()}
+            found[f"ids/{table}/free"] = float(one.blocks.rows - 1 - of_table[USED])
         return found
 
     def _undo(self) -> None:
-        for _, changes in reversed(self._ahead):
-            for table, change in changes.items():
+        for one in reversed(self._ahead):
+            for table, change in one.changes.items():
                 self._maps[table].undo(change)
+        if self._maps:
+            self._totals[:] = self._summed()
+            for one in self._maps.values():
+                one.totals[:] = 0
 
-    def _global_ids(self, sparse: KeyedJaggedTensor) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Returns the distinct ids of the global batch for each table, ascending, and how often each occurs."""
+    def _summed(self) -> np.ndarray:
+        """Returns the totals of all ranks, `[tables, 3]`."""
+        assert self._exchange
+        return self._totals + self._exchange.sum(self._gained())
+
+    def _gained(self) -> np.ndarray:
+        return np.stack([one.totals for one in self._maps.values()])
+
+    def _begin_map(self, table: str, blocks: Blocks, evict: str) -> None:
+        ranks, first = self._context.world_size, self._first_rank(table)
+        one = RowMap(blocks, evict, (self._context.rank - first) % ranks, ranks)
+        owners = [(rows, (first + part) % ranks) for part in range(ranks) for rows in blocks.part(part, ranks).rows]
+        self._maps[table] = one
+        for key, values in zip(("ids", "last_used", "counts"), one.state, strict=True):
+            name = f"managed.{name_in_model(table)}.{key}"
+            self._tensors.pop(name, None)
+            if len(values):  # without rows of the table this rank lacks the name, as of a table without a shard here
+                self._tensors[name] = with_rows_elsewhere(torch.from_numpy(values), owners, self._context)
+
+    def _first_rank(self, table: str) -> int:
+        """Returns the rank with the first blocks of a table, so that small tables are on different ranks."""
+        return [*self._features].index(table) % self._context.world_size
+
+    def _requests(self, sparse: KeyedJaggedTensor) -> IdRequests:
+        assert self._exchange
         parts = dict(zip(sparse.keys(), _split(sparse), strict=True))
-        here = {
-            table: np.unique(torch.cat([parts[name] for name in names]).numpy(), return_counts=True)
-            for table, names in self._features.items()
-        }
-        if self._group is None:
-            return here
-        every = gather_to_all(here, self._context, self._group)
-        return {table: _joined([one[table] for one in every]) for table in self._maps}
+        ids = [torch.cat([parts[name] for name in names]).numpy() for names in self._features.values()]
+        return IdRequests(
+            self._exchange, ids, [self._ranks_of(table) for table in self._maps], self._gained().reshape(-1)
+        )
 
+    def _ranks_of(self, table: str) -> Callable[[np.ndarray], np.ndarray]:
+        """Returns a function that returns the ranks which give rows to ids."""
+        ranks, first, blocks = self._context.world_size, self._first_rank(table), self._maps[table].blocks
+        return lambda ids: (blocks.part_of(ids, ranks) + first) % ranks
 
-def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    ids, places = np.unique(np.concatenate([ids for ids, _ in parts]), return_inverse=True)
-    counts = np.zeros(len(ids), np.int64)
-    np.add.at(counts, places, np.concatenate([counts for _, counts in parts]))
-    return ids, counts
+    def _with_rows(self, batch: Batch, requests: IdRequests) -> Batch:
+        """Returns a batch with the rows that its ids have."""
+        arrived = zip(self._maps.values(), requests.arrived, strict=True)
+        found = requests.rows([one.rows_of(ids) for one, (ids, _) in arrived])
+        rows = to_tensor(batch.sparse.values().numpy().astype(np.int32))
+        parts = dict(zip(batch.sparse.keys(), _split(batch.sparse, rows), strict=True))
+        for names, of_table in zip(self._features.values(), found, strict=True):
+            of_features = [parts[name] for name in names]
+            sizes = [len(one) for one in of_features]
+            for part, values in zip(of_features, torch.from_numpy(of_table).split(sizes), strict=True):
+                part.copy_(values)
+        return replace(batch, sparse=with_values(batch.sparse, rows))
+
+    def _to_shards(self, changes: dict[str, Change]) -> dict[str, np.ndarray]:
+        """Sends the rows that were taken from ids to the ranks that hold these rows, and returns those of this rank."""
+        assert self._exchange
+        held = [self._holders[table].of(change.evicted) for table, change in changes.items()]
+        ranks, rows = (np.concatenate(one) for one in zip(*held, strict=True))
+        tables = np.repeat(np.arange(len(held)), [len(of_table) for _, of_table in held])
+        order = ranks.argsort(kind="stable")
+        to = np.bincount(ranks, minlength=self._context.world_size)
+        come = self._exchange.rows(to[:, None])[:, 0]
+        taken = self._exchange.rows(np.stack([tables, rows], 1)[order], to, come)
+        return {table: taken[taken[:, 0] == number, 1] for number, table in enumerate(changes)}
 
 
 def _split(sparse: KeyedJaggedTensor, values: Tensor | None = None) -> list[Tensor]:

@@ -285,7 +285,7 @@ class Session:
             "data": self.order.files.description(),
             "vocabularies": fingerprints(self.config.data.sparse),
             "catalogue": self.order.catalogue.fingerprint if self.order.catalogue else None,
-            "evict": self.model.managed.rules(),
+            **self.model.managed.rules(),
         }
         if segment := self.order.segment:
             train_state["segment"] = asdict(segment)

@@ -235,6 +235,7 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
         if model.averages:
             model.averages.begin()
         return facts
+    model.managed.keep_rules(claimed.start.train_state)
     initialize()  # before the restore: without it torch's optimizers have no state to fill
     grows = config.checkpoint.grow_tables
     if grows and model.averages:
@@ -242,7 +243,6 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
     started = time.monotonic()
     restore(claimed.start, model.tensors(), context, grown=grows)
     model.optimizers.tables.earlier_steps = claimed.start.train_state.get("earlier_table_steps", 0)
-    model.managed.keep_rules(claimed.start.train_state.get("evict", {}))
     seconds = claimed.verify_seconds + time.monotonic() - started
     earlier = broadcast_from_rank0(context, lambda: claimed.directory.read_json("run.json") or {})
     finetuned = {"finetune": earlier["finetune"]} if "finetune" in earlier else {}

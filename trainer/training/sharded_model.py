@@ -175,7 +175,7 @@ def build_sharded_model(
         optimizers=Optimizers(model, replicated_tables(plan), config.optimizer, lanes.steps if lanes else 1),
         cut=cut,
         averages=averages,
-        managed=ManagedIds(config.data, context),
+        managed=ManagedIds(config.data, context, plan),
         plan=plan,
         plan_json=plan_json,
         planned_for=planned_for,

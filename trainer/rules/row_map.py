@@ -1,0 +1,158 @@
+"""Which row of a table a managed id has: rows are given and taken batch by batch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.rules.blocks import Blocks
+from trainer.rules.places import FREE, NOWHERE, Places
+from trainer.rules.row_choice import COUNTS, HELD, IN_USE, LET_GO, NEVER, UNTOUCHED, RowChoice
+
+SHARED = 0  # the row of all ids without a row of their own
+IDS, LAST_USED = 0, 1  # of a row, beside COUNTS: the id, the last step that used it
+USED, EVICTED, OVERFLOWED = range(3)  # in totals: rows with an id; ids that lost a row; ids of a batch without a row
+# Seen ids per row of the table that halve the count of an absent id, so that ids which were frequent once leave.
+# On streams of ids by Zipf's law, with half or none of the ids replaced by new ids, 8 to 30 kept the most ids in use.
+HALF_LIFE = 16
+LARGEST = (1 << 31) - 1  # of a count, as far as it decides whose row is taken, and of a step
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change of a row map by the ids of a step.
+
+    Attributes:
+        places: Where the state changes, `[K]`.
+        before: State there before the change, `[3, K]`.
+        after: State after the change, `[3, K]`.
+        evicted: The rows given that another id had, `[E]`, whose weights start over.
+        gained: Change of the totals, `[3]`.
+    """
+
+    places: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    evicted: np.ndarray
+    gained: np.ndarray
+
+
+class RowMap:
+    """The rows of the ids of some blocks; takes 24 bytes per row, and 12 more per row in use.
+
+    Ids without a row of their own share row 0: in training the surplus of a batch with more distinct ids in a block
+    than it has rows, in evaluation all ids that are not in the table.
+
+    Args:
+        blocks: The blocks of the table.
+        evict: Whose row a new id gets if no row of its block is free: least_used takes the row of the rarest id,
+            least_recent of the id unused for longest. The other rule breaks ties, then the lowest row.
+        part: The part of the blocks whose rows this map has.
+        parts: Number of parts.
+
+    Attributes:
+        blocks: As above.
+        evict: As above.
+        state: Id, last step and count of each of these rows, `[3, R]` int64; a row's column is its place.
+        totals: Rows in use, evictions, and ids without a row, summed over steps, `[3]` int64.
+    """
+
+    def __init__(self, blocks: Blocks, evict: str, part: int = 0, parts: int = 1) -> None:
+        self.blocks, self.evict = blocks, evict
+        self._part = blocks.part(part, parts)
+        self.state = np.zeros((3, self._part.size), np.int64)
+        self.state[IDS] = FREE
+        self.totals = np.zeros(3, np.int64)
+        self._places, self._choice = Places(self.state[IDS]), RowChoice(self._part, self.state)
+
+    def forget(self) -> None:
+        """Makes the next batch look at all state again. Call this after filling it."""
+        self._places.forget()
+        self._choice.forget()
+
+    def rows_of(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the rows of ids of these blocks, `[N]` int64 to `[N]` int64, SHARED for ids without a row."""
+        places = self._places.of(ids)
+        return np.where(places == NOWHERE, SHARED, self._part.rows_at(places))
+
+    def update(
+        self, ids: np.ndarray, counts: np.ndarray, step: int, seen: int, unused_since: int | None = None
+    ) -> Change:
+        """Gives rows to ids.
+
+        Args:
+            ids: The distinct ids of a global batch in these blocks, ascending, `[N]` int64.
+            counts: Occurrences of each id in the batch, `[N]`.
+            step: Number of the step.
+            seen: Occurrences of all ids of the table in the batch.
+            unused_since: Other ids whose last step is this or earlier lose their rows; from the next step on these can
+                be given. Unset: they keep them.
+        """
+        places = self._places.of(ids)
+        known = places != NOWHERE
+        used, before_used = places[known], self.state[:, places[known]]
+        self.state[COUNTS, used] = self._aged(before_used, step, seen) + counts[known]
+        self.state[LAST_USED, used] = step
+
+        let_go, blocks = self._unused(unused_since), self._part.blocks_of(ids)
+        order = np.flatnonzero(~known)  # of the new ids, the most frequent of a block first: the last may get no row
+        order = order[np.lexsort((ids[order], -counts[order], blocks[order]))]
+        asking, wanted = np.unique(blocks[order], return_counts=True)
+        given, kinds, numbers = self._choice.choose(
+            asking, wanted, lambda state: self._turns(state, step, seen), let_go
+        )
+        turn = np.arange(len(order)) - np.repeat(wanted.cumsum() - wanted, wanted)  # of an id in its block
+        new = order[turn < np.repeat(numbers, wanted)]
+
+        rest, touched = np.append(given, let_go), np.concatenate([used, given, let_go])
+        before = np.concatenate([before_used, self.state[:, rest]], 1)
+        self.state[:, given] = ids[new], np.full(len(new), step), counts[new]
+        self.state[:, let_go] = np.array([[FREE], [0], [LET_GO]])
+        self._places.add(ids[new], given)
+        if len(let_go):
+            self._choice.forget()
+
+        taken = int((kinds == IN_USE).sum())
+        gained = np.array([len(given) - taken - len(let_go), taken + len(let_go), len(order) - len(new)])
+        self.totals += gained
+        evicted = self._part.rows_at(given[kinds != UNTOUCHED])
+        return Change(touched, before, self.state[:, touched], evicted, gained)
+
+    def undo(self, change: Change) -> None:
+        """Undoes the latest change."""
+        self._write(change.places, change.before, -change.gained)
+
+    def redo(self, change: Change) -> None:
+        """Makes a change again."""
+        self._write(change.places, change.after, change.gained)
+
+    def _write(self, places: np.ndarray, state: np.ndarray, gained: np.ndarray) -> None:
+        self.state[:, places] = state
+        self.totals += gained
+        has_id = state[IDS] != FREE
+        self._places.add(state[IDS, has_id], places[has_id])
+        self._choice.forget()
+
+    def _aged(self, state: np.ndarray, step: int, seen: int) -> np.ndarray:
+        """Returns the counts in a step with `seen` ids, halved by `HALF_LIFE` since the last use of the ids.
+
+        Args:
+            state: State of rows, `[3, ...]`.
+            step: Number of the step.
+            seen: Occurrences of all ids of the table in it.
+        """
+        passed = (step - state[LAST_USED]) * seen  # as if all steps had `seen` ids
+        return state[COUNTS] >> np.minimum(passed // (HALF_LIFE * self.blocks.rows), 63)
+
+    def _turns(self, state: np.ndarray, step: int, seen: int) -> np.ndarray:
+        """Returns numbers of which the lowest says which row to give first; rows that the step uses are never given."""
+        order = np.minimum(self._aged(state, step, seen), LARGEST), state[LAST_USED]
+        first, second = order if self.evict == "least_used" else reversed(order)
+        turns = (first << 31) + second + IN_USE
+        turns[state[LAST_USED] == step] = NEVER
+        return np.where(state[COUNTS] > 0, turns, np.where(state[COUNTS] == LET_GO, HELD, UNTOUCHED))
+
+    def _unused(self, since: int | None) -> np.ndarray:
+        """Returns the places of the ids whose last step is `since` or earlier."""
+        if since is None:
+            return np.zeros(0, np.int64)
+        return np.flatnonzero((self.state[IDS] != FREE) & (self.state[LAST_USED] <= since))

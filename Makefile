@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; then each process would compile all of this project again
 
-.PHONY: demo check test test-all test-slurm24 durations lint docs costs models ids serving plans planned-memory times published peers start growth scale segments checkpoint-deltas serving-deltas clean
+.PHONY: demo check test test-all test-slurm24 durations lint docs site costs models ids serving plans planned-memory times published peers start growth scale segments checkpoint-deltas serving-deltas clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -42,6 +42,11 @@ lint: $(VENV)/ready
 	ruff format --check .
 	ruff check .
 	pyrefly check
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+
+# The documentation as a site, served until Ctrl-C. `make lint` builds it in site/, and refuses a dead link.
+site: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 mkdocs serve
 
 docs: $(VENV)/ready
 	python -m docs.generate
@@ -117,4 +122,4 @@ $(VENV)/ready: requirements-cpu.txt pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .slurm24 data runs
+	rm -rf $(VENV) .slurm24 data runs site

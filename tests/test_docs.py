@@ -52,6 +52,7 @@ DOCS = [
         "pipelines",
         "sweeps",
         "architecture",
+        "api",
         "glossary",
     )
 ]
@@ -236,3 +237,10 @@ def source_files(*suffixes: str) -> list[Path]:
     )
     folders = [ROOT / name for name in names]
     return [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    """`make lint` builds the site, where a dead link is an error, but a page that nothing leads to is none."""
+    pages = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    files = [str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md")]
+    assert sorted(pages) == sorted([*files, "index.md", "contributing.md", "changelog.md"])

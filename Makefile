@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; then each process would compile all of this project again
 
-.PHONY: demo check test test-all test-slurm24 durations lint docs site costs models ids serving plans planned-memory times published peers start growth scale segments checkpoint-deltas serving-deltas clean
+.PHONY: demo check test test-all test-slurm24 durations lint docs site wheel costs models ids serving plans planned-memory times published peers start growth scale segments checkpoint-deltas serving-deltas clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -18,12 +18,12 @@ data/movielens/summary.json: | $(VENV)/ready
 check: $(VENV)/ready lint
 	pytest --unit --numprocesses 2 -r fE
 
-# All tests, of the largest matrices a sample. Tests wait a lot, so there are more workers than cores. Each file runs on
+# All tests, or those in TESTS; of the largest matrices a sample. Tests wait a lot, so there are more workers than cores. Each file runs on
 # one worker, the longest file first (tests/conftest.py); xdist itself would begin with the file of the most tests.
 SPREAD := --numprocesses 5 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/ready lint
-	pytest $(SPREAD)
+	pytest $(SPREAD) $(TESTS)
 
 # The same with whole matrices: every plan restored by every other, every fault at every moment.
 test-all: $(VENV)/ready lint
@@ -32,6 +32,10 @@ test-all: $(VENV)/ready lint
 # All tests again, to record how long each file takes (tests/durations.json) and to print the twenty slowest tests.
 durations: $(VENV)/ready
 	pytest $(SPREAD) --record-durations --durations 20
+
+# The wheel and the source distribution, in dist/.
+wheel: $(VENV)/ready
+	python -m hatchling build
 
 # The tests that need a Slurm, against 24.11 instead of the system's own.
 test-slurm24: $(VENV)/ready

@@ -5,6 +5,7 @@ import inspect
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,10 @@ def test_the_example_of_a_command_is_a_right_command_line(name, tmp_path, monkey
     (movielens / "config.toml").write_text('base = "movielens"')
     module, function = FUNCTIONS[name]
     assert read_command([name, *COMMANDS[name][2].split()]).func is getattr(importlib.import_module(module), function)
+
+
+def test_versions_are_told_without_torch(tmp_path):
+    done = run_without_torch(tmp_path, [["--version"]])
+    said, ended = done.stdout.splitlines()
+    assert said.startswith(f"torchx-recsys {version('torchx-recsys')}, torch {version('torch')}, torchrec ")
+    assert ended == "ended with 0 alone"

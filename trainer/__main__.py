@@ -16,7 +16,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from trainer.commands import read_command, usage
+from trainer.commands import read_command, usage, versions
 from trainer.core.console import write_whole_lines
 from trainer.core.errors import REPORTED_ERRORS, report_error
 from trainer.core.logging import quiet_libraries
@@ -29,6 +29,9 @@ def main(arguments: list[str]) -> int:
     """Runs a command and returns its exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
+        return 0
+    if arguments == ["--version"]:
+        print(versions())
         return 0
     raise_again()
     quiet_libraries()

@@ -5,6 +5,7 @@ import gc
 import importlib.util
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from trainer.config.overrides import parse
 from trainer.core.errors import InputError, nearest
 
 PROGRAM = "python -m trainer"
+VERSIONED = ("torchx-recsys", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "torchx-nightly", "pyarrow")
 COMMANDS = {
     "train": (
         "trainer.training.loop:train",
@@ -199,4 +201,18 @@ def import_quickly(module: str) -> Any:
 def usage() -> str:
     """Returns the list of commands."""
     lines = [f"  {name:<13} {line}" for name, (_, line, _) in COMMANDS.items()]
-    return "\n".join([f"usage: {PROGRAM} COMMAND ...", "", *lines, "", f"{PROGRAM} COMMAND --help lists its flags."])
+    last = f"{PROGRAM} COMMAND --help lists its flags, and {PROGRAM} --version the versions."
+    return "\n".join([f"usage: {PROGRAM} COMMAND ...", "", *lines, "", last])
+
+
+def versions() -> str:
+    """Returns the versions that a report of a problem needs, of packages that are installed, on one line."""
+    found = {name: _version(name) for name in VERSIONED}
+    return ", ".join(f"{name} {number}" for name, number in found.items() if number)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

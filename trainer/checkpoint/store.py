@@ -16,12 +16,13 @@ that manifest. So a delta stands for the whole state as long as nothing in its c
 import json
 import posixpath
 import re
-import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from isal.isal_zlib import crc32
 
 from trainer.core.console import plural
 from trainer.core.run_directory import RunDirectory
@@ -35,11 +36,11 @@ NAME = re.compile(r"step-\d{9,}")
 FileEntry = dict[str, int]
 """`bytes` and `crc32` of one file.
 
-CRC-32 detects accidental truncation and corruption, not forgery. zlib releases the GIL meanwhile, so it costs a save
-little.
+CRC-32 detects accidental truncation and corruption, not forgery. ISA-L computes what zlib does, at the speed of memory:
+1 GiB takes 0.1 s, with zlib 0.5 s, in which it keeps a core busy.
 """
-READ_BYTES = 1 << 22
-VERIFY_THREADS = 4  # files that a rank verifies at once; zlib and files let go of Python's lock
+READ_BYTES = 1 << 20  # of more, Python asks the system for new memory at each read
+VERIFY_THREADS = 4  # files that a rank verifies at once; checksums and files let go of Python's lock
 FindDamage = Callable[[Storage, str, dict[str, FileEntry]], str | None]
 """Reads files in a directory back; returns the damage of one, None if all are as they were written."""
 
@@ -144,7 +145,7 @@ class Checkpoints:
         before = self._manifest(_name(predecessor["step"]))
         if before is None:
             return f"it is a delta on {_name(predecessor['step'])}, which is missing"
-        if zlib.crc32(before.encode()) != predecessor["crc32"]:
+        if crc32(before.encode()) != predecessor["crc32"]:
             return f"it is a delta on {_name(predecessor['step'])}, which was replaced by another"
         earlier = self.damage(predecessor["step"], known, find)
         return f"it is a delta on {_name(predecessor['step'])}: {earlier}" if earlier else None
@@ -199,7 +200,7 @@ class Checkpoints:
             before = self._manifest(_name(predecessor))
             if before is None:
                 raise FileNotFoundError(f"{self.url(predecessor)}, which this is a delta on, is gone")
-            after = {"step": predecessor, "crc32": zlib.crc32(before.encode())}
+            after = {"step": predecessor, "crc32": crc32(before.encode())}
             manifest = {"version": 2, AFTER: after, "files": entries}
         self._run.write_json(posixpath.join(FOLDER, _name(step), MANIFEST), manifest, durable=True)
 
@@ -281,14 +282,14 @@ def _damage_of(fs: Storage, directory: str, name: str, expected: FileEntry) -> s
 
 def entry_of(data: bytes) -> FileEntry:
     """Returns the entry of a file with this content."""
-    return {"bytes": len(data), "crc32": zlib.crc32(data)}
+    return {"bytes": len(data), "crc32": crc32(data)}
 
 
 def add_to(entry: FileEntry, data: Any) -> None:
     """Adds the bytes that follow to an entry."""
     view = memoryview(data).cast("B")
     entry["bytes"] += view.nbytes
-    entry["crc32"] = zlib.crc32(view, entry["crc32"])
+    entry["crc32"] = crc32(view, entry["crc32"])
 
 
 def _name(step: int) -> str:

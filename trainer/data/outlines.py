@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from isal.isal_zlib import crc32
 
 from trainer.config.data import DataConfig
 from trainer.core.console import plural
@@ -62,7 +62,7 @@ class Outlines:
         with pa.ipc.new_file(sink, table.schema, options=options) as file:
             file.write_table(table)
         content = sink.getvalue().to_pybytes()
-        return zlib.crc32(content).to_bytes(CHECKSUM_BYTES, "little") + content
+        return crc32(content).to_bytes(CHECKSUM_BYTES, "little") + content
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Outlines":
@@ -72,7 +72,7 @@ class Outlines:
             ValueError: The content is damaged.
         """
         checksum, content = content[:CHECKSUM_BYTES], content[CHECKSUM_BYTES:]
-        if zlib.crc32(content).to_bytes(CHECKSUM_BYTES, "little") != checksum:
+        if crc32(content).to_bytes(CHECKSUM_BYTES, "little") != checksum:
             raise ValueError("it is damaged")
         table = pa.ipc.open_file(pa.py_buffer(content)).read_all()
         column = table["schema"].combine_chunks()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from trainer.core.errors import InputError
 
@@ -175,7 +176,7 @@ class Blocks:
         text, self._text = self._text[:size], self._text[size:]
         mine = self._ends <= size
         rows = len(without_empty(np.frombuffer(text, np.uint8), self._ends[mine]))
-        block = Block(self._start, size, rows, self._line, zlib.crc32(text))
+        block = Block(self._start, size, rows, self._line, crc32(text))
         self._ends = self._ends[~mine] - size
         self._start += size
         self._line += text.count(b"\n")

@@ -63,7 +63,7 @@ def split_sources(source: Sequence[str], config: DataConfig) -> dict[str, list[s
     reader = make_reader(config)
     found: dict[str, list[str]] = {}
     for pattern in source:
-        urls = sorted({_as_given(url, pattern) for url in list_files("--source", pattern, reader)})
+        urls = sorted({_as_given(url, pattern) for url in list_files("--source", pattern, reader)["url"].to_pylist()})
         splits = {url: _split_of(url.removeprefix(_as_given(pattern, pattern))) for url in urls}
         if {*splits.values()} == {"train"}:  # nothing below the pattern divides its files, but its own name may
             splits = dict.fromkeys(urls, _split_of(pattern.rstrip("/").rpartition("/")[2]))

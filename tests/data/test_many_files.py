@@ -228,3 +228,11 @@ def test_a_url_with_a_secret_is_not_kept(tmp_path):
     assert len(find(data)[1]) == FILES
     assert not (tmp_path / "cache").exists()
     fs.rm("/many", recursive=True)
+
+
+def test_patterns_that_overlap_list_a_file_once(folder, tmp_path):
+    day = folder / "day=1"
+    patterns = [str(day / "part-0301.parquet"), str(day), f"{folder}/day=*/*.parquet"]
+    write(folder, 301, 1)
+    names = [file.url for file in find(config(folder, tmp_path, train=patterns))[0].files]
+    assert names == sorted(str(file) for file in folder.rglob("*.parquet"))

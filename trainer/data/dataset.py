@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trainer.config.data import DataConfig
 from trainer.core.console import plural
@@ -17,7 +18,7 @@ from trainer.core.secrets import without_secrets
 from trainer.core.storage import os_errors
 from trainer.data.columns import check_alike, check_columns, lists_of, texts_of
 from trainer.data.files import DataFiles
-from trainer.data.listing import Listed, list_patterns
+from trainer.data.listing import list_patterns
 from trainer.data.outlines import find_outlines
 from trainer.data.readers.base import FileContents, Reader
 from trainer.data.readers.registry import make_reader
@@ -215,9 +216,10 @@ def inspect_files(
     if not patterns:
         raise InputError(f"{key} is empty; name at least one {reader.format} file, glob or directory")
     listed = list_patterns(key, patterns, reader, choose)
+    irregular = {*listed.filter(pc.invert(listed["is_regular"]))["url"].to_pylist()}  # pyrefly: ignore
 
     def inspect(url: str) -> FileContents:
-        return _inspect(url, listed[url], reader)
+        return _inspect(url, url not in irregular, reader)
 
     files = FileSet(DataFiles.of(find_outlines(key, patterns, listed, config, reader, inspect), names))
     if files.rows == 0:
@@ -239,14 +241,13 @@ def check_files(files: FileSet, config: DataConfig) -> FileSet:
     return replace(files, files=replace(files.files, lists=lists_of(config, first), texts=texts_of(config, first)))
 
 
-def _inspect(url: str, listed: Listed, reader: Reader) -> FileContents:
+def _inspect(url: str, is_regular: bool, reader: Reader) -> FileContents:
     """Returns the outline of a file.
 
     Raises:
         InputError: The file is not regular, or cannot be read.
     """
     name = without_secrets(url)
-    _, _, is_regular = listed
     if not is_regular:  # opening a pipe waits for a writer, perhaps for ever
         raise InputError(f"{name}: is not a regular file, and pipes, devices and directories cannot be read as data")
     with readable(f"{name}: cannot be read as {reader.format}"):

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,7 +18,6 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.data.cache import Cache
-from trainer.data.listing import Listed
 from trainer.data.readers.base import FileContents, Reader
 
 LAYOUT = 1  # of the files in the cache
@@ -86,7 +85,7 @@ EMPTY = Outlines(COLUMNS.empty_table(), ())
 def find_outlines(
     key: str,
     patterns: Sequence[str],
-    listed: Mapping[str, Listed],
+    listed: pa.Table,
     config: DataConfig,
     reader: Reader,
     inspect: Callable[[str], FileContents],
@@ -96,7 +95,7 @@ def find_outlines(
     Args:
         key: The key or flag that gave the patterns, for messages.
         patterns: Where the files are; the outlines are kept by them.
-        listed: The files.
+        listed: The files, as `LISTED`.
         config: Names the reader and the cache.
         reader: The reader.
         inspect: Reads the outline of a file.
@@ -131,13 +130,9 @@ def _unpacked(key: str, content: bytes) -> Outlines:
         return EMPTY
 
 
-def _complete(
-    key: str, kept: Outlines, listed: Mapping[str, Listed], inspect: Callable[[str], FileContents]
-) -> Outlines:
+def _complete(key: str, kept: Outlines, listed: pa.Table, inspect: Callable[[str], FileContents]) -> Outlines:
     """Returns the outlines of the listed files; `kept` itself if it has just these."""
-    urls = pa.array([*listed], pa.large_string())
-    sizes = pa.array([size for size, _, _ in listed.values()], pa.int64())
-    versions = pa.array([version for _, version, _ in listed.values()], pa.large_string())
+    urls, sizes, versions = (listed[name].combine_chunks() for name in ("url", "size", "version"))
     there = kept.columns.select(["size", "version"])
     if kept.columns["url"].combine_chunks().equals(urls):
         places = pa.array(np.arange(len(urls), dtype=np.int32))
@@ -150,10 +145,9 @@ def _complete(
     if known.all() and len(known) == len(kept.columns):
         return kept  # both are sorted
     numbers = {schema: number for number, schema in enumerate(kept.schemas)}
-    new = [url for url, is_known in zip(listed, known.tolist(), strict=True) if not is_known]
-    columns = pa.concat_tables(
-        [kept.columns.take(places.filter(pa.array(known))), _table(new, listed, _read(key, new, numbers, inspect))]
-    )
+    new = listed.filter(pa.array(~known))
+    contents = _read(key, new["url"].to_pylist(), numbers, inspect)
+    columns = pa.concat_tables([kept.columns.take(places.filter(pa.array(known))), _table(new, contents)])
     order = np.argsort(np.concatenate([np.flatnonzero(known), np.flatnonzero(~known)]))
     columns = columns.take(pa.array(order)).combine_chunks()
     # Schemas of files that are gone go, too.
@@ -164,12 +158,12 @@ def _complete(
     return Outlines(columns, tuple(schemas[number] for number in used))
 
 
-def _table(urls: Sequence[str], listed: Mapping[str, Listed], contents: Iterator[tuple[FileContents, int]]) -> pa.Table:
+def _table(listed: pa.Table, contents: Iterator[tuple[FileContents, int]]) -> pa.Table:
     """Returns the columns of files that were just read, each with the number of its schema."""
     columns: dict[str, list] = {name: [] for name in COLUMNS.names}
-    for url, (found, number) in zip(urls, contents, strict=True):
+    rows = zip(*(listed[name].to_pylist() for name in ("url", "size", "version")), strict=True)
+    for (url, size, listed_version), (found, number) in zip(rows, contents, strict=True):
         # A file that was written between the listing and now must not be taken for the listed one.
-        size, listed_version, _ = listed[url]
         version = listed_version if found.size_bytes == size else ""
         row = (url, version, found.size_bytes, found.row_groups, found.index, number)
         for column, value in zip(columns.values(), row, strict=True):

@@ -69,12 +69,12 @@ def look_at_segment(data: DataConfig, name: str) -> Segment:
     config = data.segments
     assert config.path
     listed = matching_files(KEY, config.path.replace(NAME, name), make_reader(data))
-    files = tuple(sorted(listed))
+    files = tuple(listed["url"].to_pylist())
     part = _part(config.path).replace(NAME, name)
     with named(KEY, config.path):
         fs, _ = open_storage(config.path)
         paths, root = [open_storage(file)[1] for file in files], posixpath.dirname(open_storage(part)[1])
-        sizes = [listed[file][0] for file in files]
+        sizes = listed["size"].to_pylist()
         sizes = fs.sizes(paths) if None in sizes else sizes  # at once, on an object store
         lacks = ""
         if len(files) < config.least_files:

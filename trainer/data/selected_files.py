@@ -138,7 +138,7 @@ def _patterns_of_files(config: DataConfig, urls: Sequence[str]) -> dict[str, str
     """
     reader, found = make_reader(config), dict[str, str]()
     for pattern in config.select.mixture:
-        here = set(list_files("data.select.mixture", pattern, reader)).intersection(urls)
+        here = set(list_files("data.select.mixture", pattern, reader)["url"].to_pylist()).intersection(urls)
         if not here:
             raise InputError(
                 f"data.select.mixture has '{without_secrets(pattern)}', which is none of the files of data.train; "

@@ -59,11 +59,10 @@ def _as_tensor(loss: float | None) -> Tensor | None:
 
 def _losses(run: RunDirectory) -> dict[str, float | None]:
     """Returns the losses of training and evaluation, named by step; None if every step was skipped."""
-    training, evaluations = run.read_records("metrics.jsonl"), run.read_records("evaluations.jsonl")
-    losses = {f"loss of step {line['step']}": line["loss"] for line in training}
+    losses = {f"loss of step {line['step']}": line["loss"] for line in run.records("metrics.jsonl")}
     return losses | {
         f"{name} of {line['split']} after step {line['step']}": value
-        for line in evaluations
+        for line in run.records("evaluations.jsonl")
         for name, value in line.items()
         if name.startswith("log_loss")
     }

@@ -100,9 +100,8 @@ def _copy(run: RunDirectory, target: RunDirectory, record: dict[str, Any]) -> No
         for killed in (*checkpoints.steps(), *checkpoints.uncommitted()):
             checkpoints.remove(killed)
     for name, is_kept in KEPT.items():
-        with named(run.key, run.url):
-            lines = run.read_records(name)
-        _write(target, name, "".join(f"{json.dumps(line)}\n" for line in lines if is_kept(line, step)))
+        with named(run.key, run.url), named(target.key, target.url):
+            target.write_records(name, (line for line in run.records(name) if is_kept(line, step)))
     for one in Checkpoints(run).links(step):
         copy_checkpoint(Checkpoints(run), checkpoints, one, run.key, target.key)
     facts = json.loads(_read(run, "run.json"))

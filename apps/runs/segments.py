@@ -57,7 +57,8 @@ def segments(config: Config, out: str, to: str | None = None, static: str | None
     run = RunDirectory(out)
     with named("--out", out):
         lines = [line for line in run.read_records("segments.jsonl") if line["samples"]]
-        metrics = run.read_records("metrics.jsonl")
+        ends = {line["step"] for line in lines}
+        metrics = [line for line in run.records("metrics.jsonl") if line["step"] in ends]
     if not lines:
         raise InputError(f"--out is '{without_secrets(out)}', where no segment was trained on; train on one first")
     chosen = None if static is None else find_static(run, static)

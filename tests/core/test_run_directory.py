@@ -1,8 +1,13 @@
 """A run directory's small files."""
 
 import json
+import tempfile
+import tracemalloc
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainer.core.errors import InputError
 from trainer.core.run_directory import JsonLines, RunDirectory
@@ -75,3 +80,49 @@ def test_lines_that_could_not_be_written_follow_with_the_next_flush(tmp_path):
     log.add({"step": 3})
     log.flush()
     assert steps(run) == [1, 2, 3]
+
+
+@given(st.lists(st.integers(1, 5), max_size=8), st.integers(0, 5), st.integers(0, 5), st.sampled_from(["", '{"st']))
+def test_lines_are_kept_by_their_step_in_any_order(before, last_step, discarded, torn):
+    for storage in ("", "memory:/"):
+        with tempfile.TemporaryDirectory() as folder:
+            run = RunDirectory(f"{storage}{folder}")
+            text = "".join(f'{{"step": {step}, "place": {place}}}\n' for place, step in enumerate(before))
+            run.create()
+            run.write("log.jsonl", text + torn)
+            log = JsonLines(run, "log.jsonl", last_step)
+            kept = [line for line in map(json.loads, text.splitlines()) if line["step"] <= last_step]
+            assert run.read_records("log.jsonl") == log.records() == kept
+            log.discard(step=discarded)
+            log.add({"place": 9, "step": discarded})
+            log.flush()
+            expected = [*(line for line in kept if line["step"] != discarded), {"place": 9, "step": discarded}]
+            assert run.read_records("log.jsonl") == log.records() == expected
+
+
+@pytest.mark.parametrize("resumed_from", [0, 60_000, 10**6])
+def test_the_lines_of_a_long_run_are_not_in_memory(tmp_path, resumed_from):
+    run = RunDirectory(str(tmp_path))
+    run.write_records("log.jsonl", ({"step": step, "loss": 0.1} for step in range(1, 100_001)))
+    size = len(run.read("log.jsonl"))
+    tracemalloc.start()
+    try:
+        log = JsonLines(run, "log.jsonl", resumed_from)
+        log.add({"step": resumed_from + 1})
+        log.flush()
+        count = sum(1 for _ in run.records("log.jsonl"))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == min(resumed_from, 100_000) + 1
+    assert most < size / 10
+
+
+def test_a_partial_line_of_a_failed_write_is_overwritten(tmp_path):
+    run = RunDirectory(str(tmp_path))
+    log = JsonLines(run, "log.jsonl", last_step=0)
+    log.add({"step": 1})
+    with Path(tmp_path, "log.jsonl").open("a") as file:
+        file.write('{"st')
+    log.add({"step": 2})
+    assert steps(run) == [1, 2]

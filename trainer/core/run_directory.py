@@ -3,9 +3,19 @@
 import json
 import os
 import posixpath
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from io import BytesIO
+from tempfile import NamedTemporaryFile
+from typing import Any, BinaryIO
 
-from trainer.core.storage import named, open_storage
+from fsspec.implementations.local import LocalFileSystem
+
+from trainer.core.storage import Storage, named, open_storage, os_errors
+
+LOCAL = Storage(LocalFileSystem())
+STEP = re.compile(rb'{"step": (\d+)[,}]')
 
 
 class RunDirectory:
@@ -57,8 +67,27 @@ class RunDirectory:
         return None if text is None else json.loads(text)
 
     def read_records(self, name: str) -> list[dict[str, Any]]:
-        """Returns the objects of a file of one JSON object per line, but for a last line that is being written."""
-        return [json.loads(line) for line in _whole_lines(self.read(name) or "")]
+        """Returns what `records` yields."""
+        return [*self.records(name)]
+
+    def records(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yields the objects of a file of one JSON object per line, but for a last line that is being written."""
+        with self._opened(name) as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield json.loads(line)
+
+    def write_records(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Writes a file of one JSON object per line whole, and durable."""
+        with NamedTemporaryFile("w") as copy:
+            copy.writelines(f"{json.dumps(record)}\n" for record in records)
+            copy.flush()
+            self.fs.upload(copy.name, self.path(name))
+
+    def download(self, name: str, path: str) -> None:
+        """Copies a file, if it exists, to a path on this host."""
+        with suppress(FileNotFoundError):
+            self.fs.get_file(self.path(name), path)
 
     def write(self, name: str, text: str, durable: bool = False) -> None:
         """Writes a file whole: a reader finds the old or the new text; if durable, even after a power cut."""
@@ -68,9 +97,24 @@ class RunDirectory:
         """Writes an indented JSON file."""
         self.write(name, json.dumps(content, indent=2) + "\n", durable)
 
+    def _opened(self, name: str) -> BinaryIO:
+        """Opens a file as it is now; an empty one if there is no such file."""
+        if self.fs.is_local:
+            try:
+                return self.fs.open(self.path(name), "rb")
+            except FileNotFoundError:
+                return BytesIO()
+        # Whole: ranges of an object cannot be read once the run has replaced the object.
+        with NamedTemporaryFile() as copy:
+            self.download(name, copy.name)
+            return open(copy.name, "rb")
+
 
 class JsonLines:
-    """A file of one JSON object per line, each with a `step`. On storage that cannot append, `flush` rewrites the file.
+    """A file of one JSON object per line, each with a `step`.
+
+    The lines are on a disk and not in memory, as a long run has millions. On storage that cannot append, the disk is
+    this host's, and `flush` writes the whole file to storage.
 
     Args:
         run: The run directory.
@@ -80,39 +124,78 @@ class JsonLines:
 
     def __init__(self, run: RunDirectory, name: str, last_step: int) -> None:
         self._run, self._name = run, name
-        text = run.read(name) or ""
-        whole = _whole_lines(text)
-        self._lines = [line for line in whole if json.loads(line)["step"] <= last_step]
-        is_as_written = len(self._lines) == len(whole) and text[-1:] in ("", "\n")
-        self._written = len(whole) if is_as_written else -1
+        # It is deleted with this object.
+        self._copy = None if run.fs.is_local else NamedTemporaryFile(suffix=f"-{name}")  # noqa: SIM115
+        self._path = self._copy.name if self._copy else run.path(name)
+        if self._copy:
+            run.download(name, self._path)
+        self._pending: list[str] = []  # lines that are not in the file, as it could not be written
+        self._size, self._is_stored = 0, True
+        self._keep(lambda line: _step_of(line) <= last_step)
         self.flush()
 
     def add(self, record: dict[str, Any]) -> None:
         """Adds one line."""
-        self._lines.append(json.dumps(record))
-        if self._run.fs.is_local and self._written == len(self._lines) - 1:
-            self._written = -1  # a failed append may leave a partial line: flush rewrites the file
-            with self._run.fs.open(self._run.path(self._name), "a") as file:
-                file.write(self._lines[-1] + "\n")
-            self._written = len(self._lines)
+        self._pending.append(json.dumps(record) + "\n")
+        if len(self._pending) == 1:  # else the last write failed, and `flush` tries again
+            self._append()
 
     def discard(self, **values: Any) -> None:
-        """Removes the lines with these values. `flush` rewrites the file."""
-        kept = [line for line in self._lines if not values.items() <= json.loads(line).items()]
-        if len(kept) < len(self._lines):
-            self._lines, self._written = kept, -1
+        """Removes the lines with these values."""
+
+        def is_kept(line: str | bytes) -> bool:
+            return not values.items() <= json.loads(line).items()
+
+        self._pending = [*filter(is_kept, self._pending)]
+        self._keep(is_kept)
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns the lines."""
-        return [json.loads(line) for line in self._lines]
+        """Returns the lines that are in the file."""
+        with open(self._path, "rb") if os.path.exists(self._path) else BytesIO() as file:
+            return [json.loads(line) for line in file]
 
     def flush(self) -> None:
         """Writes the pending lines."""
-        if self._written != len(self._lines):
-            self._run.write(self._name, "".join(line + "\n" for line in self._lines))
-            self._written = len(self._lines)
+        if self._pending:
+            self._append()
+        if self._copy and not self._is_stored:
+            self._run.fs.upload(self._path, self._run.path(self._name))
+        self._is_stored = True
+
+    def _append(self) -> None:
+        text = "".join(self._pending).encode()
+        with os_errors(self._path), open(self._path, "ab") as file:
+            if file.tell() > self._size:
+                file.truncate(self._size)  # a failed write may have left a part of a line
+            file.write(text)
+            file.flush()
+            self._size = file.tell()
+        self._pending, self._is_stored = [], False
+
+    def _keep(self, is_kept: Callable[[bytes], bool]) -> None:
+        """Drops the other lines, and a partial last line, which a crash leaves."""
+        if not os.path.exists(self._path):
+            return
+        read = kept = 0
+        after: list[bytes] = []  # kept lines after one that is dropped; few, as lines are in the order of steps
+        with os_errors(self._path), open(self._path, "rb") as file:
+            for line in file:
+                if line.endswith(b"\n") and is_kept(line):
+                    if kept == read:
+                        kept += len(line)
+                    else:
+                        after.append(line)
+                read += len(line)
+            file.seek(0)
+            content = file.read(kept) + b"".join(after) if after else b""
+        if after:
+            LOCAL.write(self._path, content)
+        elif kept < read:
+            os.truncate(self._path, kept)
+        self._size, self._is_stored = kept + sum(map(len, after)), self._is_stored and kept == read
 
 
-def _whole_lines(text: str) -> list[str]:
-    """Returns the lines of a text but for a partial last line, which a crash or a write under way leaves."""
-    return text[: text.rfind("\n") + 1].splitlines()
+def _step_of(line: bytes) -> int:
+    # All lines begin with the step. To read ten million of them as JSON takes half a minute.
+    match = STEP.match(line)
+    return int(match[1]) if match else json.loads(line)["step"]

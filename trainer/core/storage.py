@@ -86,22 +86,34 @@ class Storage:
                 file.write(content)
         else:
             self.pipe_file(f"{path}.partial", content)
+        self._replace(path, durable)
+
+    def upload(self, file: str, path: str) -> None:
+        """Writes a file of this host whole and durable, as `write` does."""
+        with os_errors(path):
+            self._fs.put_file(file, path if self.is_object_store else f"{path}.partial")
+        if self.is_local:
+            _sync(f"{path}.partial")
+        if not self.is_object_store:
+            self._replace(path, durable=True)
+
+    def _replace(self, path: str, durable: bool) -> None:
         self.mv(f"{path}.partial", path)
         # fsync of a file does not cover its name: a power cut could leave a synced file in no directory. The parent
         # directory counts too, as a checkpoint's own directory is new.
         if durable and self.is_local:
             folder = posixpath.dirname(path)
-            _sync_directories(folder, posixpath.dirname(folder))
+            _sync(folder, posixpath.dirname(folder))
 
 
-def _sync_directories(*paths: str) -> None:
+def _sync(*paths: str) -> None:
     for path in paths:
         with os_errors(path):
-            directory = os.open(path, os.O_RDONLY)
+            number = os.open(path, os.O_RDONLY)
             try:
-                os.fsync(directory)
+                os.fsync(number)
             finally:
-                os.close(directory)
+                os.close(number)
 
 
 def open_storage(url: str) -> tuple[Storage, str]:

@@ -49,6 +49,10 @@ class Lying:
     series: Mapping[str, Sequence[float]]
 
 
+Curve = tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]
+"""Steps and values."""
+
+
 @dataclass(frozen=True)
 class Lines:
     """Curves over steps, for pages only.
@@ -63,7 +67,7 @@ class Lines:
 
     title: str
     remark: str
-    series: Mapping[str, tuple[Sequence[int], Sequence[float]]]
+    series: Mapping[str, Curve]
     names: Sequence[str] = ()
     lowest: float | None = None
 

@@ -8,7 +8,7 @@ from html import escape
 
 import numpy as np
 
-from trainer.pages.figures import Figure, Lines, Lying, Stacked, colors_of, has_key, number_in_words
+from trainer.pages.figures import Curve, Figure, Lines, Lying, Stacked, colors_of, has_key, number_in_words
 
 WIDTH, HEIGHT = 1000, 200
 MOST_POINTS = 2 * WIDTH  # of a curve
@@ -116,8 +116,9 @@ def _lying(figure: Lying) -> str:
 
 def _lines(figure: Lines) -> str:
     """Returns curves between the lowest and the greatest value, which stand beside them."""
-    values = [value for _, of_steps in figure.series.values() for value in of_steps]
-    low, high = min(values) if figure.lowest is None else figure.lowest, max(values)
+    values = [np.asarray(of_steps) for _, of_steps in figure.series.values()]
+    low = figure.lowest if figure.lowest is not None else min(float(one.min()) for one in values)
+    high = max(float(one.max()) for one in values)
     last, height = max(steps[-1] for steps, _ in figure.series.values()), high - low or 1.0
     shapes = []
     for name, color in colors_of(figure).items():
@@ -132,7 +133,7 @@ def _lines(figure: Lines) -> str:
     return f'<div class="ends"><span>{number_in_words(high)}</span></div>{drawing}{below}'
 
 
-def _thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[Sequence[int], Sequence[float]]:
+def _thinned(steps: Sequence[int] | np.ndarray, values: Sequence[float] | np.ndarray) -> Curve:
     """Returns a curve of at most MOST_POINTS points: the least and the greatest of equal parts, so that spikes stay."""
     if len(steps) <= MOST_POINTS:
         return steps, values

@@ -1,13 +1,15 @@
 """The page of a run: one HTML file in its directory, with what the directory tells of the run."""
 
 import tomllib
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from math import isfinite
-from statistics import mean, median
+from math import isfinite, nan
 from typing import Any
+
+import numpy as np
 
 from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import RunDirectory
@@ -36,14 +38,14 @@ class Run:
         name: Its name on the page.
         config: Its configuration by key.
         facts: Its run.json.
-        metrics: The lines of metrics.jsonl.
+        metrics: The numbers of metrics.jsonl that a page shows, NaN where there is none; an array for each key.
         evaluations: The lines of evaluations.jsonl.
     """
 
     name: str
     config: Mapping[str, Any]
     facts: Mapping[str, Any]
-    metrics: Sequence[Mapping[str, Any]]
+    metrics: Mapping[str, np.ndarray]
     evaluations: Sequence[Mapping[str, Any]]
 
     @classmethod
@@ -53,7 +55,8 @@ class Run:
         if config is None or facts is None:
             return None
         keys = {".".join(path): value for path, value in flat(tomllib.loads(config)).items()}
-        return cls(name, keys, facts, *map(directory.read_records, ("metrics.jsonl", "evaluations.jsonl")))
+        metrics = _columns(directory.records("metrics.jsonl"), ("step", *CURVES))
+        return cls(name, keys, facts, metrics, directory.read_records("evaluations.jsonl"))
 
     @cached_property
     def results(self) -> dict[str, float]:
@@ -70,17 +73,17 @@ class Run:
     @property
     def summary(self) -> dict[str, str]:
         """State, size and speed in words."""
-        later = [line["samples_per_second"] for line in self.metrics[1:]]  # the first interval warms up
+        steps, later = self.metrics["step"], self.metrics["samples_per_second"][1:]  # the first interval warms up
         found = {
             "state": self.facts.get("state", ""),
-            "step": f"{self.facts.get('step') or (self.metrics[-1]['step'] if self.metrics else 0):,}",
+            "step": f"{self.facts.get('step') or (int(steps[-1]) if len(steps) else 0):,}",
             "ranks": str(self.facts.get("world_size", "")),
             "device": self.facts.get("device", ""),
             "plan": self.facts.get("plan", ""),
-            "samples/s": f"{median(later):,.0f}" if later else "",
+            "samples/s": f"{np.median(later):,.0f}" if len(later) else "",
             "step ms": f"{self.facts['measured']['step_ms']:.2f}" if "measured" in self.facts else "",
-            "input stall": f"{mean(line['data_wait'] for line in self.metrics):.1%}" if self.metrics else "",
-            "memory GiB": f"{max(line['memory_gib'] for line in self.metrics):.2f}" if self.metrics else "",
+            "input stall": f"{self.metrics['data_wait'].mean():.1%}" if len(steps) else "",
+            "memory GiB": f"{self.metrics['memory_gib'].max():.2f}" if len(steps) else "",
         }
         return {name: word for name, word in found.items() if word}
 
@@ -116,7 +119,10 @@ def curves(runs: Sequence[Run]) -> list[Lines]:
     metrics = [
         name.partition(" ")[2] for name in union([run.results for run in runs]) if name.startswith("validation ")
     ]
-    evaluated = {metric: {name: _curve(lines, metric) for name, lines in during.items()} for metric in metrics}
+    evaluated = {
+        metric: {name: _curve(_columns(lines, ("step", metric)), metric) for name, lines in during.items()}
+        for metric in metrics
+    }
     drawn = []
     for key, found in {"loss": reported.pop("loss"), **evaluated, **reported}.items():
         series = {name: curve for name, curve in found.items() if len(curve[0]) > 1}
@@ -154,10 +160,20 @@ def union(maps: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for one in maps for key in one))
 
 
-def _curve(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
+def _columns(lines: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns an array for each key, `[L]` float64: as objects, ten million lines would need 15 GB."""
+    columns = {key: array("d") for key in keys}
+    for line in lines:
+        for key, column in columns.items():
+            value = line.get(key)
+            column.append(value if isinstance(value, float | int) else nan)
+    return {key: np.array(column) for key, column in columns.items()}
+
+
+def _curve(columns: Mapping[str, np.ndarray], key: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns steps and values where there is a finite one."""
-    found = {line["step"]: line[key] for line in lines if isinstance(line.get(key), float) and isfinite(line[key])}
-    return [*found], [*found.values()]
+    there = np.isfinite(columns[key])
+    return columns["step"][there].astype(np.int64), columns[key][there]
 
 
 def _starts(facts: Mapping[str, Any]) -> Table:

@@ -86,6 +86,7 @@ class Reporter:
             self._metrics = JsonLines(run, "metrics.jsonl", start_step)
             # The last step has its evaluation after its checkpoint, so a resume may have to repeat it.
             self._evaluations = JsonLines(run, "evaluations.jsonl", min(start_step, last_step - 1))
+            self._evaluated = self._evaluations.records()
             # TensorBoard would show the steps after the checkpoint twice.
             self._board = (
                 SummaryWriter(run.url_of("tensorboard"), purge_step=start_step + 1) if config.tensorboard else None
@@ -208,13 +209,16 @@ class Reporter:
         self.resume_clock()
         if not self._context.is_rank0:
             return
-        self._evaluations.discard(step=step, split=split)
-        self._write(self._evaluations, split, {"step": step, "split": split, **metrics})
+        record = {"step": step, "split": split, **metrics}
+        self._evaluated = [one for one in self._evaluated if (one["step"], one["split"]) != (step, split)] + [record]
+        with self.tolerate_failed_writes():
+            self._evaluations.discard(step=step, split=split)
+        self._write(self._evaluations, split, record)
         self.log(f"step {step:,}  {split}: " + format_metrics(metrics))
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """Returns the lines of evaluations.jsonl, on rank 0."""
-        return self._evaluations.records()
+        """Returns the lines of evaluations.jsonl, on rank 0; from memory, as training goes on while storage fails."""
+        return [*self._evaluated]
 
     def resume_clock(self) -> None:
         """Starts the clock of the next step."""

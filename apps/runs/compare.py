@@ -8,6 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from trainer.checkpoint.store import Checkpoints
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
@@ -137,7 +138,8 @@ def _shown(value: Any) -> str:
 
 def _page_of_one(run: Run, url: str) -> str:
     with named("--runs", url):
-        return page_of_run(run, RunDirectory(url, "--runs"))
+        directory = RunDirectory(url, "--runs")
+        return page_of_run(run, directory, Checkpoints(directory))
 
 
 def _page(runs: Sequence[Run], tables: Mapping[str, Table]) -> str:

@@ -80,9 +80,8 @@ def ends_of_segments(checkpoints: Checkpoints, steps: list[int]) -> dict[int, st
     ends = {}
     for step in steps:
         with suppress(ValueError, KeyError):  # it is damaged, or was just deleted
-            segment = checkpoints.at(step).train_state.get("segment")
-            if segment and segment["last_step"] == step:
-                ends[step] = segment["name"]
+            if (name := checkpoints.segment_at_end(step)) is not None:
+                ends[step] = name
     return ends
 
 

@@ -85,12 +85,17 @@ class Chain:
 class Checkpoints:
     """The checkpoints in a run directory.
 
+    Remembers what the manifests and states said that it has read: those of committed checkpoints do not change. To read
+    all again after each save would take 10,000 requests of a run that keeps as many.
+
     Args:
         run: The run directory.
     """
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
+        self._predecessors: dict[int, int | None] = {}
+        self._ends: dict[int, str | None] = {}
 
     def url(self, step: int) -> str:
         """Returns the URL of the checkpoint of a step."""
@@ -159,9 +164,19 @@ class Checkpoints:
 
     def with_predecessors(self) -> dict[int, int | None]:
         """Returns the steps of the committed checkpoints, in order, each with the step that it is a delta on."""
-        manifests = {_step(name): self._manifest(name) for name in sorted(self._names(), key=_step)}
-        found = {step: _predecessor(text) for step, text in manifests.items() if text is not None}
-        return {step: None if before is None else before["step"] for step, before in found.items()}
+        steps = sorted(map(_step, self._names()))
+        for step in steps:
+            if step not in self._predecessors and (manifest := self._manifest(_name(step))) is not None:
+                before = _predecessor(manifest)
+                self._predecessors[step] = None if before is None else before["step"]
+        return {step: self._predecessors[step] for step in steps if step in self._predecessors}
+
+    def segment_at_end(self, step: int) -> str | None:
+        """Returns the name of the segment that ends with the committed checkpoint of a step; None if none does."""
+        if step not in self._ends:
+            segment = self.at(step).train_state.get("segment")
+            self._ends[step] = segment["name"] if segment and segment["last_step"] == step else None
+        return self._ends[step]
 
     def links(self, step: int) -> list[int]:
         """Returns the steps of the checkpoints that the committed one of a step is made of, the whole one first."""
@@ -206,6 +221,8 @@ class Checkpoints:
 
     def remove(self, step: int) -> None:
         """Deletes a checkpoint, the manifest first, so that an interrupted deletion leaves no damaged checkpoint."""
+        self._predecessors.pop(step, None)
+        self._ends.pop(step, None)
         # Files may be missing: what remains of an interrupted deletion is deleted again.
         with suppress(FileNotFoundError):
             self._run.fs.rm_file(self._run.path(FOLDER, _name(step), MANIFEST))
@@ -214,7 +231,8 @@ class Checkpoints:
 
     def uncommitted(self) -> list[int]:
         """Returns the steps whose checkpoints are not committed, in order."""
-        return sorted(_step(name) for name in self._names() if self._manifest(name) is None)
+        committed = self.with_predecessors()
+        return sorted(step for step in map(_step, self._names()) if step not in committed)
 
     def remove_leftovers(self) -> list[str]:
         """Deletes checkpoints that were never committed, and returns their names."""

@@ -88,20 +88,20 @@ class Run:
         return {name: word for name, word in found.items() if word}
 
 
-def write_page(directory: RunDirectory) -> None:
+def write_page(directory: RunDirectory, checkpoints: Checkpoints) -> None:
     """Writes the page of a run into its directory."""
     if run := Run.of(directory, directory.url.rpartition("/")[2]):
-        directory.write(PAGE, page_of_run(run, directory))
+        directory.write(PAGE, page_of_run(run, directory, checkpoints))
 
 
-def page_of_run(run: Run, directory: RunDirectory) -> str:
+def page_of_run(run: Run, directory: RunDirectory, checkpoints: Checkpoints) -> str:
     """Returns the page of a run: how it stands, its curves, and where it came from."""
     tables = {
         "Run": [["", run.name], *([key, word] for key, word in run.summary.items())],
         "Metrics": [["", run.name], *([metric, f"{value:.5f}"] for metric, value in run.results.items())],
         "Segments": segments_table(directory.read_records("segments.jsonl")),
         "Starts": _starts(run.facts),
-        "Checkpoints": [["step", "directory"], *_checkpoints(directory)],
+        "Checkpoints": [["step", "directory"], *([f"{step:,}", checkpoints.url(step)] for step in checkpoints.steps())],
         "Plan": _plan(directory),
         "Environment": [["", ""], *_environment(run.facts)],
         "Configuration": [["key", "value"], *([key, without_secrets(str(value))] for key, value in run.config.items())],
@@ -180,11 +180,6 @@ def _starts(facts: Mapping[str, Any]) -> Table:
     starts = facts.get("starts", [])
     rows = [[one["time"], f"{one['step']:,}", str(one["ranks"]), one["host"], one["after"]] for one in starts]
     return [["time", "after step", "ranks", "host of rank 0", "the attempt before"], *rows]
-
-
-def _checkpoints(directory: RunDirectory) -> Table:
-    checkpoints = Checkpoints(directory)
-    return [[f"{step:,}", checkpoints.url(step)] for step in checkpoints.steps()]
 
 
 def _plan(directory: RunDirectory) -> Table:

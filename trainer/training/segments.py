@@ -337,7 +337,7 @@ class Chain:
             facts = self._directory.read_json("run.json") or {}
             self._directory.write_json("run.json", facts | {"state": state, "step": self._steps, "outcome": outcome})
             write_outcome(without_secrets(outcome))
-            write_page(self._directory)
+            write_page(self._directory, Checkpoints(self._directory))
 
     def _tell_left_out(self, names: Iterable[str]) -> None:
         left_out = [name for name in names if is_left_out(self._config.data.segments, name) and name not in self._told]

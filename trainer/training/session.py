@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from torch import nn
 
 from trainer.checkpoint.saver import Saver
-from trainer.checkpoint.store import Checkpoint
+from trainer.checkpoint.store import Checkpoint, Checkpoints
 from trainer.config.root import Config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.outcome import SAVED_WORD, STOPPED_WORD, write_outcome
@@ -43,6 +43,7 @@ class ClaimedRun:
         config: The configuration.
         context: This process among the ranks.
         directory: The run directory.
+        checkpoints: Its checkpoints.
         start: The checkpoint to resume from; None for a start from scratch.
         verify_seconds: Time that finding and verifying it took.
     """
@@ -50,6 +51,7 @@ class ClaimedRun:
     config: Config
     context: DistributedContext
     directory: RunDirectory
+    checkpoints: Checkpoints
     start: Checkpoint | None
     verify_seconds: float
 
@@ -253,7 +255,7 @@ class Session:
         self.reporter.flush()  # the page is made of the run's files
         if self.context.is_rank0:
             with self.reporter.tolerate_failed_writes():
-                write_page(self.directory)
+                write_page(self.directory, self.claimed.checkpoints)
         self.reporter.resume_clock()
 
     def lacks_evaluation(self) -> bool:
@@ -340,4 +342,4 @@ class Session:
                 self.directory.write_json("run.json", facts)
             write_outcome(without_secrets(outcome))
             with self.reporter.tolerate_failed_writes():  # last, as a disk may be almost full
-                write_page(self.directory)
+                write_page(self.directory, self.claimed.checkpoints)

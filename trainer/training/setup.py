@@ -154,7 +154,14 @@ def claim_run(config: Config, directory: RunDirectory, resume: Resume, context: 
     started = time.monotonic()
     start = verify_together(context, lambda find: find_start(checkpoints, resume, directory.url, find))
     verify_seconds = time.monotonic() - started
-    return ClaimedRun(config=config, context=context, directory=directory, start=start, verify_seconds=verify_seconds)
+    return ClaimedRun(
+        config=config,
+        context=context,
+        directory=directory,
+        checkpoints=checkpoints,
+        start=start,
+        verify_seconds=verify_seconds,
+    )
 
 
 def _remove_leftovers(checkpoints: Checkpoints) -> None:
@@ -261,7 +268,7 @@ def continue_chain(job: Job, model: ShardedModel) -> None:
 
     def chain() -> Chain | None:
         is_same = digest(RunDirectory(start.url).read_json("plan.json")) == digest(model.plan_json)
-        return Checkpoints(claimed.directory).chain(start.step) if is_same else None
+        return claimed.checkpoints.chain(start.step) if is_same else None
 
     if found := broadcast_from_rank0(context, chain):
         job.staging.copy(model.tensors())
@@ -295,7 +302,7 @@ def _open_profiler(claimed: ClaimedRun, order: EpochOrder, requests: ProfileRequ
 def _open_saver(job: Job, order: EpochOrder, reporter: Reporter) -> Iterator[Saver]:
     """Opens the saver of a run, which checks the lock before each commit; waits for its last save."""
     saver = Saver(
-        Checkpoints(job.claimed.directory),
+        job.claimed.checkpoints,
         job.claimed.config.checkpoint,
         job.claimed.context,
         order.steps_done,

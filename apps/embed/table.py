@@ -13,7 +13,8 @@ from apps.predict.inference import to_arrow
 from apps.predict.parts import PartFiles
 from apps.predict.resume import ON_STOP, PartsJob, Record, choose_checkpoint, claimed, record_of_checkpoint
 from trainer.checkpoint.consolidate import read_tensors
-from trainer.checkpoint.store import Checkpoint
+from trainer.checkpoint.store import Checkpoint, FindDamage
+from trainer.checkpoint.verify import verify_together
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, takes
 from trainer.config.root import Config
@@ -37,8 +38,8 @@ def embed_table(
         InputError: There is no such table or checkpoint, or the directory holds parts of another job.
     """
     with stop_on_signals(context, ON_STOP) as stop_requests:
-        directory, chosen = broadcast_from_rank0(
-            context, lambda: _find(config, out, to, table, checkpoint, rows_per_part)
+        directory, chosen = verify_together(
+            context, lambda find: _find(config, out, to, table, checkpoint, rows_per_part, find)
         )
         model = restore_evaluated(config, chosen, context)
         ids = ids_of_table(config.data, table, chosen)
@@ -103,7 +104,7 @@ def _are_rows(feature: SparseFeature) -> bool:
 
 
 def _find(
-    config: Config, out: str, to: str, table: str, checkpoint: str, rows_per_part: int
+    config: Config, out: str, to: str, table: str, checkpoint: str, rows_per_part: int, find: FindDamage
 ) -> tuple[RunDirectory, Checkpoint]:
     """Finds the directory and the checkpoint. Writes nothing."""
     if table not in (known := config.data.features_of_tables()):
@@ -111,7 +112,7 @@ def _find(
     if rows_per_part < 1:
         raise InputError(f"--rows-per-part is {rows_per_part}; it must be at least 1")
     directory = RunDirectory(to, "--to")
-    return directory, choose_checkpoint(directory, out, checkpoint)
+    return directory, choose_checkpoint(directory, out, checkpoint, find)
 
 
 def _job(directory: RunDirectory, checkpoint: Checkpoint, about: Record, rows: int) -> PartsJob:

@@ -12,7 +12,8 @@ import pyarrow as pa
 from apps.predict.inference import Predictor, predict_parts
 from apps.predict.resume import ON_STOP, Claim, PartsJob, Record, choose_checkpoint, claimed, record_of_checkpoint
 from trainer.checkpoint.choice import NEWEST
-from trainer.checkpoint.store import Checkpoint
+from trainer.checkpoint.store import Checkpoint, FindDamage
+from trainer.checkpoint.verify import verify_together
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_when_done, process_group
@@ -135,7 +136,17 @@ def predict_files(config: Config, arguments: PredictArguments, context: Distribu
         InputError: An argument or the data cannot be used, or the directory holds parts of another job.
     """
     with stop_on_signals(context, ON_STOP) as stop_requests:
-        job = broadcast_when_done(context, lambda: _find(config, arguments))
+        source = broadcast_when_done(context, lambda: _find_source(config, arguments))
+        checkpoint, record = verify_together(context, lambda find: _find_checkpoint(config, arguments, source, find))
+        job = PredictionJob(
+            directory=source.directory,
+            checkpoint=checkpoint,
+            record=record,
+            rows=source.files.rows,
+            names=arguments.names,
+            files=source.files,
+            kept=source.kept,
+        )
         with claimed(job, stop_requests, context) as claim:
             if claim.missing:
                 summary = _make(config, arguments, job, claim, context)
@@ -156,23 +167,51 @@ class PredictionJob(PartsJob):
     kept: pa.Schema
 
 
-def _find(config: Config, arguments: PredictArguments) -> PredictionJob:
-    """Finds everything that the job needs. Writes nothing."""
+@dataclass(frozen=True)
+class Source:
+    """What is predicted, and where to.
+
+    Attributes:
+        directory: The directory of the parts.
+        files: The files to predict.
+        kept: The columns to keep.
+        outputs: Names of the outputs.
+    """
+
+    directory: RunDirectory
+    files: FileSet
+    kept: pa.Schema
+    outputs: list[str]
+
+
+def _find_source(config: Config, arguments: PredictArguments) -> Source:
+    """Finds the data. Writes nothing."""
     arguments.check()
     directory = RunDirectory(arguments.to, "--to")
     files = find_files(arguments.source_key, arguments.source, arguments.data(config))
     kept = kept_schema(arguments.keep_key, arguments.keep_columns, files)
     outputs = _chosen_outputs(config, arguments.outputs, kept)
-    checkpoint = choose_checkpoint(directory, arguments.out, arguments.checkpoint)
-    return PredictionJob(
-        directory=directory,
-        checkpoint=checkpoint,
-        record=_record(config, arguments, checkpoint, files, kept, outputs),
-        rows=files.rows,
-        names=arguments.names,
-        files=files,
-        kept=kept,
-    )
+    return Source(directory, files, kept, [output.name for output in outputs])
+
+
+def _find_checkpoint(
+    config: Config, arguments: PredictArguments, source: Source, find: FindDamage
+) -> tuple[Checkpoint, Record]:
+    """Finds the checkpoint, and what decides the contents of the parts."""
+    checkpoint = choose_checkpoint(source.directory, arguments.out, arguments.checkpoint, find)
+    return checkpoint, {
+        "checkpoint": record_of_checkpoint(checkpoint),
+        "model": _fingerprint(config),
+        "data": {
+            "fingerprint": source.files.fingerprint,
+            "files": len(source.files.files),
+            "rows": source.files.rows,
+        },
+        "rows_per_part": arguments.rows_per_part,
+        "batch_size": arguments.batch_size,
+        "kept_columns": source.kept.names,
+        "outputs": source.outputs,
+    }
 
 
 def _chosen_outputs(config: Config, names: tuple[str, ...], kept: pa.Schema) -> list[ModelOutput]:
@@ -197,26 +236,6 @@ def _chosen_outputs(config: Config, names: tuple[str, ...], kept: pa.Schema) -> 
                 f"the data has a column '{output.name}', as the model has an output; leave it out of --keep-columns"
             )
     return chosen
-
-
-def _record(
-    config: Config,
-    arguments: PredictArguments,
-    checkpoint: Checkpoint,
-    files: FileSet,
-    kept: pa.Schema,
-    outputs: list[ModelOutput],
-) -> Record:
-    """Returns what decides the contents of the parts."""
-    return {
-        "checkpoint": record_of_checkpoint(checkpoint),
-        "model": _fingerprint(config),
-        "data": {"fingerprint": files.fingerprint, "files": len(files.files), "rows": files.rows},
-        "rows_per_part": arguments.rows_per_part,
-        "batch_size": arguments.batch_size,
-        "kept_columns": kept.names,
-        "outputs": [output.name for output in outputs],
-    }
 
 
 def _fingerprint(config: Config) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from apps.predict.parts import MANIFEST, PartFiles, part_names
 from trainer.checkpoint.choice import find_checkpoint
 from trainer.checkpoint.store import MANIFEST as CHECKPOINT_MANIFEST
-from trainer.checkpoint.store import Checkpoint
+from trainer.checkpoint.store import Checkpoint, FindDamage
 from trainer.core.console import next_commands, plural, python_command
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
 from trainer.core.errors import InputError
@@ -71,13 +71,19 @@ class Claim:
     give_up: Callable[[], bool]
 
 
-def choose_checkpoint(directory: RunDirectory, out: str, choice: str) -> Checkpoint:
+def choose_checkpoint(directory: RunDirectory, out: str, choice: str, find: FindDamage) -> Checkpoint:
     """Returns the checkpoint to make parts from; a job that continues keeps its first checkpoint.
+
+    Args:
+        directory: The directory of the parts.
+        out: The run directory.
+        choice: newest, best, or the number of a step.
+        find: Verifies files.
 
     Raises:
         InputError: There is no such checkpoint.
     """
-    return find_checkpoint(RunDirectory(out), "--out", _find_earlier(directory).choice(choice), "--checkpoint")
+    return find_checkpoint(RunDirectory(out), "--out", _find_earlier(directory).choice(choice), "--checkpoint", find)
 
 
 def record_of_checkpoint(checkpoint: Checkpoint) -> Record:

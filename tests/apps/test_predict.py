@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command import run_trainer
 from jobs import config, launch, write_rows
 from predictions import OUTPUTS, STEPS, by_hand, columns_of_every_type, parts, read, train, write_data
 
@@ -224,3 +225,19 @@ def test_another_job_in_the_same_directory_is_refused(data, predict, tmp_path):
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     (folder / "job.json").unlink()
     assert "which holds part-00000-of-00007.parquet but no job.json" in predict(*SMALL, code=2)[1]
+
+
+@pytest.mark.parametrize(
+    "words", [["predict", "--source", "{data}/new"], ["embed", "--table", "s0"]], ids=["predict", "embed"]
+)
+def test_ranks_find_a_damaged_checkpoint_together(words, data, run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    damaged = tmp_path / f"run/checkpoints/step-{STEPS:09d}/__0_0.distcp"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    command, *flags = (word.format(data=data) for word in words)
+    out = ["--out", tmp_path / "run", "--to", tmp_path / "to", "--checkpoint", STEPS]
+    done = run_trainer(command, run / "config.toml", *out, *flags, ranks=2)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert f"--checkpoint is {STEPS}, which is damaged: __0_0.distcp is damaged: its CRC-32 is " in line
+    assert not (tmp_path / "to").exists()

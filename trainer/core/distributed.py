@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import pickle
 import re
 import resource
 import signal
@@ -14,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +34,7 @@ LOST_PEER = re.compile(
 )
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of mallopt, in malloc.h
 NEVER = -1
+BESIDE_BYTES = 1 << 16  # of an object that is sent; a smaller buffer is pickled with the rest
 GLOO_GROUPS, OTHER_FILES = 8, 1024  # at most: of all ranks, of requests, saves, managed ids, preflight, and TorchRec's
 
 
@@ -184,7 +187,7 @@ def broadcast_from_rank0(
         except REPORTED_ERRORS as error:  # reported before any rank leaves: torchrun ends all when the first leaves
             get_error_handler().record_exception(error)
             outcome[1] = report_error(error)
-    dist.broadcast_object_list(outcome, src=0, group=group)
+    outcome = _broadcast(outcome, context, group)
     if outcome[1] is not None:
         raise SystemExit(outcome[1])
     return outcome[0]
@@ -192,9 +195,26 @@ def broadcast_from_rank0(
 
 def broadcast_object(context: DistributedContext, value: T | None) -> T | None:
     """Returns rank 0's value on every rank."""
-    values: list[Any] = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
+    return _broadcast([value], context)[0]
+
+
+def _broadcast(values: list[Any], context: DistributedContext, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Returns rank 0's values on every rank.
+
+    Large buffers of bytes, such as the columns of a million files, are sent beside the pickled values, as they are.
+    """
+    large: list[pickle.PickleBuffer] = []
+    content = pickle.dumps(
+        values, 5, buffer_callback=lambda one: one.raw().nbytes < BESIDE_BYTES or bool(large.append(one))
+    )
+    sent: list[Any] = [content, [one.raw().nbytes for one in large]]
+    dist.broadcast_object_list(sent, src=0, group=group)
+    device = context.device if group is None else torch.device("cpu")  # other groups are on the CPU
+    beside = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in large]
+    beside = [one.to(device) for one in beside or map(partial(torch.empty, dtype=torch.uint8), sent[1])]
+    for buffer in beside:
+        dist.broadcast(buffer, src=0, group=group)
+    return values if context.is_rank0 else pickle.loads(sent[0], buffers=[one.cpu().numpy() for one in beside])
 
 
 def broadcast_when_done(context: DistributedContext, make: Callable[[], T]) -> T:

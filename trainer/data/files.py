@@ -114,7 +114,7 @@ class DataFiles(Sequence[DataFile]):
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         with pa.ipc.new_stream(sink, self.columns.schema, options=options) as stream:
             stream.write_table(self.columns)
-        return _unpacked, (sink.getvalue().to_pybytes(), *self._facts())
+        return _unpacked, (sink.getvalue(), *self._facts())
 
     def first_of_schemas(self) -> dict[pa.Schema, DataFile]:
         """Returns the first file with each schema."""
@@ -151,7 +151,7 @@ class DataFiles(Sequence[DataFile]):
         return DataFile(url, size, tuple(groups), of.schema, self.lists, self.texts, index, columns)
 
 
-def _unpacked(content: bytes, *facts: tuple) -> DataFiles:
+def _unpacked(content: pa.Buffer, *facts: tuple) -> DataFiles:
     return DataFiles(pa.ipc.open_stream(content).read_all(), *facts)
 
 

@@ -6,7 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.core.errors import InputError
@@ -82,6 +82,7 @@ def test_lines_that_could_not_be_written_follow_with_the_next_flush(tmp_path):
     assert steps(run) == [1, 2, 3]
 
 
+@settings(deadline=None, max_examples=50)  # a busy machine is no fault
 @given(st.lists(st.integers(1, 5), max_size=8), st.integers(0, 5), st.integers(0, 5), st.sampled_from(["", '{"st']))
 def test_lines_are_kept_by_their_step_in_any_order(before, last_step, discarded, torn):
     for storage in ("", "memory:/"):

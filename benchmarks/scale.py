@@ -6,7 +6,9 @@ and writes the tables of docs/scale.md. Only the collectives run between process
 
 import gc
 import json
+import logging
 import multiprocessing
+import os
 import pickle
 import resource
 import socket
@@ -39,6 +41,8 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.tensorboard import SummaryWriter
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan
 
 from benchmarks.machine import describe_machine
@@ -50,6 +54,7 @@ from trainer.checkpoint.reader import CheckpointReader
 from trainer.checkpoint.retention import expired
 from trainer.checkpoint.store import Checkpoints, entry_of, find_damage
 from trainer.config.checkpoint import Retention
+from trainer.config.plan import CommsConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.core.exchange import Exchange
@@ -65,6 +70,7 @@ from trainer.models.embeddings import table_shapes
 from trainer.plan.make_plan import plan_for
 from trainer.plan.plan_file import parse_plan, plan_to_json
 from trainer.plan.report import render_plan
+from trainer.plan.sharding import Unwrapped, sharders
 from trainer.rules.blocks import Blocks
 from trainer.rules.row_map import RowMap
 from trainer.run.network_speed import partners
@@ -81,7 +87,7 @@ ROW_GROUPS, GROUP_ROWS, WINDOW_ROWS = 100_000, 10_000, 65_536
 LOCAL_BATCH = 1024
 TABLES, SHARDS = 500, 200  # of a checkpoint: 100,000 shards
 DENSE_TENSORS = 60  # weights and states of a dense part, which each rank has
-CHECKPOINTS, MANY_CHECKPOINTS = 50, 10_000
+CHECKPOINTS, MANY_CHECKPOINTS, MANY_FILES = 50, 10_000, 1_000_000
 MANAGED_ROWS, MAP_ROWS = 10_000_000, 1_000_000_000  # of the table of managed ids, and of the largest one
 MAP_BYTES = 24 + 12  # of a row: its state, and its entry among the ids in order
 SECONDS, BYTES, COUNT = "s", "B", ""
@@ -221,13 +227,14 @@ def rows() -> list[Row]:
         Row("start", "order of an epoch, rank 0", SECONDS, lambda n: timed(lambda: order(n, 0))),
         Row("start", "order of an epoch, the last rank", SECONDS, lambda n: timed(lambda: order(n, n - 1))),
         Row("start", "rows that a rank decodes for each of its own, run begun on 8", COUNT, rows_decoded),
-        Row("start", "files and row groups, pickled", BYTES, lambda _: pickled(file_set()), sent=True),
+        Row("start", "files and row groups, pickled", BYTES, lambda _: apart(file_set())[0], sent=True),
         Row("start", "plan of MLPerf's tables", SECONDS, lambda n: once(lambda: planned("mlperf", n))),
         Row("start", "plan of 10 TB", SECONDS, lambda n: once(lambda: planned("10 TB", n))),
         Row("start", "plan of 10 TB, pickled", BYTES, lambda n: of_plan(n, pickled), sent=True),
         Row("start", "plan of 10 TB, plan.json", BYTES, lambda n: of_plan(n, lambda plan: len(plan_text(plan, n)))),
         Row("start", "plan of 10 TB, read from plan.json", SECONDS, read_plan),
         Row("start", "plan of 10 TB, printed", BYTES, lambda n: of_plan(n, lambda plan: len(printed(plan, n)))),
+        Row("start", "sharders and DistributedModelParallel of 10 TB, tables without memory", SECONDS, sharded),
         Row("start", "partners in preflight", SECONDS, lambda n: timed(lambda: partners(hosts(n), n - 1))),
         Row("start", "notes of preflight, rank 0", SECONDS, read_notes),
         Row("start", "requests a second to rank 0's store in preflight", COUNT, lambda n: 20.0 * (n - 1)),
@@ -296,6 +303,13 @@ def pickled(value: object) -> int:
     return len(pickle.dumps(value))
 
 
+def apart(value: object) -> tuple[int, int]:
+    """Returns the bytes of an object that rank 0 sends to all ranks, and of the buffers that are sent beside it."""
+    buffers: list[pickle.PickleBuffer] = []
+    content = pickle.dumps(value, 5, buffer_callback=buffers.append)
+    return len(content), sum(one.raw().nbytes for one in buffers)
+
+
 @lru_cache(2)
 def planned(name: str, ranks: int) -> tuple[ShardingPlan, nn.Module]:
     """Returns the plan for so many H100, and its model."""
@@ -341,6 +355,32 @@ def read_plan(ranks: int) -> float:
     plan, model = planned("10 TB", ranks)
     text, shapes = plan_text(plan, ranks), table_shapes(model)
     return timed(lambda: parse_plan(text, "plan.json", shapes, ranks, min(ranks, PER_HOST), "cuda"))
+
+
+def sharded(ranks: int) -> float:
+    """Returns the seconds in which rank 0 places its shards of 10 TB, in its own process, as TorchRec keeps groups.
+
+    In torch's group that sends nothing; a table on the meta device takes no memory.
+    """
+    plan, model = planned("10 TB", ranks)
+    return in_child(partial(shard_tables, plan, model, ranks))
+
+
+def shard_tables(plan: ShardingPlan, model: nn.Module, ranks: int) -> float:
+    """Does so in this process."""
+    logging.disable(logging.WARNING)
+    os.environ["LOCAL_WORLD_SIZE"] = str(min(ranks, PER_HOST))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    return once(
+        lambda: DistributedModelParallel(
+            model,
+            device=torch.device("meta"),
+            plan=plan,
+            sharders=sharders(CommsConfig()),
+            data_parallel_wrapper=Unwrapped(),
+            init_parameters=False,
+        )
+    )
 
 
 def hosts(ranks: int) -> list[str]:
@@ -642,27 +682,63 @@ def of_other_sizes() -> list[tuple[str, str, str]]:
         for name, rule in (("every step", keep), ("the newest", Retention(newest=checkpoints))):
             seconds = timed(lambda rule=rule, steps=steps: expired(rule, steps, [], {}, {}))
             found.append((f"retention, which keeps {name}", f"{checkpoints:,} checkpoints", shown(seconds, SECONDS)))
-    for lines in (10**5, 10**6):
-        seconds, memory, size = in_child(lines)
-        size_shown = f"{lines:,} lines, {shown(size, BYTES)}"
-        found.append(("metrics.jsonl, read at resume", size_shown, shown(seconds, SECONDS)))
-        found.append(("metrics.jsonl, most memory of rank 0", size_shown, shown(memory, BYTES)))
+    for what, act, sizes in (
+        ("metrics.jsonl, read at resume", read_lines, (10**5, 10**6)),
+        ("TensorBoard, opened at resume", open_board, (10**4, 10**5)),
+    ):
+        for lines in sizes:
+            seconds, memory, size = in_child(partial(act, lines))
+            size_shown = f"{lines:,} lines, {shown(size, BYTES)}"
+            found.append((what, size_shown, shown(seconds, SECONDS)))
+            found.append((f"{what.partition(',')[0]}, most memory of rank 0", size_shown, shown(memory, BYTES)))
+    for what, size in zip(("pickled", "beside it, as bytes"), apart(million_files()), strict=True):
+        found.append((f"list of files for all ranks, {what}", f"{MANY_FILES:,} files", shown(size, BYTES)))
     return found
 
 
-def in_child(lines: int) -> tuple[float, float, float]:
-    """Reads metrics.jsonl in a process of its own; returns the seconds, the memory and the size of the file."""
+def million_files() -> FileSet:
+    """Returns files that are named by day and number, each of three row groups, of which the last may have any rows."""
+    random, places = np.random.default_rng(0), range(MANY_FILES)
+    rows = np.full((MANY_FILES, 3), GROUP_ROWS)
+    rows[:, 2] = random.integers(1, GROUP_ROWS, MANY_FILES)
+    columns = {
+        "url": [f"s3://bucket/train/day={place // 1000:04d}/part-{place % 1000:05d}.parquet" for place in places],
+        "version": [""] * MANY_FILES,
+        "size": random.integers(2**27, 2**28, MANY_FILES),
+        "row_groups": [*rows],
+        "index": [None] * MANY_FILES,
+        "schema": np.zeros(MANY_FILES, np.int32),
+    }
+    return FileSet(DataFiles.of(Outlines(pa.table(columns, COLUMNS), (pa.schema([("label", pa.float32())]),))))
+
+
+def in_child(act: Callable[[], Any]) -> Any:
+    """Returns what a function returns in a process of its own."""
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
-    process = context.Process(target=read_lines, args=(lines, queue))
+    process = context.Process(target=lambda: queue.put(act()))
     process.start()
     found = queue.get()
     process.join()
     return found
 
 
-def read_lines(lines: int, results: Any) -> None:
-    """Reads a metrics.jsonl as a run does that resumes from its end."""
+def open_board(lines: int) -> tuple[float, float, float]:
+    """Opens TensorBoard's files as a run does that resumes; returns the seconds, the memory and their size."""
+    with tempfile.TemporaryDirectory() as folder:
+        with SummaryWriter(folder) as board:
+            for step in range(lines):
+                board.add_scalar("loss/train", 0.1234567890123, step)
+        size = sum(file.stat().st_size for file in Path(folder).iterdir())
+        before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+        with SummaryWriter(folder, purge_step=lines + 1) as board:
+            board.add_scalar("loss/train", 0.1234567890123, lines + 1)
+        seconds = time.perf_counter() - started
+        return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, size
+
+
+def read_lines(lines: int) -> tuple[float, float, float]:
+    """Does the same with a metrics.jsonl, from its end."""
     names = ("epoch", "loss", "samples_per_second", "samples_per_second_per_rank", "data_wait", "step_seconds_p50")
     others = ("step_seconds_p99", "memory_gib", "time", "rate/dense", "rate/sparse")
     record = dict.fromkeys((*names, *others), 0.1234567890123)
@@ -676,7 +752,7 @@ def read_lines(lines: int, results: Any) -> None:
         JsonLines(RunDirectory(folder), "metrics.jsonl", lines)
         seconds = time.perf_counter() - started
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        results.put((seconds, (after - before) * 1024, file.stat().st_size))
+        return seconds, (after - before) * 1024, file.stat().st_size
 
 
 if __name__ == "__main__":

@@ -1,0 +1,647 @@
+"""Loads the exported model of this directory; needs torch, or for model.onnx NumPy and onnxruntime, and nothing else.
+
+from load import load
+
+model = load()
+print(model({"price": [1.5, None], "country": [7, 3]}))
+
+A directory with changes.bin holds what differs from the export that its manifest.json names as predecessor, whose
+directory must be beside it. A model can take these changes in place: model.apply(read_changes(directory)).
+
+A column is a list with a value for each sample, None where it is missing, or a tensor; of model.onnx a NumPy array. A
+tensor or an array of integers has an id for every sample. Columns of strings are hashed here, as numbers of 64 bits.
+Rules of the user's own that have no form in torch are run here, from rules/, and need NumPy. Every other rule is in the
+model. signature.json describes the columns.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+Tensor = Any
+"""A tensor of torch, or an array of NumPy, whose functions that are used here have the same names."""
+Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+ONNX = "model.onnx"
+ROWS, TABLES = "rows.pt2", "tables.json"  # of a model with tables in shards
+CHANGES, INDEX = "changes.bin", "changes.json"  # of an export that holds what differs from its predecessor
+NO_ID = -(2**63)  # of a missing id, for exports of version 1; later ones are told which are there
+LARGEST = (2 - 2**-23) * 2.0**127  # of float32
+
+
+class ColumnError(ValueError):
+    """A column that the model does not take; the message names it."""
+
+
+def load(directory: str | Path = Path(__file__).parent, compiled: bool = False, verify: bool = False) -> "Model":
+    """Returns the model of a directory.
+
+    Args:
+        directory: `step-N` of an export; this file's own if unset.
+        compiled: Whether to run the compiled model, which an export with --compile has.
+        verify: Whether to compare the checksums of all files, and not just their sizes.
+
+    Raises:
+        ValueError: The directory is no whole export, a file is damaged, or an export that it changes is missing.
+    """
+    return Model(Path(directory), compiled, verify)
+
+
+class Export(NamedTuple):
+    """An export, by its manifest.
+
+    Attributes:
+        directory: Its directory.
+        files: Size and checksum of each file, by name.
+        crc32: CRC-32 of the manifest, which tells exports apart.
+        predecessor: The export that it changes: the name of the directory, and the CRC-32 of the manifest. None for a
+            whole export.
+    """
+
+    directory: str
+    files: dict[str, dict[str, int]]
+    crc32: int
+    predecessor: dict[str, Any] | None
+
+
+ReadManifest = Callable[[str], bytes]
+"""Returns the manifest in a directory."""
+
+
+def export_in(directory: str, read: ReadManifest) -> Export:
+    """Returns the export in a directory.
+
+    Raises:
+        ValueError: The manifest is missing.
+    """
+    try:
+        text = read(directory)
+        manifest = json.loads(text)
+        return Export(directory, manifest["files"], zlib.crc32(text), manifest.get("predecessor"))
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
+        raise ValueError(f"{directory} is no whole export: manifest.json, which is written last, is missing") from None
+
+
+def chain_of(directory: str, read: ReadManifest) -> list[Export]:
+    """Returns the exports that make up an export: a whole one, and then those with changes up to the export itself.
+
+    Raises:
+        ValueError: A manifest is missing, or is another export's.
+    """
+    chain = [export_in(directory, read)]
+    while link := chain[0].predecessor:
+        changing, beside = chain[0].directory, os.path.join(os.path.dirname(directory), link["directory"])
+        try:
+            chain.insert(0, export_in(beside, read))
+        except ValueError:
+            raise ValueError(f"{beside} is missing, which {changing} changes; copy that export there") from None
+        if chain[0].crc32 != link["crc32"]:
+            raise ValueError(f"{beside} is not the export that {changing} changes; copy that export there")
+    return chain
+
+
+class Changes:
+    """The changes that lead from the model of one export to the model of the next, in memory.
+
+    Args:
+        export: The next export.
+
+    Attributes:
+        export: The same.
+        signature: Its signature.
+        tensors: The changed tensors by name: the numbers of rows, None for all of them, and their values.
+    """
+
+    def __init__(self, export: Export) -> None:
+        import torch
+
+        self.export, folder = export, Path(export.directory)
+        self.signature: dict[str, Any] = json.loads((folder / "signature.json").read_text())
+        content = bytearray((folder / CHANGES).stat().st_size)
+        with (folder / CHANGES).open("rb") as file:  # not mapped: pages would be read while the model waits
+            file.readinto(content)
+        part = partial(_part, torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0))
+        self.tensors: dict[str, tuple[Tensor | None, Tensor]] = {}
+        for name, entry in json.loads((folder / INDEX).read_text())["tensors"].items():
+            shape, rows = entry["shape"], None
+            if "numbers" in entry:
+                shape = [entry["rows"], *shape[1:]]
+                rows = part(entry["numbers"], torch.int64, shape[:1])
+            self.tensors[name] = rows, part(entry["values"], getattr(torch, entry["dtype"]), shape)
+
+    @property
+    def rows(self) -> int:
+        """The number of changed rows, of tensors that are not written whole."""
+        return sum(len(rows) for rows, _ in self.tensors.values() if rows is not None)
+
+
+def read_changes(directory: str | Path, verify: bool = False) -> Changes:
+    """Returns the changes of an export, for `Model.apply`. May run while the model answers.
+
+    Args:
+        directory: `step-N` of an export that holds changes.
+        verify: As for `load`.
+
+    Raises:
+        ValueError: The directory holds no changes, or a file is damaged.
+    """
+    export = export_in(os.path.realpath(directory), _manifest)
+    if export.predecessor is None:
+        raise ValueError(f"{directory} is a whole export; load it")
+    _check_files(export, verify)
+    return Changes(export)
+
+
+class Model:
+    """An exported model; a function from columns to outputs by name, which several threads may call at once.
+
+    Args:
+        directory: As for `load`.
+        compiled: The same.
+        verify: The same.
+
+    Attributes:
+        signature: What signature.json says: columns with their types and rules, inputs in order, outputs.
+        run: Returns the outputs for `inputs`.
+        export: The export that the model is.
+        tensors: What changes are applied to: the weights and lists of ids, by name. Empty if the model takes none.
+    """
+
+    def __init__(self, directory: Path, compiled: bool, verify: bool) -> None:
+        chain = chain_of(os.path.realpath(directory), _manifest)
+        for export in chain:
+            _check_files(export, verify)
+        self.export, whole = chain[0], Path(chain[0].directory)
+        self.signature: dict[str, Any] = json.loads((whole / "signature.json").read_text())
+        is_onnx = self.signature.get("format") == "onnx"
+        if compiled and not (directory / "compiled.pt2").exists():
+            raise ValueError(f"{directory} has no compiled model; export with --compile True")
+        self.tensors: dict[str, Tensor] = {}
+        if is_onnx:
+            self.run = _of_onnx(whole)
+        elif compiled or "shards" in self.signature:
+            self.run = _of_torch(whole, compiled)
+        else:
+            self.run, self.tensors = program_of(whole / "model.pt2")
+        for export in chain[1:]:
+            self.apply(Changes(export))
+        rules = _own_rules(directory, self.signature["columns"])
+        self._read = _Reader("numpy", "ndarray", rules) if is_onnx else _Reader("torch", "Tensor", rules)
+        self._names = [*dict.fromkeys(column["name"] for column in self.signature["columns"])]
+
+    def __call__(self, columns: dict[str, Any]) -> dict[str, Tensor]:
+        """Returns the outputs by name for columns.
+
+        Raises:
+            ColumnError: A column is missing, unknown, of another type or length, or has a value that is not allowed.
+        """
+        return self.run(self.inputs(columns))
+
+    def apply(self, changes: Changes) -> None:
+        """Turns the model in place into the model of the next export. No thread may call the model meanwhile.
+
+        Raises:
+            ValueError: The changes are of another model; nothing is changed.
+        """
+        import torch
+
+        predecessor = changes.export.predecessor
+        if not (self.tensors and predecessor and predecessor["crc32"] == self.export.crc32):
+            raise ValueError(f"{changes.export.directory} does not change the model of {self.export.directory}")
+        with torch.no_grad():
+            for name, (rows, values) in changes.tensors.items():
+                tensor = self.tensors[name]
+                tensor.copy_(values) if rows is None else _words(tensor).index_copy_(0, rows, _words(values))
+        self.export, self.signature = changes.export, changes.signature
+
+    def inputs(self, columns: dict[str, Any]) -> dict[str, Tensor]:
+        """Returns columns as the tensors that the model takes, in its order; the same errors."""
+        self._check(columns)
+        found: dict[str, Tensor] = {}
+        for column in self.signature["columns"]:  # one column can make several features
+            found |= self._read(column, columns)
+        return {entry["name"]: found[entry["name"]] for entry in self.signature["inputs"]}
+
+    def _check(self, columns: dict[str, Any]) -> None:
+        for name in columns:
+            if name not in self._names:
+                raise ColumnError(f"column '{name}' is unknown; the model takes {', '.join(self._names)}")
+        for name in self._names:
+            if name not in columns:
+                raise ColumnError(f"column '{name}' is missing; the model takes {', '.join(self._names)}")
+            values = columns[name]
+            is_scalar = not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0
+            if isinstance(values, str | bytes | dict) or is_scalar:
+                raise ColumnError(f"column '{name}' is {_kind(values)}; it must be a list of values")
+        first = self._names[0]
+        rows = len(columns[first])
+        for name in self._names:
+            if (length := len(columns[name])) != rows:
+                there = _plural(length, "value")
+                raise ColumnError(f"column '{name}' has {there}, but '{first}' has {rows}; make them equal")
+        if rows == 0:
+            raise ColumnError(f"column '{first}' is empty; send at least one sample")
+
+
+def program_of(file: Path) -> tuple[Run, dict[str, Tensor]]:
+    """Returns a program with its tables in it as a function, and the tensors that the function uses, by name."""
+    import torch
+
+    program = torch.export.load(file)
+    module = program.module()
+    names = (*program.state_dict, *program.constants)
+    return torch.inference_mode()(module), {name: getattr(module, name) for name in names}
+
+
+def _of_torch(directory: Path, compiled: bool) -> Run:
+    import torch
+
+    run = torch._inductor.aoti_load_package(str(directory / "compiled.pt2")) if compiled else _InShards(directory)
+    return torch.inference_mode()(run)
+
+
+def _of_onnx(directory: Path) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)  # as of torch; 0 is one for each core
+    session = onnxruntime.InferenceSession(directory / ONNX, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
+
+
+class _InShards:
+    """A model whose tables are in files, which are mapped into memory: only the rows of a call are read.
+
+    Args:
+        directory: As for `load`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        import torch
+
+        index = json.loads((directory / TABLES).read_text())
+        self._rows = torch.export.load(directory / ROWS).module()
+        self._model = torch.export.load(directory / "model.pt2").module()
+        tables = [(_Table(directory, table), table["features"]) for table in index["tables"].values()]
+        self._tables = {feature: table for table, features in tables for feature in features}
+
+    def __call__(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        rows = self._rows(inputs)
+        return self._model(inputs, {name: self._tables[name](one) for name, one in rows.items()})
+
+
+class _Table:
+    def __init__(self, directory: Path, table: dict[str, Any]) -> None:
+        import torch
+
+        dtype, self._columns = getattr(torch, table["dtype"]), table["columns"]
+        self._starts = torch.tensor([file["first_row"] for file in table["files"]])
+        self._files = [
+            torch.from_file(str(directory / file["name"]), size=file["rows"] * self._columns, dtype=dtype)
+            for file in table["files"]
+        ]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Returns the embeddings of rows, `[N]` to `[N, D]` float32."""
+        import torch
+
+        found = torch.empty(len(rows), self._columns)
+        places = torch.searchsorted(self._starts, rows, right=True) - 1
+        for place in places.unique().tolist():
+            here = places == place
+            found[here] = self._files[place].view(-1, self._columns)[rows[here] - self._starts[place]].float()
+        return found
+
+
+def _manifest(directory: str) -> bytes:
+    return Path(directory, "manifest.json").read_bytes()
+
+
+def _check_files(export: Export, verify: bool) -> None:
+    for name, entry in export.files.items():
+        file = Path(export.directory, name)
+        if not file.exists() or file.stat().st_size != entry["bytes"] or (verify and _crc32(file) != entry["crc32"]):
+            raise ValueError(f"{file} is damaged or missing; copy the directory again")
+
+
+def _crc32(file: Path) -> int:
+    total = 0
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            total = zlib.crc32(block, total)
+    return total
+
+
+def _part(content: Tensor, start: int, dtype: Any, shape: list[int]) -> Tensor:
+    """Returns the tensor that begins at a byte of a file's content."""
+    size = math.prod(shape) * dtype.itemsize
+    return content[start : start + size].view(dtype).view(shape)
+
+
+def _words(rows: Tensor) -> Tensor:
+    """Returns rows as numbers of 64 bits where they are made of such, as fewer numbers are copied faster."""
+    import torch
+
+    return rows.view(torch.int64) if rows.dim() > 1 and rows[0].nbytes % 8 == 0 and rows.is_contiguous() else rows
+
+
+def _own_rules(directory: Path, columns: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the rules that are files of the export, by the input of their column."""
+    found = {}
+    for column in columns:
+        if "source" in column:
+            name, _, attribute = column["rule"].partition(":")
+            spec = importlib.util.spec_from_file_location(name, directory / column["source"])
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            with _without_bytecode():
+                spec.loader.exec_module(module)
+            found[column["input"]] = getattr(module, attribute)(column["rows"], **column["options"])
+    return found
+
+
+@contextlib.contextmanager
+def _without_bytecode() -> Iterator[None]:
+    """Keeps Python from adding what it compiles, which names directories of the machine, to the export."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+class _Reader:
+    """Makes of a column the inputs of the model.
+
+    Args:
+        library: The name of a library of arrays.
+        array: The name of its array.
+        rules: The rules that are not in the model, by the input that they make rows of.
+    """
+
+    def __init__(self, library: str, array: str, rules: dict[str, Any]) -> None:
+        self._rules = rules
+        self._library = importlib.import_module(library)
+        self._array = getattr(self._library, array)
+
+    def __call__(self, column: dict[str, Any], columns: dict[str, Any]) -> dict[str, Tensor]:
+        """Returns the inputs of one of the columns by name; the errors of `Model.inputs`."""
+        values = columns[column["name"]]
+        if column["kind"] == "weight":
+            return self._single_weights(column, values, columns[column["ids"]])
+        if column["kind"] == "weights":
+            return self._weights(column, values, columns[column["ids"]])
+        kinds = {"number": self._numbers, "id": self._single, "time": self._single, "list": self._lists}
+        return kinds[column["kind"]](column, values)
+
+    def _numbers(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
+        name, library = column["name"], self._library
+        if self._is_array(values):
+            if values.ndim != 1 or not _dtype(values).startswith(("float", "bfloat", "int", "uint", "bool")):
+                raise ColumnError(f"column '{name}' is {_of(values)}; it must be [B] of numbers")
+            numbers = values
+        else:
+            any_type = column["transform"] == "is_missing"
+            found = [
+                _number(name, row, 0 if any_type and value is not None else value) for row, value in enumerate(values)
+            ]
+            numbers = library.asarray(found, dtype=library.float64)
+        numbers = library.asarray(numbers, dtype=library.float32)
+        transform, clip = column["transform"], column.get("clip")
+        used = numbers.clip(*clip) if clip else numbers
+        wrong = (library.isinf(used) | (used <= is_above(transform))) & (not column.get("buckets"))
+        if wrong.any():
+            row = int(library.argwhere(wrong)[0, 0])
+            raise ColumnError(
+                f"column '{name}', row {row}: {values[row]} has no finite value under the transform '{transform}'"
+            )
+        return {column["input"]: numbers}
+
+    def _single(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
+        if self._is_array(values):
+            if values.ndim != 1 or not _dtype(values).startswith(("int", "uint")):
+                raise ColumnError(f"column '{column['name']}' is {_of(values)}; it must be [B] of int64")
+            ids = self._library.asarray(values, dtype=self._library.int64)
+            present = self._library.ones_like(ids, dtype=bool)
+        else:
+            ids = self._ids([_id(column, row, value) for row, value in enumerate(values)])
+            present = self._library.asarray([value is not None for value in values])
+        _check_range(column, ids[present])
+        if column["input"] in self._rules:
+            ids[present] = self._rows(column, ids[present])
+        return {column["input"]: ids, f"{column['input']}.present": present}
+
+    def _lists(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
+        ids: list[int] = []
+        lengths = []
+        for row, one in enumerate(values):
+            present = [value for value in self._list(column, row, one, "ids") if value is not None]
+            kept = _kept(column, present)
+            ids += (_id(column, row, value) for value in kept)
+            lengths.append(len(kept))
+        found = self._ids(ids)
+        _check_range(column, found)
+        if column["input"] in self._rules:
+            found = self._rows(column, found)
+        return {f"{column['input']}.values": found, f"{column['input']}.lengths": self._ids(lengths)}
+
+    def _rows(self, column: dict[str, Any], ids: Tensor) -> Tensor:
+        """Returns the rows of ids by a rule that is not in the model."""
+        given = importlib.import_module("numpy").asarray(ids) + column["offset"]
+        try:
+            return self._library.asarray(checked_rows(self._rules[column["input"]], given, column["rows"]))
+        except ValueError as error:
+            raise ColumnError(f"column '{column['name']}': {error}") from error
+
+    def _single_weights(self, column: dict[str, Any], values: Any, ids: Any) -> dict[str, Tensor]:
+        values, ids = (one.tolist() if isinstance(one, self._array) else one for one in (values, ids))
+        weights = [
+            0.0 if id is None else _weight(column, row, value)
+            for row, (id, value) in enumerate(zip(ids, values, strict=True))
+        ]
+        return self._of_weights(column, weights)
+
+    def _weights(self, column: dict[str, Any], values: Any, ids: Any) -> dict[str, Tensor]:
+        found: list[float] = []
+        for row, (one, weights) in enumerate(zip(ids, values, strict=True)):
+            one, weights = self._list(column, row, one, "ids"), self._list(column, row, weights, "weights")
+            if len(one) != len(weights):
+                raise ColumnError(
+                    f"column '{column['name']}', row {row}: {_plural(len(weights), 'weight')} for "
+                    f"{_plural(len(one), 'id')} of '{column['ids']}'; each id needs one"
+                )
+            pairs = zip(one, weights, strict=True)
+            found += _kept(column, [_weight(column, row, value) for id, value in pairs if id is not None])
+        return self._of_weights(column, found)
+
+    def _of_weights(self, column: dict[str, Any], weights: list[float]) -> dict[str, Tensor]:
+        return {f"{column['input']}.weights": self._library.asarray(weights, dtype=self._library.float32)}
+
+    def _list(self, column: dict[str, Any], row: int, one: Any, noun: str) -> list[Any]:
+        """Returns what a row has, which is nothing for None."""
+        is_one = isinstance(one, str | bytes | dict) or not hasattr(one, "__iter__") or getattr(one, "ndim", 1) == 0
+        if one is not None and is_one:
+            raise ColumnError(f"column '{column['name']}', row {row}: {_shown(one)} is not a list of {noun}")
+        return one.tolist() if isinstance(one, self._array) else [*(one or ())]
+
+    def _is_array(self, values: Any) -> bool:
+        """Returns whether values are an array of numbers; one of objects or strings is read as a list is."""
+        return isinstance(values, self._array) and getattr(values.dtype, "kind", "") not in ("O", "U", "T")
+
+    def _ids(self, values: list[int]) -> Tensor:
+        return self._library.asarray(values, dtype=self._library.int64)
+
+
+def _kept(column: dict[str, Any], values: list[Any]) -> list[Any]:
+    """Returns the values of a list that count."""
+    if column.get("max_ids") is None:
+        return values
+    begin, end = kept_range(len(values), column["max_ids"], column["keep"])
+    return values[begin:end]
+
+
+def _weight(column: dict[str, Any], row: int, value: Any) -> float:
+    if not isinstance(value, int | float) or not is_weight(value, column["pooling"], LARGEST):
+        allowed = allowed_weights(column["pooling"])
+        raise ColumnError(
+            f"column '{column['name']}', row {row}: {_shown(value)} is not a weight; weights of ids are {allowed}"
+        )
+    return float(value)
+
+
+def _number(name: str, row: int, value: Any) -> float:
+    if value is None:
+        return math.nan
+    if not isinstance(value, int | float) or value != value:
+        raise ColumnError(
+            f"column '{name}', row {row}: {_shown(value)} is not a number; a missing one is null, in Python None"
+        )
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _id(column: dict[str, Any], row: int, value: Any) -> int:
+    if value is None:
+        return NO_ID
+    if column["kind"] == "time":
+        value = _seconds(value)
+    if column["type"] == "string":
+        if not isinstance(value, str):
+            raise ColumnError(f"column '{column['name']}', row {row}: {_shown(value)} is not a string")
+        return int.from_bytes(hash_bytes(value.encode()), "little", signed=True)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ColumnError(f"column '{column['name']}', row {row}: {_shown(value)} is not an integer")
+    low, high = (0, 2**64) if column["type"] == "uint64" else (-(2**63), 2**63)
+    if not low <= value < high:
+        raise ColumnError(f"column '{column['name']}', row {row}: {value} is not a number of type {column['type']}")
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _seconds(value: Any) -> Any:
+    """Returns a time as whole seconds since 1970: text and objects without a zone are in UTC, integers are such."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return value
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if not isinstance(value, datetime):
+        return value
+    return (value.replace(tzinfo=value.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1)
+
+
+def _check_range(column: dict[str, Any], ids: Tensor) -> None:
+    if "range" not in column:
+        return
+    low, high = column["range"]
+    wrong = ids[is_outside(ids, low, high)]
+    if len(wrong):
+        noun = "time" if column["kind"] == "time" else "id"
+        raise ColumnError(f"column '{column['name']}': {noun} {wrong[0].item()} is outside [{low}, {high})")
+
+
+def _kind(value: Any) -> str:
+    """Returns what a value is, in words of JSON, which clients of a server speak."""
+    words = {type(None): "null", str: "a string", bytes: "a string", dict: "an object", bool: "a boolean"}
+    return words.get(type(value)) or ("a number" if isinstance(value, int | float) else f"a {type(value).__name__}")
+
+
+def _dtype(values: Tensor) -> str:
+    return str(values.dtype).removeprefix("torch.")
+
+
+def _of(values: Tensor) -> str:
+    return f"an array {list(values.shape)} of {_dtype(values)}"
+
+
+def _plural(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
+def _shown(value: Any) -> str:
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def is_outside(ids: Any, low: int, high: int) -> Any:
+    """Returns which ids are outside [low, high), for an array of NumPy or torch."""
+    return (ids < low) | (ids >= high)
+
+
+def kept_range(length: Any, max_ids: int, keep: str) -> tuple[Any, Any]:
+    """Returns the bounds of the kept part of a list, for a length or an array of lengths in NumPy or torch."""
+    surplus = (length - max_ids) * (length > max_ids)
+    begin = surplus * (keep == "last")
+    return begin, begin + length - surplus
+
+
+def is_above(transform: str) -> float:
+    """Returns the number that values must exceed for a finite transform."""
+    return {"log1p": -1.0, "log3": -3.0}.get(transform, -float("inf"))
+
+
+def checked_rows(rule: Any, ids: Any, rows: int) -> Any:
+    """Returns the rows that a rule gives to ids, `[N]` int64 to `[N]` int64, also in the loader of an export.
+
+    Raises:
+        ValueError: The rule raises ValueError, or its results are not rows of the table.
+    """
+    found = rule.rows_of(ids)
+    if getattr(found, "shape", None) != ids.shape or found.dtype.kind not in "iu":
+        raise ValueError(f"rows_of made {found!r:.60} of {len(ids)} ids; it must return as many integers")
+    outside = (found < 0) | (found >= rows)
+    if outside.any():
+        place = outside.argmax()
+        raise ValueError(f"id {ids[place]} got the row {found[place]}, which is outside [0, {rows})")
+    return found.astype("int64")
+
+
+def hash_bytes(text: bytes) -> bytes:
+    """Returns the hash of a string in UTF-8: 8 bytes, little-endian and signed."""
+    return hashlib.blake2b(text, digest_size=8).digest()
+
+
+def allowed_weights(pooling: str) -> str:
+    """Returns the range of weights, for messages."""
+    return "finite and, for a mean, at least 0" if pooling == "mean" else "finite"
+
+
+def is_weight(value: Any, pooling: str, greatest: float) -> Any:
+    """Returns whether a number is a weight, or which numbers of an array are. NaN is not."""
+    return (abs(value) <= greatest) & ((value >= 0) | (pooling != "mean"))

@@ -4,7 +4,8 @@ python -m trainer vocabulary --source data/mine/train.parquet --columns item --o
 """
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,10 +13,10 @@ from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tomli_w
 from tabulate import tabulate
+from tqdm import tqdm
 
 from apps.vocabulary.id_counts import IdCounts, plain_ids
 from trainer.config.csv import CSV_READERS
@@ -26,17 +27,12 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, refuse_existing
-from trainer.data.dataset import find_files
+from trainer.data.dataset import FileSet, find_files
 from trainer.data.features import features_only
-from trainer.data.files import DataFile
+from trainer.data.files import DataFiles
 from trainer.data.row_groups import RowGroupReader
-from trainer.rules.plain_types import is_list, is_string, to_ids, to_plain
+from trainer.rules.plain_types import is_list, to_ids, to_plain
 from trainer.rules.vocabulary import METADATA, read_vocabulary
-
-MIB = 2**20
-# The limit of counts is this fraction of memory: counts exist twice while they are joined, and Arrow groups in a hash
-# table.
-SHARE_OF_MEMORY = 4
 
 
 def vocabulary(
@@ -59,9 +55,8 @@ def vocabulary(
     frequent id comes first; ids with equal counts are in ascending order. The metadata hold the settings. The table
     begins with the rows for unseen ids; then each id has a row, in the order of the file.
 
-    Memory is `memory_mib` for the counts, besides the row group that is read and the ids that are kept. Counts that do
-    not fit go to files in the temporary directory: 16 bytes for each distinct integer, each time. The files are read a
-    64th at a time.
+    DuckDB counts on all cores, one vocabulary after the other. Memory is `memory_mib` for the counts and for sorting
+    them, besides the row group that is read. Counts that do not fit go to files in the temporary directory.
 
     Args:
         source: Files, globs or directories to count in, on any fsspec URL: the data to train on.
@@ -93,20 +88,23 @@ def vocabulary(
     _check_arguments(columns, min_count, max_rows, max(of_unseen.values()), memory_mib)
     for name in names:  # a run that was trained with a vocabulary is lost without it
         refuse_existing({"--out": _url(out, name)}, overwrite)
-    with TemporaryDirectory() as folder:
-        limit = memory_mib * MIB // len(names) // SHARE_OF_MEMORY
-        counts = {name: IdCounts(_made(Path(folder, str(i))), limit) for i, name in enumerate(names)}
-        of_column = {column: counts[together or column] for column in columns}
-        _count(source, of_column, _config(columns, reader, types_from))
+    config = _config(columns, reader, types_from)
+    files = find_files("--source", source, config)
+    of_name = {name: columns if together else (name,) for name in names}
+    types = {name: _type_of(of, files.files) for name, of in of_name.items()}
+    with TemporaryDirectory() as folder, _progress(files.rows * len(columns)) as progress:
+        counts = IdCounts(Path(folder), memory_mib)
+        for name, of in of_name.items():
+            counts.count(name, _ids(files, config, of, progress), types[name])
         found = {}
-        for name in names:
+        for name, of in of_name.items():
             settings = {"min_count": min_count, "max_rows": max_rows, "unseen_rows": of_unseen[name]}
             limit = max_rows and max_rows - of_unseen[name]
-            kept, about = _kept(name, counts[name], min_count, limit, earlier.get(name))
-            of = list(columns) if together else [name]
-            found[name] = settings | about | {"columns": of, "source": without_secrets(" ".join(source))}
-            found[name] |= {"rows": of_unseen[name] + kept.num_rows, "url": _url(out, name)}
-            _write(kept, found[name])
+            about = _keep(name, counts, types[name], min_count, limit, earlier[name].ids if extends else None)
+            found[name] = settings | about | {"columns": [*of], "source": without_secrets(" ".join(source))}
+            found[name] |= {"rows": of_unseen[name] + about["kept"], "url": _url(out, name)}
+        for name, about in found.items():
+            _write(counts.kept(name), about)
     _print(found, columns if together else ())
     return found
 
@@ -163,24 +161,34 @@ def _config(columns: Sequence[str], reader: str, types_from: str | None) -> Data
     return features_only(data.model_copy(update={"sparse": features, "dense": {}}))
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
+def _type_of(columns: Sequence[str], files: DataFiles) -> pa.DataType:
+    """Returns the type of the ids of columns as `plain_ids`.
+
+    Raises:
+        InputError: A column is of integers and another one of strings.
+    """
+    texts = [column for column in columns if column in files.texts]
+    if texts and len(texts) < len(columns):
+        other = next(column for column in columns if column not in texts)
+        raise InputError(
+            f"{files[0].name}: column '{texts[0]}' is of strings, and '{other}' is not; one vocabulary is of integers "
+            "or of strings"
+        )
+    return pa.large_binary() if texts else pa.int64()
 
 
-def _count(source: Sequence[str], counts: dict[str, IdCounts], config: DataConfig) -> None:
-    """Counts the ids of each column."""
-    files = find_files("--source", source, config)
-    _check_alike(counts, files.files[0])
-    groups = RowGroupReader(files, config)
+def _ids(files: FileSet, config: DataConfig, columns: Sequence[str], progress: tqdm) -> Iterator[pa.Array]:
+    """Yields the ids of columns, without their lists."""
+    groups = RowGroupReader(files, config, columns)
     for group in files.row_groups:
         with groups.open(group) as read:
-            for column, found in counts.items():
+            for column in columns:
                 for chunk in read(column).chunks:
-                    found.add(_ids(chunk, f"{groups.where(group)}: column '{column}'"))
+                    yield _flat(chunk, f"{groups.where(group)}: column '{column}'")
+                progress.update(group.rows)
 
 
-def _ids(chunk: pa.Array, where: str) -> pa.Array:
+def _flat(chunk: pa.Array, where: str) -> pa.Array:
     try:
         ids = to_ids(to_plain(chunk))
     except pa.ArrowInvalid as error:
@@ -188,90 +196,43 @@ def _ids(chunk: pa.Array, where: str) -> pa.Array:
     return ids.flatten() if is_list(ids.type) else ids
 
 
-def _check_alike(counts: dict[str, IdCounts], file: DataFile) -> None:
-    """Refuses to count a column of integers together with a column of strings."""
-    for column, found in counts.items():
-        for other in counts:
-            if counts[other] is found and column in file.texts and other not in file.texts:
-                raise InputError(
-                    f"{file.name}: column '{column}' is of strings, and '{other}' is not; one vocabulary is of "
-                    "integers or of strings"
-                )
+def _progress(rows: int) -> tqdm:
+    """Returns a bar on stderr, with the time that is left, for a job of seconds; in a log, a line every half minute."""
+    every = 0.1 if sys.stderr.isatty() else 30
+    return tqdm(total=rows, unit=" rows", unit_scale=True, mininterval=every, delay=5, file=sys.stderr)
 
 
-def _kept(
-    name: str, counts: IdCounts, min_count: int, limit: int | None, earlier: _Earlier | None
-) -> tuple[pa.Table, dict[str, int]]:
-    """Returns the ids to keep, those of an earlier vocabulary first, and the numbers of distinct, kept and counted."""
-    kept, known, distinct, occurrences = [], [], 0, 0
-    if earlier and limit is not None:
-        limit -= len(earlier.ids)
-        if limit < 0:
-            raise InputError(
-                f"--max-rows is too few for column '{name}': {len(earlier.ids):,} ids are extended; raise it"
-            )
-    for part in counts.parts():
-        distinct += part.num_rows
-        occurrences += int(part["count"].to_numpy().sum())
-        if earlier:
-            _check_type(name, part["id"].type, earlier.ids.type)
-            is_known = pc.field("id").isin(earlier.ids)
-            known.append(part.filter(is_known))
-            part = part.filter(~is_known)
-        kept.append(part.filter(pc.field("count") >= min_count))
-        if limit is not None:
-            kept = [_most_frequent(pa.concat_tables(kept), limit)]
-    found = _most_frequent(pa.concat_tables(kept), limit) if kept else pa.table({"id": [], "count": []})
-    if earlier:
-        found = pa.concat_tables([_counted(earlier.ids, known), *([found] if kept else [])])
-    if not found.num_rows:
-        raise InputError(
-            f"column '{name}' has {plural(distinct, 'distinct id')}, none of which occurs --min-count "
-            f"{min_count} times; lower it"
-        )
-    found = found.set_column(0, "id", _as_text(found["id"]))
-    about = {"distinct": distinct, "kept": found.num_rows, "occurrences": occurrences}
-    return found, about | {"covered": int(found["count"].to_numpy().sum())}
-
-
-def _check_type(name: str, ids: pa.DataType, earlier: pa.DataType) -> None:
-    if ids != earlier:
+def _keep(
+    name: str, counts: IdCounts, dtype: pa.DataType, min_count: int, limit: int | None, earlier: pa.Array | None
+) -> dict[str, int]:
+    """Chooses the ids of a vocabulary, those of an earlier one first."""
+    if earlier is not None and limit is not None and limit < len(earlier):
+        raise InputError(f"--max-rows is too few for column '{name}': {len(earlier):,} ids are extended; raise it")
+    if earlier is not None and earlier.type != dtype:
         raise InputError(
             f"--extends: the ids of column '{name}' are of another type than those of its vocabulary there"
         )
-
-
-def _counted(ids: pa.Array, known: list[pa.Table]) -> pa.Table:
-    """Returns ids with their counts, 0 for those that did not occur."""
-    counted = pa.concat_tables(known) if known else pa.table({"id": ids[:0], "count": pa.array([], pa.int64())})
-    counts = counted["count"].combine_chunks().take(pc.index_in(ids, value_set=counted["id"].combine_chunks()))  # pyrefly: ignore
-    return pa.table({"id": ids, "count": pc.fill_null(counts, 0)})
-
-
-def _as_text(ids: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns bytes as strings if all of them are text."""
-    try:
-        return ids.cast(pa.large_string()) if is_string(ids.type) else ids
-    except pa.ArrowInvalid:
-        return ids
-
-
-def _most_frequent(table: pa.Table, limit: int | None) -> pa.Table:
-    """Returns the most frequent ids; ids with equal counts are in ascending order."""
-    return table.sort_by([("count", "descending"), ("id", "ascending")]).slice(0, limit)
+    about = counts.keep(name, min_count, limit, pa.array([], dtype) if earlier is None else earlier)
+    if not about["kept"]:
+        raise InputError(
+            f"column '{name}' has {plural(about['distinct'], 'distinct id')}, none of which occurs --min-count "
+            f"{min_count} times; lower it"
+        )
+    return about
 
 
 def _url(out: str, name: str) -> str:
     return f"{out.rstrip('/')}/{quote(name, safe='')}.parquet"
 
 
-def _write(kept: pa.Table, about: dict[str, Any]) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(kept.replace_schema_metadata({METADATA: json.dumps(about)}), sink, compression="zstd")
+def _write(kept: pa.RecordBatchReader, about: dict[str, Any]) -> None:
+    schema = kept.schema.with_metadata({METADATA: json.dumps(about)})
     with named("--out", about["url"]):
         fs, path = open_storage(about["url"])
         fs.makedirs(path.rpartition("/")[0])
-        fs.write(path, sink.getvalue().to_pybytes(), durable=True)
+        with fs.whole(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for batch in kept:
+                writer.write_batch(batch)
 
 
 def _print(found: dict[str, dict[str, Any]], together: Sequence[str]) -> None:

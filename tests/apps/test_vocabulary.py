@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from apps.vocabulary.id_counts import IdCounts
 from apps.vocabulary.vocabulary import vocabulary
 from trainer.core.errors import InputError
 
@@ -82,18 +81,25 @@ def test_several_columns_as_one(columns, tmp_path, capsys):
 
 @pytest.mark.parametrize("text", [False, True])
 def test_counts_that_do_not_fit_into_memory(tmp_path, text):
-    random = np.random.default_rng(0)
-    counts, every = IdCounts(tmp_path, 1 << 14), []
-    for _ in range(12):
-        ids = random.integers(-4000, 4000, 2000).tolist()
-        ids = [b"id %d" % n for n in ids] if text else ids
-        every += ids
-        counts.add(pa.array(ids))
-    parts = [part.to_pydict() for part in counts.parts()]
-    assert len([*tmp_path.iterdir()]) > 2
-    assert max(len(part["id"]) for part in parts) < 2 * 8000 / 64
-    found = [pair for part in parts for pair in zip(part["id"], part["count"], strict=True)]
-    assert sorted(found) == sorted(collections.Counter(every).items())
+    """Half of 600,000 ids twice, in 32 MiB; the counts and a sorted copy need more."""
+    ids = np.random.default_rng(0).permutation(np.arange(900_000) % 600_000 - 300_000)
+    ids = pa.array(ids) if not text else pa.array(ids).cast(pa.string())
+    pq.write_table(pa.table({"id": ids}), tmp_path / "ids.parquet", row_group_size=100_000)
+    about = vocabulary((str(tmp_path / "ids.parquet"),), ("id",), str(tmp_path), memory_mib=32, overwrite=True)["id"]
+    assert (about["distinct"], about["occurrences"]) == (600_000, 900_000)
+    twice, once = list(range(-300_000, 0)), list(range(300_000))
+    found = pq.read_table(tmp_path / "id.parquet")
+    expected = sorted(map(str, twice)) + sorted(map(str, once)) if text else twice + once
+    assert found["id"].to_pylist() == expected
+    assert found["count"].to_pylist() == [2] * 300_000 + [1] * 300_000
+
+
+def test_bytes_that_are_not_text(tmp_path):
+    pq.write_table(pa.table({"id": [b"b", b"\xff", b"b", b"a"]}), tmp_path / "ids.parquet")
+    vocabulary((str(tmp_path / "ids.parquet"),), ("id",), str(tmp_path / "out"))
+    assert written(tmp_path / "out/id.parquet")[0] == [(b"b", 2), (b"a", 1), (b"\xff", 1)]
+    vocabulary((str(tmp_path / "ids.parquet"),), ("id",), str(tmp_path / "some"), min_count=2)
+    assert written(tmp_path / "some/id.parquet")[0] == [("b", 2)]
 
 
 @pytest.mark.parametrize("name", ["single", "bag"])
@@ -144,6 +150,7 @@ def test_wrong_vocabularies_to_extend(columns, tmp_path, arguments, message):
         ({"columns": ("single", "single")}, "--columns names 'single' twice"),
         ({"columns": ("single",), "min_count": 0}, "--min-count is 0; it must be at least 1"),
         ({"columns": ("single",), "max_rows": 3, "unseen_rows": 3}, "--max-rows is 3, of which --unseen-rows takes 3"),
+        ({"columns": ("single",), "memory_mib": 1}, "--memory-mib is 1, with which the ids cannot be counted: "),
         ({"columns": ("single",), "min_count": 10**6}, "none of which occurs --min-count 1000000 times"),
         ({"columns": ("single", "bag"), "together": "x"}, "one vocabulary is of integers or of strings"),
         ({"columns": ("single",), "source": ("no.parquet",)}, "--source: no Parquet file at 'no.parquet'"),

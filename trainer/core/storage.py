@@ -82,11 +82,11 @@ class Storage:
             self.pipe_file(path, content)
             return
         if durable:
-            with self.durable(f"{path}.partial") as file:
+            with self.whole(path) as file:
                 file.write(content)
-        else:
-            self.pipe_file(f"{path}.partial", content)
-        self._replace(path, durable)
+            return
+        self.pipe_file(f"{path}.partial", content)
+        self._replace(path, durable=False)
 
     def upload(self, file: str, path: str) -> None:
         """Writes a file of this host whole and durable, as `write` does."""
@@ -96,6 +96,13 @@ class Storage:
             _sync(f"{path}.partial")
         if not self.is_object_store:
             self._replace(path, durable=True)
+
+    @contextmanager
+    def whole(self, path: str) -> Iterator[Any]:
+        """Opens a file to write, which gets its name, durable, if the block ends without an error."""
+        with self.durable(f"{path}.partial") as file:
+            yield file
+        self._replace(path, durable=True)
 
     def _replace(self, path: str, durable: bool) -> None:
         self.mv(f"{path}.partial", path)

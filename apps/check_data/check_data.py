@@ -10,7 +10,7 @@ import tomli_w
 from apps.check_data.checks import all_findings, index_findings, schema_findings
 from apps.check_data.csv_types import csv_keys, guess_types
 from apps.check_data.finding import Finding, by_severity
-from apps.check_data.guess import guess_config, guess_data, guess_label, suggestions
+from apps.check_data.guess import columns_of_few_ids, guess_config, guess_data, guess_label, suggestions
 from apps.check_data.page import draw_report
 from apps.check_data.profile import Profile, profiles_of
 from apps.check_data.reading import Measured, read_split, sampling_mask
@@ -23,6 +23,7 @@ from apps.check_data.splits import (
     open_split,
     split_sources,
 )
+from apps.vocabulary.vocabulary import write_vocabularies
 from trainer.config.csv import CSV_READERS
 from trainer.config.data import DataConfig
 from trainer.config.features import DenseFeature, SparseFeature, columns_of, takes
@@ -71,7 +72,8 @@ def check_data(
         json: A file to write everything to as JSON, any fsspec URL.
         page: An HTML file to draw everything to, any fsspec URL; a browser opens it.
         statistics: A JSON file to write for planner.statistics, any fsspec URL.
-        write_config: A TOML file to write a first configuration to, ready to train with; with --source.
+        write_config: A TOML file to write a first configuration to, ready to train with, and beside it the vocabularies
+            of columns with few ids, FILE-vocabulary/COLUMN.parquet; with --source.
         overwrite: Replace files that exist.
         strict: End with exit code 2 if there is an error.
 
@@ -87,6 +89,7 @@ def check_data(
         if url == "":
             raise InputError(f"{flag} is empty; name a file, any fsspec URL, or leave it out")
     refuse_existing(to_write, overwrite)
+    refuse_existing({"--write-config": write_config and _vocabularies(write_config)}, overwrite)
     data = config.data if config else DataConfig(reader=reader)
     files = _files_of(data) if config else split_sources(source, data)
     if not config and reader in CSV_READERS:
@@ -107,6 +110,10 @@ def check_data(
         columns_tree, left_out = guess_data(profiles, target)
         if csv := csv_keys(data.csv, [*columns_tree["sparse"], *columns_tree.get("groups", ())]):
             columns_tree["csv"] = csv
+        if write_config and (few := columns_of_few_ids(columns_tree, profiles)):
+            found = write_vocabularies(files["train"], few, data, _vocabularies(write_config))
+            for name, one in found.items():
+                columns_tree["sparse"][name] |= {"rows": one["rows"], "ids": "vocabulary", "vocabulary": one["url"]}
         guessed = guess_config(columns_tree, files, reader, splits[0].files.rows)
         data = validate(Config, guessed, lambda _: "--source: ").data
     report = _reported(data, measured, profiles, before, left_out, time)
@@ -184,6 +191,11 @@ def _reported(
     with np.errstate(all="ignore"):  # values that are not finite are findings, not warnings
         findings = by_severity([*before, *all_findings(judged, measured, profiles, time)])
         return Report(data, measured, profiles, findings, suggestions(judged, profiles), left_out, time)
+
+
+def _vocabularies(write_config: str) -> str:
+    """Returns the directory beside a configuration for its vocabularies."""
+    return f"{write_config.removesuffix('.toml')}-vocabulary"
 
 
 def _as_toml(tree: Tree, left_out: Mapping[str, str]) -> str:

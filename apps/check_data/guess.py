@@ -1,6 +1,7 @@
 """A first configuration guessed from columns, and better values for the keys of a given configuration."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ ID = re.compile(
 TIME = re.compile(r"(\w+_)?(time|timestamp|ts|date|datetime)|\w+_at", re.IGNORECASE)
 COMPACT = 4  # ids are numbered if the highest is below this many times their number
 ROUNDED = 1000
+FEW_IDS = 10_000  # an estimate of a sample is low, but a longer vocabulary is no less exact
 LARGE = 100_000  # rows of all tables above which the model has its own default sizes
 STEPS_PER_EPOCH = 256
 SMALLEST_BATCH, LARGEST_BATCH = 64, 65536
@@ -77,7 +79,9 @@ def guess_label(profiles: Mapping[str, Profile], label: str | None) -> str:
     if like := [name for name in faults if _named_like_a_label(name) and name not in binary]:
         raise InputError(f"--label is unset, and '{like[0]}' is named like one, {faults[like[0]]}")
     has = f"these have 0 and 1: {', '.join(binary)}" if binary else "none has only the values 0 and 1"
-    raise InputError(f"--label is unset, and no column of --source is named like a label; {has}; name one")
+    # Who writes a table by hand, or exports one to train on, puts the label last.
+    such = f", such as --label {shlex.quote(binary[-1])}" if binary else ""
+    raise InputError(f"--label is unset, and no column of --source is named like a label; {has}; name one{such}")
 
 
 def guess_data(profiles: Mapping[str, Profile], label: str) -> tuple[Tree, dict[str, str]]:
@@ -104,6 +108,17 @@ def guess_data(profiles: Mapping[str, Profile], label: str) -> tuple[Tree, dict[
         else:
             tree["dense"][name] = _dense(profile)
     return tree, left_out
+
+
+def columns_of_few_ids(data: Tree, profiles: Mapping[str, Profile]) -> list[str]:
+    """Returns the columns of so few ids that each gets a row by a vocabulary, where hashes would let some share rows.
+
+    Args:
+        data: The result of `guess_data`.
+        profiles: The columns.
+    """
+    hashed = [name for name, feature in data["sparse"].items() if feature.get("ids") == "hash"]
+    return [name for name in hashed if _distinct(profiles[name]) <= FEW_IDS]
 
 
 def guess_config(data: Tree, files: Mapping[str, Sequence[str]], reader: str, rows: int) -> Tree:
@@ -152,7 +167,7 @@ def sparse_rule(profile: Profile) -> dict[str, Any]:
     """Returns the rule for ids that all ids of the data fit."""
     tallies = [measured.tally(profile.name) for measured in profile.measured]
     ids, whole = profile.first_ids, all(measured.is_all_read for measured in profile.measured)
-    distinct = len(ids.distinct) if profile.first.is_whole else ids.estimated
+    distinct = _distinct(profile)
     low, high = min(one.minimum for one in tallies), max(one.maximum for one in tallies)
     rule: dict[str, Any] = {"rows": suggested_rows(ids.distinct, distinct), "ids": "hash"}
     if profile.kind in ("integer", "integers") and low >= 0 and high < max(ROUNDED, COMPACT * distinct):
@@ -183,6 +198,11 @@ def batch_size_for(rows: int) -> int:
     """Returns a global batch size, a power of two, with a few hundred steps in an epoch of `rows` rows."""
     power = 2 ** int(np.log2(max(1, rows // STEPS_PER_EPOCH)))
     return min(max(power, SMALLEST_BATCH), LARGEST_BATCH)
+
+
+def _distinct(profile: Profile) -> int:
+    """Returns the number of different ids in all rows, or an estimate."""
+    return len(profile.first_ids.distinct) if profile.first.is_whole else profile.first_ids.estimated
 
 
 def _named_like_a_label(name: str) -> bool:
@@ -288,7 +308,7 @@ def _of_sparse(name: str, config: DataConfig, profile: Profile) -> Iterator[Sugg
     hotness = _short(round(ids.hotness, 2))
     if hotness and not 1 / HOTTER < ids.hotness / feature.hotness < HOTTER:
         yield Suggestion(f"{key}.hotness", feature.hotness, hotness, "ids per row; plans count with it")
-    distinct = len(ids.distinct) if profile.first.is_whole else ids.estimated
+    distinct = _distinct(profile)
     best = suggested_rows(ids.distinct, distinct)
     if feature.ids == "hash" and feature.rows < distinct:
         yield Suggestion(f"{key}.rows", feature.rows, best, f"{distinct:,} different ids")

@@ -81,16 +81,37 @@ def vocabulary(
     Raises:
         InputError: A file or column cannot be used, an argument is wrong, or no id is frequent enough.
     """
-    names = [together] if together else list(columns)
-    earlier = {name: _earlier(_url(extends, name), unseen_rows) for name in names} if extends else {}
-    default = 1 if unseen_rows is None else unseen_rows
-    of_unseen = {name: earlier[name].unseen_rows if extends else default for name in names}
-    _check_arguments(columns, min_count, max_rows, max(of_unseen.values()), memory_mib)
-    for name in names:  # a run that was trained with a vocabulary is lost without it
+    for name in [together] if together else columns:  # a run that was trained with a vocabulary is lost without it
         refuse_existing({"--out": _url(out, name)}, overwrite)
-    config = _config(columns, reader, types_from)
+    config = _config(reader, types_from)
+    found = write_vocabularies(
+        source, columns, config, out, together, min_count, max_rows, unseen_rows, extends, memory_mib
+    )
+    _print(found, columns if together else ())
+    return found
+
+
+def write_vocabularies(
+    source: Sequence[str],
+    columns: Sequence[str],
+    config: DataConfig,
+    out: str,
+    together: str | None = None,
+    min_count: int = 1,
+    max_rows: int | None = None,
+    unseen_rows: int | None = None,
+    extends: str | None = None,
+    memory_mib: int = 1024,
+) -> dict[str, dict[str, Any]]:
+    """Does the same for data that a configuration describes; see `vocabulary`."""
+    of_name = {together: columns} if together else {name: [name] for name in columns}
+    earlier = {name: _earlier(_url(extends, name), unseen_rows) for name in of_name} if extends else {}
+    of_unseen = {
+        name: earlier[name].unseen_rows if extends else 1 if unseen_rows is None else unseen_rows for name in of_name
+    }
+    _check_arguments(columns, min_count, max_rows, max(of_unseen.values()), memory_mib)
+    config = _limited_to(columns, config)
     files = find_files("--source", source, config)
-    of_name = {name: columns if together else (name,) for name in names}
     types = {name: _type_of(of, files.files) for name, of in of_name.items()}
     with TemporaryDirectory() as folder, _progress(files.rows * len(columns)) as progress:
         counts = IdCounts(Path(folder), memory_mib)
@@ -105,7 +126,6 @@ def vocabulary(
             found[name] |= {"rows": of_unseen[name] + about["kept"], "url": _url(out, name)}
         for name, about in found.items():
             _write(counts.kept(name), about)
-    _print(found, columns if together else ())
     return found
 
 
@@ -145,20 +165,23 @@ def _check_arguments(
         raise InputError(
             f"--max-rows is {max_rows}, of which --unseen-rows takes {unseen_rows}; it must be greater than that"
         )
-    for column in columns:
-        if columns.count(column) > 1:
-            raise InputError(f"--columns names '{column}' twice; name each column once")
+    if twice := [column for number, column in enumerate(columns) if column in columns[:number]]:
+        raise InputError(f"--columns names '{twice[0]}' twice; name each column once")
 
 
-def _config(columns: Sequence[str], reader: str, types_from: str | None) -> DataConfig:
-    """Returns a data section whose only features are the columns to count."""
+def _config(reader: str, types_from: str | None) -> DataConfig:
+    """Returns the data section that says how the files are read."""
     if not types_from and reader in CSV_READERS:
         raise InputError(
             f"--reader is '{reader}', whose columns need types; name the configuration that has them with --types-from"
         )
-    data = load_config(types_from).data if types_from else DataConfig(reader=reader)
+    return load_config(types_from).data if types_from else DataConfig(reader=reader)
+
+
+def _limited_to(columns: Sequence[str], config: DataConfig) -> DataConfig:
+    """Returns a data section whose only features are columns of ids."""
     features = dict.fromkeys(columns, SparseFeature(rows=1, ids="hash"))
-    return features_only(data.model_copy(update={"sparse": features, "dense": {}}))
+    return features_only(config.model_copy(update={"sparse": features, "dense": {}}))
 
 
 def _type_of(columns: Sequence[str], files: DataFiles) -> pa.DataType:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from checked_data import clean_data
-from command import run_trainer
+from command import run_trainer, write_config
 
 from trainer.__main__ import main as trainer
 from trainer.config.root import load_config
@@ -113,17 +114,39 @@ def test_csv_with_an_index_of_rows_is_checked_trained_on_and_exported_as_it_is(w
     assert "600 rows in 1 part in parts" in capfd.readouterr().out
 
 
-def test_a_few_hashed_ids_have_a_row_each(tmp_path, capsys):
+def test_a_few_ids_have_a_vocabulary_beside_the_configuration(tmp_path, capsys):
+    """It has the ids of all rows, of which the sample has some."""
+    ports = [f"port {n % 40}" for n in range(4000)] + ["port of the last row"]
+    table = {"port": ports, "stops": [[n % 3, -n % 7] for n in range(4001)], "label": [n % 3 % 2 for n in range(4001)]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet", row_group_size=100)
+    tree = written(tmp_path, tmp_path / "a.parquet", "--rows", "500")["data"]["sparse"]
+    url = str(tmp_path / "first-vocabulary" / "port.parquet")
+    assert tree["port"] == {"rows": 42, "ids": "vocabulary", "vocabulary": url}
+    assert pq.read_table(url).to_pydict() == {
+        "id": [*sorted({*ports[:-1]}), ports[-1]],
+        "count": [100] * 40 + [1],
+    }
+    assert "shared rows" not in capsys.readouterr().out
+    again = ["check-data", "--source", str(tmp_path / "a.parquet"), "--write-config"]
+    (tmp_path / "first.toml").unlink()
+    assert trainer([*again, str(tmp_path / "first.toml")]) == 2
+    assert "--write-config would replace" in capsys.readouterr().err
+    assert trainer([*again, str(tmp_path / "first.toml"), "--overwrite", "True"]) == 0
+
+
+def test_few_hashed_ids_get_rows_in_which_none_shares_one(tmp_path, capsys):
     for number in range(8):  # of four ports in eight rows, two share one more often than not
-        table = {"port": [f"port {number} {n % 4}" for n in range(400)], "label": [n % 3 % 2 for n in range(400)]}
+        table = {"port": [f"port {number} {n}" for n in range(4)] * 100, "label": [n % 3 % 2 for n in range(400)]}
         pq.write_table(pa.table(table), tmp_path / "a.parquet")
-        words = ["--source", str(tmp_path / "a.parquet"), "--write-config", str(tmp_path / "first.toml")]
-        assert trainer(["check-data", *words, "--overwrite", "True"]) == 0
-        rows = tomllib.loads((tmp_path / "first.toml").read_text())["data"]["sparse"]["port"]["rows"]
+        features = {"sparse": {"port": {"rows": 2, "ids": "hash"}}}
+        tree = {"data": {"train": [str(tmp_path / "a.parquet")], **features}, "model": {"name": "wide_deep"}}
+        words = ["--json", str(tmp_path / "found.json"), "--overwrite", "True"]
+        assert trainer(["check-data", str(write_config(tmp_path / "hashed.toml", tree)), *words]) == 0
+        found = {one["check"]: one for one in json.loads((tmp_path / "found.json").read_text())["findings"]}
+        rows = int(found["table too small"]["remedy"].removeprefix("set data.sparse.port.rows to "))
         assert 8 <= rows <= 128
         places = [splitmix(blake2b(f"port {number} {n}")) % rows for n in range(4)]
         assert len({*places}) == 4
-    assert "shared rows" not in capsys.readouterr().out
 
 
 def blake2b(text):
@@ -160,11 +183,12 @@ def test_splits_and_columns_are_told_from_names_types_and_values(tmp_path, monke
         assert data[split] == [str(tmp_path / "data" / split)]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "first.toml").unlink()
+    shutil.rmtree(tmp_path / "first-vocabulary")
     assert written(tmp_path, "./data")["data"]["train"] == ["data/train"]
     assert data["labels"] == ["label"]
     assert data["groups"] == ["user_id"]
     assert data["sparse"]["user_id"] == {"rows": 150}
-    assert data["sparse"]["city"]["ids"] == "hash"
+    assert data["sparse"]["city"]["ids"] == "vocabulary"
     assert data["sparse"]["tags"] == {"rows": 64, "hotness": pytest.approx(2.0, abs=0.1)}
     assert data["sparse"].keys() == {"user_id", "item", "city", "tags"}
     assert data["dense"].keys() == {"price", "age"}
@@ -173,6 +197,14 @@ def test_splits_and_columns_are_told_from_names_types_and_values(tmp_path, monke
     printed = capsys.readouterr().out
     assert "secret: an AUC of 1.000 alone" in printed
     assert "same: one value" in printed
+
+
+def test_a_label_is_suggested_where_several_would_do(tmp_path, capsys):
+    flags = {"mobile": [n % 2 for n in range(400)], "came back": [n % 3 // 2 for n in range(400)]}
+    pq.write_table(pa.table({"item_id": [n % 7 for n in range(400)], **flags}), tmp_path / "a.parquet")
+    assert trainer(["check-data", "--source", str(tmp_path / "a.parquet")]) == 2
+    said = "these have 0 and 1: mobile, came back; name one, such as --label 'came back'"
+    assert said in capsys.readouterr().err
 
 
 def test_skewed_numbers_get_a_logarithm_and_become_standard(tmp_path):

@@ -91,7 +91,8 @@ class IdCounts:
         table = _table("kept", name)
         of_bytes = self._rows(f"SELECT typeof(id) FROM {table} LIMIT 1") == [("BLOB",)]
         id = "decode(id) AS id" if of_bytes and self._rows(IS_TEXT.format(kept=table)) == [(True,)] else "id"
-        return self._run(f"SELECT {id}, count FROM {table}").to_arrow_reader()
+        # sql() streams the rows; execute() would copy all of them.
+        return self._database.sql(f"SELECT {id}, count FROM {table}").to_arrow_reader()
 
     def _rows(self, query: str) -> list[tuple]:
         return self._run(query).fetchall()

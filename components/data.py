@@ -124,6 +124,7 @@ def check(
     rows: int = 50_000,
     everything: bool = False,
     time: str | None = None,
+    checks: list[str] | None = None,
     json: str | None = None,
     page: str | None = None,
     statistics: str | None = None,
@@ -143,6 +144,7 @@ def check(
         rows: Rows of each split from which figures are computed.
         everything: Read all rows, not some row groups.
         time: Column of numbers or times along which to follow the label rate.
+        checks: Checks of your own, package.module:check, separated by commas.
         json: JSON file to write everything to.
         page: HTML file to draw everything to, for a browser.
         statistics: JSON file to write for planner.statistics.

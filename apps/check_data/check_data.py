@@ -2,17 +2,19 @@
 
 import json as json_format
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import tomli_w
 
-from apps.check_data.checks import all_findings, index_findings, schema_findings
+from apps.check_data.checked import Check, Checked
+from apps.check_data.checks import CHECKS, index_findings, own_checks, schema_findings
 from apps.check_data.csv_types import csv_keys, guess_types
 from apps.check_data.finding import Finding, by_severity
 from apps.check_data.guess import columns_of_few_ids, guess_config, guess_data, guess_label, suggestions
 from apps.check_data.page import draw_report
-from apps.check_data.profile import Profile, profiles_of
+from apps.check_data.profile import profiles_of
 from apps.check_data.reading import Measured, read_split, sampling_mask
 from apps.check_data.report import Report, as_tree, render, statistics_of
 from apps.check_data.splits import (
@@ -45,6 +47,7 @@ def check_data(
     rows: int = 50_000,
     all: bool = False,
     time: str | None = None,
+    checks: tuple[str, ...] = (),
     seed: int = 0,
     json: str | None = None,
     page: str | None = None,
@@ -68,6 +71,7 @@ def check_data(
         rows: Rows of the sample of each split.
         all: Read all row groups.
         time: A column of numbers or times, to follow the label rate along.
+        checks: Checks of your own, package.module:check, beside those that are built in.
         seed: Decides which rows are read.
         json: A file to write everything to as JSON, any fsspec URL.
         page: An HTML file to draw everything to, any fsspec URL; a browser opens it.
@@ -84,6 +88,7 @@ def check_data(
         InputError: A file cannot be read, an argument is wrong, or --strict is set and there is an error.
     """
     _check_arguments(config, source, label, rows, write_config, reader)
+    own = own_checks(checks)
     to_write = {"--json": json, "--page": page, "--statistics": statistics, "--write-config": write_config}
     for flag, url in to_write.items():
         if url == "":
@@ -116,7 +121,8 @@ def check_data(
                 columns_tree["sparse"][name] |= {"rows": one["rows"], "ids": "vocabulary", "vocabulary": one["url"]}
         guessed = guess_config(columns_tree, files, reader, splits[0].files.rows)
         data = validate(Config, guessed, lambda _: "--source: ").data
-    report = _reported(data, measured, profiles, before, left_out, time)
+    checked = Checked(plain_features(data), measured, profiles, time)
+    report = _reported(data, checked, before, [*CHECKS, *own], left_out)
     print(render(report))
     tree = as_tree(report)
     if json:
@@ -181,16 +187,15 @@ def _probabilities(data: DataConfig) -> list[str]:
 
 def _reported(
     data: DataConfig,
-    measured: Sequence[Measured],
-    profiles: Mapping[str, Profile],
+    checked: Checked,
     before: Sequence[Finding],
+    checks: Sequence[Check],
     left_out: Mapping[str, str],
-    time: str | None,
 ) -> Report:
-    judged = plain_features(data)
     with np.errstate(all="ignore"):  # values that are not finite are findings, not warnings
-        findings = by_severity([*before, *all_findings(judged, measured, profiles, time)])
-        return Report(data, measured, profiles, findings, suggestions(judged, profiles), left_out, time)
+        findings = by_severity([*before, *chain.from_iterable(check(checked) for check in checks)])
+        better = suggestions(checked.config, checked.profiles)
+    return Report(data, checked.splits, checked.profiles, findings, better, left_out, checked.time)
 
 
 def _vocabularies(write_config: str) -> str:

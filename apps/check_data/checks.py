@@ -5,13 +5,23 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from apps.check_data.checked import Check, Checked
 from apps.check_data.column_checks import check_tables, check_values
-from apps.check_data.finding import Finding, by_severity, percent
+from apps.check_data.finding import Finding, percent
 from apps.check_data.profile import Profile
 from apps.check_data.reading import Measured
+from apps.check_data.row_checks import check_near_copies, check_twins, check_users, check_wrapped_ids
 from apps.check_data.splits import Split
+from apps.check_data.text_checks import (
+    check_broken_text,
+    check_look_alikes,
+    check_nulls_as_text,
+    check_numbers_as_text,
+)
+from apps.check_data.time_checks import check_change, check_days, check_epoch, check_time_zones
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
+from trainer.core.registry import find_by_name
 from trainer.core.secrets import without_secrets
 from trainer.data.columns import id_columns
 from trainer.data.dataset import check_files
@@ -31,31 +41,29 @@ DEVIATIONS = 5.0
 PERIODS = 10
 
 
-def all_findings(
-    config: DataConfig, splits: Sequence[Measured], profiles: Mapping[str, Profile], time: str | None
-) -> list[Finding]:
-    """Returns the findings on a data set that is used as configured, the worst first.
-
-    Args:
-        config: The configuration.
-        splits: What was read.
-        profiles: Figures of its columns.
-        time: A column to compare label rates along. Unset: files only.
-    """
-    found: list[Finding] = []
-    for measured in splits:
-        found += check_layout(config, measured.split)
+def of_splits(checked: Checked) -> Iterator[Finding]:
+    """Yields findings on the files of each split, and on the label rates of its files."""
+    config = checked.config
+    for measured in checked.splits:
+        yield from check_layout(config, measured.split)
         for label in config.labels:
             if label in measured.tallies and label not in config.numeric_labels:
-                found += check_label_rates(label, measured)
-    for name in config.columns:
-        for check in (check_values, check_tables, check_leak, check_shift) if name in profiles else ():
-            found += check(config, profiles[name])
-    found += check_duplicates(splits)
-    for label in config.labels:
-        if time and label in profiles:
-            found += check_time(label, time, profiles)
-    return by_severity(found)
+                yield from check_label_rates(label, measured)
+
+
+def of_columns(checked: Checked) -> Iterator[Finding]:
+    """Yields findings on the values of each column that is used, its table, and what it says about the label."""
+    for name in checked.config.columns:
+        for check in (check_values, check_tables, check_leak, check_shift) if name in checked.profiles else ():
+            yield from check(checked.config, checked.profiles[name])
+
+
+def of_rows(checked: Checked) -> Iterator[Finding]:
+    """Yields findings on copies of rows, and on the label rate along a column of times."""
+    yield from check_duplicates(checked.splits)
+    for label in checked.config.labels:
+        if checked.time and label in checked.profiles:
+            yield from check_time(label, checked.time, checked.profiles)
 
 
 def schema_findings(splits: Sequence[Split], config: DataConfig | None) -> list[Finding]:
@@ -260,3 +268,32 @@ def check_time(label: str, time: str, profiles: Mapping[str, Profile]) -> Iterat
             remedy = "look at what changed then: a new logger, or labels that had no time to come"
             yield Finding("warning", "label rate over time", first.name, label, words, remedy)
             return
+
+
+CHECKS: tuple[Check, ...] = (
+    of_splits,
+    of_columns,
+    of_rows,
+    check_look_alikes,
+    check_broken_text,
+    check_nulls_as_text,
+    check_numbers_as_text,
+    check_wrapped_ids,
+    check_twins,
+    check_near_copies,
+    check_users,
+    check_change,
+    check_time_zones,
+    check_days,
+    check_epoch,
+)
+"""All checks of what was read; `--checks` adds one's own."""
+
+
+def own_checks(names: Sequence[str]) -> list[Check]:
+    """Returns checks by their names, `package.module:check`.
+
+    Raises:
+        InputError: A name is of another form, or cannot be imported.
+    """
+    return [find_by_name("--checks", name, {}) for name in names]

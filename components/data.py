@@ -93,6 +93,7 @@ def vocabulary(
     unseen_rows: int | None = None,
     extends: str | None = None,
     memory_mib: int = 1024,
+    engine: str = "duckdb",
     overwrite: bool = False,
 ) -> AppDef:
     """Counts the ids of columns, and writes those that get a row of their own in a table.
@@ -110,6 +111,7 @@ def vocabulary(
         unseen_rows: Rows over which all other ids are hashed; by default as in the vocabulary to extend, or 1.
         extends: Directory or fsspec URL of earlier vocabularies, whose ids keep their rows; new ids come after them.
         memory_mib: Memory for counts in MiB; what does not fit goes to files in the temporary directory.
+        engine: duckdb counts in the job; sc://HOST or spark://HOST:PORT, on that Spark cluster.
         overwrite: Replace vocabularies that exist; runs and exports that use them need the old ones.
     """
     ...

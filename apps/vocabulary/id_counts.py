@@ -6,7 +6,7 @@ more. The rows come from `RowGroupReader`, so that every reader, filter and type
 DuckDB's own reading of Parquet was not faster.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ SETTINGS: dict[str, Any] = {
     "autoload_known_extensions": False,
     "arrow_large_buffer_size": True,
 }
-COUNT = "SELECT id, count(*) AS count FROM ids GROUP BY id"
+COUNT = "SELECT id, count(*) AS count FROM ids WHERE id IS NOT NULL GROUP BY id"
 # The ids of an earlier vocabulary stay, whatever their counts, and in their places.
 KEEP = """
     SELECT id, coalesce(count, 0) AS count FROM {counts} FULL JOIN earlier USING (id)
     WHERE place IS NOT NULL OR count >= {min_count} ORDER BY place NULLS LAST, count DESC, id LIMIT {limit}
 """
-SUMS = "SELECT count(*), coalesce(sum(count), 0)::BIGINT FROM {table}"
+SUMS = "SELECT count(*), CAST(coalesce(sum(count), 0) AS BIGINT) FROM {table}"
 IS_TEXT = "SELECT bool_and(try(decode(id)) IS NOT NULL) FROM {kept}"
 
 
@@ -36,28 +36,29 @@ class IdCounts:
     """Counts the ids of several vocabularies, one after the other: in memory up to a limit, then in files.
 
     Args:
+        read: Yields the ids of columns.
         folder: A local directory for the files.
         memory_mib: Memory for the counts.
     """
 
-    def __init__(self, folder: Path, memory_mib: int) -> None:
-        self._memory_mib = memory_mib
+    def __init__(self, read: Callable[[Sequence[str]], Iterable[pa.Array]], folder: Path, memory_mib: int) -> None:
+        self._read, self._memory_mib = read, memory_mib
         self._database = duckdb.connect(folder / "counts.duckdb", config=SETTINGS | {"temp_directory": str(folder)})
         ((cores,),) = self._rows("SELECT current_setting('threads')")
         threads = max(1, min(cores, memory_mib // MIB_PER_THREAD))
         self._run(f"SET threads = {threads}; SET memory_limit = '{memory_mib}MiB'")
 
-    def count(self, name: str, ids: Iterable[pa.Array], dtype: pa.DataType) -> None:
-        """Counts the ids of a vocabulary.
+    def count(self, name: str, columns: Sequence[str], dtype: pa.DataType) -> None:
+        """Counts the ids of columns for a vocabulary; nulls do not count.
 
         Args:
             name: Name of the vocabulary.
-            ids: Integers or strings; nulls do not count.
+            columns: Columns of integers or strings.
             dtype: Their type as `plain_ids`.
         """
         failures: list[BaseException] = []
         schema = pa.schema([("id", dtype)])
-        batches = pa.RecordBatchReader.from_batches(schema, _batches(ids, schema, failures))
+        batches = pa.RecordBatchReader.from_batches(schema, _batches(self._read(columns), schema, failures))
         try:
             self._run(f"CREATE TABLE {_table('counts', name)} AS {COUNT}", ids=batches)
         except duckdb.Error:

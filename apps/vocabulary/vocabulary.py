@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +20,7 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from apps.vocabulary.id_counts import IdCounts, plain_ids
+from apps.vocabulary.spark_counts import SparkCounts
 from trainer.config.csv import CSV_READERS
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
@@ -45,6 +47,7 @@ def vocabulary(
     unseen_rows: int | None = None,
     extends: str | None = None,
     memory_mib: int = 1024,
+    engine: str = "duckdb",
     reader: str = "parquet",
     types_from: str | None = None,
     overwrite: bool = False,
@@ -71,6 +74,8 @@ def vocabulary(
             and the new ones come after. A run that was trained with those can be resumed with these. Unset: all ids
             are new.
         memory_mib: Memory for counts, in MiB.
+        engine: duckdb counts in this process; a URL of Spark, sc://HOST or spark://HOST:PORT, on that cluster, which
+            reads the files by itself.
         reader: Format of the files, as in data.reader. csv and tsv need a configuration instead.
         types_from: Configuration file, or name of a ready-made one, whose data section says how the files are read.
         overwrite: Replace vocabularies that exist; runs and exports that use them need the old ones.
@@ -85,7 +90,7 @@ def vocabulary(
         refuse_existing({"--out": _url(out, name)}, overwrite)
     config = _config(reader, types_from)
     found = write_vocabularies(
-        source, columns, config, out, together, min_count, max_rows, unseen_rows, extends, memory_mib
+        source, columns, config, out, together, min_count, max_rows, unseen_rows, extends, memory_mib, engine
     )
     _print(found, columns if together else ())
     return found
@@ -102,6 +107,7 @@ def write_vocabularies(
     unseen_rows: int | None = None,
     extends: str | None = None,
     memory_mib: int = 1024,
+    engine: str = "duckdb",
 ) -> dict[str, dict[str, Any]]:
     """Does the same for data that a configuration describes; see `vocabulary`."""
     of_name = {together: columns} if together else {name: [name] for name in columns}
@@ -114,9 +120,12 @@ def write_vocabularies(
     files = find_files("--source", source, config)
     types = {name: _type_of(of, files.files) for name, of in of_name.items()}
     with TemporaryDirectory() as folder, _progress(files.rows * len(columns)) as progress:
-        counts = IdCounts(Path(folder), memory_mib)
+        if engine == "duckdb":
+            counts = IdCounts(partial(_ids, files, config, progress), Path(folder), memory_mib)
+        else:
+            counts = SparkCounts(engine, files, config)
         for name, of in of_name.items():
-            counts.count(name, _ids(files, config, of, progress), types[name])
+            counts.count(name, of, types[name])
         found = {}
         for name, of in of_name.items():
             settings = {"min_count": min_count, "max_rows": max_rows, "unseen_rows": of_unseen[name]}
@@ -200,7 +209,7 @@ def _type_of(columns: Sequence[str], files: DataFiles) -> pa.DataType:
     return pa.large_binary() if texts else pa.int64()
 
 
-def _ids(files: FileSet, config: DataConfig, columns: Sequence[str], progress: tqdm) -> Iterator[pa.Array]:
+def _ids(files: FileSet, config: DataConfig, progress: tqdm, columns: Sequence[str]) -> Iterator[pa.Array]:
     """Yields the ids of columns, without their lists."""
     groups = RowGroupReader(files, config, columns)
     for group in files.row_groups:
@@ -226,7 +235,12 @@ def _progress(rows: int) -> tqdm:
 
 
 def _keep(
-    name: str, counts: IdCounts, dtype: pa.DataType, min_count: int, limit: int | None, earlier: pa.Array | None
+    name: str,
+    counts: IdCounts | SparkCounts,
+    dtype: pa.DataType,
+    min_count: int,
+    limit: int | None,
+    earlier: pa.Array | None,
 ) -> dict[str, int]:
     """Chooses the ids of a vocabulary, those of an earlier one first."""
     if earlier is not None and limit is not None and limit < len(earlier):

@@ -1,4 +1,7 @@
-"""Reads the row groups of a split once: tallies of all values, a sample of rows, and hashes of some rows."""
+"""Reads the row groups of a split once: tallies of all values, a sample of rows, and hashes of some rows.
+
+No engine does this: DuckDB took twice the processor time for the tallies alone (docs/data_check.md, Speed).
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

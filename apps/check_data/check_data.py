@@ -116,7 +116,8 @@ def check_data(
         if csv := csv_keys(data.csv, [*columns_tree["sparse"], *columns_tree.get("groups", ())]):
             columns_tree["csv"] = csv
         if write_config and (few := columns_of_few_ids(columns_tree, profiles)):
-            found = write_vocabularies(files["train"], few, data, _vocabularies(write_config))
+            beside = _vocabularies(write_config)
+            found = write_vocabularies(files["train"], few, data, beside, flag="--write-config")
             for name, one in found.items():
                 columns_tree["sparse"][name] |= {"rows": one["rows"], "ids": "vocabulary", "vocabulary": one["url"]}
         guessed = guess_config(columns_tree, files, reader, splits[0].files.rows)

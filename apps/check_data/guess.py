@@ -79,6 +79,8 @@ def guess_label(profiles: Mapping[str, Profile], label: str | None) -> str:
     if like := [name for name in faults if _named_like_a_label(name) and name not in binary]:
         raise InputError(f"--label is unset, and '{like[0]}' is named like one, {faults[like[0]]}")
     has = f"these have 0 and 1: {', '.join(binary)}" if binary else "none has only the values 0 and 1"
+    if not binary and (with_nulls := [name for name, profile in profiles.items() if _is_binary(profile)]):
+        raise InputError(f"--label is unset, and '{with_nulls[0]}' would do, {faults[with_nulls[0]]}")
     # Who writes a table by hand, or exports one to train on, puts the label last.
     such = f", such as --label {shlex.quote(binary[-1])}" if binary else ""
     raise InputError(f"--label is unset, and no column of --source is named like a label; {has}; name one{such}")
@@ -217,13 +219,21 @@ def _no_label(profile: Profile) -> str:
         return f"whose values are text, such as {values}; write it as 0 and 1, or name another column"
     if profile.kind not in ("integer", "number"):
         return "which is no column of numbers; name a column of 0 and 1"
-    if not {*np.unique(profile.finite(profile.first))} <= {0, 1} or (tally.minimum, tally.maximum) != (0, 1):
+    if not _is_binary(profile):
         found = f"from {tally.minimum:g} to {tally.maximum:g}" if tally.has_values else "null"
         return f"whose values are not 0 and 1 but {found}; name a column that has these"
     if tally.nulls or tally.nan:
         nulls = plural(tally.nulls + tally.nan, "null")
         return f"which has {nulls} in {tally.rows:,} rows beside 0 and 1; leave these rows out, or write what they mean"
     return ""
+
+
+def _is_binary(profile: Profile) -> bool:
+    """Returns whether the values of a column are 0 and 1, beside nulls."""
+    if profile.kind not in ("integer", "number"):
+        return False
+    tally = profile.first.tally(profile.name)
+    return {*np.unique(profile.finite(profile.first))} <= {0, 1} and (tally.minimum, tally.maximum) == (0, 1)
 
 
 def _nulls(profile: Profile) -> int:

@@ -108,8 +108,9 @@ def write_vocabularies(
     extends: str | None = None,
     memory_mib: int = 1024,
     engine: str = "duckdb",
+    flag: str = "--out",
 ) -> dict[str, dict[str, Any]]:
-    """Does the same for data that a configuration describes; see `vocabulary`."""
+    """Does the same for data that a configuration describes; see `vocabulary`. `flag` named `out`, for messages."""
     of_name = {together: columns} if together else {name: [name] for name in columns}
     earlier = {name: _earlier(_url(extends, name), unseen_rows) for name in of_name} if extends else {}
     of_unseen = {
@@ -134,7 +135,7 @@ def write_vocabularies(
             found[name] = settings | about | {"columns": [*of], "source": without_secrets(" ".join(source))}
             found[name] |= {"rows": of_unseen[name] + about["kept"], "url": _url(out, name)}
         for name, about in found.items():
-            _write(counts.kept(name), about)
+            _write(flag, counts.kept(name), about)
     return found
 
 
@@ -262,9 +263,9 @@ def _url(out: str, name: str) -> str:
     return f"{out.rstrip('/')}/{quote(name, safe='')}.parquet"
 
 
-def _write(kept: pa.RecordBatchReader, about: dict[str, Any]) -> None:
+def _write(flag: str, kept: pa.RecordBatchReader, about: dict[str, Any]) -> None:
     schema = kept.schema.with_metadata({METADATA: json.dumps(about)})
-    with named("--out", about["url"]):
+    with named(flag, about["url"]):
         fs, path = open_storage(about["url"])
         fs.makedirs(path.rpartition("/")[0])
         with fs.whole(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:

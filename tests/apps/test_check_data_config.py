@@ -205,6 +205,13 @@ def test_a_label_is_suggested_where_several_would_do(tmp_path, capsys):
     assert trainer(["check-data", "--source", str(tmp_path / "a.parquet")]) == 2
     said = "these have 0 and 1: mobile, came back; name one, such as --label 'came back'"
     assert said in capsys.readouterr().err
+    flags = {"won": [None if n % 10 == 0 else n % 3 == 0 for n in range(400)]}
+    pq.write_table(pa.table({"item_id": [n % 7 for n in range(400)], **flags}), tmp_path / "a.parquet")
+    assert trainer(["check-data", "--source", str(tmp_path / "a.parquet")]) == 2
+    said = (
+        "'won' would do, which has 40 nulls in 400 rows beside 0 and 1; leave these rows out, or write what they mean"
+    )
+    assert said in capsys.readouterr().err
 
 
 def test_skewed_numbers_get_a_logarithm_and_become_standard(tmp_path):

@@ -119,7 +119,7 @@ def test_wrong_numbers_in_names(metric, words):
         ({"metrics": ["auc"], "loss": "softmax"}, "tasks.ranking gives scores of classes"),
         (
             {"metrics": ["auc"], "output": "vectors", "group": "user"},
-            "gives vectors; set tasks.ranking.metrics to some of: recall@k, hit_rate@k, mrr",
+            "gives vectors; set tasks.ranking.metrics to some of: recall@k, hit_rate@k, ndcg@k, mrr",
         ),
         (
             {"metrics": ["mrr"], "output": "vectors", "group": "user"},

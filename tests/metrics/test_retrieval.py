@@ -1,5 +1,7 @@
 """Metrics over all items, against sorting them for every query."""
 
+from math import log2
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from trainer.metrics.evaluation import Metrics
 from trainer.metrics.retrieval import ItemVectors
 
 IDS = [2, 3, 5, 8, 13, 21, 34]
-NAMES = ["recall@1", "recall@3", "hit_rate@3", "recall@100", "mrr"]
+NAMES = ["recall@1", "recall@3", "hit_rate@3", "recall@100", "ndcg@1", "ndcg@3", "mrr"]
 CPU = torch.device("cpu")
 
 
@@ -47,7 +49,11 @@ def by_hand(vectors, pairs, items, labels, weights):
                 ranks = range(above + 1, above + ties + 1)
                 for name in NAMES:
                     k = int(name.partition("@")[2] or 0)
-                    found[name] += weight * np.mean([(rank <= k) if k else 1 / rank for rank in ranks])
+                    gain = {"mrr": lambda rank: 1 / rank, "ndcg": lambda rank: 1 / log2(1 + rank)}
+                    gained = [
+                        gain.get(name.partition("@")[0], bool)(rank) if rank <= (k or rank) else 0 for rank in ranks
+                    ]
+                    found[name] += weight * np.mean(gained)
     return {name: value / whole for name, value in found.items()}
 
 

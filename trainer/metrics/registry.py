@@ -97,6 +97,7 @@ METRICS = {
 METRICS_OF_VECTORS = {
     "recall@k": _of_items("recall"),
     "hit_rate@k": _of_items("recall"),  # as every query has one item to be found
+    "ndcg@k": _of_items("ndcg"),
     "mrr": _of_items("mrr"),
 }
 """The metrics of METRICS that rank all items, instead of the samples of a group, if predictions are vectors."""

@@ -79,6 +79,16 @@ def recall(ranks: Tensor, k: int) -> dict[str, float]:
     return ratio(ranks[:-1].cumsum(0)[:k].sum().item(), ranks[-1].item())
 
 
+def ndcg(ranks: Tensor, k: int) -> dict[str, float]:
+    """Returns the mean of 1 / log2(1 + rank) of the query's item, 0 where it is not among the first k of all items.
+
+    A query has one item to be found, so that the best order has a gain of 1.
+    """
+    weights = ranks[:-1].cumsum(0)[:k]
+    gains = 1 / torch.arange(2, len(weights) + 2, dtype=weights.dtype).log2()
+    return ratio((weights * gains).sum().item(), ranks[-1].item())
+
+
 def mrr(ranks: Tensor) -> dict[str, float]:
     """Returns the mean of one over the rank of the query's item among all items."""
     weights = ranks[:-1].cumsum(0)

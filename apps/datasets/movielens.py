@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,17 @@ def movielens(out: str = "data/movielens", wheel: str | None = None) -> dict[str
     * The past, from rows with a smaller timestamp only: `user_ratings_before` and `item_ratings_before` count ratings;
       `user_like_rate_before` is the fraction of them that the user liked, with 5 more ratings of one half added.
       `films_liked_before` is a list of the last 50 films that the user liked, oldest first. These two come from
-      labels: of the past, as they are known when a film is to be recommended.
+      labels: of the past, as they are known when a film is to be recommended. `films_before`, `ratings_before` and
+      `times_before` are lists of the last 50 films that the user rated, of the ratings, and of their timestamps.
 
     `segments/00.parquet` to `29.parquet` are the same rows once more, in 30 equal parts in the order of time, as days
     would come: `data.segments` trains on one after the other.
+
+    `leave_one_out/train.parquet`, `validation.parquet` and `test.parquet` are for finding the next film, by the
+    protocol of the literature: of each user the last rating is a row of test, the one before of validation, and those
+    before, but for the first, of train. A row has `user_id`, `item_id`, `timestamp`, a `label` of 1, and
+    `films_before`, `ratings_before` and `times_before`: the 50 before in the order of time, those of the same second
+    as in the source.
 
     `items.parquet` is the catalogue: a row for each film, with `item_id`, `title`, `release_year`, `genres`, and
     `train_ratings`, its ratings in the train split.
@@ -96,6 +103,8 @@ def write_data_set(out: str, ratings: Table, items: Table, users: Table) -> dict
     for segment, (start, end) in enumerate(pairwise(parts)):
         data_set.beside(f"segments/{segment:02d}", table.slice(start, end - start))
     data_set.beside("items", build_catalogue(items, table["item_id"].to_numpy()[: ends[0]]))
+    for split, rows in leave_one_out(ratings).items():
+        data_set.beside(f"leave_one_out/{split}", rows)
     about = {"split_rule": "in the order of time: 80 % train, 10 % validation, 10 % test"}
     return data_set.commit([(split, "part-00000") for split in SPLITS], about)
 
@@ -143,7 +152,30 @@ def build_table(ratings: Table, items: Table, users: Table) -> pa.Table:
     profile = _profile(users, _rows_of(users["user_id"], user))
     film = _film(items, _rows_of(items["item_id"], item))
     moment = _moment(timestamp, film["release_year"])
-    return pa.table({**columns, **profile, **film, **moment, **_past(user, item, timestamp, label)})
+    past = _past(user, item, timestamp, label) | _actions_before(item, rating, timestamp, rows_before(user, timestamp))
+    return pa.table({**columns, **profile, **film, **moment, **past})
+
+
+def leave_one_out(ratings: Table) -> dict[str, pa.Table]:
+    """Returns the last rating of each user as test, the one before as validation, and the others as train."""
+    user, item, timestamp = (ratings[key].astype(np.int64) for key in ("user_id", "item_id", "timestamp"))
+    order = np.lexsort((timestamp, user))  # ties as in the source, where they have no order that a model could learn
+    user, item, timestamp = user[order], item[order], timestamp[order]
+    rating = ratings["rating"][order].astype(np.float32)
+    starts = np.searchsorted(user, user)
+    place, left = np.arange(len(user)) - starts, np.searchsorted(user, user, side="right") - np.arange(len(user)) - 1
+    before = [range(max(start, row - HISTORY), row) for row, start in enumerate(starts.tolist())]
+    table = pa.table(
+        {
+            "label": np.ones(len(user), np.float32),
+            "user_id": user.astype(np.int32),
+            "item_id": item.astype(np.int32),
+            "timestamp": timestamp,
+            **_actions_before(item, rating, timestamp, before),
+        }
+    )
+    chosen = {"train": left > 1, "validation": left == 1, "test": left == 0}
+    return {split: table.filter(pa.array(rows & (place > 0))) for split, rows in chosen.items()}
 
 
 def build_catalogue(items: Table, rated: np.ndarray) -> pa.Table:
@@ -211,13 +243,29 @@ def _moment(timestamp: np.ndarray, release_year: pa.Array) -> dict[str, Any]:
 def _past(user: np.ndarray, item: np.ndarray, timestamp: np.ndarray, label: np.ndarray) -> dict[str, Any]:
     user_ratings, user_likes = sums_before(user, timestamp, label)
     like_rate = (user_likes + PRIOR_RATINGS * PRIOR_LIKE_RATE) / (user_ratings + PRIOR_RATINGS)
-    histories = [*liked_before(user, item, timestamp, label)]
+    liked = _lists(item.astype(np.int32), rows_before(user, timestamp, label > 0))
     return {
         "user_ratings_before": user_ratings.astype(np.float32),
         "item_ratings_before": sums_before(item, timestamp, label)[0].astype(np.float32),
         "user_like_rate_before": like_rate.astype(np.float32),
-        "films_liked_before": pa.array(histories, pa.list_(pa.int32())),
+        "films_liked_before": liked,
     }
+
+
+def _actions_before(
+    item: np.ndarray, rating: np.ndarray, timestamp: np.ndarray, rows: Iterable[Sequence[int]]
+) -> dict[str, pa.Array]:
+    """Returns what was rated in earlier rows, how, and when."""
+    rows = [*rows]
+    columns = {"films": item.astype(np.int32), "ratings": rating.astype(np.int32), "times": timestamp}
+    return {f"{name}_before": _lists(column, rows) for name, column in columns.items()}
+
+
+def _lists(column: np.ndarray, rows: Iterable[Sequence[int]]) -> pa.Array:
+    """Returns the values of a column in several rows, for each row."""
+    chosen = [np.asarray(one, np.int64) for one in rows]
+    offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(column[np.concatenate(chosen)]))
 
 
 def sums_before(keys: np.ndarray, timestamp: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -235,14 +283,20 @@ def sums_before(keys: np.ndarray, timestamp: np.ndarray, label: np.ndarray) -> t
     return (time_start - key_start)[back], (before[time_start] - before[key_start])[back]
 
 
-def liked_before(user: np.ndarray, item: np.ndarray, timestamp: np.ndarray, label: np.ndarray) -> Iterator[list[int]]:
-    """Yields, for every row in the order of time, the last items that its user liked at a smaller timestamp."""
+def rows_before(user: np.ndarray, timestamp: np.ndarray, counts: np.ndarray | None = None) -> Iterator[list[int]]:
+    """Yields, for every row in the order of time, the last rows of its user at a smaller timestamp.
+
+    Args:
+        user: The user of each row.
+        timestamp: Its time.
+        counts: Which rows count. Unset: all.
+    """
     times: dict[int, list[int]] = defaultdict(list)
-    items: dict[int, list[int]] = defaultdict(list)
-    rows = zip(user.tolist(), item.tolist(), timestamp.tolist(), label.tolist(), strict=True)
-    for one, liked, time, is_liked in rows:
+    rows: dict[int, list[int]] = defaultdict(list)
+    counts = np.ones(len(user), bool) if counts is None else counts
+    for row, (one, time, is_one) in enumerate(zip(user.tolist(), timestamp.tolist(), counts.tolist(), strict=True)):
         end = bisect_left(times[one], time)
-        yield items[one][max(0, end - HISTORY) : end]
-        if is_liked:
+        yield rows[one][max(0, end - HISTORY) : end]
+        if is_one:
             times[one].append(time)
-            items[one].append(liked)
+            rows[one].append(row)

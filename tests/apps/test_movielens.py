@@ -114,6 +114,39 @@ def test_the_past_is_only_the_past(made):
         assert table["films_liked_before"][row].as_py() == item[mine & (label == 1)][-50:].tolist()  # rows are in order
 
 
+def test_all_earlier_ratings_are_there_with_rating_and_time(made):
+    table = made[2]
+    user, time = (np.array(table[name]) for name in ("user_id", "timestamp"))
+    for row in range(0, 100_000, 1999):
+        mine = (user == user[row]) & (time < time[row])
+        for before, name in (("films", "item_id"), ("ratings", "rating"), ("times", "timestamp")):
+            assert table[f"{before}_before"][row].as_py() == np.array(table[name])[mine][-50:].tolist()
+
+
+def test_the_last_two_ratings_of_each_user_are_left_out(made, wheel):
+    ratings = {}
+    for place, (user, item, rating, time) in enumerate(raw(wheel, "inter")):
+        ratings.setdefault(int(user), []).append((int(time), place, int(item), int(float(rating))))
+    found = {
+        split: pq.read_table(made[0] / f"leave_one_out/{split}.parquet").to_pylist()
+        for split in ("train", "validation", "test")
+    }
+    assert sum(map(len, found.values())) == 100_000 - len(ratings)  # the first has nothing before it
+    by_user = {split: {} for split in found}
+    for split, rows in found.items():
+        for row in rows:
+            by_user[split].setdefault(row["user_id"], []).append(row)
+    for user, own in ratings.items():
+        own.sort()
+        for split, rows in (("test", own[-1:]), ("validation", own[-2:-1]), ("train", own[1:-2])):
+            there = by_user[split].get(user, [])
+            assert [(row["timestamp"], row["item_id"]) for row in there] == [(time, item) for time, _, item, _ in rows]
+        last, before = by_user["test"][user][0], own[-51:-1]
+        assert last["films_before"] == [item for _, _, item, _ in before]
+        assert last["ratings_before"] == [rating for *_, rating in before]
+        assert last["times_before"] == [time for time, *_ in before]
+
+
 def test_later_labels_change_nothing():
     random = np.random.default_rng(0)
     keys, time, label = (

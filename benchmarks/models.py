@@ -31,10 +31,13 @@ MODELS = {
     "dbmtl": ["movielens_dbmtl"],
     "din": ["movielens_din"],
     "sasrec": ["movielens_sasrec"],
+    "hstu": ["movielens_hstu"],
     "without history": ["movielens_without_history"],
 }
 RETRIEVAL = {"two_tower": ["movielens_two_tower"]}
+NEXT = {"sasrec": ["movielens_next_sasrec"], "hstu": ["movielens_next_hstu"]}
 FOUND_OF = (10, 50)  # recall@k
+NEXT_METRICS = {name: name for name in ("hit_rate@10", "ndcg@10")}
 LABELS = {"label": "liked", "loved": "loved"}
 
 
@@ -47,6 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_measured(PAGE, "models", models(Path(folder)))
         write_measured(PAGE, "retrieval", retrieval(Path(folder)))
+        write_measured(PAGE, "next", next_items(Path(folder)))
 
 
 def models(folder: Path) -> str:
@@ -61,9 +65,18 @@ def models(folder: Path) -> str:
 
 def retrieval(folder: Path) -> str:
     """Returns the table of models that retrieve items. Run directories go into `folder`."""
-    results, metrics = popularity_of_all(), {f"recall@{k}": f"recall@{k}" for k in FOUND_OF}
+    results, metrics = popularity_of_all(RETRIEVAL["two_tower"]), {f"recall@{k}": f"recall@{k}" for k in FOUND_OF}
     for name, words in RETRIEVAL.items():
         results[f"`{name}`"] = train(words, folder / name, metrics)
+    return render(results, {name: f"Test {name}" for name in metrics})
+
+
+def next_items(folder: Path) -> str:
+    """Returns the table of models that find the next item. Run directories go into `folder`."""
+    popular = popularity_of_all(NEXT["sasrec"])
+    results, metrics = {name: {"hit_rate@10": result["recall@10"]} for name, result in popular.items()}, NEXT_METRICS
+    for name, words in NEXT.items():
+        results[f"`{name}`"] = train(words, folder / f"next-{name}", metrics)
     return render(results, {name: f"Test {name}" for name in metrics})
 
 
@@ -99,9 +112,9 @@ def baselines() -> dict[str, Result]:
     return {"popularity": by_popularity, "logistic regression": by_regression}
 
 
-def popularity_of_all() -> dict[str, Result]:
-    """Returns the result of showing everybody the most liked films of the train split."""
-    config = load_config(RETRIEVAL["two_tower"][0])
+def popularity_of_all(words: list[str]) -> dict[str, Result]:
+    """Returns the result of showing everybody the films of a configuration's train split with most labels."""
+    config = load_config(words[0])
     training, test = (pq.read_table(folder) for folder in (config.data.train[0], config.data.test[0]))
     items = np.sort(_column(pq.read_table(config.data.catalogue.items[0]), "item_id"))
     likes = np.bincount(_column(training, "item_id"), _column(training, "label"), minlength=items[-1] + 1)

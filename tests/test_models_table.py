@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.baselines import PRIOR_RATINGS, LogisticRegression, auc, popularity, read_samples, recall_of_counts
-from benchmarks.models import LABELS, MODELS, RETRIEVAL, render
+from benchmarks.models import LABELS, MODELS, NEXT, RETRIEVAL, render
 from trainer.config.data import DataConfig
 from trainer.config.model import USED_BY
 from trainer.config.root import READY_MADE, load_config
@@ -75,12 +75,12 @@ def test_logistic_regression_is_at_its_minimum(ratings):
 
 def test_every_built_in_model_and_every_configuration_is_measured():
     presets = {file.stem for file in READY_MADE.glob("movielens*.toml")} - {"movielens_segments"}  # another order
-    measured = [*MODELS.values(), *RETRIEVAL.values()]
+    measured = [*MODELS.values(), *RETRIEVAL.values(), *NEXT.values()]
     assert {words[0] for words in measured} == presets
     assert {load_config(words[0]).model.name for words in measured} | {"dlrm_dcn"} == USED_BY.keys()
 
 
-@pytest.mark.parametrize(("name", "models"), [("models", MODELS), ("retrieval", RETRIEVAL)])
+@pytest.mark.parametrize(("name", "models"), [("models", MODELS), ("retrieval", RETRIEVAL), ("next", NEXT)])
 def test_the_documented_results_are_of_all_models(name, models):
     part = PAGE.read_text().partition(f"<!-- measured: {name} -->")[2].partition("<!-- end -->")[0]
     assert re.findall(r"^\| `([\w ]+)` \|", part, re.MULTILINE) == [*models]

@@ -45,6 +45,10 @@ class SingleIds:
             found = _pooled(_weighted(found, self.weights), pooling)
         return torch.where(self.present[:, None], found, 0.0)
 
+    def to_padded_dense(self, length: int) -> Tensor:
+        """Returns the ids themselves, which pooling raw leaves as they are, `[B, 1]`; 0 without an id."""
+        return torch.where(self.present, self.rows, 0)[:, None]
+
     def sequence(self, table: nn.Module, length: int) -> "Sequence":
         """Returns sequences of at most one id."""
         return Sequence(self.pooled(table, "sum")[:, None], self.present.int())
@@ -83,13 +87,17 @@ class IdLists:
         offsets = functional.pad(self.lengths.cumsum(0), (1, 0))
         return functional.embedding_bag(places, found, offsets, mode=pooling, include_last_offset=True)
 
+    def to_padded_dense(self, length: int) -> Tensor:
+        """Returns the ids themselves, which pooling raw leaves as they are, `[B, length]`, padded with 0."""
+        return self.sequence(nn.Unflatten(1, (length, 1)), length).to_padded_dense().squeeze(2)
+
     def sequence(self, table: nn.Module, length: int) -> "Sequence":
         """Returns the embeddings of the last or first ids of each list, at most `length`."""
         lengths, places = self.lengths.clamp(max=length), torch.arange(length, device=self.rows.device)
         inside = places < lengths[:, None]
         start = self.lengths.cumsum(0) - (self.lengths if self.first else lengths)
         rows = self._rows_and_one()[torch.where(inside, start[:, None] + places, self.rows.shape[0])]
-        return Sequence(torch.where(inside[:, :, None], table(rows), 0.0), lengths.int())
+        return Sequence(torch.where(inside[:, :, None], table(rows), 0), lengths.int())
 
     def _rows_and_one(self) -> Tensor:
         return torch.cat([self.rows, self.rows.new_zeros(1, *self.rows.shape[1:])])

@@ -4,7 +4,7 @@ The first program returns the rows of ids. The second takes the embeddings of th
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -146,7 +146,7 @@ def write_in_shards(
     written = parity(model, torchrec_answers, outputs, renumbered(samples, needed, data), number)
     replace_tables(model, data)
     _remove_tables(model)
-    save_program(export_program(RowNumbers(rules(listed)), described, name), folder / load.ROWS)
+    save_program(export_program(RowNumbers(rules(listed), data.raw), described, name), folder / load.ROWS)
     given = _embeddings(described, shards.columns(), data)
     looked_up = LookedUpModel(model, rules({}), outputs).eval()
     save_program(export_program(looked_up, described, name, given), folder / "model.pt2")
@@ -193,9 +193,11 @@ def renumbered(samples: list[SplitRows], rows: dict[str, Tensor], data: DataConf
 
 
 def _renumbered(batch: Batch, rows: dict[str, Tensor], data: DataConfig) -> Batch:
-    sparse, names = batch.sparse, batch.sparse.keys()
-    values = [torch.searchsorted(rows[data.table_of(name)], sparse[name].values().long()) for name in names]
-    return replace(batch, sparse=with_values(sparse, torch.cat(values)))
+    ids = {name: one.values().long() for name, one in batch.sparse.to_dict().items()}
+    values = [
+        one if name in data.raw else torch.searchsorted(rows[data.table_of(name)], one) for name, one in ids.items()
+    ]
+    return replace(batch, sparse=with_values(batch.sparse, torch.cat(values)))
 
 
 def put_rows(model: nn.Module, rows: dict[str, Tensor]) -> None:
@@ -226,15 +228,16 @@ class RowNumbers(nn.Module):
 
     Args:
         rules: The data rules.
+        raw: The sparse features without a table.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, raw: Collection[str]) -> None:
         super().__init__()
-        self.rules = rules
+        self.rules, self._raw = rules, raw
 
     def forward(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns the row of each id by sparse feature, for raw columns."""
-        return {name: ids.rows for name, ids in self.rules(columns)[1].items()}
+        return {name: ids.rows for name, ids in self.rules(columns)[1].items() if name not in self._raw}
 
 
 class LookedUpModel(nn.Module):
@@ -259,7 +262,7 @@ class LookedUpModel(nn.Module):
             embeddings: An embedding for each row that RowNumbers returns, by sparse feature, `[N, D]` float32.
         """
         dense, ids = self.rules(columns)
-        found = {name: replace(one, rows=embeddings[name]) for name, one in ids.items()}
+        found = {name: replace(one, rows=embeddings.get(name, one.rows)) for name, one in ids.items()}
         return compute_outputs(self._outputs, self.model(dense, found))
 
 
@@ -279,4 +282,5 @@ def _embeddings(signature: dict[str, Any], columns: dict[str, int], data: DataCo
             "shape": [*sizes.get(names_of_list(name)[0], ["B"]), columns[data.table_of(name)]],
         }
         for name in data.sparse
+        if name not in data.raw
     ]

@@ -45,7 +45,9 @@ def answers(compute, lengths):
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_groups_change_no_answer_and_no_gradient(lengths):
     def grouped(interest, values, target):
-        return in_groups(interest, JaggedTensor(values, lengths=torch.tensor(lengths).int()), target, LONGEST)
+        return in_groups(
+            interest, {"past": JaggedTensor(values, lengths=torch.tensor(lengths).int())}, [target], LONGEST
+        )
 
     def one_by_one(interest, values, target):
         histories = zip(values.split(lengths), lengths, target, strict=True)

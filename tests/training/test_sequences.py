@@ -12,16 +12,19 @@ import numpy as np
 import pytest
 import torch
 from jobs import launch_rounds, losses, saved_tensors
-from sequences import ITEMS, sequence_config, write_histories
+from sequences import ITEMS, retrieval_config, sequence_config, write_histories
 
-MODELS, KINDS, RANKS = ("din", "sasrec"), ("table_wise", "row_wise", "column_wise"), (1, 2, 4)
+MODELS, KINDS, RANKS = ("din", "sasrec", "hstu"), ("table_wise", "row_wise", "column_wise"), (1, 2, 4)
 STEPS, HALF = 14, 7
 SAMPLED = [
     ("din", "row_wise", 2),
     ("din", "table_wise", 4),
     ("sasrec", "row_wise", 2),
     ("sasrec", "column_wise", 4),
+    ("hstu", "row_wise", 2),
+    ("hstu", "column_wise", 4),
 ]
+FINDERS = [("sasrec", 2), ("hstu", 2), ("hstu", 4)]
 # With a smaller eps, Adagrad turns rounding of gradients near zero into steps of full size.
 ADAGRAD = {"name": "adagrad", "learning_rate": 0.1, "eps": 1e-2}
 FILMS = "model.model.sequences.embeddings.films.weight"
@@ -35,7 +38,7 @@ VARIANTS = {
         "report": {"interval_steps": 1, "tensorboard": True, "histograms_every_steps": 5},
     },
 }
-STRAIGHT = "sasrec-row_wise-2"
+STRAIGHT = "hstu-row_wise-2"
 RESUMED = [("row_wise", 2), ("column_wise", 1), ("table_wise", 4)]
 SENT = {"fp32": 4.0, "bf16": 2.0, "int8": 1.25}  # bytes of a value
 
@@ -56,6 +59,21 @@ def settings(data: Path, model: str, kind: str, **changes: object) -> dict:
             "checkpoint__every_steps": HALF,
         }
         | changes,
+    )
+
+
+def next_item(data: Path, model: str, kind: str) -> dict:
+    """Returns the configuration of a model that finds the next item, and is evaluated over all items."""
+    return retrieval_config(
+        data,
+        model,
+        **{
+            "data__test": [str(data)],
+            "planner__sharding_types": [kind],
+            "optimizer__sparse": ADAGRAD,
+            "optimizer__dense": {"name": "sgd", "learning_rate": 0.1},
+            "train__steps": STEPS,
+        },
     )
 
 
@@ -110,14 +128,18 @@ def runs(matrix, tmp_path_factory):
     for at, name in enumerate(VARIANTS):
         add(name, 1, variant(data, MODELS[at % 2], "table_wise", name))
         add(name, several(name), variant(data, MODELS[at % 2], "row_wise", name))
+    for model in ("sasrec", "hstu"):
+        add(f"next-{model}", 1, next_item(data, model, "table_wise"))
+    for model, ranks in FINDERS:
+        add(f"next-{model}", ranks, next_item(data, model, "row_wise"))
     for kind, precision in product(("table_wise", "row_wise"), SENT):
         add(f"{kind}-{precision}", 2, quantized(data, kind, precision), count=True)
-    add("half", 2, settings(data, "sasrec", "row_wise", train__steps=HALF))
+    add("half", 2, settings(data, "hstu", "row_wise", train__steps=HALF))
     launch_rounds([*jobs.items()], folder)
     for kind, _ in RESUMED:
         shutil.copytree(folder / "half-2", folder / f"resumed-{kind}-on-2")
     later = [
-        (ranks, [{"config": settings(data, "sasrec", kind), "out": str(folder / f"resumed-{kind}-on-2")}])
+        (ranks, [{"config": settings(data, "hstu", kind), "out": str(folder / f"resumed-{kind}-on-2")}])
         for kind, ranks in RESUMED
     ]
     tuned = {"config": fine_tuned(data, folder / "din-table_wise-1"), "out": str(folder / "fine_tuned-2")}
@@ -139,8 +161,19 @@ def assert_alike(one: Path, other: Path) -> None:
 
 def test_runs_do_not_depend_on_plan_and_ranks(runs, model, kind, ranks):
     out = runs / f"{model}-{kind}-{ranks}"
-    assert (out / "plan.json").read_text().count(f'"sharding_type": "{kind}"') == 2
+    assert (out / "plan.json").read_text().count(f'"sharding_type": "{kind}"') == (3 if model == "hstu" else 2)
     assert_alike(out, runs / f"{model}-table_wise-1")
+
+
+@pytest.mark.parametrize(("model", "ranks"), FINDERS)
+def test_the_next_item_is_found_alike_on_any_number_of_ranks(runs, model, ranks):
+    one, several = (runs / f"next-{model}-{number}" for number in (1, ranks))
+    np.testing.assert_allclose(losses(one), losses(several), rtol=1e-5)
+    assert np.mean(losses(one)[-5:]) < np.mean(losses(one)[:5])
+    found, expected = (json.loads((out / "evaluations.jsonl").read_text().splitlines()[-1]) for out in (several, one))
+    for metric in ("recall@10", "ndcg@10", "mrr"):
+        assert found[metric] == pytest.approx(expected[metric], abs=2e-3)  # a rank may change by rounding
+    assert 0.1 < expected["recall@10"] < 0.9
 
 
 @pytest.mark.parametrize("name", VARIANTS)

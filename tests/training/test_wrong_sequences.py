@@ -15,8 +15,32 @@ def model(name, **keys):
     return {"model": {"name": name, "embedding_dim": 16, "over_layers": [16], "target": "s0", "history": "s1"} | keys}
 
 
+def times(feature, length, **keys):
+    return sequence(feature, length, **({"pooling": "raw", "rows": 2**31 - 1} | keys))
+
+
 READ = sequence("s0", 1) | sequence("s1", 5)
 DIN = READ | model("din")
+TIMED = READ | sequence("s2", 5) | times("s3", 5) | times("s4", 1)
+HSTU = TIMED | model("hstu", actions=["s2"], history_times="s3", target_time="s4")
+NEXT = {
+    "data__dense": {},
+    "data__groups": ["s0"],
+    "data__catalogue": {"items": ["items.parquet"], "id": "s0"},
+    "data__sparse": {
+        "s0": {"rows": 100, "pooling": "none", "max_ids": 1},
+        "s1": {"rows": 100, "pooling": "none", "max_ids": 5},
+    },
+    "tasks": {"next": {"label": "label", "loss": "in_batch_softmax", "group": "s0"}},
+}
+
+
+def finder(**keys):
+    tree = model("hstu", item_features=["s0"], **keys)
+    del tree["model"]["over_layers"]
+    return tree
+
+
 CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}}
 
 
@@ -70,6 +94,70 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
             "planner.tables.s1.sharding_types has grid_shard, which table 's1' cannot have",
         ),
         (DIN | {"comms__forward": "int8"}, "'s0' sends sequences of 16 columns, which is no multiple of 32"),
+        (
+            HSTU | model("hstu", actions=["s2"], history_times="s3"),
+            "model.history_times is 's3' and model.target_time is None; set both or none",
+        ),
+        (
+            HSTU | sequence("s2", 4),
+            "data.sparse.s2.max_ids is 4, but model.actions names 's2'; set it to 5",
+        ),
+        (
+            HSTU | sequence("s3", 5),
+            "data.sparse.s3.pooling is 'none', but model.history_times names 's3'; set it to 'raw'",
+        ),
+        (
+            HSTU | {"data__sparse__s2__keep": "first"},
+            "data.sparse.s2.keep is 'first', but model.actions names 's2'; set it to 'last'",
+        ),
+        (
+            HSTU | model("hstu", actions=["s22"], history_times="s3", target_time="s4"),
+            "model.actions names 's22', which is no sparse feature; did you mean 's2'?",
+        ),
+        (
+            HSTU | {"model": {"name": "hstu", "embedding_dim": 16, "target": "s0", "actions": ["s2"]}},
+            "model.actions names 's2', but model.history is unset; set it",
+        ),
+        (
+            TIMED | model("hstu", actions=["s2"]),
+            "data.sparse.s3.pooling is 'raw', but model.name 'hstu' does not read 's3'; use it with model.name hstu as",
+        ),
+        (
+            TIMED | model("sasrec", actions=["s2"]),
+            "model.actions is ['s2'], which model.name 'sasrec' does not use; leave it out, or use hstu",
+        ),
+        (
+            HSTU | {"data__sparse__s3": {"rows": 9, "pooling": "raw"}},
+            "data.sparse.s3.pooling is 'raw', but data.sparse.s3.max_ids is unset; set the length",
+        ),
+        (
+            HSTU | {"data__sparse__s3__ids": "hash"},
+            "data.sparse.s3.ids is 'hash', but data.sparse.s3.pooling is 'raw', which takes ids as they are and has",
+        ),
+        (
+            HSTU | {"data__sparse__s3__table": "s1"},
+            "data.sparse.s3.table is 's1', but data.sparse.s3.pooling is 'raw'",
+        ),
+        (
+            NEXT | finder() | {"tasks": {"next": {"label": "label"}}},
+            "tasks.next.output is 'logit', but model.item_features is ['s0'], with which model.name 'hstu' is to find",
+        ),
+        (
+            NEXT | finder() | {"model__item_features": []},
+            "tasks.next.output is 'vectors', but model.item_features is [], with which model.name 'hstu' is to predict",
+        ),
+        (
+            NEXT | finder(target="s1", history="s0"),
+            "data.sparse.s1.max_ids is 5, but model.target is 's1', which is one item; set it to 1",
+        ),
+        (
+            NEXT | finder() | {"model__item_features": ["s1"]},
+            "model.item_features is ['s1'], but model.name 'hstu' finds items by model.target alone; set it to ['s0']",
+        ),
+        (
+            NEXT | finder() | {"data__dense": {"d0": {}}},
+            "model.item_features is set, but model.name 'hstu' does not read 'd0' to find the next item",
+        ),
         (CUSTOM | {"model__name": "custom:Renamed"}, "the model keeps ModelInputs.sequences as 'unpooled'"),
     ],
 )

@@ -144,8 +144,9 @@ class DataConfig(Section):
     def features_of_tables(self) -> dict[str, list[str]]:
         """Returns the sparse features that look their ids up in each table, in the order of the configuration."""
         features: dict[str, list[str]] = {}
-        for name in self.sparse:
-            features.setdefault(self.table_of(name), []).append(name)
+        for name, feature in self.sparse.items():
+            if feature.pooling != "raw":
+                features.setdefault(self.table_of(name), []).append(name)
         return features
 
     def holds_sequences(self, table: str) -> bool:
@@ -155,12 +156,17 @@ class DataConfig(Section):
     @property
     def pooled(self) -> list[str]:
         """The sparse features whose embeddings are pooled."""
-        return [name for name, feature in self.sparse.items() if feature.pooling != "none"]
+        return [name for name, feature in self.sparse.items() if feature.pooling in ("sum", "mean")]
 
     @property
     def sequences(self) -> dict[str, int]:
         """The sparse features that are sequences, each with its greatest length."""
         return {name: one.max_ids for name, one in self.sparse.items() if one.max_ids and one.pooling == "none"}
+
+    @property
+    def raw(self) -> dict[str, int]:
+        """The sparse features without a table, which the model reads as they are, each with its greatest length."""
+        return {name: one.max_ids for name, one in self.sparse.items() if one.max_ids and one.pooling == "raw"}
 
     @property
     def has_id_weights(self) -> bool:

@@ -69,6 +69,17 @@ def check_sparse(name: str, feature: SparseFeature) -> None:
     feature.check_salt(key)
     feature.check_vocabulary(key)
     feature.check_managed(key)
+    _check_raw(key, feature)
+
+
+def _check_raw(key: str, feature: SparseFeature) -> None:
+    """Refuses rules that would change ids which have no table."""
+    for rule, value, plain in (("ids", feature.ids, "error"), ("table", feature.table, None)):
+        if feature.pooling == "raw" and value != plain:
+            raise InputError(
+                f"{key}.{rule} is '{value}', but {key}.pooling is 'raw', which takes ids as they are and has no table; "
+                "leave it out"
+            )
 
 
 def made_by(feature: SparseFeature) -> str | None:

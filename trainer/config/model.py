@@ -23,12 +23,21 @@ USED_BY = {
     "ple": ("experts.shared", "experts.per_task", "experts.levels", "experts.layers", "tower_layers"),
     "esmm": ("tower_layers",),
     "din": ("over_layers", "history", "target", "inner_product", "attention_layers"),
-    "sasrec": ("over_layers", "history", "target", "attention_blocks", "attention_heads"),
+    "sasrec": (
+        *("over_layers", "history", "target", "attention_blocks", "attention_heads"),
+        *("item_features", "normalize"),
+    ),
+    "hstu": (
+        *("over_layers", "history", "target", "attention_blocks", "attention_heads"),
+        *("actions", "history_times", "target_time", "item_features", "normalize"),
+    ),
     "dbmtl": ("over_layers", "tower_layers", "relation_layers", "dependencies"),
     "two_tower": ("item_features", "tower_layers", "vector_dim", "normalize"),
 }
 ESMM = ("ctr", "ctcvr", "cvr")  # cvr is part of ctcvr, and need not be asked for
 OUTPUTS = {name: ("logit", "value") for name in USED_BY} | {"esmm": ("log_probability",), "two_tower": ("vectors",)}
+RETRIEVES = ("sasrec", "hstu")  # what comes next, if model.item_features are given
+OUTPUTS |= dict.fromkeys(RETRIEVES, ("logit", "value", "vectors"))
 CHOSEN = {key for keys in USED_BY.values() for key in keys} | {"arguments"}
 
 
@@ -49,8 +58,8 @@ class ModelConfig(Section):
     """The model and its loss."""
 
     name: str = "dlrm"
-    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl, din, sasrec, two_tower (see docs/models.md), or
-    package.module:function for a model of your own (see docs/configuration.md)."""
+    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl, din, sasrec, hstu, two_tower (see docs/models.md),
+    or package.module:function for a model of your own (see docs/configuration.md)."""
     loss: str = "binary"
     """Without [tasks], the loss of every label (see docs/models.md), or package.module:function over all of them."""
     task_weighting: Literal["fixed", "uncertainty", "pareto"] = "fixed"
@@ -71,32 +80,44 @@ class ModelConfig(Section):
     tower_layers: list[pydantic.PositiveInt] = [64]
     """Hidden layers of each task's tower in mmoe, ple, esmm and dbmtl, and of both towers of two_tower."""
     item_features: list[str] = []
-    """The dense and sparse features of the item, in two_tower and in data.catalogue; all others are the query's."""
+    """The dense and sparse features of the item, in two_tower and in data.catalogue; all others are the query's. With
+    model.target alone, sasrec and hstu find the next item instead of predicting the labels of the target."""
     vector_dim: pydantic.PositiveInt = 64
     """Dimensions of the vectors of two_tower."""
     normalize: bool = True
-    """Scale the vectors of two_tower to a length of 1, so that their inner product is a cosine."""
+    """Scale the vectors of query and item to a length of 1, so that their inner product is a cosine."""
     experts: ExpertsConfig = ExpertsConfig()
     dependencies: dict[str, list[str]] = {}
     """In dbmtl, the predictions that a prediction depends on, as in `buy = ["click"]`."""
     relation_layers: list[pydantic.PositiveInt] = [32]
     """Hidden layers of dbmtl over a task's tower and the tasks that it depends on."""
     target: str | None = None
-    """The sparse feature, of pooling none, with the item that din and sasrec predict the labels of."""
+    """The sparse feature, of pooling none, with the item that din, sasrec and hstu predict the labels of."""
     history: str | None = None
-    """The sparse feature, of pooling none, with a user's earlier items for din and sasrec. Unset: the same network
-    without a history, to measure what the history adds."""
+    """The sparse feature, of pooling none, with a user's earlier items for din, sasrec and hstu. Unset: the same
+    network without a history, to measure what the history adds."""
+    actions: list[str] = []
+    """Sparse features, of pooling none, with what the user did to each item of hstu's history, such as a rating."""
+    history_times: str | None = None
+    """The sparse feature, of pooling raw, with the second of each item of the history of hstu."""
+    target_time: str | None = None
+    """The sparse feature, of pooling raw, with the second of the target, or for which the next item is to be found."""
     inner_product: bool = False
     """Let the history of din reach the logits by an inner product with the target alone, not through over_layers,
     which memorize the histories of a small data set."""
     attention_layers: list[pydantic.PositiveInt] = [32]
     """Hidden layers of din over each item of the history and the target."""
     attention_blocks: pydantic.PositiveInt = 1
-    """Self-attention blocks of sasrec."""
+    """Self-attention blocks of sasrec, and units of hstu."""
     attention_heads: pydantic.PositiveInt = 1
-    """Heads of each block of sasrec; they must divide the columns of the table."""
+    """Heads of each block of sasrec and hstu; they must divide the columns of the table."""
     arguments: dict[str, Any] = {}
     """Values for a model of your own."""
+
+    @property
+    def retrieves(self) -> bool:
+        """Whether a model of sequences finds the next item."""
+        return self.name in RETRIEVES and bool(self.item_features)
 
     @pydantic.model_validator(mode="after")
     def _keys_are_used(self) -> Self:
@@ -157,8 +178,15 @@ def _check_sequences(model: ModelConfig, data: DataConfig) -> None:
     roles = {key: getattr(model, key) for key in ("target", "history") if key in USED_BY[model.name]}
     if "target" in roles:
         _check_roles(roles, model, data)
+    _check_beside_history(model, data)
+    for name in data.raw:
+        if name not in (model.history_times, model.target_time):
+            raise InputError(
+                f"data.sparse.{name}.pooling is 'raw', but model.name '{model.name}' does not read '{name}'; use it "
+                "with model.name hstu as model.history_times or model.target_time, or leave the feature out"
+            )
     for name in data.sequences:
-        if name not in roles.values():
+        if name not in (*roles.values(), *model.actions):
             readers = ", ".join(reader for reader, keys in USED_BY.items() if "target" in keys)
             what = "as model.target or model.history" if roles else f"with model.name {readers}"
             raise InputError(
@@ -211,11 +239,40 @@ def _check_roles(roles: dict[str, str | None], model: ModelConfig, data: DataCon
         )
 
 
+def _check_beside_history(model: ModelConfig, data: DataConfig) -> None:
+    """Refuses features of hstu that are not what they have to be beside the history."""
+    if bool(model.history_times) != bool(model.target_time):
+        raise InputError(
+            f"model.history_times is {model.history_times!r} and model.target_time is {model.target_time!r}; set both "
+            "or none"
+        )
+    longest = data.sequences.get(model.history or "")
+    beside = [
+        *(("actions", name, "none", longest) for name in model.actions),
+        ("history_times", model.history_times, "raw", longest),
+        ("target_time", model.target_time, "raw", 1),
+    ]
+    for key, name, pooling, length in beside:
+        if name is None:
+            continue
+        if longest is None:
+            raise InputError(f"model.{key} names '{name}', but model.history is unset; set it")
+        if name not in data.sparse:
+            raise InputError(f"model.{key} names '{name}', which is no sparse feature{nearest(name, data.sparse)}")
+        for rule, wanted in (("pooling", pooling), ("max_ids", length), ("keep", data.sparse[str(model.history)].keep)):
+            if (found := getattr(data.sparse[name], rule)) != wanted and (key, rule) != ("target_time", "keep"):
+                raise InputError(
+                    f"data.sparse.{name}.{rule} is {found!r}, but model.{key} names '{name}'; set it to {wanted!r}"
+                )
+
+
 def _check_predictions(model: ModelConfig, tasks: dict[str, TaskConfig]) -> None:
     """Refuses tasks that a built-in model does not predict, and dependencies on predictions that do not exist."""
     predictions = [str(task.prediction) for task in tasks.values()]
     if model.name == "esmm":
         _check_esmm(predictions)
+    if model.name in RETRIEVES:
+        _check_retrieval(model, tasks)
     for name, task in tasks.items():
         if task.output not in OUTPUTS.get(model.name, (task.output,)):
             allowed = "' or a '".join(OUTPUTS[model.name])
@@ -223,6 +280,17 @@ def _check_predictions(model: ModelConfig, tasks: dict[str, TaskConfig]) -> None
                 f"tasks.{name}.output is '{task.output}', but model.name '{model.name}' predicts a '{allowed}'"
             )
     _check_dependencies(model.dependencies, predictions)
+
+
+def _check_retrieval(model: ModelConfig, tasks: dict[str, TaskConfig]) -> None:
+    """Refuses tasks that rank in a model that finds the next item, and the other way round."""
+    for name, task in tasks.items():
+        if (task.output == "vectors") != model.retrieves:
+            takes = "find the next item, with a loss of vectors" if model.retrieves else "predict labels"
+            raise InputError(
+                f"tasks.{name}.output is '{task.output}', but model.item_features is {model.item_features}, with which "
+                f"model.name '{model.name}' is to {takes}; change one of them"
+            )
 
 
 def _check_esmm(predictions: list[str]) -> None:
@@ -261,6 +329,16 @@ def _check_item_features(model: ModelConfig, data: DataConfig) -> None:
             )
         if times > 1:
             raise InputError(f"model.item_features names '{name}' {times} times; name each feature once")
+    if model.retrieves and model.item_features != [model.target]:
+        raise InputError(
+            f"model.item_features is {model.item_features}, but model.name '{model.name}' finds items by "
+            f"model.target alone; set it to ['{model.target}']"
+        )
+    read = (model.target, model.history, *model.actions, model.history_times, model.target_time)
+    for name in known if model.retrieves else ():
+        if name not in read or model.history is None:
+            what = f"does not read '{name}'" if model.history else "needs model.history"
+            raise InputError(f"model.item_features is set, but model.name '{model.name}' {what} to find the next item")
     if model.name == "two_tower" and not 0 < len(model.item_features) < len(known):
         lacks = "the query" if model.item_features else "the item"
         raise InputError(

@@ -18,6 +18,7 @@ from trainer.models.dlrm import dlrm, dlrm_dcn
 from trainer.models.embeddings import check_names, collections, table_of_weight
 from trainer.models.esmm import esmm
 from trainer.models.experts import mmoe, ple
+from trainer.models.hstu import hstu
 from trainer.models.sasrec import sasrec
 from trainer.models.tasks import ModelWithLoss, TaskLosses
 from trainer.models.two_tower import two_tower
@@ -33,6 +34,7 @@ MODELS: dict[str, ModelBuilder] = {
     "dbmtl": dbmtl,
     "din": din,
     "sasrec": sasrec,
+    "hstu": hstu,
     "two_tower": two_tower,
 }
 

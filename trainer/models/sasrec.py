@@ -34,11 +34,12 @@ class AttentionBlock(nn.Module):
 
 
 class LastState(nn.Module):
-    """The state of a history's newest item after the blocks, and its products with the target."""
+    """The state of a history's newest item after the blocks and, to rank the target, its products with that."""
 
     def __init__(self, inputs: ModelInputs) -> None:
         super().__init__()
         config, dimension = inputs.config, sequence_dimension(inputs)
+        self._retrieves = config.retrieves
         length = inputs.sequence_features[config.history] if config.history else 1
         # By age, so that the newest item has the same position in every history.
         self.positions = nn.Embedding(length, dimension, device=inputs.device)
@@ -49,14 +50,14 @@ class LastState(nn.Module):
         self.norm = nn.LayerNorm(dimension, device=inputs.device)
 
     def forward(self, history: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """Returns `[B, 2 D]` from `[B, L, D]`, `[B]` and `[B, D]`; zeros where a history is empty."""
+        """Returns `[B, D]` or `[B, 2 D]` from `[B, L, D]`, `[B]` and `[B, D]`; zeros where a history is empty."""
         last = (lengths.long() - 1).clamp(min=0)
         ages = (last[:, None] - torch.arange(history.shape[1], device=lengths.device)).clamp(min=0)
         states = self.blocks(history + self.positions(ages))
         # Not take_along_dim, which torch.export takes for one number of samples only.
         newest = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2])).squeeze(1)
         state = self.norm(newest) * (lengths > 0)[:, None]
-        return torch.cat([state, state * target], dim=1)
+        return state if self._retrieves else torch.cat([state, state * target], dim=1)
 
 
 def sasrec(inputs: ModelInputs) -> nn.Module:

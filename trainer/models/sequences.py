@@ -1,13 +1,15 @@
 """Models over the vector of each sample, the item that it is about, and the history of earlier items."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from trainer.core.errors import InputError
 from trainer.models.base import ModelInputs, Predictions
 from trainer.models.pooled import columns_that_share, tower, vector_width
 
@@ -26,7 +28,8 @@ class SequenceModel(nn.Module):
     Args:
         inputs: The inputs of the model's builder.
         interest: Returns what a history says about a target, `[B, I]`, from embeddings `[B, L, D]`, lengths `[B]` and
-            the target's embedding `[B, D]`. Not used without model.history.
+            the target's embedding `[B, D]`; then, where they are set, from the embeddings of model.actions, `[B, L, D]`
+            each, model.history_times, `[B, L]`, and model.target_time, `[B]`. Not used without model.history.
         width: Its columns, `I`.
     """
 
@@ -34,18 +37,25 @@ class SequenceModel(nn.Module):
         super().__init__()
         config = inputs.config
         self._target, self._history = str(config.target), config.history
+        self._actions, self._times, self._now = config.actions, config.history_times, config.target_time
         self.tables = inputs.tables if inputs.sparse_features else None
         self.sequences = inputs.sequences
         length = inputs.sequence_features[self._history] if self._history else 0
-        self.network = _Network(inputs, interest if self._history else None, width if self._history else 0, length)
+        if config.retrieves:
+            self.network = _NextItem(inputs, interest, length)
+        else:
+            self.network = _Network(inputs, interest if self._history else None, width if self._history else 0, length)
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor | Predictions:
-        """Returns logits `[B, T]` for dense features `[B, D]` and sparse features."""
+        """Returns logits `[B, T]`, or vectors of query and item, for dense features `[B, D]` and sparse features."""
         parts = [dense]
         if self.tables is not None:
             parts.append(self.tables(sparse).values())
         found = self.sequences(sparse)  # pyrefly: ignore[not-callable]
-        return self.network(torch.cat(parts, dim=1), found[self._target], found[self._history or self._target])
+        history = {name: found[name] for name in (self._history or self._target, *self._actions)}
+        history |= {name: sparse[name] for name in (self._times,) if name}
+        target = [found[self._target], *(sparse[name] for name in (self._now,) if name)]
+        return self.network(torch.cat(parts, dim=1), target, history)
 
 
 class _Network(nn.Module):
@@ -58,19 +68,44 @@ class _Network(nn.Module):
         self.register_buffer("shares", columns_that_share(inputs), persistent=False)
         self.over = tower(over, inputs.config.over_layers, sum(inputs.columns), inputs.device)
 
-    def forward(self, vector: Tensor, target: JaggedTensor, history: JaggedTensor) -> Tensor:
-        """Returns logits `[B, T]`."""
-        item = target.to_padded_dense(1).squeeze(1)  # zeros where it is null
+    def forward(self, vector: Tensor, target: list[JaggedTensor], history: dict[str, JaggedTensor]) -> Tensor:
+        """Returns logits `[B, T]`, from the target and its time, and from the history and what goes with its items."""
+        item, *time = _each(target)
         parts = [vector, item]
         if self.interest is None:
             return self.over(torch.cat(parts, dim=1))
-        found = in_groups(self.interest, history, item, self._length)
+        found = in_groups(self.interest, history, [item, *time], self._length)
         if self._adds:
             return self.over(torch.cat(parts, dim=1)) + (found * item).sum(dim=1, keepdim=True) * self.shares
         return self.over(torch.cat([*parts, found], dim=1))
 
 
-def in_groups(interest: nn.Module, history: JaggedTensor, target: Tensor, length: int) -> Tensor:
+class _NextItem(nn.Module):
+    """Vectors of what a history says about the next item, and of the item that it was."""
+
+    def __init__(self, inputs: ModelInputs, interest: nn.Module, length: int) -> None:
+        super().__init__()
+        self.interest, self._length = interest, length
+        self._predictions, self._normalize = inputs.predictions, inputs.config.normalize
+
+    def forward(self, vector: Tensor, target: list[JaggedTensor], history: dict[str, JaggedTensor]) -> Predictions:
+        """Returns the vectors of query and item, `[B, 2, D]`, as every prediction."""
+        item, *time = _each(target)
+        query = in_groups(self.interest, history, [item, *time], self._length)
+        vectors = torch.stack([query, item], dim=1).float()
+        if self._normalize:
+            vectors = functional.normalize(vectors, dim=2)
+        return dict.fromkeys(self._predictions, vectors)
+
+
+def _each(target: list[JaggedTensor]) -> list[Tensor]:
+    """Returns sequences of at most one as `[B, ...]`, zeros where there is none."""
+    return [one.to_padded_dense(1).squeeze(1) for one in target]
+
+
+def in_groups(
+    interest: nn.Module, history: Mapping[str, JaggedTensor], target: Sequence[Tensor], length: int
+) -> Tensor:
     """Returns the interest of all samples, computed for groups of samples with histories of like length.
 
     With a mean length of a quarter of the longest, that takes a third of the time of one batch padded to the longest
@@ -79,31 +114,56 @@ def in_groups(interest: nn.Module, history: JaggedTensor, target: Tensor, length
     flex_attention does not train on a CPU, and has no attention without a softmax.
 
     Args:
-        interest: Computes it from embeddings `[B, L, D]`, lengths `[B]` and targets `[B, D]`.
-        history: The histories.
-        target: The targets.
+        interest: Computes it, as for `SequenceModel`.
+        history: The histories, then what goes with their items, by feature.
+        target: The targets, `[B, D]`, then what goes with them.
         length: The longest that a history may be.
+
+    Raises:
+        InputError: An item of a history lacks what goes with it.
     """
-    lengths = history.lengths()
-    if not isinstance(history, JaggedTensor) or isinstance(lengths, FakeTensor):  # exported, or without values
-        return interest(history.to_padded_dense(length), lengths, target)
+    first = next(iter(history.values()))
+    lengths = first.lengths()
+    if not isinstance(first, JaggedTensor) or isinstance(lengths, FakeTensor):  # exported, or without values
+        padded = [one.to_padded_dense(length) for one in history.values()]
+        return interest(padded[0], lengths, target[0], *padded[1:], *target[1:])
     return _grouped(interest, history, target)
 
 
 # Compiled are the calls of `interest`, each of which is the same program for all sizes.
 @torch.compiler.disable(recursive=False)
-def _grouped(interest: nn.Module, history: JaggedTensor, target: Tensor) -> Tensor:
-    lengths, ends = history.lengths(), history.offsets()
-    # One more item, of zeros, is what histories are padded with.
-    items = torch.cat([history.values(), history.values().new_zeros(1, *history.values().shape[1:])])
+def _grouped(interest: nn.Module, history: Mapping[str, JaggedTensor], target: Sequence[Tensor]) -> Tensor:
+    _check_lengths(history)
+    first = next(iter(history.values()))
+    lengths, starts = first.lengths(), first.offsets()
+    values = [_with_padding(one.values()) for one in history.values()]
     found, order = [], []
     for samples, longest in _groups(lengths.cpu().numpy()):
-        here = torch.from_numpy(samples).to(target.device)
-        places = ends[here][:, None] + torch.arange(longest, device=target.device)
-        places = places.where(within(lengths[here], longest), len(items) - 1)
-        found.append(interest(items[places], lengths[here], target[here]))
+        here = torch.from_numpy(samples).to(lengths.device)
+        places = starts[here][:, None] + torch.arange(longest, device=lengths.device)
+        places = places.where(within(lengths[here], longest), len(values[0]) - 1).flatten()
+        padded = [one.index_select(0, places).unflatten(0, (len(here), longest)) for one in values]
+        of_group = [one[here] for one in target]
+        found.append(interest(padded[0], lengths[here], of_group[0], *padded[1:], *of_group[1:]))
         order.append(here)
     return torch.cat(found)[torch.cat(order).argsort()]
+
+
+def _with_padding(values: Tensor) -> Tensor:
+    """Returns the values and a zero, which histories are padded with."""
+    return torch.cat([values, values.new_zeros(1, *values.shape[1:])])
+
+
+def _check_lengths(history: Mapping[str, JaggedTensor]) -> None:
+    (name, first), *others = history.items()
+    for other, sequence in others:
+        if (unlike := sequence.lengths() != first.lengths()).any():
+            sample = int(unlike.int().argmax())
+            raise InputError(
+                f"data.sparse.{other} has {int(sequence.lengths()[sample])} values in a sample in which "
+                f"data.sparse.{name} has {int(first.lengths()[sample])} items; make the lists of each row alike, "
+                "without nulls"
+            )
 
 
 def _groups(lengths: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:

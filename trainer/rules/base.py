@@ -27,8 +27,9 @@ class SparseKeys(Section):
     """Columns of the embedding table. Unset: model.embedding_dim."""
     column: str | None = None
     """Column of the files. Unset: the feature's own name. One column can make several features."""
-    pooling: Literal["sum", "mean", "none"] = "sum"
-    """How the embeddings of a sample's ids become one; none leaves them a sequence, for models that read sequences."""
+    pooling: Literal["sum", "mean", "none", "raw"] = "sum"
+    """How the embeddings of a sample's ids become one; none leaves them a sequence, for models that read sequences. raw
+    has no table: the model reads the ids themselves, such as times in seconds."""
     ids: str = "error"
     """What becomes of an id: error refuses one outside [0, rows), modulo wraps it, hash mixes it, vocabulary looks it
     up in a list of ids, managed gives it a row when it is first seen, and package.module:Rule is a rule of your own.

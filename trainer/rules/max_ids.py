@@ -15,18 +15,18 @@ class MaxIdsKeys(SparseKeys):
     """The keys of this rule."""
 
     max_ids: pydantic.PositiveInt | None = None
-    """Ids of a list at most. A sequence, of pooling none, needs it. Unset: all are kept."""
+    """Ids of a list at most. A sequence, of pooling none or raw, needs it. Unset: all are kept."""
     keep: Literal["last", "first"] = "last"
     """Which max_ids of a longer list are kept: the last ones, the newest as a rule, or the first."""
 
     def check_max_ids(self, key: str, made: str | None) -> None:
         """Refuses a sequence without a length, and a length without lists; `made` is the key that makes ids."""
-        if self.pooling == "none" and self.max_ids is None:
+        if self.pooling in ("none", "raw") and self.max_ids is None:
             raise InputError(
-                f"{key}.pooling is 'none', but {key}.max_ids is unset; set the length that a sequence has at most, 1 "
-                "for a single id"
+                f"{key}.pooling is '{self.pooling}', but {key}.max_ids is unset; set the length that a sequence has at "
+                "most, 1 for a single id"
             )
-        if made and self.max_ids and self.pooling != "none":
+        if made and self.max_ids and self.pooling not in ("none", "raw"):
             raise InputError(
                 f"{key}.max_ids is {self.max_ids}, which cuts lists, but {key}.{made} makes one id; leave it out"
             )
@@ -37,7 +37,7 @@ class MaxIdsKeys(SparseKeys):
 def check_lists(file: str, column: str, dtype: pa.DataType, key: str, feature: MaxIdsKeys) -> None:
     """Refuses a column of single ids, which cannot be cut; a sequence of one id needs `max_ids = 1`."""
     has_single_ids = not (is_list(dtype) or pa.types.is_null(plain_type(dtype)))
-    if has_single_ids and feature.max_ids and feature.pooling != "none":
+    if has_single_ids and feature.max_ids and feature.pooling not in ("none", "raw"):
         raise InputError(
             f"{file}: column '{column}' is of type {dtype}, but {key}.max_ids is {feature.max_ids}, which cuts "
             "lists; leave it out"

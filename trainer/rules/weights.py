@@ -25,10 +25,10 @@ class WeightKeys(SparseKeys):
         """Refuses weights without pooling, and weights of made ids; `made` is the key that makes ids."""
         if self.weights is None:
             return
-        if self.pooling == "none":
+        if self.pooling in ("none", "raw"):
             raise InputError(
-                f"{key}.weights is '{self.weights}', but {key}.pooling is 'none', which leaves the embeddings as they "
-                "are; set it to 'sum' or 'mean', or leave weights out"
+                f"{key}.weights is '{self.weights}', but {key}.pooling is '{self.pooling}', which leaves them "
+                "as they are; set it to 'sum' or 'mean', or leave weights out"
             )
         if made:
             raise InputError(

@@ -38,6 +38,7 @@ VARIANTS = {
         "report": {"interval_steps": 1, "tensorboard": True, "histograms_every_steps": 5},
     },
 }
+BALANCE = {"features": ["history"], "squares": 0.5}
 STRAIGHT = "hstu-row_wise-2"
 RESUMED = [("row_wise", 2), ("column_wise", 1), ("table_wise", 4)]
 SENT = {"fp32": 4.0, "bf16": 2.0, "int8": 1.25}  # bytes of a value
@@ -135,6 +136,8 @@ def runs(matrix, tmp_path_factory):
     for kind, precision in product(("table_wise", "row_wise"), SENT):
         add(f"{kind}-{precision}", 2, quantized(data, kind, precision), count=True)
     add("half", 2, settings(data, "hstu", "row_wise", train__steps=HALF))
+    add("balanced", 4, settings(data, "hstu", "row_wise", data__balance=BALANCE))
+    add("balanced-half", 4, settings(data, "hstu", "row_wise", data__balance=BALANCE, train__steps=HALF))
     launch_rounds([*jobs.items()], folder)
     for kind, _ in RESUMED:
         shutil.copytree(folder / "half-2", folder / f"resumed-{kind}-on-2")
@@ -142,8 +145,12 @@ def runs(matrix, tmp_path_factory):
         (ranks, [{"config": settings(data, "hstu", kind), "out": str(folder / f"resumed-{kind}-on-2")}])
         for kind, ranks in RESUMED
     ]
+    dealt = {
+        "config": settings(data, "hstu", "row_wise", data__balance=BALANCE),
+        "out": str(folder / "balanced-half-4"),
+    }
     tuned = {"config": fine_tuned(data, folder / "din-table_wise-1"), "out": str(folder / "fine_tuned-2")}
-    launch_rounds([*later, (2, [tuned])], folder)
+    launch_rounds([*later, (4, [dealt]), (2, [tuned])], folder)
     return folder
 
 
@@ -202,6 +209,15 @@ def test_a_resumed_run_takes_the_same_steps(runs):
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     for kind in ("column_wise", "table_wise"):
         assert_alike(runs / f"resumed-{kind}-on-2", runs / STRAIGHT)
+
+
+def test_samples_dealt_by_cost_train_alike(runs):
+    """On four ranks like on one without, but for rounding; bit for bit when it is resumed."""
+    np.testing.assert_allclose(losses(runs / "balanced-4"), losses(runs / "hstu-table_wise-1"), rtol=1e-6)
+    assert_alike(runs / "balanced-4", runs / "hstu-table_wise-1")
+    expected, found = (saved_tensors(runs / name, STEPS) for name in ("balanced-4", "balanced-half-4"))
+    assert losses(runs / "balanced-half-4") == losses(runs / "balanced-4")
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("precision", SENT)

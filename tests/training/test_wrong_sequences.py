@@ -35,6 +35,10 @@ NEXT = {
 }
 
 
+BPR = {"label": {"loss": "bpr", "group": "s0"}}
+DRAWN = NEXT["data__catalogue"] | {"negatives": 4}
+
+
 def finder(**keys):
     tree = model("hstu", item_features=["s0"], **keys)
     del tree["model"]["over_layers"]
@@ -157,6 +161,19 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
         (
             NEXT | finder() | {"data__dense": {"d0": {}}},
             "model.item_features is set, but model.name 'hstu' does not read 'd0' to find the next item",
+        ),
+        (
+            DIN | {"data__balance": {"features": ["s11"]}},
+            "data.balance.features names 's11', which is no sparse feature; did you mean 's1'?",
+        ),
+        (DIN | {"data__balance": {"squares": 0.1}}, "data.balance.squares is 0.1, but data.balance.features is empty"),
+        (
+            DIN | {"data__balance": {"features": ["s1"]}, "data__groups": ["s0"], "tasks": BPR},
+            "tasks.label.loss is 'bpr', which compares the samples of a lane, but data.balance.features is",
+        ),
+        (
+            NEXT | finder() | {"data__balance": {"features": ["s1"]}, "data__catalogue": DRAWN},
+            "data.balance.features is ['s1'], but data.catalogue gives each lane its negatives, which go with",
         ),
         (CUSTOM | {"model__name": "custom:Renamed"}, "the model keeps ModelInputs.sequences as 'unpooled'"),
     ],

@@ -4,13 +4,14 @@ from typing import Annotated, Any, Literal, Self
 
 import pydantic
 
+from trainer.config.balance import BalanceConfig
 from trainer.config.catalogue import CatalogueConfig
 from trainer.config.csv import CsvConfig
 from trainer.config.features import DenseFeature, SparseFeature, check_dense, check_sparse, columns_of
 from trainer.config.may_change import fixed_values
 from trainer.config.segments import SegmentsConfig
 from trainer.config.select import SelectConfig
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, nearest
 from trainer.core.section import MayChange, Section
 from trainer.rules.registry import lists_ids
 
@@ -47,6 +48,7 @@ class DataConfig(Section):
     """Column with the weight of each sample. Unset: every sample weighs 1."""
     global_batch_size: pydantic.PositiveInt = 8192
     """Samples per step, over all ranks."""
+    balance: BalanceConfig = BalanceConfig()
     lanes: Annotated[pydantic.PositiveInt | None, MayChange] = None
     """Equal parts of an epoch. Unset: the smallest multiple of the first run's number of ranks that is at least 8."""
     shuffle: bool = True
@@ -77,7 +79,26 @@ class DataConfig(Section):
         for name, feature in self.sparse.items():
             check_sparse(name, feature)
             self._check_shared_table(name, feature)
+        self._check_balance()
         return self
+
+    def _check_balance(self) -> None:
+        balance = self.balance
+        for name in balance.features:
+            if name not in self.sparse:
+                raise InputError(
+                    f"data.balance.features names '{name}', which is no sparse feature{nearest(name, self.sparse)}"
+                )
+        if balance.squares and not balance.features:
+            raise InputError(
+                f"data.balance.squares is {balance.squares}, but data.balance.features is empty; name features with "
+                "lists, or leave it out"
+            )
+        if balance.features and self.catalogue.negatives + self.catalogue.hard:
+            raise InputError(
+                f"data.balance.features is {balance.features}, but data.catalogue gives each lane its negatives, which "
+                "go with the samples of the lane; leave one of them out"
+            )
 
     def _check_shared_table(self, name: str, feature: SparseFeature) -> None:
         first = next(n for n in self.sparse if self.table_of(n) == self.table_of(name))

@@ -135,6 +135,12 @@ def check_task(key: str, task: TaskConfig, data: DataConfig) -> None:
         raise InputError(
             f"{key}.loss is '{task.loss}'{nearest(task.loss, LOSS_KINDS)}, or package.module:name for your own"
         )
+    if data.balance.features and task.compares_samples and task.across == "lane":
+        raise InputError(
+            f"{key}.loss is '{task.loss}', which compares the samples of a lane, but data.balance.features is "
+            f"{data.balance.features}, which deals them to several ranks; set {key}.across to 'batch', or leave "
+            "data.balance out"
+        )
     _check_columns(key, task, data)
     _check_options(key, task)
     if task.output not in task.kind.outputs:

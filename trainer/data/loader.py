@@ -17,12 +17,15 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainer.config.balance import BalanceConfig
 from trainer.config.data import DataConfig
+from trainer.core.errors import InputError
 from trainer.data.batch import Batch, to_batches
 from trainer.data.chunk import Chunk
 from trainer.data.dataset import FileSet, RowGroup
+from trainer.data.dealing import costs, dealt
 from trainer.data.decode import decode
-from trainer.data.lanes import Lanes, share_of
+from trainer.data.lanes import Lanes, Share, share_of
 from trainer.data.negatives import Negatives
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.rows import Rows
@@ -53,6 +56,10 @@ class Loader:
         seed: Seed of the shuffling.
         shuffle: Whether to shuffle.
         negatives: Appends negatives to the samples of each lane; None without a catalogue.
+        balance: How samples are dealt to the ranks. Unset: a rank takes the samples of its lanes.
+
+    Raises:
+        InputError: The balance names features without lists.
     """
 
     def __init__(
@@ -65,12 +72,21 @@ class Loader:
         seed: int,
         shuffle: bool,
         negatives: Negatives | None = None,
+        balance: BalanceConfig | None = None,
     ) -> None:
         self._files, self._config, self._lanes = files, config, lanes
-        self._share, self._world_size = share_of(rank, world_size, lanes.lanes), world_size
+        self._balance = balance if balance and balance.features and world_size > 1 else None
+        self._rank, self._world_size = rank, world_size
+        everything = Share(range(lanes.lanes), slice=0, slices=1)
+        self._share = everything if self._balance else share_of(rank, world_size, lanes.lanes)
         self._seed, self._shuffle, self._negatives = seed, shuffle, negatives
         self._lists = files.files[0].lists
         are_alike = not self._lists and negatives is None and self._share.slices == 1
+        for name in self._balance.features if self._balance else ():
+            if name not in self._lists:
+                raise InputError(
+                    f"data.balance.features names '{name}', which has single ids, that all cost the same; leave it out"
+                )
         self._together = max(1, TOGETHER_ROWS * world_size // lanes.global_batch_size) if are_alike else 1
         self._reader = RowGroupReader(files, config)
         fingerprints(config.sparse)  # reads the vocabularies now, in one thread
@@ -113,6 +129,13 @@ class Loader:
 
     def _epoch(self, epoch: int, together: list[range], pool: ThreadPoolExecutor) -> Iterator[list[Rows]]:
         """Yields this rank's rows of steps of an epoch, several steps together, lane by lane."""
+        streams = self._streams(epoch, together, pool)
+        for _ in together:
+            lanes = [self._slice(next(stream)) for stream in streams]
+            yield [self._dealt(Rows.join(lanes))] if self._balance else lanes
+
+    def _streams(self, epoch: int, together: list[range], pool: ThreadPoolExecutor) -> list[Iterator[Rows]]:
+        """Returns the rows of the steps in each lane that this rank reads."""
         first = together[0].start
         offset = first * self._lanes.samples_per_step
         plan = self._plan(epoch, offset)
@@ -122,8 +145,27 @@ class Loader:
         if self._negatives:
             follow = self._negatives.follow
             streams = [follow(rows, epoch, lane, first) for lane, rows in zip(plan, streams, strict=True)]
-        for _ in together:
-            yield [self._slice(next(stream)) for stream in streams]
+        return streams
+
+    def _dealt(self, rows: Rows) -> Rows:
+        """Returns this rank's rows of a global batch."""
+        assert self._balance is not None
+        return rows.take(dealt(costs(rows, self._balance), self._world_size)[self._rank])
+
+    def place_of(self, step: int, position: int) -> int:
+        """Returns the place of a sample of a step among the lanes, from its position in the global batch.
+
+        Args:
+            step: The step, counted over all epochs from 0.
+            position: The place rank after rank.
+        """
+        if self._balance is None:
+            return position
+        epoch, of_epoch = divmod(step, self._lanes.steps)
+        with ThreadPoolExecutor(1) as pool:
+            streams = self._streams(epoch, [range(of_epoch, of_epoch + 1)], pool)
+            rows = Rows.join([next(stream) for stream in streams])
+        return int(dealt(costs(rows, self._balance), self._world_size).reshape(-1)[position])
 
     def _slice(self, rows: Rows) -> Rows:
         """Returns this rank's slice of the rows of a lane in a step."""

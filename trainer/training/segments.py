@@ -271,7 +271,9 @@ class Chain:
         return EpochOrder(
             files=files,
             lanes=lanes,
-            loader=Loader(files, config.data, lanes, rank, world, seed, config.data.shuffle, negatives),
+            loader=Loader(
+                files, config.data, lanes, rank, world, seed, config.data.shuffle, negatives, config.data.balance
+            ),
             catalogue=self._catalogue,
             steps_done=self._steps,
             last_step=place.last_step,

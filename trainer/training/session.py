@@ -171,15 +171,14 @@ class Session:
 
     def training_step(self) -> TrainingStep:
         """Returns the pipeline that takes the steps of this run."""
+        return TrainingStep(self.model, self.config, self.context, self.step_state, self._where)
+
+    def _where(self, step: int, position: int) -> str:
+        """Returns where a sample is in the files, by a step and a position in its global batch."""
         order, config = self.order, self.config
-        where = partial(locate, order.files, config.data, order.lanes, config.train.seed)
-        return TrainingStep(
-            self.model,
-            config,
-            self.context,
-            self.step_state,
-            lambda step, position: where(step - order.steps_before, position),
-        )
+        of_order = step - order.steps_before
+        place = order.loader.place_of(of_order - 1, position)
+        return locate(order.files, config.data, order.lanes, config.train.seed, of_order, place)
 
     def record(self, step: int, result: StepResult) -> None:
         """Records a step's loss, samples, time, scalars and histograms."""

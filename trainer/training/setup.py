@@ -196,7 +196,8 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
     rank, world_size, seed = context.rank, context.world_size, config.train.seed
     catalogue = open_catalogue(config, context, files.files[0], start)
     negatives = Negatives(catalogue, config.data, seed) if catalogue else None
-    loader = Loader(files, config.data, lanes, rank, world_size, seed, config.data.shuffle, negatives)
+    data = config.data
+    loader = Loader(files, data, lanes, rank, world_size, seed, data.shuffle, negatives, data.balance)
     return EpochOrder(
         files=files, lanes=lanes, loader=loader, catalogue=catalogue, steps_done=steps_done, last_step=last_step
     )

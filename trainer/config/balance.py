@@ -1,0 +1,20 @@
+"""Configuration of steps whose samples are dealt to the ranks by their cost."""
+
+from typing import Annotated
+
+import pydantic
+
+from trainer.core.section import MayChange, Section
+
+
+class BalanceConfig(Section):
+    """Which rank computes which samples of a step: those of its lanes, or samples of equal cost.
+
+    A step has the same samples either way, and the same loss but for rounding, so that both keys may change on resume.
+    """
+
+    features: Annotated[list[str], MayChange] = []
+    """Sparse features with lists whose lengths make the cost of a sample. Each rank then reads the samples of all ranks
+    and keeps its own. Unset: a rank takes the samples of its lanes."""
+    squares: Annotated[pydantic.NonNegativeFloat, MayChange] = 0.0
+    """How much the square of a length costs beside the length itself, as attention's does: 0.01 for l + 0.01 l^2."""

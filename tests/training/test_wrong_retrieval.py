@@ -85,7 +85,7 @@ def here(tmp_path, monkeypatch):
         ),
         (
             changed(task={"metrics": ["auc"]}),
-            ["tasks.one.metrics has 'auc'", "gives vectors", "recall@k, hit_rate@k, mrr"],
+            ["tasks.one.metrics has 'auc'", "gives vectors", "recall@k, hit_rate@k, ndcg@k, mrr"],
         ),
         (changed(catalogue={"items": ["no.parquet"]}), ["data.catalogue.items: no Parquet file at 'no.parquet'"]),
         (changed(catalogue={"weight": "clicks"}), ["items.parquet: no column 'clicks'; the file has: s1, count"]),

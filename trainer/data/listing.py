@@ -51,6 +51,7 @@ def list_patterns(
         reader: The reader of the files.
         choose: Returns the URLs to keep, in their order.
     """
+    pa.array([])  # now, in one thread, pyarrow imports pandas, where that is installed; see Loader
     with ThreadPoolExecutor(LIST_THREADS) as pool:
         found = _sorted(pa.concat_tables(pool.map(lambda pattern: list_files(key, pattern, reader), patterns)))
     urls = found["url"].to_pylist()

@@ -247,12 +247,13 @@ def test_delete_kills_what_a_killed_supervisor_left(torchx, tmp_path):
 def test_another_process_with_the_number_of_a_dead_one_is_not_taken_for_it(torchx, tmp_path):
     handle = torchx.detached(*SH, f"trap '' TERM; {waiting(tmp_path / 'go')}")
     wait_for(lambda: (tmp_path / "go.pid").exists())
+    file = torchx.record(handle) / "progress.json"
+    wait_for(lambda: json.loads(file.read_text())["processes"])  # the process starts before it is recorded
     os.kill(torchx.supervisor(handle), signal.SIGKILL)
     wait_for(lambda: torchx.status(handle)["state"] == "FAILED")
     os.kill(int((tmp_path / "go.pid").read_text()), signal.SIGKILL)
     wait_for(lambda: "it left" not in torchx.status(handle)["msg"])  # what the shell runs outlives it for a moment
     with subprocess.Popen(["sleep", "600"]) as other:
-        file = torchx.record(handle) / "progress.json"
         progress = json.loads(file.read_text())
         progress["supervisor"] = progress["processes"][0]["pid"] = other.pid
         file.write_text(json.dumps(progress))

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from apps.check_data.splits import COMPUTED, Kind, Split, computed
 from trainer.config.data import DataConfig
+from trainer.core.ragged import places_in_groups
 from trainer.core.splitmix import mix
 from trainer.data.dataset import RowGroup
 from trainer.data.readers.base import Column
@@ -295,6 +296,6 @@ def _hash_lists(values: pa.LargeListArray, kind: Kind) -> np.ndarray:
     lengths = values.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     elements = bits_of(values.flatten(), "integer" if kind == "integers" else "text")
     starts = np.cumsum(lengths) - lengths
-    places = (np.arange(len(elements)) - np.repeat(starts, lengths)).astype(np.uint64)
+    places = places_in_groups(lengths).astype(np.uint64)
     sums = np.concatenate([[np.uint64(0)], np.cumsum(mix(mix(elements) ^ mix(places)))])  # wraps around, and back
     return mix(sums[starts + lengths] - sums[starts] + lengths.astype(np.uint64))

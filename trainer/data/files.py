@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainer.core.ragged import places_in_groups
 from trainer.core.secrets import without_secrets
 from trainer.data.outlines import Outlines
 from trainer.data.partitions import PathColumn, path_types, texts_in_path
@@ -129,8 +130,7 @@ class DataFiles(Sequence[DataFile]):
         groups = self.columns["row_groups"].combine_chunks()
         counts = pc.list_value_length(groups).to_numpy()  # pyrefly: ignore[missing-attribute]
         files = np.repeat(np.arange(len(counts)), counts)
-        starts = np.cumsum(counts) - counts
-        return files, np.arange(len(files)) - starts[files], groups.flatten().to_numpy()
+        return files, places_in_groups(counts), groups.flatten().to_numpy()
 
     def outline(self) -> Iterator[list[tuple[str, int, tuple[int, ...], tuple[str, ...]]]]:
         """Yields name, size and row groups of the files, and the lists of ids, many files at a time."""

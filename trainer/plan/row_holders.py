@@ -3,6 +3,7 @@
 import numpy as np
 from torchrec.distributed.types import ParameterSharding
 
+from trainer.core.ragged import places_in_groups
 from trainer.plan.sharding_plan import shards_of
 
 
@@ -28,5 +29,4 @@ class RowHolders:
         rows = np.sort(rows)
         start, stop = np.searchsorted(rows, self._first), np.searchsorted(rows, self._end)
         numbers = stop - start
-        places = np.arange(numbers.sum()) + np.repeat(start - (numbers.cumsum() - numbers), numbers)
-        return np.repeat(self._ranks, numbers), rows[places]
+        return np.repeat(self._ranks, numbers), rows[np.repeat(start, numbers) + places_in_groups(numbers)]

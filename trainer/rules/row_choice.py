@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from trainer.core.ragged import places_in_groups
 from trainer.rules.blocks import PartOfBlocks
 
 LET_GO = -1  # in place of the count of a free row whose weights are those of an earlier id
@@ -78,14 +79,13 @@ class RowChoice:
     def _following(self, blocks: np.ndarray, wanted: np.ndarray) -> Choice:
         """Returns the next rows of blocks."""
         assert self._next is not None
-        turn = np.arange(wanted.sum()) - np.repeat(wanted.cumsum() - wanted, wanted)
-        left = np.repeat(self._next[blocks], wanted) - turn  # untouched rows of the block, this one included
-        places = np.empty(len(turn), np.int64)
+        left = np.repeat(self._next[blocks], wanted) - places_in_groups(wanted)  # untouched rows, this one included
+        places = np.empty(len(left), np.int64)
         for first, end in [*self._part.stretches(np.repeat(blocks, wanted))][::-1]:
             here = (left > 0) & (left <= end - first)
             places[here] = (end - left)[here]
             left -= end - first
-        return places, np.full(len(turn), UNTOUCHED), wanted
+        return places, np.full(len(left), UNTOUCHED), wanted
 
     def _lowest(self, blocks: np.ndarray, wanted: np.ndarray, turns: Turns, resting: np.ndarray) -> Choice:
         """Returns the rows with the lowest turns."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainer.core.ragged import places_in_groups
 from trainer.rules.blocks import Blocks
 from trainer.rules.places import FREE, NOWHERE, Places
 from trainer.rules.row_choice import COUNTS, HELD, IN_USE, LET_GO, NEVER, UNTOUCHED, RowChoice
@@ -100,8 +101,7 @@ class RowMap:
         given, kinds, numbers = self._choice.choose(
             asking, wanted, lambda state: self._turns(state, step, seen), let_go
         )
-        turn = np.arange(len(order)) - np.repeat(wanted.cumsum() - wanted, wanted)  # of an id in its block
-        new = order[turn < np.repeat(numbers, wanted)]
+        new = order[places_in_groups(wanted) < np.repeat(numbers, wanted)]
 
         rest, touched = np.append(given, let_go), np.concatenate([used, given, let_go])
         before = np.concatenate([before_used, self.state[:, rest]], 1)

@@ -28,6 +28,11 @@ def held(name: str = "go") -> str:
     return f"until [ -e {{{name}}} ]; do sleep 0.05; done"
 
 
+def until_submitted(step: str) -> str:
+    """Returns a line of shell that waits until the pipeline has submitted this step for the first time."""
+    return f"until grep -qs '\"handle\": \"[^\"]' {{out}}/pipeline/{step}-1.json; do sleep 0.05; done"
+
+
 def done(file: Path) -> list[str]:
     """Returns the steps that have succeeded, in the order of their ends."""
     found = file.parent / "done"

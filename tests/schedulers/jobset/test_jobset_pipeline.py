@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from pipelines_of_shell import done, held, submissions, submitted, table, verbs, write_pipeline
+from pipelines_of_shell import done, held, submissions, submitted, table, until_submitted, verbs, write_pipeline
 from shells import wait_for
 
 from pipelines import actions
@@ -52,7 +52,7 @@ def test_steps_run_one_after_the_other_and_once(cluster, pipeline, tmp_path):
 
 
 def test_what_failed_is_run_again_with_what_waits_for_it(cluster, pipeline, tmp_path):
-    file = write_pipeline(tmp_path / "p.toml", a=("true",), b=("exit 3", "a"), c=("true", "b"))
+    file = write_pipeline(tmp_path / "p.toml", a=("true",), b=(f"{until_submitted('c')}; exit 3", "a"), c=("true", "b"))
     with pytest.raises(SystemExit) as end:
         pipeline("run", "--wait")
     assert end.value.code == 1

@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from pipelines_of_shell import done, held, submissions, submitted, table, verbs, write_pipeline
+from pipelines_of_shell import done, held, submissions, submitted, table, until_submitted, verbs, write_pipeline
 from shells import ENDED, runs, wait_for
 
 LATE = """
@@ -88,7 +88,7 @@ def test_steps_run_one_after_the_other_and_once(torchx):
 
 
 def test_a_failed_step_is_run_again_with_those_after_it(torchx):
-    file = File(torchx, a=("true",), b=("exit 3", "a"), c=("true", "b"))
+    file = File(torchx, a=("true",), b=(f"{until_submitted('c')}; exit 3", "a"), c=("true", "b"))
     file.run("--wait", code=1)
     status = file.status()
     assert [status[name][0] for name in "abc"] == ["SUCCEEDED", "FAILED", "CANCELLED"]

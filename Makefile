@@ -55,64 +55,64 @@ site: $(VENV)/ready
 docs: $(VENV)/ready
 	python -m docs.generate
 
-# What each training feature costs on this machine: the table in docs/training.md. A few minutes, of a quiet machine.
+# What each training feature costs on this machine: the table in docs/explanation/step.md. A few minutes, of a quiet machine.
 costs: $(VENV)/ready
 	python -m benchmarks.costs
 
-# How well the built-in models predict MovieLens: the table in docs/models.md. A few minutes, of a quiet machine.
+# How well the built-in models predict MovieLens: the tables in docs/explanation/results.md. A few minutes, of a quiet machine.
 models: $(VENV)/ready data/movielens/summary.json
 	python -m benchmarks.models
 
-# What each rule for ids costs in AUC on MovieLens: the table in docs/ids.md. A few minutes.
+# What each rule for ids costs in AUC on MovieLens: the table in docs/guides/ids.md. A few minutes.
 ids: $(VENV)/ready data/movielens/summary.json
 	python -m benchmarks.ids
 
-# Size, latency and AUC of exported models: the table in docs/serving.md. Some minutes, of a quiet machine.
+# Size, latency and AUC of exported models: the table in docs/guides/export_forms.md. Some minutes, of a quiet machine.
 serving: $(VENV)/ready data/movielens/summary.json
 	python -m benchmarks.serving
 
-# A server that takes over deltas under load: the table in docs/serving.md. Ten minutes, of a quiet machine with 4 GB of disk.
+# A server that takes over deltas under load: the table in docs/guides/serve.md. Ten minutes, of a quiet machine with 4 GB of disk.
 serving-deltas: $(VENV)/ready
 	python -m benchmarks.serving_deltas
 
-# This project's planner beside TorchRec's: the table in docs/planning.md. Two minutes.
+# This project's planner beside TorchRec's: the table in docs/explanation/planner.md. Two minutes.
 plans: $(VENV)/ready
 	python -m benchmarks.planners
 
-# A model that is trained on each segment beside others: the table in docs/continuous.md. Some minutes.
+# A model that is trained on each segment beside others: the table in docs/explanation/continuous_results.md. Some minutes.
 segments: $(VENV)/ready data/movielens/summary.json
 	python -m benchmarks.segments
 
-# Checkpoints of what changed at Criteo Kaggle's table sizes: the table in docs/checkpoints.md. Some minutes, 8 GB.
+# Checkpoints of what changed at Criteo Kaggle's table sizes: the table in docs/guides/checkpoints.md. Some minutes, 8 GB.
 checkpoint-deltas: $(VENV)/ready
 	python -m benchmarks.checkpoint_deltas
 
-# This project beside plain torch, TorchRec and other libraries: the tables in docs/performance.md. Some 15 minutes, of a
+# This project beside plain torch, TorchRec and other libraries: the tables in docs/explanation/performance.md. Some 15 minutes, of a
 # quiet machine with 6 GB of disk.
 peers: $(VENV)/ready data/movielens/summary.json
 	python -m benchmarks.peers
 
-# How long the demo takes from `torchx run` to its first step: the table in docs/performance.md. A minute.
+# How long the demo takes from `torchx run` to its first step: the table in docs/explanation/performance.md. A minute.
 start: $(VENV)/ready data/movielens/summary.json
 	python -m benchmarks.start
 
-# How a step's processor time grows with tables, ranks and batch: the figure in docs/performance.md. Some minutes.
+# How a step's processor time grows with tables, ranks and batch: the figure in docs/explanation/step_limits.md. Some minutes.
 growth: $(VENV)/ready
 	python -m benchmarks.growth
 
-# What grows with the number of ranks, up to 4,096, without these ranks: the tables in docs/scale.md. Five minutes.
+# What grows with the number of ranks, up to 4,096, without these ranks: the tables in docs/explanation/scale.md. Five minutes.
 scale: $(VENV)/ready
 	python -m benchmarks.scale
 
-# The memory that plans are predicted to take beside what they took: the table in docs/planning.md. A few minutes.
+# The memory that plans are predicted to take beside what they took: the table in docs/explanation/planner.md. A few minutes.
 planned-memory: $(VENV)/ready
 	python -m benchmarks.planned_memory
 
-# Planned and measured times of steps: the table in docs/step_times.md. Some minutes, of a quiet machine.
+# Planned and measured times of steps: the table in docs/explanation/step_times.md. Some minutes, of a quiet machine.
 times: $(VENV)/ready
 	python -m benchmarks.planned_times
 
-# Published training runs beside their forecasts, and the constants that fit: the table in docs/planning.md. A minute.
+# Published training runs beside their forecasts, and the constants that fit: the table in docs/explanation/published_runs.md. A minute.
 published: $(VENV)/ready
 	python -m benchmarks.published
 

@@ -1,6 +1,6 @@
 """Measures deltas between checkpoints at the table sizes of Criteo Kaggle: `python -m benchmarks.checkpoint_deltas`.
 
-Writes the table of docs/checkpoints.md. Takes some minutes, 8 GB of memory and 2 GB of disk.
+Writes the table of docs/guides/checkpoints.md. Takes some minutes, 8 GB of memory and 2 GB of disk.
 """
 
 import statistics
@@ -21,7 +21,7 @@ from trainer.core.distributed import DistributedContext, process_group
 from trainer.core.local_shards import local_shards_of
 from trainer.training.setup import open_session
 
-PAGE = ROOT / "docs" / "checkpoints.md"
+PAGE = ROOT / "docs" / "guides" / "checkpoints.md"
 BATCH, STEPS, EVERY = 8192, 1000, 100
 EXPONENTS = (1.05, 1.2)  # of Zipf's law: the k-th most frequent id is about k**-exponent as frequent as the first
 COLUMNS = 16

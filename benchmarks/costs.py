@@ -1,4 +1,4 @@
-"""Measures the cost of each training feature, and writes the table of docs/training.md: `python -m benchmarks.costs`.
+"""Measures the cost of each training feature, and writes the table of docs/explanation/step.md: `make costs`.
 
 The numbers come from one machine, so unlike the output of `docs.generate` they do not follow changes of the code.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.bench.training import FEATURES
 from docs.generate import ROOT, table, write_measured
 
-PAGE = ROOT / "docs" / "training.md"
+PAGE = ROOT / "docs" / "explanation" / "step.md"
 # Small: the whole table takes a few minutes on two cores.
 SETTINGS = {"--rows": 20_000, "--global-batch-size": 512, "--steps": 10, "--repeats": 5}
 

@@ -1,4 +1,4 @@
-"""Draws how a step's processor time grows with tables, ranks and batch, for docs/performance.md: `make growth`.
+"""Draws how a step's processor time grows by tables, ranks, batch, for docs/explanation/step_limits.md: `make growth`.
 
 A curve that is flat is overhead: what a step costs however few samples it has.
 """
@@ -15,7 +15,7 @@ from apps.runs.local_job import run_job
 from benchmarks.bench.growth import BATCHES, TABLES
 from docs.generate import ROOT, table, write_measured
 
-PAGE, FIGURE = ROOT / "docs" / "performance.md", ROOT / "docs" / "step_growth.svg"
+PAGE, FIGURE = ROOT / "docs" / "explanation" / "step_limits.md", ROOT / "docs" / "step_growth.svg"
 RANKS = (1, 2, 4)
 MIDDLE = TABLES[1]
 COLORS = ("#1f77b4", "#d95f02", "#1b9e77")

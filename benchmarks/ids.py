@@ -1,4 +1,4 @@
-"""Trains on MovieLens with each rule for ids and writes the table of docs/ids.md: `python -m benchmarks.ids`.
+"""Trains on MovieLens with each rule for ids and writes the table of docs/guides/ids.md: `python -m benchmarks.ids`.
 
 The data set must be in data/movielens. The numbers come from one machine, so unlike the output of `docs.generate` they
 do not follow changes of the code.
@@ -11,7 +11,7 @@ from benchmarks.models import Result, render, train
 from docs.generate import ROOT, write_measured
 from trainer.config.root import load_config
 
-PAGE = ROOT / "docs" / "ids.md"
+PAGE = ROOT / "docs" / "guides" / "ids.md"
 FEATURE, WHOLE = "item_id", 1683  # a row for each of 1,682 films, and row 0
 HALF = WHOLE // 2 + 1
 RULES = {

@@ -1,4 +1,4 @@
-"""Trains every built-in model on MovieLens and writes the tables of docs/models.md: `python -m benchmarks.models`.
+"""Trains every built-in model on MovieLens and writes the tables of docs/explanation/results.md: `make models`.
 
 The data set must be in data/movielens. The numbers come from one machine, so unlike the output of `docs.generate` they
 do not follow changes of the code.
@@ -18,7 +18,7 @@ from docs.generate import ROOT, table, write_measured
 from trainer.commands import read_command
 from trainer.config.root import load_config
 
-PAGE = ROOT / "docs" / "models.md"
+PAGE = ROOT / "docs" / "explanation" / "results.md"
 SEEDS = (0, 1, 2)
 MODELS = {
     "dlrm": ["movielens"],

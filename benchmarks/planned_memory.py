@@ -2,7 +2,7 @@
 
 Each case trains a model on Gloo ranks of this machine under a profile that records every allocation from the build of
 the model on. docs/planned_memory.json keeps the peaks and the plans, so that forecasts can be compared anew, and
-docs/planning.md shows the peaks.
+docs/explanation/planner.md shows the peaks.
 """
 
 import gc
@@ -35,7 +35,7 @@ from trainer.plan.problem import problem_of
 from trainer.plan.sharding_plan import shards_in_plan
 from trainer.training.setup import open_session
 
-PAGE, KEPT = ROOT / "docs" / "planning.md", ROOT / "docs" / "planned_memory.json"
+PAGE, KEPT = ROOT / "docs" / "explanation" / "planner.md", ROOT / "docs" / "planned_memory.json"
 STEPS, BATCH, FILE_ROWS = 4, 4096, 6 * 4096
 ROWS = {"user": 300_000, "ad": 150_000, "site": 60_000, "topics": 40_000, "city": 3_000, "device": 500}
 HOTNESS = {"topics": 10, "site": 3}

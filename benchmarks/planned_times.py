@@ -1,4 +1,4 @@
-"""Compares planned and measured times of steps, for docs/step_times.md: `python -m benchmarks.planned_times`.
+"""Compares planned and measured times of steps, for docs/explanation/step_times.md: `make times`.
 
 Calibrates this machine on two ranks, then trains two models under nine plans each, in turn within one job, so that a
 busy machine slows down all plans. Plans are drawn at random, and chosen by planned time alone, so that the times
@@ -42,7 +42,7 @@ from trainer.training.setup import open_session
 from trainer.training.sharded_model import build_unsharded_model
 from trainer.training.step import TrainingStep
 
-PAGE, RAW = ROOT / "docs" / "step_times.md", ROOT / "docs" / "planned_times.json"
+PAGE, RAW = ROOT / "docs" / "explanation" / "step_times.md", ROOT / "docs" / "planned_times.json"
 RANKS, BATCHES = 2, 8
 TURNS, STEPS = 12, 5  # 5 steps of a plan at a time, 60 in all
 TOLERANCE = 0.3

@@ -29,7 +29,7 @@ from trainer.plan.sharding_plan import shards_of, table_plans
 from trainer.plan.topology import topology_to_plan_for
 from trainer.plan.torchrec_planner import topology_of
 
-PAGE = ROOT / "docs" / "planning.md"
+PAGE = ROOT / "docs" / "explanation" / "planner.md"
 WITH_HOST_MEMORY = ("fused", "fused_uvm", "fused_uvm_caching", "dense")
 Shape = tuple[int, int, float]  # rows, columns, ids per sample
 

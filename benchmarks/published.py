@@ -1,4 +1,4 @@
-"""Forecasts the steps of published runs, for the table in docs/planning.md: `python -m benchmarks.published`.
+"""Forecasts the steps of published runs, for the table in docs/explanation/published_runs.md: `make published`.
 
 Fits the constants of `planner/systems.py` to every other run of each benchmark, in the order of docs/published.json,
 and tests the constants on the other runs. Measures nothing.
@@ -23,7 +23,8 @@ from planner.systems import ACHIEVED, SYSTEMS
 from trainer.config.root import Config
 from trainer.training.sharded_model import build_unsharded_model
 
-PAGE, PUBLISHED = ROOT / "docs" / "planning.md", ROOT / "docs" / "published.json"
+PAGE, PUBLISHED = ROOT / "docs" / "explanation" / "published_runs.md", ROOT / "docs" / "published.json"
+MLPERF = ROOT / "docs" / "guides" / "which_cluster.md"
 SYSTEM_OF = {"mlperf": "hugectr", "torchrec_dlrm": "torchrec"}
 # Criteo's tables, as in torchrec_dlrm's README, with one id each. The README's runs are of early 2022, when PyTorch
 # still computed fp32 products in TF32 by default.
@@ -87,17 +88,22 @@ def published() -> list[Run]:
 
 def forecast(run: Run) -> StepTime:
     """Returns the forecast of a run's step; `tools.plan --on` prints the same."""
-    tree = _mlperf() if run.benchmark == "mlperf" else TORCHREC_DLRM
+    tree = mlperf() if run.benchmark == "mlperf" else TORCHREC_DLRM
     data, planner = tree["data"] | {"global_batch_size": run.batch}, {"system": run.system}
     config = Config.model_validate(tree | {"data": data, "planner": planner})
     model = build_unsharded_model(config, torch.device("meta"))
     return plan_on(model, config, parse_cluster(run.on)).step
 
 
-def _mlperf() -> dict[str, Any]:
-    """Returns the configuration that readers of the page save as mlperf.toml."""
-    (text,) = re.findall(r"^```toml\n(# mlperf\.toml\n.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    return tomllib.loads(text)
+def mlperf() -> dict[str, Any]:
+    """Returns the configuration of MLPerf's benchmark."""
+    return tomllib.loads(mlperf_file())
+
+
+def mlperf_file() -> str:
+    """Returns the file that readers of the documentation save as mlperf.toml."""
+    (text,) = re.findall(r"^```toml\n(# mlperf\.toml\n.*?)^```$", MLPERF.read_text(), re.MULTILINE | re.DOTALL)
+    return text
 
 
 def fit(runs: Sequence[Run], steps: Sequence[StepTime]) -> tuple[float, dict[str, float]]:

@@ -1,7 +1,8 @@
 """Finds what grows with the number of ranks, without these ranks: `python -m benchmarks.scale`.
 
 Calls the functions of the trainer, the planner and DCP with the number of ranks as an argument, counts what is sent,
-and writes the tables of docs/scale.md. Only the collectives run between processes, of which one machine has few.
+and writes the tables of docs/explanation/scale.md. Only the collectives run between
+processes, of which one machine has few.
 """
 
 import gc
@@ -47,7 +48,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from benchmarks.machine import describe_machine
 from benchmarks.planners import Tables
-from benchmarks.published import _mlperf
+from benchmarks.published import mlperf
 from docs.generate import ROOT, table, write_measured
 from planner.hardware import Cluster
 from trainer.checkpoint.reader import CheckpointReader
@@ -77,7 +78,7 @@ from trainer.run.network_speed import partners
 from trainer.run.preemption import StopRequests
 from trainer.training.id_requests import IdRequests
 
-PAGE = ROOT / "docs" / "scale.md"
+PAGE = ROOT / "docs" / "explanation" / "scale.md"
 RANKS = (1, 4, 16, 64, 256, 1024, 4096)
 PROCESSES = (2, 4, 8, 16, 32)  # that exchange data for real, all on this machine
 LARGE = 64  # the exponent is fitted from here on, or over the larger half of the processes
@@ -313,7 +314,7 @@ def apart(value: object) -> tuple[int, int]:
 @lru_cache(2)
 def planned(name: str, ranks: int) -> tuple[ShardingPlan, nn.Module]:
     """Returns the plan for so many H100, and its model."""
-    config = Config.model_validate(_mlperf() if name == "mlperf" else ten_terabytes())
+    config = Config.model_validate(mlperf() if name == "mlperf" else ten_terabytes())
     data = config.data.model_copy(update={"global_batch_size": LOCAL_BATCH * ranks})
     planner = config.planner.model_copy(update={"hardware": "h100", **unlimited(name, ranks)})
     config = config.model_copy(update={"data": data, "planner": planner})

@@ -1,6 +1,7 @@
 """Compares a model that is trained on each segment with other ways to stay fresh: `python -m benchmarks.segments`.
 
-Writes the table of docs/continuous.md. MovieLens-100k in 30 segments must be in data/movielens (`data.movielens`).
+Writes the table of docs/explanation/continuous_results.md. MovieLens-100k in 30 segments must be in
+data/movielens (`data.movielens`).
 """
 
 import json
@@ -15,7 +16,7 @@ from typing import Any
 
 from docs.generate import ROOT, table, write_measured
 
-PAGE = ROOT / "docs" / "continuous.md"
+PAGE = ROOT / "docs" / "explanation" / "continuous_results.md"
 CONFIG = "movielens_segments"
 SEGMENTS = ROOT / "data" / "movielens" / "segments"
 SEEDS = (0, 1, 2)

@@ -1,4 +1,4 @@
-"""Measures exported models and writes the table of docs/serving.md: `python -m benchmarks.serving`.
+"""Measures exported models and writes the table of docs/guides/export_forms.md: `python -m benchmarks.serving`.
 
 MovieLens must be in data/movielens; the synthetic data set is made. The numbers are those of one machine, so unlike the
 parts that `docs.generate` writes they follow no change of the code.
@@ -32,7 +32,7 @@ from trainer.config.root import load_config
 from trainer.core.run_directory import RunDirectory
 from trainer.data.dataset import find_files
 
-PAGE = ROOT / "docs" / "serving.md"
+PAGE = ROOT / "docs" / "guides" / "export_forms.md"
 BATCHES = (1, 64, 4096)
 TABLES = {"float32": "none", "int8": "int8", "int4": "int4"}
 TORCHREC = "TorchRec int8, scripted"

@@ -1,4 +1,4 @@
-"""Measures a server that takes over deltas under load, for docs/serving.md: `python -m benchmarks.serving_deltas`.
+"""Measures a server that takes over deltas under load, for docs/guides/serve.md: `python -m benchmarks.serving_deltas`.
 
 The server is a process of its own, which follows a directory of exports. Requests come at fixed times, whether those
 before are answered or not; windows in which a delta is taken over take turns with windows in which nothing is.
@@ -32,7 +32,7 @@ from apps.export.program import save_program
 from benchmarks.machine import describe_machine
 from docs.generate import ROOT, table, write_measured
 
-PAGE = ROOT / "docs" / "serving.md"
+PAGE = ROOT / "docs" / "guides" / "serve.md"
 FEATURES, COLUMNS, ROWS = 4, 64, 4096
 RATE = 200  # requests a second, of a sample each
 WHOLE = 3  # whole exports that are loaded, after the deltas

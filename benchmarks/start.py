@@ -1,4 +1,4 @@
-"""Measures how long a job takes from `torchx run` to its first step, by part, for docs/performance.md: `make start`.
+"""Measures how long a job takes from `torchx run` to its first step, by part, for docs/explanation/performance.md.
 
 Seen from outside, as a user meets it: a part ends when what it does can be seen.
 """
@@ -20,7 +20,7 @@ from benchmarks.machine import describe_machine
 from docs.generate import ROOT, table, write_measured
 from trainer.core.console import plural
 
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "explanation" / "performance.md"
 RANKS = (1, 2)
 REPEATS = 5
 POLL_SECONDS = 0.02  # more often, the watching would take a part of the cores

@@ -143,7 +143,7 @@ def reading_order() -> str:
     """Lists the files of the training path in reading order."""
     modules = [importlib.import_module(f"trainer.{name.replace('/', '.')}") for name in READING_ORDER]
     return "\n".join(
-        f"{number}. [`trainer/{name}.py`](../trainer/{name}.py): {(module.__doc__ or '').partition(chr(10))[0]}"
+        f"{number}. [`trainer/{name}.py`](../../trainer/{name}.py): {(module.__doc__ or '').partition(chr(10))[0]}"
         for number, (name, module) in enumerate(zip(READING_ORDER, modules, strict=True), 1)
     )
 
@@ -160,7 +160,7 @@ def ready_made() -> str:
 def components() -> str:
     """Lists every component with its arguments."""
     return "\n\n".join(
-        f"### `{name}`\n\n{_component(function)}" for module in _modules() for name, function in _members(module)
+        f"## `{name}`\n\n{_component(function)}" for module in _modules() for name, function in _members(module)
     )
 
 
@@ -169,7 +169,7 @@ def component_list() -> str:
     rows = []
     for module in _modules():
         for name, function in _members(module):
-            rows.append([f"[`{name}`](docs/components.md#{name.replace('.', '')})", _docs(function).short_description])
+            rows.append([f"[`{name}`](#{name.replace('.', '')})", _docs(function).short_description])
     return table(["Component", "What it does"], rows)
 
 
@@ -247,7 +247,7 @@ def sources() -> str:
     parts = []
     for name in SOURCES:
         function = getattr(importlib.import_module(f"apps.datasets.{name}"), name)
-        about = f"### `{name}`\n\n{_docs(function).short_description}\n\n{_docs(function).long_description}"
+        about = f"## `{name}`\n\n{_docs(function).short_description}\n\n{_docs(function).long_description}"
         parts.append(f"{about}\n\n{_arguments(function, _trainer_flag)}")
     return "\n\n".join(parts)
 

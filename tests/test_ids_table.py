@@ -1,11 +1,11 @@
-"""The table of results in docs/ids.md, and what the text beside it says."""
+"""The table of results in docs/guides/ids.md, and what the text beside it says."""
 
 import re
 from pathlib import Path
 
 from benchmarks.ids import RULES
 
-PAGE = Path(__file__).parents[1] / "docs/ids.md"
+PAGE = Path(__file__).parents[1] / "docs/guides/ids.md"
 
 
 def test_the_text_says_what_was_measured():

@@ -1,4 +1,4 @@
-"""The table of results in docs/models.md, and the baselines in it, against plain NumPy."""
+"""The table of results in docs/explanation/results.md, and the baselines in it, against plain NumPy."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from trainer.config.model import USED_BY
 from trainer.config.root import READY_MADE, load_config
 
 ROWS = 60
-PAGE = Path(__file__).parents[1] / "docs/models.md"
+PAGE = Path(__file__).parents[1] / "docs/explanation/results.md"
 
 
 @pytest.fixture

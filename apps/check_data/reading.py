@@ -1,6 +1,6 @@
 """Reads the row groups of a split once: tallies of all values, a sample of rows, and hashes of some rows.
 
-No engine does this: DuckDB took twice the processor time for the tallies alone (docs/data_check.md, Speed).
+No engine does this: DuckDB took twice the processor time for the tallies alone (docs/guides/check_data.md, Speed).
 """
 
 import math

@@ -37,7 +37,7 @@ def plan(
         config: The configuration; --run can do without.
         config_words: The configuration and its overrides as typed.
         world_size: Ranks to plan for: on this machine, or on as many of planner.hardware as they need. Unset: 2.
-        on: Clusters to plan for, HOST:NODES with a host of docs/resources.md, such as h100:8; several are compared.
+        on: Clusters to plan for, HOST:NODES such as h100:8, a host of docs/reference/resources.md; several: compared.
         find: Hosts to find the cheapest and smallest cluster of that fits, by name, or all with a price and GPUs.
         prices: A price file to find by, any fsspec URL. Unset: the one that comes with the trainer, on-demand prices.
         vary: What to change, one thing at a time, to see what it saves: batch, dimension, precision, comms, hotness,

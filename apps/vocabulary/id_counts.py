@@ -1,9 +1,9 @@
 """Counts ids out of core, by DuckDB.
 
 Of 20 million rows with numbers, strings and lists, the job takes a fifth of the processor time that it took with
-Arrow's `group_by` and files of its own (docs/ids.md). Ibis on DuckDB took as long as DuckDB, and needs seventeen
-packages more. The rows come from `RowGroupReader`, so that every reader, filter and type means here what it means to
-training.
+Arrow's `group_by` and files of its own (docs/guides/vocabulary.md). Ibis on DuckDB took as long as DuckDB, and needs
+seventeen packages more. The rows come from `RowGroupReader`, so that every reader, filter and type means here what it
+means to training.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """Trains the same model with this project and its peers, in turn: `python -m benchmarks.peers [--repeats N]`.
 
-Writes the tables of docs/performance.md. The data set must be in data/movielens. Peers are installed from the package
-index into environments of their own below `.peers`, which see torch and what else this environment has.
+Writes the tables of docs/explanation/performance.md. The data set must be in data/movielens. Peers are installed from
+the package index into environments of their own below `.peers`, which see torch and what else this environment has.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks.peers import rows
 from benchmarks.peers.run import Case
 from docs.generate import ROOT, table, write_measured
 
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "explanation" / "performance.md"
 ENVIRONMENTS = ROOT / ".peers"
 MIB = 2**20
 

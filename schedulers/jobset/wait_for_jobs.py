@@ -35,7 +35,7 @@ def has_ended(job: dict) -> bool:
         state = state_of(read(job["path"]))
     except HTTPError as error:
         if error.code == FORBIDDEN:
-            leave(f"not started: the pod's ServiceAccount may not read {job['handle']}; see docs/pipelines.md")
+            leave(f"not started: the pod's ServiceAccount may not read {job['handle']}; see docs/guides/after.md")
         if error.code != NOT_FOUND:
             return False
         # After a restart of this job the other may have ended long ago, and been deleted.

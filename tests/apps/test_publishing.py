@@ -25,8 +25,9 @@ RULES = {"metric": "log_loss", "worse_by": 0.05, "calibration_by": 1.5, "label_r
 
 
 def documented():
-    """The configuration with rules that docs/continuous.md shows."""
-    (text,) = re.findall(r"```toml\n# publish.toml\n(.*?)```", (ROOT / "docs/continuous.md").read_text(), re.DOTALL)
+    """The configuration with rules that docs/guides/publishing.md shows."""
+    page = (ROOT / "docs/guides/publishing.md").read_text()
+    (text,) = re.findall(r"```toml\n# publish.toml\n(.*?)```", page, re.DOTALL)
     return tomllib.loads(text)
 
 

@@ -194,7 +194,7 @@ def test_a_feature_is_on_where_it_is_measured_and_is_in_the_table(tmp_path, name
 
 
 def test_the_documented_costs_are_of_all_features():
-    page = (Path(__file__).parents[2] / "docs/training.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/explanation/step.md").read_text()
     table = page[page.index("<!-- measured: costs -->") :]
     assert re.findall(r"^\| ([^|]+?) \| .* \| [\d.]+ \| [\d.]+ to [\d.]+ \|$", table, re.MULTILINE) == [*FEATURES]
 

@@ -1,4 +1,4 @@
-"""Training beside other libraries: the loops that need none of them, and the tables in docs/performance.md."""
+"""Training beside other libraries: the loops that need none of them, and docs/explanation/performance.md."""
 
 import re
 import time
@@ -12,7 +12,7 @@ from benchmarks.peers import __main__ as peers
 from benchmarks.peers import rows
 from benchmarks.peers.run import Case, auc
 
-PAGE = Path(__file__).parents[2] / "docs/performance.md"
+PAGE = Path(__file__).parents[2] / "docs/explanation/performance.md"
 BATCH, EPOCHS = 128, 6
 OWN = [peer for peer in peers.PEERS if not peer.package]
 

@@ -75,7 +75,7 @@ def test_no_such_reader(rows, name, message):
 @pytest.fixture
 def table_reader(tmp_path, monkeypatch):
     """The reader of a table service in the documentation, by its name in a configuration."""
-    page = (Path(__file__).parents[2] / "docs" / "data_csv.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "own_reader.md").read_text()
     (code,) = re.findall(r"^```python\n(# table_reader\.py\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "table_reader.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,4 +1,4 @@
-"""Planned and measured times of steps, as docs/step_times.md has them, and the choice of plans to compare."""
+"""Planned and measured times of steps, as docs/explanation/step_times.md has them, and the choice of plans."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The model of one's own that docs/configuration.md shows, word for word, and others that read embeddings by place."""
+"""The model that docs/tutorials/your_model.md shows, word for word, and others that read embeddings by place."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-PAGE = Path(__file__).parents[2] / "docs/configuration.md"
+PAGE = Path(__file__).parents[2] / "docs/tutorials/your_model.md"
 
 
 def concatenated(inputs: Any) -> nn.Module:

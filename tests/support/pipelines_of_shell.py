@@ -30,7 +30,7 @@ def held(name: str = "go") -> str:
 
 def until_submitted(step: str) -> str:
     """Returns a line of shell that waits until the pipeline has submitted this step for the first time."""
-    return f"until grep -qs '\"handle\": \"[^\"]' {{out}}/pipeline/{step}-1.json; do sleep 0.05; done"
+    return f'until grep -qs \'"handle": "[^"]\' {{out}}/pipeline/{step}-1.json; do sleep 0.05; done'
 
 
 def done(file: Path) -> list[str]:

@@ -129,7 +129,7 @@ def log_loss(model, batch):
 
 
 def averages_in(tensors):
-    """The averages after the last step, by the formula of docs/training.md, and only if every row has one number."""
+    """The averages after the last step, by docs/guides/best_weights.md, and only if every row has one number."""
     found = {}
     for name, value in tensors.items():
         if not name.startswith("ema."):

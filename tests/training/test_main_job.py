@@ -14,7 +14,7 @@ from shell import free_port, hints, typed
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "trainer/config/presets"
-PAGES = ("README.md", "docs/quickstart.md")
+PAGES = ("README.md", "docs/tutorials/first_run.md", "docs/tutorials/your_data.md")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ACTIVATE = "source .venv/bin/activate; "
 
@@ -32,7 +32,7 @@ def lines(path):
 
 @pytest.fixture(scope="module")
 def half_hour(tmp_path_factory, path):
-    """The directory of a reader of README and quickstart, and all commands with what each printed, in order.
+    """The directory of a reader of README and the first tutorials, and all commands with what each printed, in order.
 
     The reader types what stands there and follows each command that is printed. Cloning and installing is done already.
     """
@@ -166,9 +166,10 @@ def test_the_same_command_with_more_steps_resumes(half_hour, run, done, steps):
     assert found[-1] == steps
 
 
-def test_days_are_trained_on_as_the_page_shows_it(half_hour, path):
+def test_days_are_trained_on_as_the_pages_show_it(half_hour, path):
     folder, _ = half_hour
-    for language, block in FENCE.findall((ROOT / "docs/continuous.md").read_text()):
+    pages = "".join((ROOT / f"docs/guides/{name}.md").read_text() for name in ("continuous", "publishing"))
+    for language, block in FENCE.findall(pages):
         if name := re.match(r"# (\w+\.\w+)\n", block):
             (folder / name[1]).write_text(block)
         for command in block.splitlines() if language == "sh" else ():

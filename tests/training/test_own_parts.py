@@ -1,4 +1,4 @@
-"""A model, a loss and a metric of one's own, those of docs/models.md, in a directory of one's own."""
+"""A model, a loss and a metric of one's own, those of docs/guides/own_tasks.md, in a directory of one's own."""
 
 import ast
 import json
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from command import run_trainer
 
-PAGE = (Path(__file__).parents[2] / "docs/models.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/guides/own_tasks.md").read_text()
 MOST_LINES = 20
 FAILURE = '{indent}raise ArithmeticError("a bug in the {part}")\n'
 FIRST_LINES = {

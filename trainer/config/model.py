@@ -58,10 +58,10 @@ class ModelConfig(Section):
     """The model and its loss."""
 
     name: str = "dlrm"
-    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl, din, sasrec, hstu, two_tower (see docs/models.md),
-    or package.module:function for a model of your own (see docs/configuration.md)."""
+    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl, din, sasrec, hstu, two_tower (docs/guides/models.md),
+    or package.module:function for a model of your own (see docs/tutorials/your_model.md)."""
     loss: str = "binary"
-    """Without [tasks], the loss of every label (see docs/models.md), or package.module:function over all of them."""
+    """Without [tasks], the loss of every label (docs/guides/tasks.md), or package.module:function over all of them."""
     task_weighting: Literal["fixed", "uncertainty", "pareto"] = "fixed"
     """How the losses of several tasks are combined: by their weights, by learned variances, or by their gradients."""
     embedding_dim: pydantic.PositiveInt = 64

@@ -54,7 +54,7 @@ class PlannerConfig(Section):
     slower_for_memory: Annotated[float, MayChange] = pydantic.Field(default=0.0, ge=0, le=10)
     """How much slower a plan may be to need less memory on the fullest rank: 0.1 for a tenth. 0: the fastest plan."""
     hardware: Annotated[str | None, MayChange] = None
-    """Host to plan for, such as h100 (see docs/resources.md); it sets the unset keys below. Unset: this machine."""
+    """Host to plan for, such as h100 (docs/reference/resources.md); sets the unset keys below. Unset: this machine."""
     memory_gib: Annotated[GibiBytes | None, MayChange] = None
     """GPU memory per rank in GiB. Unset: the hardware's, or what the device has."""
     host_memory_gib: Annotated[GibiBytes | None, MayChange] = None

@@ -30,7 +30,7 @@ class Schedule(Section):
     """Steps of the linear warm-up; the last of them has the full rate."""
     decay: str = "constant"
     """After the warm-up: constant, linear, polynomial, exponential, piecewise, cosine, cosine_restarts, one_cycle,
-    inverse_sqrt (see docs/training.md), or package.module:function for your own."""
+    inverse_sqrt (see docs/guides/schedules.md), or package.module:function for your own."""
     unit: Literal["steps", "epochs"] = "steps"
     """Unit of decay_start, decay_steps and boundaries. By epochs, the rate changes only from one to the next."""
     decay_start: pydantic.NonNegativeInt = 0

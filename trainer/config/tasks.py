@@ -74,7 +74,7 @@ class TaskConfig(Section):
     prediction: str | None = None
     """Name of the model's prediction. Unset: the task's own name."""
     loss: str = "binary"
-    """Its loss (see docs/models.md); package.module:function for one of your own."""
+    """Its loss (see docs/guides/tasks.md); package.module:function for one of your own."""
     output: Output | None = None
     """Meaning of its prediction: logit, log_probability, value, or a pair of vectors. Unset: as the loss takes it."""
     label_smoothing: float = pydantic.Field(default=0.0, ge=0, lt=1)

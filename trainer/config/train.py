@@ -115,7 +115,7 @@ class EvaluateConfig(Section):
     global_batch_size: Annotated[pydantic.PositiveInt | None, MayChange] = None
     """Samples per evaluation step, over all ranks. Unset: data.global_batch_size."""
     metrics: Annotated[list[str] | None, MayChange] = None
-    """Metrics of all tasks without their own (see docs/models.md). Unset: the defaults for each task's output."""
+    """Metrics of all tasks without their own (docs/guides/metrics.md). Unset: the defaults for each task's output."""
     group_sample: Annotated[float, MayChange, pydantic.Field(gt=0, le=1)] = 1.0
     """Fraction of the groups, chosen by hash, that metrics within groups are computed of, which bounds their memory."""
     final: Annotated[Literal["last", "best"], MayChange] = "last"

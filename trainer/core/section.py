@@ -16,7 +16,7 @@ S = TypeVar("S", bound="Section")
 class Section(pydantic.BaseModel):
     """One section of the configuration: frozen, strictly typed, unknown keys forbidden.
 
-    The string literal under a field is its documentation: it shows in `--help` and in docs/configuration.md.
+    The string literal under a field is its documentation: it shows in `--help` and in docs/reference/configuration.md.
     """
 
     model_config = pydantic.ConfigDict(

@@ -41,7 +41,7 @@ def check_own_optimizer(name: str, make: Make, weights: list[nn.Parameter]) -> N
 def _refused(name: str, why: str) -> InputError:
     return InputError(
         f"optimizer.dense.name is '{name}', which {why}, so that it could not be resumed exactly; "
-        "use another or change it (see docs/training.md)"
+        "use another or change it (see docs/guides/dense_optimizers.md)"
     )
 
 

@@ -119,7 +119,7 @@ def test_a_service_account_without_the_right_is_named(cluster, submit, status, m
     monkeypatch.setattr(cluster, "get", get)
     answer = status(second)
     assert answer["state"] == "CANCELLED"
-    assert answer["msg"] == (f"not started: the pod's ServiceAccount may not read {first}; see docs/pipelines.md")
+    assert answer["msg"] == (f"not started: the pod's ServiceAccount may not read {first}; see docs/guides/after.md")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-COLORS = ("#1f6fb4", "#e07b39", "#3a9c5f", "#b8478f", "#8a6d3b", "#5566c9", "#2aa198", "#c94f4f")
+COLORS = ("#1f6fb4", "#e07b39", "#3a9c5f", "#b8478f", "#8a6d3b", "#5566c9", "#2aa198", "#c94f4f", "#4a5568")
 GREY = "#b9bec6"
 
 

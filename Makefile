@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; then each process would compile all of this project again
 
-.PHONY: demo check test test-all test-slurm24 durations lint docs site wheel costs models ids serving plans planned-memory times published peers start growth scale segments checkpoint-deltas serving-deltas clean
+.PHONY: demo check test test-all test-slurm24 durations lint docs site wheel costs models ids serving plans planned-memory times published peers start growth scale segments checkpoint-deltas serving-deltas pictures clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -74,6 +74,10 @@ serving: $(VENV)/ready data/movielens/summary.json
 # A server that takes over deltas under load: the table in docs/guides/serve.md. Ten minutes, of a quiet machine with 4 GB of disk.
 serving-deltas: $(VENV)/ready
 	python -m benchmarks.serving_deltas
+
+# The pictures of the documentation, taken of real jobs by a Chromium. Some minutes.
+pictures: $(VENV)/ready data/movielens/summary.json
+	python -m benchmarks.pictures
 
 # This project's planner beside TorchRec's: the table in docs/explanation/planner.md. Two minutes.
 plans: $(VENV)/ready

@@ -208,6 +208,13 @@ def source_files(*suffixes: str) -> list[Path]:
     return [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]
 
 
+def test_every_picture_is_shown_and_loads_at_once():
+    shown = {Path(name).name for page in PAGES for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text())}
+    pictures = list((ROOT / "docs/pictures").iterdir())
+    assert {file.name for file in pictures} <= shown
+    assert [file.name for file in pictures if file.stat().st_size > 150_000] == []
+
+
 def test_every_page_is_in_the_navigation_of_the_site():
     """`make lint` builds the site, where a dead link is an error, but a page that nothing leads to is none."""
     files = [str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md")]

@@ -191,21 +191,12 @@ def test_environment_variables_are_documented():
         assert [name for name in names if name not in page and name not in ("ERROR", "WARNING")] == [], file
 
 
-def source_files(*suffixes: str) -> list[Path]:
-    names = (
-        "apps",
-        "benchmarks",
-        "components",
-        "docs",
-        "pipelines",
-        "planner",
-        "schedulers",
-        "sweeps",
-        "tests",
-        "trainer",
-    )
-    folders = [ROOT / name for name in names]
-    return [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]
+def test_pages_that_the_code_names_are_there():
+    places = ("apps", "benchmarks", "components", "docs", "planner", "schedulers", "tests", "trainer")
+    files = [file for place in places for file in (ROOT / place).rglob("*") if file.suffix in (".py", ".toml")]
+    named = {page for file in [ROOT / "Makefile", *files] for page in re.findall(r"docs/[\w/]+\.md", file.read_text())}
+    assert len(named) > 20
+    assert [page for page in named if not (ROOT / page).exists()] == []
 
 
 def test_every_picture_is_shown_and_loads_at_once():

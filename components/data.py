@@ -33,6 +33,7 @@ def criteo(
     dense_transform: str = "log",
     max_malformed: int = 0,
     workers: int = 0,
+    engine: str = "threads",
 ) -> AppDef:
     """Turns Criteo click logs (tab-separated) into a data set.
 
@@ -47,6 +48,7 @@ def criteo(
         dense_transform: Stored form of a dense feature: log, its logarithm, or none, the value itself.
         max_malformed: Malformed lines that are left out and reported before the job gives up.
         workers: Threads that convert at the same time; 0 is one for each core.
+        engine: threads converts in the job; sc://HOST or spark://HOST:PORT, on that Spark cluster.
     """
     ...
 
@@ -127,6 +129,7 @@ def check(
     everything: bool = False,
     time: str | None = None,
     checks: list[str] | None = None,
+    engine: str = "threads",
     json: str | None = None,
     page: str | None = None,
     statistics: str | None = None,
@@ -147,6 +150,7 @@ def check(
         everything: Read all rows, not some row groups.
         time: Column of numbers or times along which to follow the label rate.
         checks: Checks of your own, package.module:check, separated by commas.
+        engine: threads reads in the job; sc://HOST or spark://HOST:PORT, on that Spark cluster.
         json: JSON file to write everything to.
         page: HTML file to draw everything to, for a browser.
         statistics: JSON file to write for planner.statistics.

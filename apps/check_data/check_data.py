@@ -25,6 +25,7 @@ from apps.check_data.splits import (
     open_split,
     split_sources,
 )
+from apps.engines.engine import Engine, engine_of
 from apps.vocabulary.vocabulary import write_vocabularies
 from trainer.config.csv import CSV_READERS
 from trainer.config.data import DataConfig
@@ -32,6 +33,7 @@ from trainer.config.features import DenseFeature, SparseFeature, columns_of, tak
 from trainer.config.root import Config
 from trainer.core.console import next_commands, plural
 from trainer.core.errors import InputError, nearest
+from trainer.core.progress import progress_bar
 from trainer.core.section import Tree, validate
 from trainer.core.storage import refuse_existing, write_file
 from trainer.data.columns import id_columns
@@ -49,6 +51,7 @@ def check_data(
     time: str | None = None,
     checks: tuple[str, ...] = (),
     seed: int = 0,
+    engine: str = "threads",
     json: str | None = None,
     page: str | None = None,
     statistics: str | None = None,
@@ -73,6 +76,8 @@ def check_data(
         time: A column of numbers or times, to follow the label rate along.
         checks: Checks of your own, package.module:check, beside those that are built in.
         seed: Decides which rows are read.
+        engine: threads reads in this process, a row group on each core; a URL of Spark, sc://HOST or spark://HOST:PORT,
+            on that cluster, whose workers must see the files.
         json: A file to write everything to as JSON, any fsspec URL.
         page: An HTML file to draw everything to, any fsspec URL; a browser opens it.
         statistics: A JSON file to write for planner.statistics, any fsspec URL.
@@ -106,7 +111,8 @@ def check_data(
     if time is not None and time not in splits[0].kinds:
         raise InputError(f"--time is '{time}', which is no column{nearest(time, splits[0].kinds)}")
     before = schema_findings(splits, data if config else None) + index_findings(splits)
-    measured = _read(splits, data, [*columns, *([time] if time else [])], rows, all, seed)
+    computer = engine_of(engine, "check-data")
+    measured = _read(splits, data, [*columns, *([time] if time else [])], rows, all, seed, computer)
     if config:
         guessed, left_out, profiles = {}, {}, profiles_of(measured, _probabilities(data))
     else:
@@ -164,20 +170,28 @@ def _files_of(data: DataConfig) -> dict[str, list[str]]:
 
 
 def _read(
-    splits: Sequence[Split], data: DataConfig, columns: Sequence[str], rows: int, everything: bool, seed: int
+    splits: Sequence[Split],
+    data: DataConfig,
+    columns: Sequence[str],
+    rows: int,
+    everything: bool,
+    seed: int,
+    engine: Engine,
 ) -> list[Measured]:
     """Reads every split."""
     groups = {split.name: chosen_groups(split, rows, everything, seed) for split in splits}
-    mask = sampling_mask(sum(group.rows for some in groups.values() for group in some))
+    in_all = sum(group.rows for some in groups.values() for group in some)
+    mask = sampling_mask(in_all)
     found: list[Measured] = []
     keys: list[str] = []
     # Rows of two splits are compared by the columns that both have.
     shared = [name for name in dict.fromkeys(columns) if all(name in split.kinds for split in splits)]
     if not shared:
         raise InputError("the files have no column that all splits have and that can be measured; check their names")
-    for split in splits:
-        one, keys = read_split(split, data, shared, groups[split.name], rows, seed, keys, mask)
-        found.append(one)
+    with progress_bar(in_all, " rows") as bar:
+        for split in splits:
+            one, keys = read_split(split, data, shared, groups[split.name], rows, seed, keys, mask, engine, bar.update)
+            found.append(one)
     return found
 
 

@@ -1,17 +1,21 @@
 """Reads the row groups of a split once: tallies of all values, a sample of rows, and hashes of some rows.
 
-No engine does this: DuckDB took twice the processor time for the tallies alone (docs/guides/check_data.md, Speed).
+No engine's own queries do this: DuckDB took twice the processor time for the tallies alone
+(docs/guides/check_data.md, Speed). On Spark, its workers call these functions.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from apps.check_data.splits import COMPUTED, Kind, Split, computed
+from apps.engines.engine import Engine
 from trainer.config.data import DataConfig
 from trainer.core.ragged import places_in_groups
 from trainer.core.splitmix import mix
@@ -60,6 +64,12 @@ class Tally:
     def has_values(self) -> bool:
         """Whether there is a finite value."""
         return self.minimum <= self.maximum
+
+    def join(self, other: "Tally") -> None:
+        """Adds another tally."""
+        for name in ("rows", "nulls", "values", "total", "nan", "infinite"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.minimum, self.maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
 
     def add(self, array: pa.Array, kind: Kind) -> None:
         """Adds rows of a column of plain values."""
@@ -131,8 +141,10 @@ def read_split(
     seed: int,
     keys: list[str],
     mask: np.uint64,
+    engine: Engine,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> tuple[Measured, list[str]]:
-    """Reads row groups of a split; memory holds one row group and the sample.
+    """Reads row groups of a split; memory holds the sample, and a row group in each thread of the engine.
 
     Args:
         split: The split.
@@ -143,68 +155,134 @@ def read_split(
         seed: Decides which rows are sampled.
         keys: The columns by which rows are chosen to be hashed. Empty: chosen from the first row group.
         mask: The bits that choose these rows.
+        engine: Reads the row groups at the same time.
+        progress: Called with the rows of each row group that was read.
 
     Returns:
         The figures, and the key columns.
 
     Raises:
         InputError: A file cannot be read.
+        StorageError: The engine has failed.
     """
-    reader, read = RowGroupReader(split.files, config, columns), sum(group.rows for group in groups)
+    read = sum(group.rows for group in groups)
+    wanted = [
+        WantedRows(number, group, group.rows if rows >= read else max(1, round(rows * group.rows / read)))
+        for number, group in enumerate(groups)
+    ]
+    found: list[ReadRows] = []
+    reading = Reading(split, config, columns, keys, mask, seed)
+    if not keys:
+        first = reading(wanted.pop(0))
+        reading = replace(reading, keys=first.keys)
+        found.append(first)
+        progress(first.rows)
+    for one in engine.map(reading, wanted):
+        found.append(one)
+        progress(one.rows)
+    found.sort(key=lambda one: one.number)  # sums of floating-point numbers depend on the order
     tallies = {name: [Tally() for _ in split.files.files] for name in columns}
-    running = _Pass(split, columns, keys, mask, tallies, {name: [] for name in columns})
-    for number, group in enumerate(groups):
-        wanted = group.rows if rows >= read else max(1, round(rows * group.rows / read))
-        random = np.random.default_rng([seed, number])
-        sampled = np.sort(random.choice(group.rows, wanted, replace=False, shuffle=False))
-        with reader.open(group) as column:
-            running.add(group, column, sampled)
+    for one in found:
+        for name, tally in one.tallies.items():
+            tallies[name][one.file].join(tally)
     arrays = {
-        name: pa.chunked_array(parts, COMPUTED[split.kinds[name]]).combine_chunks()
-        for name, parts in running.sampled.items()
+        name: pa.chunked_array([one.sample[name] for one in found], COMPUTED[split.kinds[name]]).combine_chunks()
+        for name in columns
     }
-    found = Measured(
+    measured = Measured(
         split,
         tallies,
         pa.table(arrays),
-        np.concatenate(running.file_of),
-        np.concatenate(running.hashes),
+        np.repeat([one.file for one in found], [one.sampled for one in found]),
+        np.concatenate([one.hashes for one in found]),
         read,
     )
-    return found, running.keys
+    return measured, reading.keys
 
 
-@dataclass
-class _Pass:
-    """A pass that is under way."""
+@dataclass(frozen=True)
+class WantedRows:
+    """A row group to read.
+
+    Attributes:
+        number: Its place among those that are read.
+        group: The row group.
+        sampled: Rows of it that go to the sample.
+    """
+
+    number: int
+    group: RowGroup
+    sampled: int
+
+
+@dataclass(frozen=True)
+class ReadRows:
+    """What was read of a row group.
+
+    Attributes:
+        number: Its place among those that are read.
+        file: Its file.
+        rows: Its rows.
+        sampled: Those in the sample.
+        keys: The columns by which rows were chosen to be hashed.
+        tallies: A tally of all rows, by column.
+        sample: The sampled rows in the types of `COMPUTED`, by column.
+        hashes: Hashes of the chosen rows.
+    """
+
+    number: int
+    file: int
+    rows: int
+    sampled: int
+    keys: list[str]
+    tallies: Mapping[str, Tally]
+    sample: Mapping[str, pa.Array]
+    hashes: np.ndarray
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Reads row groups of a split one by one, in any process."""
 
     split: Split
+    config: DataConfig
     columns: Sequence[str]
     keys: list[str]
     mask: np.uint64
-    tallies: dict[str, list[Tally]]
-    sampled: dict[str, list[pa.Array]]
-    file_of: list[np.ndarray] = field(default_factory=list)
-    hashes: list[np.ndarray] = field(default_factory=list)
+    seed: int
 
-    def add(self, group: RowGroup, column: Column, rows: np.ndarray) -> None:
-        """Adds a row group; `rows` go to the sample."""
-        kinds = self.split.kinds
-        self.file_of.append(np.full(len(rows), group.file))
-        if not self.keys:
+    @cached_property
+    def _reader(self) -> RowGroupReader:
+        return RowGroupReader(self.split.files, self.config, self.columns)
+
+    def __call__(self, wanted: WantedRows) -> ReadRows:
+        """Reads a row group; without keys, chooses them.
+
+        Raises:
+            InputError: The file cannot be read.
+        """
+        with self._reader.open(wanted.group) as column:
+            return self._read(wanted, column)
+
+    def _read(self, wanted: WantedRows, column: Column) -> ReadRows:
+        group, kinds, key_names = wanted.group, self.split.kinds, self.keys
+        random = np.random.default_rng([self.seed, wanted.number])
+        rows = np.sort(random.choice(group.rows, wanted.sampled, replace=False, shuffle=False))
+        if not key_names:
             whole = {name: column(name) for name in self.columns}
-            self.keys, column = key_columns(whole, kinds), whole.__getitem__
-        keys = {name: plain_array(column(name)) for name in self.keys}
+            key_names, column = key_columns(whole, kinds), whole.__getitem__
+        keys = {name: plain_array(column(name)) for name in key_names}
         chosen = chosen_rows(
             [bits_of(computed(array, kinds[name]), kinds[name]) for name, array in keys.items()], self.mask
         )
         sampled, hashed, bits = _indices(rows, group), _indices(chosen, group), []
+        tallies, sample = {name: Tally() for name in self.columns}, {}
         for name in self.columns:
             array, kind = keys[name] if name in keys else plain_array(column(name)), kinds[name]
-            self.tallies[name][group.file].add(array, kind)
-            self.sampled[name].append(_taken(array, sampled, kind))
+            tallies[name].add(array, kind)
+            sample[name] = _taken(array, sampled, kind)
             bits.append(bits_of(_taken(array, hashed, kind), kind))
-        self.hashes.append(hash_rows(bits))
+        return ReadRows(wanted.number, group.file, group.rows, len(rows), key_names, tallies, sample, hash_rows(bits))
 
 
 def _indices(rows: np.ndarray, group: RowGroup) -> pa.Array | None:
@@ -220,9 +298,7 @@ def joined(tallies: Iterable[Tally]) -> Tally:
     """Returns the sum of tallies."""
     whole = Tally()
     for one in tallies:
-        for name in ("rows", "nulls", "values", "total", "nan", "infinite"):
-            setattr(whole, name, getattr(whole, name) + getattr(one, name))
-        whole.minimum, whole.maximum = min(whole.minimum, one.minimum), max(whole.maximum, one.maximum)
+        whole.join(one)
     return whole
 
 
@@ -275,16 +351,17 @@ def hash_rows(columns: Sequence[np.ndarray]) -> np.ndarray:
 def bits_of(values: pa.Array, kind: Kind) -> np.ndarray:
     """Returns 64 bits for each value of a type in `COMPUTED`, `[R]` uint64: equal for equal values.
 
-    Numbers keep their own bits. Other values are hashed, differently in every process.
+    Numbers keep their own bits. Other values are hashed.
     """
     if kind in ("integers", "texts"):
         return _hash_lists(values, kind)
     missing = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
     if kind == "text":
         coded = values.dictionary_encode()
-        # Python's own hash differs between processes, which does not matter here.
-        words = np.fromiter(map(hash, [*coded.dictionary.to_pylist(), ""]), np.int64)
-        bits = words[coded.indices.fill_null(len(words) - 1).to_numpy()].view(np.uint64)
+        # Python's own hash differs between processes, and rows of several are compared.
+        words = [*coded.dictionary.cast(pa.large_binary()).to_pylist(), b""]
+        hashed = np.frombuffer(b"".join(blake2b(word, digest_size=8).digest() for word in words), np.uint64)
+        bits = hashed[coded.indices.fill_null(len(words) - 1).to_numpy()]
     else:
         numbers = (values.fill_null(0) if values.null_count else values).to_numpy(zero_copy_only=False)
         bits = (numbers + 0.0 if kind in ("number", "empty") else numbers).view(np.uint64)  # -0.0 is 0.0

@@ -8,6 +8,7 @@ from apps.check_data.figures import psi, shares_of_ids
 from apps.check_data.profile import Profile, profiles_of
 from apps.check_data.reading import Measured, read_split, sampling_mask
 from apps.check_data.splits import chosen_groups, numbers_alike, open_split
+from apps.engines.threads import Threads
 from trainer.config.data import DataConfig
 from trainer.config.features import columns_of, takes
 from trainer.data.columns import id_columns
@@ -51,7 +52,7 @@ def measure_shift(key: str, parts: Sequence[Sequence[str]], data: DataConfig, ro
     keys: list[str] = []
     for split in splits:
         groups, mask = chosen_groups(split, rows, False, 0, GROUPS), sampling_mask(split.files.rows)
-        one, keys = read_split(split, data, columns, groups, rows, 0, keys, mask)
+        one, keys = read_split(split, data, columns, groups, rows, 0, keys, mask, Threads())
         measured.append(one)
     profiles = profiles_of(measured, [])
     compared = [name for name in columns if name not in data.labels and len(profiles[name].measured) > 1]

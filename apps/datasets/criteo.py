@@ -10,17 +10,17 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
 from typing import Any, Literal
 
-from tqdm import tqdm
-
 from apps.datasets import criteo_tsv as tsv
-from apps.datasets.writer import DataSetWriter, PartWriter, in_parallel, print_summary
+from apps.datasets.writer import DataSetWriter, PartWriter, print_summary
+from apps.engines.engine import engine_of
 from trainer.core.console import plural
 from trainer.core.errors import InputError
+from trainer.core.progress import progress_bar
 from trainer.core.storage import named, open_storage
 
 SHOWN_FAULTS = 10
@@ -51,21 +51,18 @@ class Stopped(Exception):
 
 
 class Progress:
-    """The shared state of all threads: the progress bar, the malformed lines, and whether to stop.
+    """The progress bar of the conversion, and whether to stop; a copy on a worker of Spark has no bar.
 
     Args:
-        total_bytes: Bytes of all sources.
-        max_malformed: Malformed lines to leave out before giving up.
+        total_bytes: Bytes of all sources. Unset: no bar.
     """
 
-    def __init__(self, total_bytes: int, max_malformed: int) -> None:
-        self.malformed: list[str] = []
-        self.malformed_lines = 0
-        self._limit = max_malformed
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        every = 0.1 if sys.stderr.isatty() else 30
-        self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, mininterval=every, file=sys.stderr)
+    def __init__(self, total_bytes: int | None = None) -> None:
+        self._lock, self._stop, self._finished = threading.Lock(), threading.Event(), 0
+        self._bar = progress_bar(total_bytes, "B")
+
+    def __reduce__(self) -> tuple[type["Progress"], tuple[()]]:
+        return Progress, ()
 
     def advance(self, count: int) -> None:
         """Moves the bar. Raises Stopped if the conversion is over."""
@@ -74,26 +71,46 @@ class Progress:
         if self._stop.is_set():
             raise Stopped
 
-    def leave_out(self, count: int, shown: Iterable[str] = ()) -> None:
-        """Counts malformed lines.
-
-        Raises:
-            InputError: There are more malformed lines than allowed.
-        """
+    def finish(self, count: int) -> None:
+        """Moves the bar to all bytes that are finished, if it has not gone there with them."""
         with self._lock:
-            self.malformed_lines += count
-            self.malformed += islice(shown, SHOWN_FAULTS - len(self.malformed))
-            if self.malformed_lines > self._limit:
-                first = self.malformed[0] if self.malformed else "they are in files converted before"
-                raise InputError(
-                    f"{plural(self.malformed_lines, 'malformed line')}, and --max-malformed is {self._limit}: {first}; "
-                    "repair the source, or allow more to be left out"
-                )
+            self._finished += count
+            self._bar.update(max(0, self._finished - self._bar.n))
 
     def close(self) -> None:
         """Ends the bar and lets the threads stop."""
         self._stop.set()
         self._bar.close()
+
+
+@dataclass
+class LeftOut:
+    """Malformed lines that were left out.
+
+    Attributes:
+        limit: Most lines to leave out before giving up.
+        lines: The lines.
+        shown: The first of them, to be shown.
+    """
+
+    limit: int
+    lines: int = 0
+    shown: list[str] = field(default_factory=list)
+
+    def add(self, lines: int, shown: Iterable[str] = ()) -> None:
+        """Counts malformed lines.
+
+        Raises:
+            InputError: There are more malformed lines than allowed.
+        """
+        self.lines += lines
+        self.shown += islice(shown, SHOWN_FAULTS - len(self.shown))
+        if self.lines > self.limit:
+            first = self.shown[0] if self.shown else "they are in files converted before"
+            raise InputError(
+                f"{plural(self.lines, 'malformed line')}, and --max-malformed is {self.limit}: {first}; "
+                "repair the source, or allow more to be left out"
+            )
 
 
 def criteo(
@@ -105,6 +122,7 @@ def criteo(
     source_bytes_per_file: int = 256 * 2**20,
     max_malformed: int = 0,
     workers: int = 0,
+    engine: str = "threads",
 ) -> dict[str, Any]:
     """Converts Criteo's Kaggle or Terabyte text files to Parquet.
 
@@ -128,6 +146,8 @@ def criteo(
         source_bytes_per_file: Bytes of text per Parquet file; 256 MiB are about a million rows.
         max_malformed: Malformed lines to leave out, and report, before giving up.
         workers: Threads. 0: one per core.
+        engine: threads converts in this process; a URL of Spark, sc://HOST or spark://HOST:PORT, on that cluster, whose
+            workers must see the sources and OUT.
 
     Returns:
         The summary, as in `OUT/summary.json`.
@@ -148,19 +168,17 @@ def criteo(
         "id_rule": tsv.ID_RULE,
         "source_bytes_per_file": source_bytes_per_file,
     }
-    found = in_parallel(lambda item: tsv.Source(*item, tsv.length(item[1])), enumerate(urls), workers)
-    sources = sorted(found, key=lambda source: source.index)
+    computer = engine_of(engine, "criteo", workers)
+    sources = sorted(computer.map(_source, enumerate(urls)), key=lambda source: source.index)
     parts = plan_parts(sources, layout, evaluation_source, source_bytes_per_file)
     data_set = DataSetWriter(out, settings)
-    progress = Progress(sum(source.length for source in sources), max_malformed)
-    for _ in in_parallel(
-        partial(_convert, data_set, progress, dense_transform), _tasks(parts), workers, progress.close
-    ):
-        pass
-    summary = data_set.commit(
-        ((part.split, part.name) for part in parts), {"malformed_lines": progress.malformed_lines}
-    )
-    _report(summary, progress, out)
+    progress, left_out = Progress(sum(source.length for source in sources)), LeftOut(max_malformed)
+    convert = partial(_convert, data_set, progress, max_malformed, dense_transform)
+    for done, found in computer.map(convert, _tasks(parts), progress.close):
+        progress.finish(sum(part.end - part.start for part in done))
+        left_out.add(found.lines, found.shown)
+    summary = data_set.commit(((part.split, part.name) for part in parts), {"malformed_lines": left_out.lines})
+    _report(summary, left_out, out)
     return summary
 
 
@@ -244,22 +262,30 @@ def _tasks(parts: list[SourceSlice]) -> list[list[SourceSlice]]:
     return [list(group) for _, group in groups]
 
 
+def _source(item: tuple[int, str]) -> tsv.Source:
+    return tsv.Source(*item, tsv.length(item[1]))
+
+
 def _convert(
-    data_set: DataSetWriter, progress: Progress, transform: tsv.DenseTransform, parts: list[SourceSlice]
-) -> None:
+    data_set: DataSetWriter, progress: Progress, limit: int, transform: tsv.DenseTransform, parts: list[SourceSlice]
+) -> tuple[list[SourceSlice], LeftOut]:
+    """Converts slices of one source, but for those that are there; returns them, and what was left out of them."""
+    left_out = LeftOut(limit)
     with closing(tsv.LineReader(parts[0].source)) as reader:
         for part in parts:
             counts = data_set.counts(part.split, part.name)
             if counts is None:
-                _convert_part(data_set, progress, transform, part, reader)
+                _convert_part(data_set, progress, left_out, transform, part, reader)
             else:
-                progress.leave_out(counts["malformed_lines"])
+                left_out.add(counts["malformed_lines"])
                 progress.advance(part.end - part.start)
+    return parts, left_out
 
 
 def _convert_part(
     data_set: DataSetWriter,
     progress: Progress,
+    left_out: LeftOut,
     transform: tsv.DenseTransform,
     part: SourceSlice,
     reader: tsv.LineReader,
@@ -267,30 +293,28 @@ def _convert_part(
     about = {"dense_transform": tsv.TRANSFORM_RULES[transform], "id_rule": tsv.ID_RULE, "lines": part.source.url}
     with data_set.part(part.split, part.name, tsv.SCHEMA.with_metadata(about)) as rows:
         reader.skip_to(part.start)
-        malformed, reached = 0, part.start
+        before, reached = left_out.lines, part.start
         for block in reader.blocks(part.end):
-            malformed += _write(rows, block, transform, part, reader.position - len(block), progress)
+            _write(rows, block, transform, part, reader.position - len(block), left_out)
             progress.advance(min(reader.position, part.end) - reached)
             reached = min(reader.position, part.end)
-        rows.counts["malformed_lines"] = malformed
+        rows.counts["malformed_lines"] = left_out.lines - before
 
 
 def _write(
-    rows: PartWriter, block: bytes, transform: tsv.DenseTransform, part: SourceSlice, at: int, progress: Progress
-) -> int:
+    rows: PartWriter, block: bytes, transform: tsv.DenseTransform, part: SourceSlice, at: int, left_out: LeftOut
+) -> None:
     if at == 0:
         block = block.removeprefix(codecs.BOM_UTF8)
     block = block.replace(b"\r\n", b"\n")
     # Whole blocks first: `sift` looks at every line in Python, which would take most of the time.
     try:
         rows.write(tsv.parse(block, transform))
-        return 0
     except tsv.Malformed:
         good, faults = tsv.sift(block, transform)
-    progress.leave_out(len(faults), _located(part.source, at, faults))
-    if good:
-        rows.write(tsv.parse(good, transform))
-    return len(faults)
+        left_out.add(len(faults), _located(part.source, at, faults))
+        if good:
+            rows.write(tsv.parse(good, transform))
 
 
 def _located(source: tsv.Source, at: int, faults: list[tuple[int, str]]) -> Iterator[str]:
@@ -303,8 +327,8 @@ def _by_number(name: str) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]  # day_2 before day_10
 
 
-def _report(summary: dict[str, Any], progress: Progress, out: str) -> None:
-    for line in progress.malformed:
+def _report(summary: dict[str, Any], left_out: LeftOut, out: str) -> None:
+    for line in left_out.shown:
         print(f"left out: {line}", file=sys.stderr)
     print(f"{plural(summary['malformed_lines'], 'malformed line')} left out; ids: {tsv.ID_RULE}")
     print_summary(summary, "Criteo", f"criteo_{summary['settings']['layout']}", out)

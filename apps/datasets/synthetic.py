@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from apps.datasets.writer import ROW_GROUP_ROWS, SPLITS, DataSetWriter, in_parallel, print_summary
+from apps.datasets.writer import ROW_GROUP_ROWS, SPLITS, DataSetWriter, print_summary
+from apps.engines.threads import Threads
 from trainer.core.errors import InputError
 
 DENSE_FEATURES, SPARSE_FEATURES = 13, 26
@@ -127,7 +128,7 @@ def synthetic(
     shape = Shape(hotness, zipf, table_rows * (SPARSE_FEATURES // len(table_rows)), null_rate)
     planned = plan_files({"train": (rows, files), "validation": (validation_rows, 1), "test": (test_rows, 1)})
     truth, data_set = make_truth(seed, signal), DataSetWriter(out, settings)
-    made = in_parallel(lambda file: _make(data_set, file, shape, truth, seed), planned, workers)
+    made = Threads(workers).map(lambda file: _make(data_set, file, shape, truth, seed), planned)
     summary = data_set.commit([(file.split, file.name) for file in planned], dict(best for best in made if best))
     print_summary(summary, "synthetic data", "synthetic", out, ["best_auc", "best_log_loss"])
     return summary

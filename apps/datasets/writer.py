@@ -9,12 +9,12 @@ Files under OUT:
 """
 
 import json
-import os
 import posixpath
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import uuid
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +29,6 @@ from trainer.core.storage import named, open_storage, os_errors
 ROW_GROUP_ROWS = 65_536  # the default size of a shuffle window, which then reads one row group at a time
 FOOTER_THREADS = 16  # reading a footer from an object store takes several requests, one after the other
 SPLITS = ("train", "validation", "test")
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class PartWriter:
@@ -102,16 +99,17 @@ class DataSetWriter:
         """Opens one Parquet file. The file gets its name only if the block ends without an exception."""
         path = self._path(split, part)
         # Under another name until the file is whole: jobs that list the directory, and the next call, take every
-        # .parquet file for finished.
+        # .parquet file for finished. Under one of its own, as Spark may begin a task anew before it ends the first.
+        partial = f"{path}.{uuid.uuid4().hex[:8]}.partial"
         with (
             os_errors(),  # no space left, most of all
-            self._fs.open(f"{path}.partial", "wb") as file,
+            self._fs.open(partial, "wb") as file,
             pq.ParquetWriter(file, schema, compression="lz4") as rows,
         ):
             writer = PartWriter(rows)
             yield writer
             writer.close()
-        self._fs.mv(f"{path}.partial", path)
+        self._fs.mv(partial, path)
 
     def beside(self, name: str, table: pa.Table) -> None:
         """Writes a table beside the splits, as `OUT/NAME.parquet`; a name may have a directory."""
@@ -121,7 +119,7 @@ class DataSetWriter:
             pq.write_table(table, file, compression="lz4")
 
     def commit(self, parts: Iterable[tuple[str, str]], about: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes `summary.json`, which marks the data set as complete.
+        """Writes `summary.json`, which marks the data set as complete, and removes what killed calls have left.
 
         Args:
             parts: The split and the name of every file.
@@ -139,6 +137,9 @@ class DataSetWriter:
             "settings": self.settings,
             "splits": {split: _total(counts) | about.get(split, {}) for split, counts in found.items()},
         }
+        for split in SPLITS:
+            for left in self._fs.glob(f"{self._path(split, '*')}.*.partial"):
+                self._fs.rm(left)
         self._write_json("summary.json", summary)
         return summary
 
@@ -190,30 +191,3 @@ def print_summary(summary: Mapping[str, Any], title: str, config: str, out: str,
     elsewhere = ["--", *flags] if out != f"data/{config}" else []
     print(f"{title} in {without_secrets(out)}\n")
     print(next_commands(["torchx", "run", "dlrm.multi_node", "--config", config, "-j", "1x2", *elsewhere]))
-
-
-def in_parallel(
-    make: Callable[[Item], Result], items: Iterable[Item], workers: int, stop: Callable[[], None] = lambda: None
-) -> Iterator[Result]:
-    """Yields `make(item)` for every item, in the order of completion. The first error cancels the rest.
-
-    Args:
-        make: The function; spends its time in Arrow, NumPy or files, which let other threads run.
-        items: The arguments.
-        workers: Threads. 0: one per core that this process may use.
-        stop: Called at the end or at the first error, to make running calls return.
-
-    Raises:
-        InputError: `workers` is negative.
-    """
-    if workers < 0:
-        raise InputError(f"--workers is {workers}; it must be 0 (one per core) or more")
-    # Not os.cpu_count() alone: in a container it counts all cores of the machine.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    pool = ThreadPoolExecutor(workers or cores)
-    try:
-        for done in as_completed([pool.submit(make, item) for item in items]):
-            yield done.result()
-    finally:
-        stop()
-        pool.shutdown(cancel_futures=True)

@@ -22,10 +22,10 @@ SETTINGS: dict[str, Any] = {
     "autoload_known_extensions": False,
     "arrow_large_buffer_size": True,
 }
-COUNT = "SELECT id, count(*) AS count FROM ids WHERE id IS NOT NULL GROUP BY id"
+COUNT = "SELECT id, count(*) AS count FROM {ids} WHERE id IS NOT NULL GROUP BY id"
 # The ids of an earlier vocabulary stay, whatever their counts, and in their places.
 KEEP = """
-    SELECT id, coalesce(count, 0) AS count FROM {counts} FULL JOIN earlier USING (id)
+    SELECT id, coalesce(count, 0) AS count FROM {counts} FULL JOIN {earlier} USING (id)
     WHERE place IS NOT NULL OR count >= {min_count} ORDER BY place NULLS LAST, count DESC, id LIMIT {limit}
 """
 SUMS = "SELECT count(*), CAST(coalesce(sum(count), 0) AS BIGINT) FROM {table}"
@@ -60,7 +60,7 @@ class IdCounts:
         schema = pa.schema([("id", dtype)])
         batches = pa.RecordBatchReader.from_batches(schema, _batches(self._read(columns), schema, failures))
         try:
-            self._run(f"CREATE TABLE {_table('counts', name)} AS {COUNT}", ids=batches)
+            self._run(f"CREATE TABLE {_table('counts', name)} AS {COUNT.format(ids='ids')}", ids=batches)
         except duckdb.Error:
             if failures:  # DuckDB passes on their text only
                 raise failures[0] from None
@@ -82,7 +82,7 @@ class IdCounts:
         counts, kept = _table("counts", name), _table("kept", name)
         known = pa.table({"id": earlier, "place": pa.array(range(len(earlier)), pa.int64())})
         most = "ALL" if limit is None else limit
-        keep = KEEP.format(counts=counts, min_count=min_count, limit=most)
+        keep = KEEP.format(counts=counts, earlier="earlier", min_count=min_count, limit=most)
         self._run(f"CREATE TABLE {kept} AS {keep}", earlier=known)
         ((distinct, occurrences),), ((many, covered),) = (self._rows(SUMS.format(table=one)) for one in (counts, kept))
         return {"distinct": distinct, "kept": many, "occurrences": occurrences, "covered": covered}

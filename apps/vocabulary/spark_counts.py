@@ -3,25 +3,21 @@
 The queries are plain SQL that DuckDB and Spark both speak; only how files are read and lists are taken apart differs.
 """
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import reduce
-from importlib import import_module
-from threading import Thread
 from typing import Any
 
 import pyarrow as pa
 
+from apps.engines.spark import Spark
 from apps.vocabulary.id_counts import COUNT, KEEP, SUMS
 from trainer.config.data import DataConfig
-from trainer.core.errors import InputError, StorageError
+from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet
 from trainer.rules.plain_types import is_list, is_string, plain_type
 
-ALONE_SECONDS = 120
-PACKAGES = ("pyspark", "py4j", "grpc")
 SCHEMES = {"s3": "s3a", "gcs": "gs"}  # Hadoop's names of fsspec's storage
 
 
@@ -29,7 +25,7 @@ class SparkCounts:
     """Counts the ids of several vocabularies on Spark; only the ids that are kept come to this process.
 
     Args:
-        engine: URL of a Spark Connect server (`sc://HOST`), or a master (`spark://HOST:PORT`, `yarn`, `local[2]`).
+        engine: URL of Spark.
         files: The files, which the cluster reads by itself.
         config: How they are read.
 
@@ -39,16 +35,14 @@ class SparkCounts:
     """
 
     def __init__(self, engine: str, files: FileSet, config: DataConfig) -> None:
-        self._engine, self._files = engine, files
+        self._files = files
         if config.reader != "parquet" or files.chosen is not None:
             raise InputError(
                 f"--engine is '{without_secrets(engine)}', but Spark counts all rows of Parquet files only; leave it "
                 "out for other formats, and for data.select"
             )
-        with self._reported():
-            self._spark = _session(engine)
-            if not engine.startswith("sc://"):  # a server sees to its own jobs
-                Thread(target=_cancel_if_alone, args=(self._spark.sparkContext,), daemon=True).start()
+        self._spark = Spark(engine, "vocabulary", bar=True)
+        self._session = self._spark.session
         self._counts: dict[str, Any] = {}
         self._kept: dict[str, Any] = {}
 
@@ -64,25 +58,28 @@ class SparkCounts:
         plain = "BINARY" if is_string(dtype) else "BIGINT"
         types = {column: f"ARRAY<{plain}>" if lists[column] else plain for column in columns}
         schema = ", ".join(f"{_quoted(column)} {types[column]}" for column in columns)
-        with self._reported():
-            rows = self._spark.read.schema(schema).parquet(*map(_url_for_spark, self._urls()))
+        with self._spark.reported():
+            rows = self._session.read.schema(schema).parquet(*map(_url_for_spark, self._urls()))
             ids = [
                 rows.selectExpr(f"explode({_quoted(column)}) AS id" if lists[column] else f"{_quoted(column)} AS id")
                 for column in columns
             ]
-            reduce(lambda one, other: one.unionAll(other), ids).createOrReplaceTempView("ids")
-            self._counts[name] = self._spark.sql(COUNT).persist()
+            view = self._view("ids", reduce(lambda one, other: one.unionAll(other), ids))
+            self._counts[name] = self._session.sql(COUNT.format(ids=view)).persist()
             self._counts[name].count()
 
     def keep(self, name: str, min_count: int, limit: int | None, earlier: pa.Array) -> dict[str, int]:
         """Chooses the ids that get a row, as `IdCounts.keep`."""
         known = pa.table({"id": earlier.cast(_small(earlier.type)), "place": pa.array(range(len(earlier)), pa.int64())})
         most = "ALL" if limit is None else limit
-        with self._reported():
-            self._spark.createDataFrame(known).createOrReplaceTempView("earlier")
-            self._counts[name].createOrReplaceTempView("counts")
-            kept = self._spark.sql(KEEP.format(counts="counts", min_count=min_count, limit=most)).toArrow()
-            ((distinct, occurrences),) = self._spark.sql(SUMS.format(table="counts")).collect()
+        with self._spark.reported():
+            # With a schema, which Spark Connect does not take from a table without rows.
+            schema = f"id {'BINARY' if is_string(earlier.type) else 'BIGINT'}, place BIGINT"
+            before = self._view("earlier", self._session.createDataFrame(known, schema))
+            counts = self._view("counts", self._counts[name])
+            keep = KEEP.format(counts=counts, earlier=before, min_count=min_count, limit=most)
+            kept = self._session.sql(keep).toArrow()
+            ((distinct, occurrences),) = self._session.sql(SUMS.format(table=counts)).collect()
         self._kept[name] = kept
         covered = sum(kept["count"].to_pylist())
         return {"distinct": distinct, "kept": kept.num_rows, "occurrences": occurrences, "covered": covered}
@@ -94,6 +91,12 @@ class SparkCounts:
             with suppress(pa.ArrowInvalid):  # bytes that are not text
                 return kept.cast(pa.schema([("id", dtype), ("count", pa.int64())])).to_reader()
         raise AssertionError("bytes can be read as bytes")
+
+    def _view(self, kind: str, rows: Any) -> str:
+        """Names rows for queries; by a new name each time, as Spark Connect looks a name up when the rows are used."""
+        name = f"{kind}{len(self._counts) + len(self._kept)}"
+        rows.createOrReplaceTempView(name)
+        return name
 
     def _urls(self) -> list[str]:
         return self._files.files.columns["url"].to_pylist()
@@ -117,42 +120,6 @@ class SparkCounts:
                 )
             lists.add(is_list(dtype))
         return lists.pop()
-
-    @contextmanager
-    def _reported(self) -> Iterator[None]:
-        """Turns a failure of Spark in the block into one line."""
-        try:
-            yield
-        except Exception as error:
-            if type(error).__module__.partition(".")[0] not in PACKAGES and not isinstance(error, OSError):
-                raise
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            # Java's exception comes after the name of the method that was called.
-            reason = next((line for line in lines if "Exception: " in line), lines[0]).strip(": ")
-            raise StorageError(
-                f"--engine is '{without_secrets(self._engine)}', and Spark has failed; nothing was written: {reason}"
-            ) from error
-
-
-def _session(engine: str) -> Any:
-    shown = without_secrets(engine)
-    try:
-        builder = import_module("pyspark.sql").SparkSession.builder.appName("vocabulary")
-    except ImportError as error:
-        raise InputError(f"--engine is '{shown}', which needs pip install 'torchx-recsys[spark]' ({error})") from error
-    return (builder.remote(engine) if engine.startswith("sc://") else builder.master(engine)).getOrCreate()
-
-
-def _cancel_if_alone(context: Any) -> None:
-    """Cancels all jobs when all executors are lost, and none comes back: Spark itself waits without an end."""
-    had, last = False, time.monotonic()
-    with suppress(Exception):  # Spark has ended
-        while True:
-            time.sleep(5)
-            executors = len(context._jsc.sc().statusTracker().getExecutorInfos()) - 1  # one of them is this process
-            had, last = had or executors > 0, time.monotonic() if executors > 0 else last
-            if had and time.monotonic() - last > ALONE_SECONDS:
-                context.cancelAllJobs()
 
 
 def _quoted(column: str) -> str:

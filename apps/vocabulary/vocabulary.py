@@ -4,7 +4,6 @@ python -m trainer vocabulary --source data/mine/train.parquet --columns item --o
 """
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +26,7 @@ from trainer.config.features import SparseFeature
 from trainer.config.root import load_config
 from trainer.core.console import plural
 from trainer.core.errors import InputError
+from trainer.core.progress import progress_bar
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage, refuse_existing
 from trainer.data.dataset import FileSet, find_files
@@ -120,7 +120,7 @@ def write_vocabularies(
     config = _limited_to(columns, config)
     files = find_files("--source", source, config)
     types = {name: _type_of(of, files.files) for name, of in of_name.items()}
-    with TemporaryDirectory() as folder, _progress(files.rows * len(columns)) as progress:
+    with TemporaryDirectory() as folder, progress_bar(files.rows * len(columns), " rows") as progress:
         if engine == "duckdb":
             counts = IdCounts(partial(_ids, files, config, progress), Path(folder), memory_mib)
         else:
@@ -227,12 +227,6 @@ def _flat(chunk: pa.Array, where: str) -> pa.Array:
     except pa.ArrowInvalid as error:
         raise InputError(f"{where}: an id has more than 64 bits ({error})") from error
     return ids.flatten() if is_list(ids.type) else ids
-
-
-def _progress(rows: int) -> tqdm:
-    """Returns a bar on stderr, with the time that is left, for a job of seconds; in a log, a line every half minute."""
-    every = 0.1 if sys.stderr.isatty() else 30
-    return tqdm(total=rows, unit=" rows", unit_scale=True, mininterval=every, delay=5, file=sys.stderr)
 
 
 def _keep(

@@ -18,7 +18,7 @@ from apps.check_data.text_checks import (
     check_nulls_as_text,
     check_numbers_as_text,
 )
-from apps.check_data.time_checks import check_change, check_days, check_epoch, check_time_zones
+from apps.check_data.time_checks import check_change, check_days, check_epoch, check_time_zones, check_young_labels
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.core.registry import find_by_name
@@ -286,6 +286,7 @@ CHECKS: tuple[Check, ...] = (
     check_time_zones,
     check_days,
     check_epoch,
+    check_young_labels,
 )
 """All checks of what was read; `--checks` adds one's own."""
 

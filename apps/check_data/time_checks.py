@@ -17,6 +17,8 @@ RARE = 0.1  # of the days; if more are empty, there is a rule, such as weekends
 EPOCH = 0.001
 PARTS, ROWS = 8, 100
 CHANGED, STEADY = 1.0, 0.25  # population stability indices
+ENDS = 20  # parts by time, of which the last one's labels may be too young
+YOUNG = 0.5  # of the mean label of every part before
 
 
 def check_time_zones(checked: Checked) -> Iterator[Finding]:
@@ -53,6 +55,24 @@ def check_epoch(checked: Checked) -> Iterator[Finding]:
         if share > EPOCH and np.median(days) > 365:
             found = f"{percent(share)} of the times are of 1970-01-01: a 0 for a time that is not known"
             yield Finding("warning", "epoch", checked.first.name, name, found, "write a null instead")
+
+
+def check_young_labels(checked: Checked) -> Iterator[Finding]:
+    """Yields labels that had no time to come: they are events after their row, and the last rows' are still missing."""
+    for name, profile in checked.profiles.items():
+        if profile.kind != "time":
+            continue
+        order = np.argsort(profile.numbers(checked.first))  # rows without a time come last, as NaN
+        order = order[: len(order) - checked.first.sample.column(name).null_count]
+        if len(order) < ENDS * ROWS:
+            continue
+        for label, positive in profile.labels.items():
+            *before, last = (positive[part].mean() for part in np.array_split(order, ENDS))
+            if last < YOUNG * min(before):
+                end = percent(1 / ENDS)
+                found = f"its mean is {last:.3g} in the last {end} by {name}, and {min(before):.3g} or more before"
+                remedy = "leave out the last rows until their labels have come, as the others' have"
+                yield Finding("warning", "young labels", checked.first.name, label, found, remedy)
 
 
 def check_change(checked: Checked) -> Iterator[Finding]:

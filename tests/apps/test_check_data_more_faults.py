@@ -128,6 +128,14 @@ def time_zones(made):
     columns["when"] = columns["when"].cast(pa.timestamp("us", "Europe/Berlin"))
 
 
+def young_labels(made):
+    with_dates(made)
+    columns = made.splits["train"][3]
+    label = columns["label"].to_numpy().copy()
+    label[-200:] *= np.arange(200) % 5 == 0
+    columns["label"] = pa.array(label)
+
+
 FAULTS = {
     composed_and_decomposed: ("warning", "look-alikes", "city", "train"),
     cyrillic: ("warning", "look-alikes", "city", "train"),
@@ -149,6 +157,7 @@ FAULTS = {
     lost_days: ("warning", "missing days", "when", "train"),
     times_of_1970: ("warning", "epoch", "when", "train"),
     time_zones: ("warning", "time zones", "when", "part-2.parquet"),
+    young_labels: ("warning", "young labels", "label", "train"),
 }
 
 
@@ -156,7 +165,7 @@ FAULTS = {
 FOLLOWS = {
     plant: {("warning", "shift", FAULTS[plant][2], split) for split in ("validation", "test")}
     for plant in (another_unit, days_from_half_way_on)
-}
+} | {young_labels: {("warning", "label rate over time", "label", "train")}}
 
 
 @pytest.mark.sample(8)
@@ -164,7 +173,7 @@ FOLLOWS = {
 def test_a_planted_fault_is_found_and_no_other(plant, tmp_path):
     made = clean_data()
     plant(made)
-    words = ("--time", "when") if plant is logged_twice or FAULTS[plant][2] == "when" else ()
+    words = ("--time", "when") if plant in (logged_twice, young_labels) or FAULTS[plant][2] == "when" else ()
     found = faults(check(tmp_path, made.write(tmp_path / "data"), *words))
     assert found - FOLLOWS.get(plant, set()) == {FAULTS[plant]}
 

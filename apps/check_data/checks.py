@@ -8,6 +8,7 @@ import pyarrow as pa
 from apps.check_data.checked import Check, Checked
 from apps.check_data.column_checks import check_tables, check_values
 from apps.check_data.finding import Finding, percent
+from apps.check_data.history_checks import check_late_actions, check_own_ids
 from apps.check_data.profile import Profile
 from apps.check_data.reading import Measured
 from apps.check_data.row_checks import check_near_copies, check_twins, check_users, check_wrapped_ids
@@ -287,6 +288,8 @@ CHECKS: tuple[Check, ...] = (
     check_days,
     check_epoch,
     check_young_labels,
+    check_late_actions,
+    check_own_ids,
 )
 """All checks of what was read; `--checks` adds one's own."""
 

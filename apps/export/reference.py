@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from apps.export.features import IdLists
 from trainer.config.data import DataConfig
-from trainer.config.features import columns_of, takes
+from trainer.config.features import SparseFeature, columns_of, takes
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.data.batch import Batch, to_batch
@@ -18,9 +18,10 @@ from trainer.data.chunk import Chunk
 from trainer.data.dataset import FileSet
 from trainer.data.decode import decode
 from trainer.data.row_groups import RowGroupReader
-from trainer.data.transforms import seconds_of
+from trainer.data.transforms import earlier_lists, seconds_of
 from trainer.models.base import Predictions
 from trainer.models.outputs import ModelOutput, compute_outputs
+from trainer.rules.plain_types import as_lists
 from trainer.training.managed_ids import ManagedIds
 
 ALONE = DistributedContext(0, 1, 0, 1, torch.device("cpu"))
@@ -69,15 +70,24 @@ def _raw_columns(chunk: Chunk, data: DataConfig) -> dict[str, list[Any]]:
     for feature in data.sparse.values():
         if feature.weights:
             uses.setdefault(feature.weights, set()).add("numbers")
-    return {column: _raw_column(column, chunk, found) for column, found in uses.items()}
+    timed = {
+        column: one
+        for name, one in data.sparse.items()
+        for column in (one.column or name, one.weights)
+        if one.times and column
+    }
+    return {column: _raw_column(column, chunk, found, timed.get(column)) for column, found in uses.items()}
 
 
-def _raw_column(column: str, chunk: Chunk, uses: set[str]) -> list[Any]:
+def _raw_column(column: str, chunk: Chunk, uses: set[str], timed: SparseFeature | None) -> list[Any]:
     if "times" in uses:
         return seconds_of(column, chunk).to_pylist()
     if uses == {"nulls"}:  # of any type; only presence matters
         return [None if missing else 0 for missing in chunk.array(column).is_null(nan_is_null=True).to_pylist()]
-    return (chunk.ids(column) if "ids" in uses else chunk.numbers(column)).to_pylist()
+    array = chunk.ids(column) if "ids" in uses else chunk.numbers(column)
+    if timed:  # a client has no later ones to send
+        array = earlier_lists(column, timed, chunk, as_lists(array))
+    return array.to_pylist()
 
 
 def first_rows(rows: Callable[..., Iterator[SplitRows]], number: int) -> list[SplitRows]:

@@ -115,6 +115,22 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
             "data.sparse.s2.keep is 'first', but model.actions names 's2'; set it to 'last'",
         ),
         (
+            HSTU | {"data__sparse__s1__times": "s3", "data__sparse__s1__before": "s4"},
+            "data.sparse.s2.times is None, but model.actions names 's2'; set it to 's3'",
+        ),
+        (
+            HSTU | {"data__sparse__s2__times": "s3", "data__sparse__s2__before": "s4"},
+            "data.sparse.s2.times is 's3', but model.actions names 's2'; leave it out",
+        ),
+        (
+            HSTU | {"data__sparse__s1__times": "s3"},
+            "data.sparse.s1.times is 's3' and data.sparse.s1.before is None; name a column for both or none",
+        ),
+        (
+            HSTU | {"data__sparse__s1__within_seconds": 60},
+            "data.sparse.s1.within_seconds is 60, but data.sparse.s1.times is unset; name the column of times",
+        ),
+        (
             HSTU | model("hstu", actions=["s22"], history_times="s3", target_time="s4"),
             "model.actions names 's22', which is no sparse feature; did you mean 's2'?",
         ),

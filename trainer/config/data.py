@@ -203,8 +203,8 @@ class DataConfig(Section):
     @property
     def columns(self) -> list[str]:
         """The columns that training reads."""
-        weights = (feature.weights for feature in self.sparse.values())
-        others = [name for name in (*weights, self.weight, self.catalogue.hard_negatives) if name]
+        beside = (name for one in self.sparse.values() for name in (one.weights, one.times, one.before))
+        others = [name for name in (*beside, self.weight, self.catalogue.hard_negatives) if name]
         features = [*self.dense.items(), *self.sparse.items()]
         read = [column for name, feature in features for column in columns_of(name, feature)]
         return list(dict.fromkeys([*read, *self.labels, *others, *self.groups]))

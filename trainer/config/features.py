@@ -8,6 +8,7 @@ from trainer.core.errors import InputError
 from trainer.core.section import MayChange
 from trainer.rules.buckets import BucketKeys
 from trainer.rules.cross import CrossKeys
+from trainer.rules.earlier import EarlierKeys
 from trainer.rules.hash import HashKeys
 from trainer.rules.managed import ManagedKeys
 from trainer.rules.max_ids import MaxIdsKeys
@@ -24,7 +25,16 @@ class DenseFeature(NumberKeys):
 
 
 class SparseFeature(  # whose keys stand in the documentation from the last class on
-    ManagedKeys, VocabularyKeys, HashKeys, MaxIdsKeys, OffsetKeys, TimeKeys, BucketKeys, WeightKeys, CrossKeys
+    ManagedKeys,
+    VocabularyKeys,
+    HashKeys,
+    EarlierKeys,
+    MaxIdsKeys,
+    OffsetKeys,
+    TimeKeys,
+    BucketKeys,
+    WeightKeys,
+    CrossKeys,
 ):
     """Ids of each sample, made of a column: a single id, or a list of them. A null is an empty bag."""
 
@@ -66,6 +76,7 @@ def check_sparse(name: str, feature: SparseFeature) -> None:
     feature.check_columns(key)
     _check_made(key, feature)
     feature.check_weights(key, made)
+    feature.check_earlier(key, made)
     feature.check_salt(key)
     feature.check_vocabulary(key)
     feature.check_managed(key)

@@ -259,11 +259,13 @@ def _check_beside_history(model: ModelConfig, data: DataConfig) -> None:
             raise InputError(f"model.{key} names '{name}', but model.history is unset; set it")
         if name not in data.sparse:
             raise InputError(f"model.{key} names '{name}', which is no sparse feature{nearest(name, data.sparse)}")
-        for rule, wanted in (("pooling", pooling), ("max_ids", length), ("keep", data.sparse[str(model.history)].keep)):
-            if (found := getattr(data.sparse[name], rule)) != wanted and (key, rule) != ("target_time", "keep"):
-                raise InputError(
-                    f"data.sparse.{name}.{rule} is {found!r}, but model.{key} names '{name}'; set it to {wanted!r}"
-                )
+        alike = () if key == "target_time" else ("keep", "times", "before", "within_seconds")
+        rules = {"pooling": pooling, "max_ids": length}
+        rules |= {rule: getattr(data.sparse[str(model.history)], rule) for rule in alike}
+        for rule, wanted in rules.items():
+            if (found := getattr(data.sparse[name], rule)) != wanted:
+                remedy = "leave it out" if wanted is None else f"set it to {wanted!r}"
+                raise InputError(f"data.sparse.{name}.{rule} is {found!r}, but model.{key} names '{name}'; {remedy}")
 
 
 def _check_predictions(model: ModelConfig, tasks: dict[str, TaskConfig]) -> None:

@@ -9,6 +9,7 @@ from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, columns_of, takes
 from trainer.core.errors import InputError
 from trainer.rules.cross import check_single
+from trainer.rules.earlier import check_earlier
 from trainer.rules.max_ids import check_lists
 from trainer.rules.offset import check_integers
 from trainer.rules.plain_types import (
@@ -40,11 +41,11 @@ def id_columns(config: DataConfig) -> list[str]:
 
 
 def _number_columns(config: DataConfig) -> list[str]:
-    """Returns the columns of numbers: of features, labels and weights."""
+    """Returns the columns of numbers: of features, labels, weights, and times of ids."""
     features = [*config.dense.items(), *config.sparse.items()]
     made = [(name, one) for name, one in features if takes(one) == "numbers" and one.transform != "is_missing"]
     weight = [config.weight] if config.weight else []
-    of_ids = [one.weights for one in config.sparse.values() if one.weights]
+    of_ids = [name for one in config.sparse.values() for name in (one.weights, one.times, one.before) if name]
     return [*chain(*(columns_of(name, one) for name, one in made)), *config.labels, *weight, *of_ids]
 
 
@@ -162,7 +163,7 @@ def _check_ids(file: str, name: str, column: str, dtype: pa.DataType, feature: S
 
 
 def _check_features(file: str, schema: pa.Schema, config: DataConfig) -> list[str]:
-    """Checks the columns of times, crosses, offsets and cut lists, and returns the columns of numbers."""
+    """Checks the columns of times, crosses, offsets, cut lists and their times, and returns the columns of numbers."""
     numbers = []
     for kind, features in (("dense", config.dense), ("sparse", config.sparse)):
         for name, feature in features.items():
@@ -172,6 +173,7 @@ def _check_features(file: str, schema: pa.Schema, config: DataConfig) -> list[st
             elif takes(feature) == "numbers" and feature.transform != "is_missing":  # is_missing takes any type
                 numbers += columns
             elif isinstance(feature, SparseFeature):
+                check_earlier(file, schema, columns[0], key, feature)
                 for column in columns:
                     dtype = schema.field(column).type
                     check_lists(file, column, dtype, key, feature)

@@ -14,7 +14,7 @@ from trainer.data.buffers import empty_block
 from trainer.data.chunk import Chunk
 from trainer.data.rows import NO_ID, NO_ITEM, Rows, id_dtype, take
 from trainer.data.selection import weight_factors
-from trainer.data.transforms import dense_values, single_ids, weighted_lists
+from trainer.data.transforms import dense_values, earlier_lists, single_ids, weighted_lists
 from trainer.rules.base import RefusedId
 from trainer.rules.max_ids import kept
 from trainer.rules.nulls import is_missing
@@ -143,12 +143,14 @@ def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
 
 
 def _bags(name: str, feature: SparseFeature, dtype: np.dtype, chunk: Chunk) -> pa.LargeListArray:
-    """Returns at most `max_ids` ids of each row. A null list is empty; a null in a list is left out.
+    """Returns at most `max_ids` ids of each row, of those before its time if it has one.
 
-    Ids with weights are structs (`weighted_type`).
+    A null list is empty; a null in a list is left out. Ids with weights are structs (`weighted_type`).
     """
     column = feature.column or name
     array = weighted_lists(column, feature, chunk) if feature.weights else as_lists(chunk.ids(column))
+    if feature.times:
+        array = earlier_lists(column, feature, chunk, array)
     lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
     offsets = _offsets(lengths.fill_null(0))
     array = array.flatten()

@@ -9,9 +9,11 @@ from trainer.core.console import plural
 from trainer.data.chunk import Chunk
 from trainer.rules.buckets import NO_BUCKET, bucketized
 from trainer.rules.cross import crossed
+from trainer.rules.earlier import are_earlier
 from trainer.rules.nulls import is_missing, zero_filled
 from trainer.rules.numbers import filled, null_flags, number_of_time, transformed
 from trainer.rules.offset import shifted
+from trainer.rules.plain_types import as_lists
 from trainer.rules.times import NO_TIME, TIMES, are_times, part_of_time, to_seconds
 from trainer.rules.weights import GREATEST, aligned, allowed_weights, is_weight, list_lengths, to_weights, with_weights
 
@@ -80,6 +82,36 @@ def _seconds(column: str, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
     return seconds, missing
 
 
+def earlier_lists(column: str, feature: SparseFeature, chunk: Chunk, lists: pa.Array) -> pa.Array:
+    """Returns lists without the elements that are not before the time of their row, or have no time.
+
+    Args:
+        column: The column of the ids in the lists.
+        feature: Its rules, with `times` and `before`.
+        chunk: The rows.
+        lists: The lists, `[R]`.
+
+    Raises:
+        InputError: An id has no place in the list of times, a row has no time, or an integer is not a time.
+    """
+    lengths, times = list_lengths(lists), as_lists(chunk.array(str(feature.times)))
+    _check_lengths(column, lengths, str(feature.times), list_lengths(times), "time", chunk)
+    now, unknown = _seconds(str(feature.before), chunk)
+    if unknown.any():
+        chunk.refuse(f"column '{feature.before}': null is not allowed for the time of a sample", int(unknown.argmax()))
+    of_ids, offsets = times.flatten(), np.concatenate([[0], np.cumsum(lengths)])
+    seconds, missing = to_seconds(of_ids)
+    if pa.types.is_integer(of_ids.type) and not (good := are_times(seconds, missing)).all():
+        place = int(good.argmin())
+        row = int(np.searchsorted(offsets, place, side="right")) - 1
+        chunk.refuse(f"column '{feature.times}': {seconds[place]} {NO_TIME}", row)
+    stay = are_earlier(seconds, np.repeat(now, lengths), feature.within_seconds) & ~missing
+    if stay.all():
+        return lists
+    lasting = np.concatenate([[0], np.cumsum(stay)])[offsets]
+    return pa.LargeListArray.from_arrays(lasting, lists.flatten().filter(pa.array(stay)))
+
+
 def weighted_lists(column: str, feature: SparseFeature, chunk: Chunk) -> pa.LargeListArray:
     """Returns the ids of each row with their weights, `[R]` lists; a single id as a list of one.
 
@@ -87,18 +119,22 @@ def weighted_lists(column: str, feature: SparseFeature, chunk: Chunk) -> pa.Larg
         InputError: An id has no weight, or a forbidden weight.
     """
     ids, weights = aligned(chunk.ids(column), chunk.array(str(feature.weights)))
-    lengths, found = list_lengths(ids), list_lengths(weights)
-    if not (good := lengths == found).all():
-        row = int(good.argmin())
-        chunk.refuse(
-            f"column '{feature.weights}': {plural(found[row], 'weight')} for "
-            f"{plural(lengths[row], 'id')} of '{column}'; each id needs one",
-            row,
-        )
+    lengths = list_lengths(ids)
+    _check_lengths(column, lengths, str(feature.weights), list_lengths(weights), "weight", chunk)
     offsets, ids = np.concatenate([[0], np.cumsum(lengths)]), ids.flatten()
     weights = to_weights(weights.flatten())
     _check(ids, weights, offsets, feature, chunk)
     return pa.LargeListArray.from_arrays(offsets, with_weights(ids, weights))
+
+
+def _check_lengths(column: str, lengths: np.ndarray, beside: str, found: np.ndarray, noun: str, chunk: Chunk) -> None:
+    if not (good := lengths == found).all():
+        row = int(good.argmin())
+        chunk.refuse(
+            f"column '{beside}': {plural(found[row], noun)} for {plural(lengths[row], 'id')} of '{column}'; each id "
+            "needs one",
+            row,
+        )
 
 
 def _check(ids: pa.Array, weights: pa.Array, offsets: np.ndarray, feature: SparseFeature, chunk: Chunk) -> None:

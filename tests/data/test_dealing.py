@@ -36,6 +36,8 @@ def test_ranks_get_as_many_samples_each_at_about_the_same_cost(ranks, seed):
     assert cost.max() <= 1.02 * cost.mean()
     assert lengths.reshape(ranks, -1).sum(axis=1).max() > cost.max()  # in the order of the lanes
     assert np.array_equal(hands, dealt(lengths, ranks))
+    squares = (lengths**2)[hands].sum(axis=1)
+    assert squares.max() <= 1.08 * squares.mean()  # dealt by lengths alone
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,7 @@ def signature(
         InputError: Two features would have the same input, or different values of a column.
     """
     _check_times(data, types)
+    _check_earlier(data)
     columns = [_of_dense(name, feature, types) for name, feature in data.dense.items()]
     for name, feature in data.sparse.items():
         columns += _of_sparse(name, feature, types, name in lists)
@@ -97,6 +98,20 @@ def _check_times(data: DataConfig, types: dict[str, pa.DataType]) -> None:
                 f"column '{column}' has times to {found['times']}, but {other} to {found[other]}; an exported model "
                 "takes a column in one way: write it as two"
             )
+
+
+def _check_earlier(data: DataConfig) -> None:
+    """Refuses a column of which two features keep the ids before different times, as clients send one list."""
+    first: dict[str, str] = {}
+    for name, feature in data.sparse.items():
+        for column in columns_of(name, feature):
+            other = data.sparse[first.setdefault(column, name)]
+            for key in ("times", "before", "within_seconds"):
+                if (here := getattr(feature, key)) != (there := getattr(other, key)):
+                    raise InputError(
+                        f"data.sparse.{name}.{key} is {here!r}, but data.sparse.{first[column]}.{key} is {there!r} for "
+                        f"the same column '{column}'; an exported model takes a column in one way: write it as two"
+                    )
 
 
 def _of_dense(name: str, feature: DenseFeature, types: dict[str, pa.DataType]) -> dict[str, Any]:

@@ -5,7 +5,8 @@
 #
 # BASE is `cpu`, `cuda`, or an image with Python and the matching triple of torch, torchrec and fbgemm-gpu.
 # EXTRAS are extras of the project: s3, gcs, azure, serve, safetensors, onnx, spark (for sc://; the image has no Java).
-# PIP_EXTRA_INDEX_URL is a package index that has torch's CPU builds, where the default one has not.
+# PIP_EXTRA_INDEX_URL is a package index that has torch's CPU builds, where the default one has not; else `cpu` has the build for
+# CUDA, with its libraries. A builder that takes the name of a stage for that of an image wants `--build-arg BASE=cpu`.
 ARG BASE=cpu
 
 FROM python:3.11-slim-bookworm AS python
@@ -17,6 +18,7 @@ COPY requirements-cpu.txt ./
 # Without what only tests, extras and clients of a cluster need.
 RUN grep -vE "^(aiosmtpd|alembic|anyio|apprise|atpublic|babel|backrefs|blinker|boto3|cffi|click|colorama|colorlog|cryptography|faiss|[Ff]lask|flatbuffers|ghp-import|griffelib|h11|hypothesis|itsdangerous|kubernetes|Mako|mergedeep|mkdocs|ml_dtypes|moto|narwhals|onnx|optuna|paginate|platformdirs|plotly|py-partiql|pycparser|pymdown-extensions|pyrefly|pytest|pyyaml_env_tag|responses|ruff|s3transfer|SQLAlchemy|safetensors|starlette|uvicorn|watchdog|xmltodict)" requirements-cpu.txt > locked.txt \
     && pip install --quiet --no-deps -r locked.txt \
+    && { python -c "import torch" 2> /dev/null || pip install --quiet -c locked.txt torch; } \
     && rm locked.txt requirements-cpu.txt
 
 FROM python AS cuda
@@ -24,6 +26,11 @@ RUN pip install --quiet torch==2.13.0 torchrec==1.8.0 fbgemm-gpu==1.8.0
 
 FROM ${BASE}
 ARG EXTRAS
+LABEL org.opencontainers.image.title="torchx-recsys" \
+      org.opencontainers.image.description="The trainer of torchx-recsys, with torch, torchrec and fbgemm-gpu" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="BSD-3-Clause" \
+      org.opencontainers.image.base.name="python:3.11-slim-bookworm"
 COPY pyproject.toml README.md LICENSE /src/
 COPY apps /src/apps
 COPY components /src/components

@@ -120,12 +120,14 @@ times: $(VENV)/ready
 published: $(VENV)/ready
 	python -m benchmarks.published
 
+# An index without torch's CPU builds gives that for CUDA, which does not load without CUDA's libraries, several GB.
 $(VENV)/ready: requirements-cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "error: $(PYTHON) is not Python 3.11 or later; make PYTHON=python3.11 names another" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { echo "error: install Python's venv (Debian: python3-venv)" >&2; exit 1; }
 	$(VENV)/bin/pip install --quiet --no-deps -r requirements-cpu.txt \
 		|| { echo "error: check the network; pip's own variables name a proxy (HTTPS_PROXY) or another index (PIP_INDEX_URL)" >&2; exit 1; }
+	$(VENV)/bin/python -c "import torch" 2> /dev/null || $(VENV)/bin/pip install --quiet -c requirements-cpu.txt torch
 	$(VENV)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 

@@ -50,6 +50,10 @@ def test_it_installs_what_the_makefile_and_the_extras_install():
     assert f"pip install --quiet {' '.join(PROJECT['optional-dependencies']['cuda'])}" in DOCKERFILE
 
 
+def test_its_label_has_the_version_of_the_project():
+    assert f'org.opencontainers.image.version="{PROJECT["version"]}"' in DOCKERFILE
+
+
 def test_what_it_leaves_out_of_the_locked_list_is_not_a_dependency():
     left_out = re.compile(re.search(r'grep -vE "(.*?)"', DOCKERFILE)[1])
     locked = (ROOT / "requirements-cpu.txt").read_text().splitlines()

@@ -29,9 +29,11 @@ def test_the_jobs_of_the_forge_run_every_test_once():
 
 def test_the_jobs_of_the_forge_call_what_the_makefile_has():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for job in WORKFLOWS["check"]["jobs"].values():
-        (run,) = (step["run"] for step in job["steps"] if step.get("run", "").startswith(".ci/run"))
-        assert run.split()[1] in targets
+    for name, job in WORKFLOWS["check"]["jobs"].items():
+        (run,) = (step["run"] for step in job["steps"] if step.get("run", "").startswith(".ci/"))
+        program, *words = run.split()
+        assert (ROOT / program).stat().st_mode & 0o111
+        assert words[0] in targets if name != "image" else program == ".ci/image"
 
 
 def test_a_release_has_the_version_of_its_tag():

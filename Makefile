@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; then each process would compile all of this project again
 
-.PHONY: demo check test test-all test-slurm24 durations lint docs site wheel costs models ids serving plans planned-memory times published peers start growth scale segments checkpoint-deltas serving-deltas pictures clean
+.PHONY: demo check test test-all test-slurm24 durations lint docs site wheel costs models ids serving plans planned-memory times published peers start growth scale segments checkpoint-deltas serving-deltas pictures versions clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -119,6 +119,11 @@ times: $(VENV)/ready
 # Published training runs beside their forecasts, and the constants that fit: the table in docs/explanation/published_runs.md. A minute.
 published: $(VENV)/ready
 	python -m benchmarks.published
+
+# Tests of every room with other versions of Python and the triple: the table in docs/versions.md. Half an hour and 15 GB; PATH needs
+# python3.11 and python3.13.
+versions: $(VENV)/ready
+	python -m benchmarks.versions
 
 # An index without torch's CPU builds gives that for CUDA, which does not load without CUDA's libraries, several GB.
 $(VENV)/ready: requirements-cpu.txt pyproject.toml

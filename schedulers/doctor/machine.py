@@ -8,6 +8,8 @@ import signal
 import sys
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, requires, version
 
+from packaging.requirements import Requirement
+from packaging.version import Version
 from torchx import plugins as torchx_plugins
 
 from schedulers.doctor.diagnosis import Diagnosis, Level, answer, last_line, probe
@@ -21,7 +23,12 @@ STORAGE_CHECKS = {
     "--out": ("writable", "writable", "choose a directory or bucket that you may write to"),
     "--storage": ("readable", "there", "check the name, the network and the credentials"),
 }
-INSTALL = "install the triple: pip install --no-deps -r requirements-cpu.txt, or pip install 'torchx-recsys[cuda]'"
+TRIPLE = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu")
+RELEASES_APART = 5  # torch 2.13 goes with torchrec and fbgemm-gpu 1.8, and so on
+INSTALL = (
+    "install a triple: pip install 'torchx-recsys[cpu]' && pip install --no-deps 'torchrec<1.10', "
+    "or pip install 'torchx-recsys[cuda]'"
+)
 
 
 def python() -> list[Diagnosis]:
@@ -62,8 +69,7 @@ def plugins() -> list[Diagnosis]:
 
 def torch() -> list[Diagnosis]:
     """Checks that torch, torchrec and fbgemm-gpu match and load, and which GPUs they see."""
-    names = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu")
-    there = {name: number for name in names if (number := _version(name))}
+    there = {name: number for name in TRIPLE if (number := _version(name))}
     versions = ", ".join(f"{name} {number}" for name, number in there.items())
     if "torch" not in there:
         return [Diagnosis("torch", Level.ABSENT, "not installed: jobs can be submitted here, not run"), _gpu(None)]
@@ -97,14 +103,22 @@ def _version(name: str) -> str | None:
 
 
 def _mismatch(there: dict[str, str]) -> str | None:
-    """Returns what is wrong with the versions, which have to be those of this project's extra."""
+    """Returns what is wrong with the versions, which have to be in the ranges of this project's extras and to match."""
     if "fbgemm-gpu" in there and "fbgemm-gpu-cpu" in there:
         return "the two packages of fbgemm overwrite each other's files"
-    extra = "cuda" if "fbgemm-gpu" in there else "cpu"
-    pins = "\n".join(requires(PROJECT) or ())
-    wanted = re.findall(rf"^(\S+?)==(\S+?);.*extra == ['\"]{extra}['\"]", pins, re.MULTILINE)
-    wrong = [f"{name} {number}" for name, number in wanted if there.get(name, "").partition("+")[0] != number]
-    return f"{', '.join(wrong)} wanted" if wrong else None
+    fbgemm = "fbgemm-gpu" if "fbgemm-gpu" in there else "fbgemm-gpu-cpu"
+    ranges = {found.name: found.specifier for found in map(Requirement, requires(PROJECT) or ())}
+    wanted = [
+        f"{name} {ranges[name]}"
+        for name in ("torch", "torchrec", fbgemm)
+        if name not in there or there[name] not in ranges[name]
+    ]
+    if wanted:
+        return f"{', '.join(wanted)} wanted"
+    release = Version(there["torch"]).minor - RELEASES_APART
+    if {Version(there[name]).minor for name in ("torchrec", fbgemm)} != {release}:
+        return f"torch {there['torch']} goes with torchrec 1.{release} and {fbgemm} 1.{release}"
+    return None
 
 
 def _load_error(entry: EntryPoint) -> str | None:

@@ -1,5 +1,6 @@
 """Imports what trainers and `torchx` do, in the process that all of them are forked from."""
 
+import torch
 from dense_parts import remembered
 
 from trainer.commands import COMMANDS, import_quickly
@@ -16,6 +17,8 @@ for module in (
 ):
     import_quickly(module)
 
-# Traces a step without values, as each training does before it plans: torch sets half of that up at the first trace.
-dense_part.dense_part(load_config("movielens"), 1)
+# Traces a step without values, as each training does before it plans: torch sets half of that up at the first trace. A
+# torch built for CUDA starts threads for it, without which a fork computes no gradient.
+if not torch.backends.cuda.is_built():
+    dense_part.dense_part(load_config("movielens"), 1)
 dense_part._measure = remembered(dense_part._measure)

@@ -132,8 +132,14 @@ def test_a_plugin_of_the_same_name_from_elsewhere_is_wrong(doctor, tmp_path):
 def test_versions_that_do_not_match_are_wrong(doctor, tmp_path):
     code, found = doctor(PYTHONPATH=installed(tmp_path, "torchrec", "1.7.0"))
     assert code == 1
-    assert "torchrec 1.8.0 wanted" in found["torch"][1]
-    assert found["torch"][2].startswith("install the triple: pip install --no-deps")
+    assert "torchrec <1.10,>=1.8 wanted" in found["torch"][1]
+    assert found["torch"][2].startswith("install a triple: pip install 'torchx-recsys[cpu]'")
+
+
+def test_versions_that_are_allowed_but_no_triple_are_wrong(doctor, tmp_path):
+    code, found = doctor(PYTHONPATH=installed(tmp_path, "torchrec", "1.9.2"))
+    assert code == 1
+    assert "goes with torchrec 1.8 and fbgemm-gpu-cpu 1.8" in found["torch"][1]
 
 
 def test_both_packages_of_fbgemm_are_wrong(doctor, tmp_path):

@@ -1,0 +1,97 @@
+"""The wheel alone: what the documentation says to type works in an empty directory, outside a checkout."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from from_wheel import ROOT, build_wheel, install_wheel
+
+BENCH = "error: bench is part of the project's checkout, not of the installed package; run it in the root of a checkout"
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGE = ROOT / "docs/reference/versions.md"
+SLOW = ("torchx doctor", "torchx run -s local_cwd", "python -m trainer train")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel of the project."""
+    places = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    names = ["pyproject.toml", "README.md", "LICENSE", *places["packages"]]
+    return build_wheel(tmp_path_factory.mktemp("built"), names)
+
+
+@pytest.fixture(scope="module")
+def programs(wheel, tmp_path_factory):
+    """The programs of an environment that has the wheel."""
+    return install_wheel(wheel, tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory):
+    """An empty directory, with the files that the documentation asks to save."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    for page in ("your_data", "your_model"):
+        for _, block in FENCE.findall((ROOT / f"docs/tutorials/{page}.md").read_text()):
+            if name := re.match(r"# (make_rows\.py|mine\.toml|my_model\.\w+)\n", block):
+                (folder / name[1]).write_text(block)
+    return folder
+
+
+def type_in(words, programs, folder):
+    """Types a command into a shell that knows nothing of this checkout."""
+    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", words], cwd=folder, env=variables | {"PATH": path}, capture_output=True, text=True
+    )
+
+
+def test_what_the_page_says_works(programs, newcomer, request):
+    """Commands that compute for seconds are left out without --all: all of them are typed elsewhere, in a checkout."""
+    commands = [
+        line
+        for language, block in FENCE.findall(PAGE.read_text())
+        if language == "sh"
+        for line in block.splitlines()
+        if request.config.getoption("all") or not line.startswith(SLOW)
+    ]
+    for command in commands:
+        done = type_in(command, programs, newcomer)
+        assert done.returncode == 0, f"$ {command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    assert "sbatch" in done.stdout + done.stderr
+    if request.config.getoption("all"):
+        runs = {"first", "mine", "my_model"}
+        assert {run.name for run in (newcomer / "runs").iterdir()} == runs
+        assert all(json.loads((newcomer / f"runs/{run}/run.json").read_text()) for run in runs)
+
+
+def test_the_package_is_that_of_the_wheel(programs, newcomer):
+    done = type_in("python -c 'import trainer; print(trainer.__file__)'", programs, newcomer)
+    assert Path(done.stdout.strip()).is_relative_to(programs.parent), done.stderr
+
+
+def test_the_wheel_is_installed_as_from_an_index(wheel, tmp_path, request):
+    if not request.config.getoption("all"):
+        pytest.skip("--all: installs from the package index, for minutes")
+    python = tmp_path / "empty" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", wheel], check=True, cwd=tmp_path)
+    done = subprocess.run([python.with_name("torchx"), "doctor"], cwd=tmp_path, capture_output=True, text=True)
+    assert "jobs can be submitted here, not run" in done.stdout + done.stderr
+
+
+def test_bench_says_in_one_line_that_it_is_not_installed(programs, tmp_path):
+    done = type_in("python -m trainer bench training --out bench", programs, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{BENCH}\n")
+
+
+def test_bench_says_so_through_torchx(programs, tmp_path):
+    done = type_in("torchx run -s local_cwd tools.bench --out bench", programs, tmp_path)
+    assert done.returncode != 0
+    assert BENCH in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr

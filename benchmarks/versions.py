@@ -1,7 +1,7 @@
 """Tries tests of every room with versions of Python, torch, torchrec and fbgemm-gpu: `make versions`.
 
-Writes the table of docs/reference/versions.md. Each environment, below `.versions`, has what requirements-cpu.txt pins, but for
-the three packages. PATH needs an interpreter of each version, such as `python3.13`.
+Writes the table of docs/reference/versions.md. Each environment, below `.versions`, has what requirements-cpu.txt pins,
+but for the three packages. PATH needs an interpreter of each version, such as `python3.13`.
 """
 
 import os

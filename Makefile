@@ -120,7 +120,7 @@ times: $(VENV)/ready
 published: $(VENV)/ready
 	python -m benchmarks.published
 
-# Tests of every room with other versions of Python and the triple: the table in docs/versions.md. Half an hour and 15 GB; PATH needs
+# Tests of every room with other versions of Python and the triple: the table in docs/reference/versions.md. Half an hour and 15 GB; PATH needs
 # python3.11 and python3.13.
 versions: $(VENV)/ready
 	python -m benchmarks.versions

@@ -23,7 +23,7 @@ FREE_OF_TORCH = (
 # What each place may import of the others: a place, or a module that is free of torch.
 MAY_IMPORT = {
     "benchmarks": {"apps", "trainer", "planner", "docs"},
-    "examples": {"apps.export.load", "trainer.models.base"},  # what docs/api.md has
+    "examples": {"apps.export.load", "trainer.models.base"},  # what docs/reference/api.md has
     "apps": {"trainer", "planner"},
     "trainer": {"planner"},
     "planner": set(),

@@ -110,9 +110,14 @@ def environment_with(package: str, folder: Path) -> str:
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
     required: set[str] = set()
     require(package, required)
-    for name in required:
-        for entry in {file.parts[0] for file in distribution(name).files or ()} - {"..", "__pycache__"}:
-            (site / entry).symlink_to(distribution(name).locate_file(entry))
+    # By their names, as CUDA's packages share the directory nvidia.
+    entries = {
+        file.parts[0]: distribution(name).locate_file(file.parts[0])
+        for name in required
+        for file in distribution(name).files or ()
+    }
+    for entry in entries.keys() - {"..", "__pycache__"}:
+        (site / entry).symlink_to(entries[entry])
     return str(folder / "bin/python")
 
 

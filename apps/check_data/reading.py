@@ -171,20 +171,24 @@ def read_split(
         for number, group in enumerate(groups)
     ]
     found: list[ReadRows] = []
+    tallies = {name: [Tally() for _ in split.files.files] for name in columns}
     reading = Reading(split, config, columns, keys, mask, seed)
+
+    def keep(one: ReadRows) -> None:
+        progress(one.rows)
+        for name, tally in one.tallies.items():
+            tallies[name][one.file].join(tally)
+        found.append(replace(one, tallies={}))  # those of a million row groups would fill the memory
+
     if not keys:
         first = reading(wanted.pop(0))
         reading = replace(reading, keys=first.keys)
-        found.append(first)
-        progress(first.rows)
+        keep(first)
+    waiting: dict[int, ReadRows] = {}
     for one in engine.map(reading, wanted):
-        found.append(one)
-        progress(one.rows)
-    found.sort(key=lambda one: one.number)  # sums of floating-point numbers depend on the order
-    tallies = {name: [Tally() for _ in split.files.files] for name in columns}
-    for one in found:
-        for name, tally in one.tallies.items():
-            tallies[name][one.file].join(tally)
+        waiting[one.number] = one
+        while len(found) in waiting:  # in their order, on which sums of floating-point numbers depend
+            keep(waiting.pop(len(found)))
     arrays = {
         name: pa.chunked_array([one.sample[name] for one in found], COMPUTED[split.kinds[name]]).combine_chunks()
         for name in columns

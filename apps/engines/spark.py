@@ -81,8 +81,8 @@ class Spark:
             stop: Called at the end or at the first error.
 
         Raises:
-            InputError: A task has raised it; and so for StorageError.
-            StorageError: Spark has failed.
+            InputError: A task has raised it.
+            StorageError: Spark has failed, or storage that a task uses.
         """
         tasks = [*items]
         size = -(-len(tasks) // JOBS) or 1
@@ -108,14 +108,14 @@ class Spark:
             outcomes = numbers.mapInArrow(run, "outcome binary").toArrow()["outcome"]
         results = []
         for outcome in map(pickle.loads, outcomes.to_pylist()):
-            if isinstance(outcome, InputError | StorageError):
+            if isinstance(outcome, InputError):
                 raise outcome
             results.append(outcome)
         return results
 
 
-def _outcome(make: Callable[[Item], Result], item: Item) -> Result | InputError | StorageError:
-    # Errors of the data are results: Spark would try the task three times more.
+def _outcome(make: Callable[[Item], Result], item: Item) -> Result | InputError:
+    # The user's mistake is a result: Spark would try the task three times more, as it does where storage fails.
     try:
         return make(item)
     except InputError as error:

@@ -16,9 +16,9 @@ TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
 STEPS, HALF = 12, 6
 # Two features share a table, with another one between them.
 FEATURES = {
-    "s2": {"rows": 105, "dimension": 8, "table": "shared"},
+    "s2": {"rows": 105, "dimension": 16, "table": "shared"},
     "s0": {"rows": 100, "dimension": 16},
-    "s4": {"rows": 105, "dimension": 8, "table": "shared"},
+    "s4": {"rows": 105, "dimension": 16, "table": "shared"},
     "s5": {"rows": 105, "dimension": 24},
     "s1": {"rows": 101, "dimension": 16},
 }
@@ -56,7 +56,7 @@ def job(folder: Path, model: str, plan: dict, out: str, steps: int = STEPS) -> d
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Runs of each model on 1, 2 and 4 ranks, and one that changes ranks and plan halfway."""
+    """Runs of each model on 1, 2 and 4 ranks, one that changes ranks and plan halfway, and one of cut tables on 1."""
     folder = tmp_path_factory.mktemp("orders")
     write_rows(folder / "data", [640])
     rounds: dict[int, list[dict]] = {ranks: [] for ranks in (1, 2, 4)}
@@ -64,7 +64,8 @@ def runs(tmp_path_factory):
     for model, (features, tables, _) in MODELS.items():
         sequences = {name for name, options in features.items() if options.get("pooling") == "none"}
         on_1, on_2, on_4 = plans(tables, sequences)
-        rounds[1].append(job(folder, model, on_1, "1"))
+        cut = {name: {"sharding_types": ["column_wise"]} for name in tables}
+        rounds[1] += [job(folder, model, on_1, "1"), job(folder, model, cut, "cut")]
         rounds[2].append(job(folder, model, on_2, "2"))
         rounds[4] += [job(folder, model, on_4, "4"), job(folder, model, on_4, "moved", HALF)]
         last.append(job(folder, model, on_2, "moved"))
@@ -73,7 +74,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("model", [name.split(":")[1] for name in MODELS])
-@pytest.mark.parametrize("out", ["2", "4", "moved"])
+@pytest.mark.parametrize("out", ["2", "4", "moved", "cut"])
 def test_every_plan_gives_the_same_losses(runs, model, out):
     assert losses(runs / f"{model}-{out}") == pytest.approx(losses(runs / f"{model}-1"), rel=1e-5)
 

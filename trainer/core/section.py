@@ -13,6 +13,15 @@ Tree = dict[str, Any]
 S = TypeVar("S", bound="Section")
 
 
+def _add_meanings(schema: dict[str, Any], section: type[pydantic.BaseModel]) -> None:
+    """Adds to the schema of a section what stands under its fields."""
+    from docstring_parser import parse_from_object  # for help alone
+
+    for kind in reversed([one for one in section.__mro__ if issubclass(one, Section)]):
+        for field in parse_from_object(kind).params:
+            schema["properties"][field.arg_name]["description"] = field.description
+
+
 class Section(pydantic.BaseModel):
     """One section of the configuration: frozen, strictly typed, unknown keys forbidden.
 
@@ -20,7 +29,12 @@ class Section(pydantic.BaseModel):
     """
 
     model_config = pydantic.ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        # Pydantic's use_attribute_docstrings reads the source of each section whenever a program starts: 0.2 s of 2.7.
+        json_schema_extra=_add_meanings,
     )
 
 

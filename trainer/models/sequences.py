@@ -134,24 +134,44 @@ def in_groups(
 @torch.compiler.disable(recursive=False)
 def _grouped(interest: nn.Module, history: Mapping[str, JaggedTensor], target: Sequence[Tensor]) -> Tensor:
     _check_lengths(history)
-    first = next(iter(history.values()))
-    lengths, starts = first.lengths(), first.offsets()
-    values = [_with_padding(one.values()) for one in history.values()]
-    found, order = [], []
-    for samples, longest in _groups(lengths.cpu().numpy()):
-        here = torch.from_numpy(samples).to(lengths.device)
-        places = starts[here][:, None] + torch.arange(longest, device=lengths.device)
-        places = places.where(within(lengths[here], longest), len(values[0]) - 1).flatten()
-        padded = [one.index_select(0, places).unflatten(0, (len(here), longest)) for one in values]
-        of_group = [one[here] for one in target]
-        found.append(interest(padded[0], lengths[here], of_group[0], *padded[1:], *of_group[1:]))
-        order.append(here)
-    return torch.cat(found)[torch.cat(order).argsort()]
+    groups = [*_groups(next(iter(history.values())).lengths().cpu().numpy())]
+    found = _of_groups(interest, history, target, groups)
+    order = np.concatenate([samples for samples, _ in groups])
+    return found[torch.from_numpy(order.argsort()).to(found.device)]
 
 
-def _with_padding(values: Tensor) -> Tensor:
-    """Returns the values and a zero, which histories are padded with."""
-    return torch.cat([values, values.new_zeros(1, *values.shape[1:])])
+def _of_groups(
+    interest: nn.Module,
+    history: Mapping[str, JaggedTensor],
+    target: Sequence[Tensor],
+    groups: Sequence[tuple[np.ndarray, int]],
+) -> Tensor:
+    """Returns the interest of groups of samples, one group after the other, each padded to its longest history."""
+    first, sizes = next(iter(history.values())), [len(samples) for samples, _ in groups]
+    samples = torch.from_numpy(np.concatenate([samples for samples, _ in groups])).to(first.lengths().device)
+    # Taken for all groups at once: the gradient of each taking is of the size of what is taken from.
+    lengths, starts, *targets = (
+        torch.unsafe_split_with_sizes(one[samples], sizes) for one in (first.lengths(), first.offsets(), *target)
+    )
+    places = []
+    for start, length, (_, longest) in zip(starts, lengths, groups, strict=True):
+        inside = within(length, longest)
+        here = start[:, None] + torch.arange(longest, device=start.device)
+        places.append(here.where(inside, len(first.values())).flatten())
+    padded = [_taken(one.values(), places) for one in history.values()]
+    found = []
+    for number, (size, (_, longest)) in enumerate(zip(sizes, groups, strict=True)):
+        past, *beside = (one[number].unflatten(0, (size, longest)) for one in padded)
+        item, *of_target = (one[number] for one in targets)
+        found.append(interest(past, lengths[number], item, *beside, *of_target))
+    return torch.cat(found)
+
+
+def _taken(values: Tensor, places: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Returns the values at the places of each group, zeros at the place after the last value."""
+    padded = torch.cat([values, values.new_zeros(1, *values.shape[1:])])
+    # Not as views, whose sizes torch.compile would tie to that of all of them.
+    return torch.unsafe_split_with_sizes(padded.index_select(0, torch.cat([*places])), [len(one) for one in places])
 
 
 def _check_lengths(history: Mapping[str, JaggedTensor]) -> None:

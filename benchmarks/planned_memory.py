@@ -40,6 +40,7 @@ STEPS, BATCH, FILE_ROWS = 4, 4096, 6 * 4096
 ROWS = {"user": 300_000, "ad": 150_000, "site": 60_000, "topics": 40_000, "city": 3_000, "device": 500}
 HOTNESS = {"topics": 10, "site": 3}
 ITEMS, LONGEST = 150_000, 20
+WATCHED, MOST_WATCHED = 50, 200  # in the mean, by Zipf's law
 POOLED = {name: {"rows": rows, "hotness": HOTNESS.get(name, 1)} for name, rows in ROWS.items()}
 OF_ITEMS = {"rows": ITEMS, "table": "items", "pooling": "none"}
 SEQUENCES = {
@@ -47,7 +48,11 @@ SEQUENCES = {
     "item": OF_ITEMS | {"max_ids": 1},
     "user": POOLED["user"],
 }
-HAVE_LAYERS_OVER = ("dlrm", "dlrm_dcn", "deepfm", "wide_deep", "din", "sasrec", "dbmtl")
+JAGGED = {
+    "watched": OF_ITEMS | {"max_ids": MOST_WATCHED, "hotness": WATCHED},
+    "item": OF_ITEMS | {"max_ids": 1},
+}
+HAVE_LAYERS_OVER = ("dlrm", "dlrm_dcn", "deepfm", "wide_deep", "din", "sasrec", "hstu", "dbmtl")
 TASKS = {"label": {"label": "label"}, "bought": {"label": "bought"}}
 OF_ESMM = {
     "ctr": {"label": "label", "output": "log_probability"},
@@ -81,6 +86,12 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "sasrec, row-wise": (
         2,
         _model("sasrec", target="item", history="history") | {"data": {"sparse": SEQUENCES}} | _types("row_wise"),
+    ),
+    "hstu, row-wise, jagged": (
+        2,
+        _model("hstu", target="item", history="watched", attention_blocks=2)
+        | {"data": {"sparse": JAGGED, "global_batch_size": 2048}}
+        | _types("row_wise"),
     ),
     "dbmtl, LAMB, table-wise": (
         2,
@@ -135,6 +146,8 @@ def write_data(folder: Path) -> None:
     }.items():
         ids = random.integers(0, rows, (FILE_ROWS, count))
         columns[name] = ids[:, 0] if count == 1 else pa.array(list(ids))
+    lengths = MOST_WATCHED * random.random(FILE_ROWS) ** (MOST_WATCHED / WATCHED - 1)
+    columns["watched"] = pa.array([random.integers(0, ITEMS, length) for length in np.rint(lengths).astype(int)])
     (folder / "data").mkdir()
     pq.write_table(pa.table(columns), folder / "data" / "part.parquet", row_group_size=BATCH)
 

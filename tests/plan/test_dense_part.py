@@ -2,11 +2,15 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from jobs import config
+from sequences import sequence_config
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from trainer.config.root import Config
+from trainer.models.builder import build_model
 from trainer.plan.dense_part import WorkCounter, dense_part
 
 SAMPLES, TABLES, COLUMNS, DENSE = 32, 6, 16, 2  # of a rank; as the configuration has them
@@ -58,3 +62,30 @@ def test_work_grows_with_the_batch_of_a_rank_and_not_with_its_parts():
     assert one.batched_flops == 2 * two.batched_flops
     assert two.bytes < one.bytes < 2 * two.bytes  # weights and their optimizer are the same
     assert one.gradients == two.gradients == parts.gradients
+
+
+@pytest.mark.parametrize("model", ["sasrec", "hstu"])
+def test_attention_over_histories_counts_by_their_lengths(model):
+    """Beside a step of histories with lengths by Zipf's law, of which the plan knows only mean and longest."""
+    samples, mean, longest = 2048, 16, 64
+    tree = sequence_config("data", model, data__global_batch_size=samples)
+    for name in ("history", "rated", "at") if model == "hstu" else ("history",):
+        tree["data"]["sparse"][name] |= {"max_ids": longest, "hotness": mean}
+    settings = Config.model_validate(tree)
+    network = build_model(settings.data, settings.model, settings.predictions(), torch.device("cpu")).network
+    drawn = longest * np.random.default_rng(0).random(samples) ** (longest / mean - 1)
+    lengths = torch.from_numpy(np.rint(drawn)).int()
+
+    def sequence(lengths, *columns):
+        values = torch.ones(int(lengths.sum()), *columns, requires_grad=bool(columns))
+        return JaggedTensor(values if columns else values.int(), lengths=lengths)
+
+    history, target = {"history": sequence(lengths, COLUMNS)}, [sequence(torch.ones(samples).int(), COLUMNS)]
+    if model == "hstu":
+        history |= {"rated": sequence(lengths, COLUMNS), "at": sequence(lengths)}
+        target.append(sequence(torch.ones(samples).int()))
+    with WorkCounter() as counter:
+        network(torch.ones(samples, DENSE + COLUMNS), target, history).sum().backward()
+    found = dense_part(settings, 1).work
+    assert found.batched_flops == pytest.approx(counter.batched_flops, rel=0.1)
+    assert found.flops == pytest.approx(counter.flops, rel=0.1)

@@ -123,10 +123,11 @@ def in_groups(
         InputError: An item of a history lacks what goes with it.
     """
     first = next(iter(history.values()))
-    lengths = first.lengths()
-    if not isinstance(first, JaggedTensor) or isinstance(lengths, FakeTensor):  # exported, or without values
+    if not isinstance(first, JaggedTensor):  # exported
         padded = [one.to_padded_dense(length) for one in history.values()]
-        return interest(padded[0], lengths, target[0], *padded[1:], *target[1:])
+        return interest(padded[0], first.lengths(), target[0], *padded[1:], *target[1:])
+    if isinstance(first.lengths(), FakeTensor):
+        return _without_values(interest, history, target, length)
     return _grouped(interest, history, target)
 
 
@@ -138,6 +139,22 @@ def _grouped(interest: nn.Module, history: Mapping[str, JaggedTensor], target: S
     found = _of_groups(interest, history, target, groups)
     order = np.concatenate([samples for samples, _ in groups])
     return found[torch.from_numpy(order.argsort()).to(found.device)]
+
+
+def _without_values(
+    interest: nn.Module, history: Mapping[str, JaggedTensor], target: Sequence[Tensor], length: int
+) -> Tensor:
+    """Returns the interest of a batch without values, whose memory and work are counted.
+
+    One group, as each would take half a second to trace: of as many padded items and pairs of them as all would have.
+    """
+    first = next(iter(history.values()))
+    samples = len(first.lengths())
+    groups = [(len(one), longest) for one, longest in _groups(likely_lengths(samples, len(first.values()), length))]
+    items, pairs = (sum(number * longest**power for number, longest in groups) for power in (1, 2))
+    alike = max(1, round(items**2 / pairs))
+    found = _of_groups(interest, history, target, [(np.arange(alike), round(pairs / items))])
+    return found[torch.arange(samples) % alike]
 
 
 def _of_groups(
@@ -196,6 +213,13 @@ def _groups(lengths: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
         stop = max(start + 1, min(int(alike), start + PAIRS // longest**2))
         yield order[start:stop], longest
         start = stop
+
+
+def likely_lengths(samples: int, items: int, longest: int) -> np.ndarray:
+    """Returns lengths of histories, `[B]`, of which only the total and the longest are known: by Zipf's law."""
+    # Its exponent follows from the mean: all lengths up to the longest are as likely if the mean is half of it.
+    places = (np.arange(samples) + 0.5) / samples
+    return np.rint(longest * places ** max(longest * samples / max(items, 1) - 1, 0)).astype(np.int64)
 
 
 def sequence_dimension(inputs: ModelInputs) -> int:

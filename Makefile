@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; then each process would compile all of this project again
 
-.PHONY: demo check test test-all test-slurm24 durations lint docs site wheel costs models ids serving plans planned-memory times published peers start growth scale segments checkpoint-deltas serving-deltas pictures versions clean
+.PHONY: demo check test test-all test-slurm24 durations lint docs site wheel costs models ids serving plans planned-memory times published peers start growth histories scale segments checkpoint-deltas serving-deltas pictures versions clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -103,6 +103,11 @@ start: $(VENV)/ready data/movielens/summary.json
 # How a step's processor time grows with tables, ranks and batch: the figure in docs/explanation/step_limits.md. Some minutes.
 growth: $(VENV)/ready
 	python -m benchmarks.growth
+
+# HSTU over histories of unlike lengths, dealt to ranks by cost and without padding: the tables in docs/explanation/lanes.md and
+# docs/guides/sequences.md. Five minutes, with 4 GB of memory.
+histories: $(VENV)/ready
+	python -m benchmarks.histories
 
 # What grows with the number of ranks, up to 4,096, without these ranks: the tables in docs/explanation/scale.md. Five minutes.
 scale: $(VENV)/ready

@@ -45,6 +45,10 @@ class SingleIds:
             found = _pooled(_weighted(found, self.weights), pooling)
         return torch.where(self.present[:, None], found, 0.0)
 
+    def of_weights(self) -> "SingleIds":
+        """Returns the weights in place of the ids."""
+        return replace(self, rows=self.weights, weights=None)
+
     def to_padded_dense(self, length: int) -> Tensor:
         """Returns the ids themselves, which pooling raw leaves as they are, `[B, 1]`; 0 without an id."""
         return torch.where(self.present, self.rows, 0)[:, None]
@@ -86,6 +90,10 @@ class IdLists:
         places = torch.arange(self.rows.shape[0], device=self.rows.device)
         offsets = functional.pad(self.lengths.cumsum(0), (1, 0))
         return functional.embedding_bag(places, found, offsets, mode=pooling, include_last_offset=True)
+
+    def of_weights(self) -> "IdLists":
+        """Returns the weights in place of the ids."""
+        return replace(self, rows=self.weights, weights=None)
 
     def to_padded_dense(self, length: int) -> Tensor:
         """Returns the ids themselves, which pooling raw leaves as they are, `[B, length]`, padded with 0."""

@@ -1,15 +1,19 @@
-"""An export is compared with the trainer on what a client would send: ids before the sample, without later ones."""
+"""An export is compared with the trainer on what a client would send: ids before the sample, and their weights."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from sequences import sequence_config, write_histories
 
-from apps.export.reference import ALONE, read_rows
+from apps.export.reference import ALONE, plain_answers, read_rows, torchrec_answers
 from apps.export.signature import signature
+from apps.export.tables import replace_tables
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
+from trainer.models.builder import build_model
 from trainer.training.managed_ids import ManagedIds
 
 NOW = 1_700_000_000
@@ -42,3 +46,18 @@ def test_features_of_one_column_keep_the_same_ids():
         InputError, match=r"^data\.sparse\.ever\.times is None, but data\.sparse\.seen\.times is 'at' for"
     ):
         signature(data, {"seen": pa.list_(pa.int64())}, ["seen", "ever"], [])
+
+
+def test_actions_have_their_weights_in_an_export(tmp_path):
+    folder = write_histories(tmp_path / "data", 40)
+    config = Config.model_validate(sequence_config(folder, "hstu"))
+    model = build_model(config.data, config.model, config.predictions(), torch.device("cpu"))
+    drawn = {name: torch.randn(one.shape) for name, one in model.state_dict().items() if one.is_meta}
+    model.load_state_dict(drawn, strict=False, assign=True)
+    files = find_files("data.train", config.data.train, config.data)
+    batch = next(read_rows(files, config, ManagedIds(config.data, ALONE))).batch
+    expected = torchrec_answers(model, batch)
+    replace_tables(model, config.data)
+    torch.testing.assert_close(plain_answers(model, batch), expected)
+    batch.sparse.weights().fill_(1)
+    assert (plain_answers(model, batch) - expected).abs().max() > 1e-3

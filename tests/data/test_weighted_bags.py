@@ -147,7 +147,7 @@ def test_a_missing_column_and_files_that_differ_are_refused():
 
 
 WRONG_KEYS = {
-    "of a sequence": ("pooling = 'none'\nmax_ids = 3", "data.sparse.x.weights is 'w', but data.sparse.x.pooling is"),
+    "of raw ids": ("pooling = 'raw'\nmax_ids = 3", "data.sparse.x.weights is 'w', but data.sparse.x.pooling is 'raw'"),
     "of a cross": ("columns = ['a', 'b']\nids = 'hash'", "but data.sparse.x.columns makes ids, which have no weights"),
     "of buckets": ("buckets = [1.0]", "but data.sparse.x.buckets makes ids, which have no weights; leave one out"),
     "of times": ("transform = 'hour'", "but data.sparse.x.transform makes ids, which have no weights; leave one out"),

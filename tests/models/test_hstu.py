@@ -17,9 +17,11 @@ SEQUENCE = {"rows": 9, "pooling": "none"}
 TIMES = {"rows": 2**31 - 1, "pooling": "raw"}
 
 
-def network(retrieves, actions, times, **keys):
-    """Returns the network, with weights that are all drawn at random."""
+def network(retrieves, actions, times, weighted, **keys):
+    """Returns the network, with weights that are all drawn at random; ids of the actions in `weighted` have weights."""
     sparse = {name: SEQUENCE | {"max_ids": LONGEST} for name in ("past", *actions)}
+    for name in weighted:
+        sparse[name]["weights"] = "seconds"
     sparse["item"] = SEQUENCE | {"max_ids": 1}
     data, tasks, model = {"labels": ["click", "buy"], "sparse": sparse}, {}, {"actions": actions}
     if times:
@@ -118,15 +120,23 @@ def next_item(weights, vector, histories, times, item, **sizes):
 
 @pytest.mark.parametrize("retrieves", [False, True], ids=["ranks", "retrieves"])
 @pytest.mark.parametrize(
-    ("actions", "timed", "units", "heads"),
-    [([], False, 1, 1), (["rated"], True, 2, 2), (["rated", "watched"], False, 1, 2), ([], True, 3, 1)],
+    ("actions", "timed", "units", "heads", "weighted"),
+    [
+        ([], False, 1, 1, []),
+        (["rated"], True, 2, 2, []),
+        (["rated", "watched"], False, 1, 2, []),
+        ([], True, 3, 1, []),
+        (["rated", "watched"], True, 2, 1, ["watched"]),
+    ],
 )
-def test_the_model_and_its_gradients_are_the_formula(retrieves, actions, timed, units, heads):
-    built = network(retrieves, actions, timed, attention_blocks=units, attention_heads=heads)
+def test_the_model_and_its_gradients_are_the_formula(retrieves, actions, timed, units, heads, weighted):
+    built = network(retrieves, actions, timed, weighted, attention_blocks=units, attention_heads=heads)
     vectors, histories, times, items = samples(actions)
     histories, items = [one.requires_grad_() for one in histories], items.requires_grad_()
     lengths = torch.tensor(LENGTHS).int()
     read = {name: JaggedTensor(one, lengths=lengths) for name, one in zip(["past", *actions], histories, strict=True)}
+    factors = torch.randn(sum(LENGTHS), generator=torch.Generator().manual_seed(3))
+    read |= {f"{name}.weights": JaggedTensor(factors, lengths=lengths) for name in weighted}
     each = torch.ones_like(lengths)
     target = [JaggedTensor(items, lengths=each)]
     if timed:
@@ -137,14 +147,18 @@ def test_the_model_and_its_gradients_are_the_formula(retrieves, actions, timed, 
     weights = {name: value.detach().double().requires_grad_() for name, value in built.named_parameters()}
     exact = [one.detach().double().requires_grad_() for one in (*histories, items)]
     formula, sizes = next_item if retrieves else ranked, {"units": units, "heads": heads, "timed": timed}
-    parts = zip(vectors.double(), *(one.split(LENGTHS) for one in (*exact[:-1], times)), exact[-1], strict=True)
+    past = [
+        one * factors[:, None] if name in weighted else one
+        for name, one in zip(["past", *actions], exact[:-1], strict=True)
+    ]
+    parts = zip(vectors.double(), *(one.split(LENGTHS) for one in (*past, times)), exact[-1], strict=True)
     expected = torch.stack(
-        [formula(weights, vector, past, at.tolist(), item, **sizes) for vector, *past, at, item in parts]
+        [formula(weights, vector, before, at.tolist(), item, **sizes) for vector, *before, at, item in parts]
     )
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-    factors = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2)).double()
-    (found * factors).sum().backward()
-    (expected * factors).sum().backward()
+    down = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2)).double()
+    (found * down).sum().backward()
+    (expected * down).sum().backward()
     pairs = [(name, value.grad, weights[name].grad) for name, value in built.named_parameters()]
     pairs += [("inputs", value.grad, other.grad) for value, other in zip((*histories, items), exact, strict=True)]
     for name, gradient, wanted in pairs:

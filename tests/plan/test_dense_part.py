@@ -77,12 +77,11 @@ def test_attention_over_histories_counts_by_their_lengths(model):
     lengths = torch.from_numpy(np.rint(drawn)).int()
 
     def sequence(lengths, *columns):
-        values = torch.ones(int(lengths.sum()), *columns, requires_grad=bool(columns))
-        return JaggedTensor(values if columns else values.int(), lengths=lengths)
+        return JaggedTensor(torch.ones(int(lengths.sum()), *columns, requires_grad=bool(columns)), lengths=lengths)
 
     history, target = {"history": sequence(lengths, COLUMNS)}, [sequence(torch.ones(samples).int(), COLUMNS)]
     if model == "hstu":
-        history |= {"rated": sequence(lengths, COLUMNS), "at": sequence(lengths)}
+        history |= {"rated": sequence(lengths, COLUMNS), "rated.weights": sequence(lengths), "at": sequence(lengths)}
         target.append(sequence(torch.ones(samples).int()))
     with WorkCounter() as counter:
         network(torch.ones(samples, DENSE + COLUMNS), target, history).sum().backward()

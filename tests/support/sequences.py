@@ -39,6 +39,7 @@ def write_histories(folder: Path, rows: int, seed: int = 0) -> Path:
         "now": pa.array(np.full(rows, NOW)),
         "number": item,
     }
+    columns["seconds"] = pa.array([None if n is None else random.standard_normal(n) for n in past])
     pq.write_table(pa.table(columns), folder / "part.parquet", row_group_size=64)
     items = {
         "item": pa.array(np.arange(ITEMS), pa.int32()),
@@ -67,7 +68,7 @@ def sequence_config(data: Path, model: str, **changes: object) -> dict:
     if model == "hstu":
         times = {"rows": 2**31 - 1, "pooling": "raw"}
         tree["data"]["sparse"] |= {
-            "rated": {"rows": 5, "pooling": "none", "max_ids": LONGEST, "hotness": 3.2},
+            "rated": {"rows": 5, "pooling": "none", "max_ids": LONGEST, "hotness": 3.2, "weights": "seconds"},
             "at": times | {"max_ids": LONGEST, "hotness": 3.2},
             "now": times | {"max_ids": 1},
         }

@@ -127,6 +127,14 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
             "data.sparse.s1.times is 's3' and data.sparse.s1.before is None; name a column for both or none",
         ),
         (
+            HSTU | {"data__sparse__s1__weights": "w"},
+            "data.sparse.s1.weights is 'w', but its pooling is 'none' and model.actions lacks 's1'; name it there, set",
+        ),
+        (
+            HSTU | {"data__sparse__s3__weights": "w"},
+            "data.sparse.s3.weights is 'w', but data.sparse.s3.pooling is 'raw', without embeddings; leave weights out",
+        ),
+        (
             HSTU | {"data__sparse__s1__within_seconds": 60},
             "data.sparse.s1.within_seconds is 60, but data.sparse.s1.times is unset; name the column of times",
         ),

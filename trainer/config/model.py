@@ -97,7 +97,8 @@ class ModelConfig(Section):
     """The sparse feature, of pooling none, with a user's earlier items for din, sasrec and hstu. Unset: the same
     network without a history, to measure what the history adds."""
     actions: list[str] = []
-    """Sparse features, of pooling none, with what the user did to each item of hstu's history, such as a rating."""
+    """Sparse features, of pooling none, with what the user did to each item of hstu's history, such as a rating; their
+    weights, such as the seconds that the user spent, multiply the embeddings."""
     history_times: str | None = None
     """The sparse feature, of pooling raw, with the second of each item of the history of hstu."""
     target_time: str | None = None
@@ -192,6 +193,11 @@ def _check_sequences(model: ModelConfig, data: DataConfig) -> None:
             raise InputError(
                 f"data.sparse.{name}.pooling is 'none', but model.name '{model.name}' does not read '{name}'; use it "
                 f"{what}, set pooling to 'sum' or 'mean', or leave the feature out"
+            )
+        if (weights := data.sparse[name].weights) and name not in model.actions:
+            raise InputError(
+                f"data.sparse.{name}.weights is '{weights}', but its pooling is 'none' and model.actions "
+                f"lacks '{name}'; name it there, set pooling to 'sum' or 'mean', or leave weights out"
             )
 
 

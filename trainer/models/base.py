@@ -1,6 +1,6 @@
 """The model protocol: the inputs and the result of a model builder."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,6 +31,8 @@ class ModelInputs:
         sequence_features: Names of the sequences, the other keys of the `KeyedJaggedTensor`, each with its greatest
             length.
         dense_names: Names of the dense features, the columns of `[B, D]`.
+        weighted_features: Names of the sparse features whose ids have weights, `sparse[name].weights()`. The pooled
+            embeddings are weighted already.
         pairs: The predictions that are two logits, for label 0 and for label 1, as the loss jrc needs.
     """
 
@@ -43,6 +45,7 @@ class ModelInputs:
     sequences: EmbeddingCollection | None = None
     sequence_features: Mapping[str, int] = field(default_factory=dict)
     dense_names: Sequence[str] = ()
+    weighted_features: Collection[str] = ()
     pairs: Sequence[str] = ()
 
     @property

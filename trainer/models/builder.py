@@ -81,6 +81,7 @@ def _build(
         sequences=sequences,
         sequence_features=data.sequences,
         dense_names=list(data.dense),
+        weighted_features=[name for name, feature in data.sparse.items() if feature.weights],
         pairs=[name for name, columns in predictions.items() if columns == 2],
     )
     return builder(inputs)

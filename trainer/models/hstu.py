@@ -73,6 +73,7 @@ class LastToken(nn.Module):
         super().__init__()
         config, dimension = inputs.config, sequence_dimension(inputs)
         self._retrieves, self._actions = config.retrieves, len(config.actions)
+        self._weighted = [place for place, name in enumerate(config.actions) if name in inputs.weighted_features]
         self._tokens = 2 if config.actions and not self._retrieves else 1  # of each item
         length = inputs.sequence_features[config.history] if config.history else 0
         units = (
@@ -95,9 +96,13 @@ class LastToken(nn.Module):
             history: The items, padded at the end.
             lengths: Their numbers, `[B]`.
             target: The target, `[B, D]`.
-            others: The actions, like the items; the times of items, and of the target, `[B]`, if there are any.
+            others: The actions, like the items; the weights of those that have weights; the times of items, and of the
+                target, `[B]`, if there are any.
         """
+        numbers = self._actions + len(self._weighted)
         items, *actions = (at_the_end(one, lengths) for one in (history, *others[: self._actions]))
+        for place, weights in zip(self._weighted, others[self._actions : numbers], strict=True):
+            actions[place] = actions[place] * at_the_end(weights, lengths)[:, :, None]
         present = within(lengths, history.shape[1]).flip(1)
         if self._retrieves:
             tokens = torch.stack([items, *actions]).sum(0)
@@ -105,7 +110,7 @@ class LastToken(nn.Module):
             each = torch.stack([items, torch.stack(actions).sum(0)], dim=2).flatten(1, 2) if actions else items
             tokens = torch.cat([each, target[:, None]], dim=1)
             present = functional.pad(self._for_each_token(present), (0, 1), value=True)
-        times = others[self._actions :]
+        times = others[numbers:]
         buckets = self._buckets(at_the_end(times[0], lengths), times[1][:, None]) if times else None
         for place, unit in enumerate(self.units, 1):
             # Nobody reads the other states of the last unit.

@@ -29,7 +29,8 @@ class SequenceModel(nn.Module):
         inputs: The inputs of the model's builder.
         interest: Returns what a history says about a target, `[B, I]`, from embeddings `[B, L, D]`, lengths `[B]` and
             the target's embedding `[B, D]`; then, where they are set, from the embeddings of model.actions, `[B, L, D]`
-            each, model.history_times, `[B, L]`, and model.target_time, `[B]`. Not used without model.history.
+            each, their weights, `[B, L]` each, model.history_times, `[B, L]`, and model.target_time, `[B]`. Not used
+            without model.history.
         width: Its columns, `I`.
     """
 
@@ -38,6 +39,7 @@ class SequenceModel(nn.Module):
         config = inputs.config
         self._target, self._history = str(config.target), config.history
         self._actions, self._times, self._now = config.actions, config.history_times, config.target_time
+        self._weighted = [name for name in config.actions if name in inputs.weighted_features]
         self.tables = inputs.tables if inputs.sparse_features else None
         self.sequences = inputs.sequences
         length = inputs.sequence_features[self._history] if self._history else 0
@@ -53,9 +55,16 @@ class SequenceModel(nn.Module):
             parts.append(self.tables(sparse).values())
         found = self.sequences(sparse)  # pyrefly: ignore[not-callable]
         history = {name: found[name] for name in (self._history or self._target, *self._actions)}
+        history |= {f"{name}.weights": weights_of(sparse[name]) for name in self._weighted}
         history |= {name: sparse[name] for name in (self._times,) if name}
         target = [found[self._target], *(sparse[name] for name in (self._now,) if name)]
         return self.network(torch.cat(parts, dim=1), target, history)
+
+
+@torch.fx.wrap
+def weights_of(ids: JaggedTensor) -> JaggedTensor:
+    """Returns the weights of ids as a sequence of their own."""
+    return JaggedTensor(ids.weights(), lengths=ids.lengths()) if isinstance(ids, JaggedTensor) else ids.of_weights()
 
 
 class _Network(nn.Module):

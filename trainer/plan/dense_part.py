@@ -272,6 +272,7 @@ def _batch(config: Config, samples: int) -> Batch:
     sparse = KeyedJaggedTensor(
         keys=[*data.sparse],
         values=torch.empty(sum(ids), dtype=torch.int32),
+        weights=torch.empty(sum(ids)) if data.has_id_weights else None,
         lengths=torch.empty(samples * len(ids), dtype=torch.int32),
         stride=samples,
         length_per_key=ids,

@@ -19,16 +19,16 @@ class WeightKeys(SparseKeys):
 
     weights: str | None = None
     """Column with a weight for each id: a number beside a single id, a list of them beside a list. A sum is weighted,
-    a mean divided by the sum of the weights. Unset: every id weighs 1."""
+    a mean divided by the sum of the weights; of pooling none, only model.actions may have them. Unset: every id
+    weighs 1."""
 
     def check_weights(self, key: str, made: str | None) -> None:
-        """Refuses weights without pooling, and weights of made ids; `made` is the key that makes ids."""
+        """Refuses weights without embeddings, and weights of made ids; `made` is the key that makes ids."""
         if self.weights is None:
             return
-        if self.pooling in ("none", "raw"):
+        if self.pooling == "raw":
             raise InputError(
-                f"{key}.weights is '{self.weights}', but {key}.pooling is '{self.pooling}', which leaves them "
-                "as they are; set it to 'sum' or 'mean', or leave weights out"
+                f"{key}.weights is '{self.weights}', but {key}.pooling is 'raw', without embeddings; leave weights out"
             )
         if made:
             raise InputError(

@@ -36,6 +36,10 @@ def runs(matrix, tmp_path_factory):
     ratings, raw, histories = write_ratings(folder), write_columns(folder / "raw"), write_histories(folder / "h", 130)
     vocabulary((str(raw),), ("listed",), str(folder / "vocabulary"), min_count=8, unseen_rows=3)
     trees = {name: ready_made(name, ratings, **HERE) for name in matrix}
+    if "hstu" in trees:  # ONNX cannot view a float's bits, which the buckets of times are
+        trees["hstu"]["model"] = {k: v for k, v in trees["hstu"]["model"].items() if "time" not in k}
+        for name in ("times_before", "timestamp"):
+            del trees["hstu"]["data"]["sparse"][name]
     trees["rules"] = columns_config(raw, folder / "vocabulary/listed.parquet", **HERE)
     for name, model in (("own", "custom:SumOfSequences"), ("bessel", "custom:Bessel")):
         trees[name] = sequence_config(histories, model, data__validation=[str(histories)], **HERE)

@@ -166,38 +166,49 @@ def _without_values(
     return found[torch.arange(samples) % alike]
 
 
+@torch.compiler.disable(recursive=False)
 def _of_groups(
     interest: nn.Module,
     history: Mapping[str, JaggedTensor],
     target: Sequence[Tensor],
     groups: Sequence[tuple[np.ndarray, int]],
 ) -> Tensor:
-    """Returns the interest of groups of samples, one group after the other, each padded to its longest history."""
+    """Returns the interest of groups of samples, one group after the other."""
+    found = []
+    for inputs in _padded(history, target, groups):
+        found.append(interest(*inputs))
+    return torch.cat(found)
+
+
+@torch.compiler.disable
+def _padded(
+    history: Mapping[str, JaggedTensor], target: Sequence[Tensor], groups: Sequence[tuple[np.ndarray, int]]
+) -> list[list[Tensor]]:
+    """Returns the inputs of `interest` for each group, padded to its longest history."""
     first, sizes = next(iter(history.values())), [len(samples) for samples, _ in groups]
     samples = torch.from_numpy(np.concatenate([samples for samples, _ in groups])).to(first.lengths().device)
-    # Taken for all groups at once: the gradient of each taking is of the size of what is taken from.
+    # Taken for all groups at once, as the gradient of each taking is of the size of what is taken from; and not split
+    # into views, whose sizes torch.compile would tie to that of all of them.
     lengths, starts, *targets = (
         torch.unsafe_split_with_sizes(one[samples], sizes) for one in (first.lengths(), first.offsets(), *target)
     )
     places = []
     for start, length, (_, longest) in zip(starts, lengths, groups, strict=True):
-        inside = within(length, longest)
         here = start[:, None] + torch.arange(longest, device=start.device)
-        places.append(here.where(inside, len(first.values())).flatten())
-    padded = [_taken(one.values(), places) for one in history.values()]
-    found = []
+        places.append(here.where(within(length, longest), len(first.values())).flatten())
+    taken = [_with_padding(one.values()).index_select(0, torch.cat(places)) for one in history.values()]
+    padded = [torch.unsafe_split_with_sizes(one, [len(here) for here in places]) for one in taken]
+    inputs = []
     for number, (size, (_, longest)) in enumerate(zip(sizes, groups, strict=True)):
-        past, *beside = (one[number].unflatten(0, (size, longest)) for one in padded)
+        past, *others = (one[number].unflatten(0, (size, longest)) for one in padded)
         item, *of_target = (one[number] for one in targets)
-        found.append(interest(past, lengths[number], item, *beside, *of_target))
-    return torch.cat(found)
+        inputs.append([past, lengths[number], item, *others, *of_target])
+    return inputs
 
 
-def _taken(values: Tensor, places: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Returns the values at the places of each group, zeros at the place after the last value."""
-    padded = torch.cat([values, values.new_zeros(1, *values.shape[1:])])
-    # Not as views, whose sizes torch.compile would tie to that of all of them.
-    return torch.unsafe_split_with_sizes(padded.index_select(0, torch.cat([*places])), [len(one) for one in places])
+def _with_padding(values: Tensor) -> Tensor:
+    """Returns the values and a zero, which histories are padded with."""
+    return torch.cat([values, values.new_zeros(1, *values.shape[1:])])
 
 
 def _check_lengths(history: Mapping[str, JaggedTensor]) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import tomli_w
 
 from apps.check_data.checked import Check, Checked
-from apps.check_data.checks import CHECKS, index_findings, own_checks, schema_findings
+from apps.check_data.checks import CHECKS, own_checks
 from apps.check_data.csv_types import csv_keys, guess_types
+from apps.check_data.file_checks import index_findings, schema_findings
 from apps.check_data.finding import Finding, by_severity
 from apps.check_data.guess import columns_of_few_ids, guess_config, guess_data, guess_label, suggestions
 from apps.check_data.page import draw_report

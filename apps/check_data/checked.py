@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from apps.check_data.finding import Finding
 from apps.check_data.profile import Profile
-from apps.check_data.reading import Measured
+from apps.check_data.reading import Measured, Tally
 from trainer.config.data import DataConfig
 
 
@@ -32,11 +32,31 @@ class Checked:
         """The split to train on."""
         return self.splits[0]
 
+    @property
+    def probabilities(self) -> list[str]:
+        """The labels in [0, 1]."""
+        return [name for name in self.config.labels if name not in self.config.numeric_labels]
+
+    @property
+    def features(self) -> list[str]:
+        """The names of all features."""
+        return [*self.config.dense, *self.config.sparse]
+
+    def of(self, names: Iterable[str | None]) -> Iterator[Profile]:
+        """Yields the columns that were read, of some names."""
+        return (self.profiles[name] for name in names if name in self.profiles)
+
+    def columns(self, names: Iterable[str | None]) -> Iterator[tuple[Profile, Measured, Tally]]:
+        """Yields these columns in every split that has them, with the tally there."""
+        return (
+            (profile, measured, measured.tally(profile.name))
+            for profile in self.of(names)
+            for measured in profile.measured
+        )
+
     def used(self, *kinds: str) -> Iterator[Profile]:
         """Yields the features of some kinds of values: integer, number, text, integers, texts."""
-        for name in (*self.config.dense, *self.config.sparse):
-            if name in self.profiles and self.profiles[name].kind in kinds:
-                yield self.profiles[name]
+        return (profile for profile in self.of(self.features) if profile.kind in kinds)
 
     def dtype(self, name: str) -> pa.DataType:
         """Returns the type of a column in the first file."""

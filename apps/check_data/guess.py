@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from apps.check_data.checks import LEAK, deciding_value
-from apps.check_data.column_checks import ENOUGH, UNIQUE, suggested_rows
 from apps.check_data.figures import best_transform, transformed
+from apps.check_data.id_checks import ENOUGH, UNIQUE, suggested_rows
+from apps.check_data.label_checks import LEAK, deciding_value
 from apps.check_data.profile import FEW, Profile
 from trainer.config.data import DataConfig
 from trainer.core.console import plural
@@ -120,7 +120,7 @@ def columns_of_few_ids(data: Tree, profiles: Mapping[str, Profile]) -> list[str]
         profiles: The columns.
     """
     hashed = [name for name, feature in data["sparse"].items() if feature.get("ids") == "hash"]
-    return [name for name in hashed if _distinct(profiles[name]) <= FEW_IDS]
+    return [name for name in hashed if profiles[name].distinct <= FEW_IDS]
 
 
 def guess_config(data: Tree, files: Mapping[str, Sequence[str]], reader: str, rows: int) -> Tree:
@@ -169,9 +169,9 @@ def sparse_rule(profile: Profile) -> dict[str, Any]:
     """Returns the rule for ids that all ids of the data fit."""
     tallies = [measured.tally(profile.name) for measured in profile.measured]
     ids, whole = profile.first_ids, all(measured.is_all_read for measured in profile.measured)
-    distinct = _distinct(profile)
+    distinct = profile.distinct
     low, high = min(one.minimum for one in tallies), max(one.maximum for one in tallies)
-    rule: dict[str, Any] = {"rows": suggested_rows(ids.distinct, distinct), "ids": "hash"}
+    rule: dict[str, Any] = {"rows": suggested_rows(profile), "ids": "hash"}
     if profile.kind in ("integer", "integers") and low >= 0 and high < max(ROUNDED, COMPACT * distinct):
         # Rows that were not read may have higher ids, which only `error` refuses.
         rule = {"rows": int(high) + 1, **({} if whole else {"ids": "modulo"})}
@@ -200,11 +200,6 @@ def batch_size_for(rows: int) -> int:
     """Returns a global batch size, a power of two, with a few hundred steps in an epoch of `rows` rows."""
     power = 2 ** int(np.log2(max(1, rows // STEPS_PER_EPOCH)))
     return min(max(power, SMALLEST_BATCH), LARGEST_BATCH)
-
-
-def _distinct(profile: Profile) -> int:
-    """Returns the number of different ids in all rows, or an estimate."""
-    return len(profile.first_ids.distinct) if profile.first.is_whole else profile.first_ids.estimated
 
 
 def _named_like_a_label(name: str) -> bool:
@@ -264,7 +259,7 @@ def _why_not(profile: Profile) -> str:
         return "no value"
     if any(one.nan + one.infinite for one in tallies):
         return "values that are NaN or infinite"
-    if profile.kind == "number" and max(max(abs(one.minimum), abs(one.maximum)) for one in tallies) > 1e38:
+    if profile.kind == "number" and max(one.largest for one in tallies) > 1e38:
         return "values beyond float32"
     if tallies[0].minimum == tallies[0].maximum and not tallies[0].nulls:
         return "one value"
@@ -318,10 +313,9 @@ def _of_sparse(name: str, config: DataConfig, profile: Profile) -> Iterator[Sugg
     hotness = _short(round(ids.hotness, 2))
     if hotness and not 1 / HOTTER < ids.hotness / feature.hotness < HOTTER:
         yield Suggestion(f"{key}.hotness", feature.hotness, hotness, "ids per row; plans count with it")
-    distinct = _distinct(profile)
-    best = suggested_rows(ids.distinct, distinct)
+    distinct = profile.distinct
     if feature.ids == "hash" and feature.rows < distinct:
-        yield Suggestion(f"{key}.rows", feature.rows, best, f"{distinct:,} different ids")
+        yield Suggestion(f"{key}.rows", feature.rows, suggested_rows(profile), f"{distinct:,} different ids")
     highest = max(measured.tally(name).maximum for measured in profile.measured)
     if feature.ids == "error" and highest >= feature.rows:
         yield Suggestion(f"{key}.rows", feature.rows, int(highest) + 1, "the largest id")

@@ -12,8 +12,6 @@ from trainer.core.console import plural
 from trainer.rules.weights import list_lengths
 
 LATE = 0.001  # of the rows
-OWN = 0.9
-OF_LISTS = {"integers": "integer", "texts": "text"}
 
 
 def check_late_actions(checked: Checked) -> Iterator[Finding]:
@@ -51,6 +49,10 @@ def _times(checked: Checked) -> Iterator[tuple[str, str, str | None]]:
         kinds = [checked.profiles[name].kind if name in checked.profiles else "" for name in (times, now)]
         if kinds == ["integers", "integer"]:
             yield times, now, rule
+
+
+OWN = 0.9
+OF_LISTS = {"integers": "integer", "texts": "text"}
 
 
 def check_own_ids(checked: Checked) -> Iterator[Finding]:

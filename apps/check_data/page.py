@@ -5,9 +5,9 @@ from html import escape
 
 import numpy as np
 
-from apps.check_data.checks import rates_over_time
 from apps.check_data.figures import edges_of
 from apps.check_data.finding import percent
+from apps.check_data.label_checks import rates_over_time
 from apps.check_data.profile import Profile
 from apps.check_data.report import COLUMNS, Report, is_of_ids, note_on_sample, role_of, row_of
 from trainer.core.console import plural

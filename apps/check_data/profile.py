@@ -18,7 +18,7 @@ from apps.check_data.figures import (
     skewness,
     zipf_exponent,
 )
-from apps.check_data.reading import Measured
+from apps.check_data.reading import Measured, bits_of
 from apps.check_data.splits import Kind
 
 FEW, FIRST = 32, 1000
@@ -70,10 +70,27 @@ class Profile:
         """The ids of each split's sample, by its name."""
         return {one.name: ids_of(one.sample.column(self.name)) for one in self.measured}
 
+    @cached_property
+    def bits(self) -> np.ndarray:
+        """64 bits for each value of the first split's sample, equal for equal values, `[R]`."""
+        return bits_of(self.first.sample.column(self.name).combine_chunks(), self.kind)
+
     @property
     def first_ids(self) -> Ids:
         """The ids of the first split's sample."""
         return self.ids[self.first.name]
+
+    @cached_property
+    def different(self) -> int:
+        """How many different values the first split's sample has."""
+        if self.kind == "number":
+            return 1 + int(np.count_nonzero(np.diff(self.finite(self.first))))
+        return len(self.first_ids.distinct)
+
+    @property
+    def distinct(self) -> int:
+        """How many different ids the first split has, estimated if the sample is not every row."""
+        return len(self.first_ids.distinct) if self.first.is_whole else self.first_ids.estimated
 
     @cached_property
     def has_few_values(self) -> bool:

@@ -61,6 +61,11 @@ class Tally:
         return self.total / (self.values - self.nan - self.infinite) if within else math.nan
 
     @property
+    def largest(self) -> float:
+        """The largest finite value without its sign; 0 without values."""
+        return max(abs(self.minimum), abs(self.maximum)) if self.has_values else 0.0
+
+    @property
     def has_values(self) -> bool:
         """Whether there is a finite value."""
         return self.minimum <= self.maximum

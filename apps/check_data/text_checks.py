@@ -13,13 +13,7 @@ from apps.check_data.profile import Profile
 from trainer.core.console import plural
 
 FEW = 0.001  # of the occurrences; less is left alone
-MANY = 0.01
-NUMBERS = 0.99
 ALIKE = str.maketrans("АВЕКМНОРСТХасеорхуіјѕΑΒΕΖΗΙΚΜΝΟΡΤΥΧο", "ABEKMHOPCTXaceopxyijsABEZHIKMNOPTYXo")  # noqa: RUF001
-NULLS = {"", "null", "none", "nan", "n/a", "na", "nil", "undefined", "-", "\\n"}
-NUMBER = re.compile(r"[+-]?\d+\.\d+([eE][+-]?\d+)?")
-# UTF-8 that was read as Latin-1, and bytes that could not be read at all.
-BROKEN = re.compile("[ÃÂ][\u0080-\u00bf]|â€|\ufffd")
 
 
 def check_look_alikes(checked: Checked) -> Iterator[Finding]:
@@ -43,6 +37,10 @@ def check_look_alikes(checked: Checked) -> Iterator[Finding]:
             yield Finding("warning", "look-alikes", profile.first.name, profile.name, found, remedy)
 
 
+# UTF-8 that was read as Latin-1, and bytes that could not be read at all.
+BROKEN = re.compile("[ÃÂ][\u0080-\u00bf]|â€|\ufffd")
+
+
 def check_broken_text(checked: Checked) -> Iterator[Finding]:
     """Yields texts that were read in a wrong encoding: no later data has these ids."""
     for profile in checked.used("text", "texts"):
@@ -51,6 +49,10 @@ def check_broken_text(checked: Checked) -> Iterator[Finding]:
             found = f"{percent(share)} of the values are in a wrong encoding, such as {broken[0][1]!r}"
             remedy = "read them as UTF-8 where they are written, and write them again"
             yield Finding("warning", "broken text", profile.first.name, profile.name, found, remedy)
+
+
+MANY = 0.01
+NULLS = {"", "null", "none", "nan", "n/a", "na", "nil", "undefined", "-", "\\n"}
 
 
 def check_nulls_as_text(checked: Checked) -> Iterator[Finding]:
@@ -67,6 +69,10 @@ def check_nulls_as_text(checked: Checked) -> Iterator[Finding]:
                 found,
                 "write a null where nothing is known",
             )
+
+
+NUMBERS = 0.99
+NUMBER = re.compile(r"[+-]?\d+\.\d+([eE][+-]?\d+)?")
 
 
 def check_numbers_as_text(checked: Checked) -> Iterator[Finding]:

@@ -11,15 +11,6 @@ from apps.check_data.figures import bucket_shares, edges_of, psi
 from apps.check_data.finding import Finding, percent
 from trainer.rules.plain_types import SECOND, plain_type
 
-DAY = 86_400
-ENOUGH = 30  # rows of a day, in the median, before a day without rows means anything
-RARE = 0.1  # of the days; if more are empty, there is a rule, such as weekends
-EPOCH = 0.001
-PARTS, ROWS = 8, 100
-CHANGED, STEADY = 1.0, 0.25  # population stability indices
-ENDS = 20  # parts by time, of which the last one's labels may be too young
-YOUNG = 0.5  # of the mean label of every part before
-
 
 def check_time_zones(checked: Checked) -> Iterator[Finding]:
     """Yields times that have a time zone in some files and another one, or none, in others: hours lie between them."""
@@ -36,6 +27,10 @@ def check_time_zones(checked: Checked) -> Iterator[Finding]:
             yield Finding("warning", "time zones", file, name, found, "write all times in UTC")
 
 
+ENOUGH = 30  # rows of a day, in the median, before a day without rows means anything
+RARE = 0.1  # of the days; if more are empty, there is a rule, such as weekends
+
+
 def check_days(checked: Checked) -> Iterator[Finding]:
     """Yields days without any row between days with many: a job failed, or leaves out February 29."""
     for name, days in _days(checked):
@@ -48,6 +43,9 @@ def check_days(checked: Checked) -> Iterator[Finding]:
             yield Finding("warning", "missing days", checked.first.name, name, found, "write the rows of these days")
 
 
+EPOCH = 0.001
+
+
 def check_epoch(checked: Checked) -> Iterator[Finding]:
     """Yields times at the beginning of 1970, which stand for a time that is not known."""
     for name, days in _days(checked):
@@ -55,6 +53,10 @@ def check_epoch(checked: Checked) -> Iterator[Finding]:
         if share > EPOCH and np.median(days) > 365:
             found = f"{percent(share)} of the times are of 1970-01-01: a 0 for a time that is not known"
             yield Finding("warning", "epoch", checked.first.name, name, found, "write a null instead")
+
+
+ENDS = 20  # parts by time, of which the last one's labels may be too young
+YOUNG = 0.5  # of the mean label of every part before
 
 
 def check_young_labels(checked: Checked) -> Iterator[Finding]:
@@ -73,6 +75,10 @@ def check_young_labels(checked: Checked) -> Iterator[Finding]:
                 found = f"its mean is {last:.3g} in the last {end} by {name}, and {min(before):.3g} or more before"
                 remedy = "leave out the last rows until their labels have come, as the others' have"
                 yield Finding("warning", "young labels", checked.first.name, label, found, remedy)
+
+
+PARTS, ROWS = 8, 100
+CHANGED, STEADY = 1.0, 0.25  # population stability indices
 
 
 def check_change(checked: Checked) -> Iterator[Finding]:
@@ -95,6 +101,9 @@ def check_change(checked: Checked) -> Iterator[Finding]:
             )
             remedy = "find out what was changed then, and write all rows in the same way"
             yield Finding("warning", "changed meaning", profile.first.name, profile.name, found, remedy)
+
+
+DAY = 86_400
 
 
 def _days(checked: Checked) -> Iterator[tuple[str, np.ndarray]]:

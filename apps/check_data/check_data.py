@@ -64,8 +64,9 @@ def check_data(
 
     Without CONFIG, --source names the files, and the use of each column is guessed.
 
-    Counts and extremes cover all rows that are read: some row groups of every split, or all row groups with --all.
-    Distributions, ids and AUCs cover a sample of --rows of these rows, in memory.
+    Counts and extremes cover all rows that are read: some row groups of every split, or all row groups with --all,
+    which counts different ids in all rows, too. Distributions, ids and AUCs cover a sample of --rows of these rows, in
+    memory.
 
     Args:
         config: The configuration.

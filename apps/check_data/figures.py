@@ -56,6 +56,14 @@ def edges_of(values: np.ndarray) -> np.ndarray:
     return np.unique(np.quantile(values, np.linspace(0, 1, BUCKETS + 1)[1:-1])) if len(values) else np.zeros(0)
 
 
+def rank_error(rows: int) -> float:
+    """Returns how far the share of values below any value is off in a sample of rows, at most, 19 of 20 times.
+
+    That is the inequality of Dvoretzky, Kiefer and Wolfowitz, with Massart's constant.
+    """
+    return float(np.sqrt(np.log(2 / 0.05) / (2 * rows)))
+
+
 def bucket_shares(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Returns the share of values in each bucket, and last the share of missing values (NaN)."""
     missing = np.isnan(values)

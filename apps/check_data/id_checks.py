@@ -54,12 +54,15 @@ UNIQUE = 0.9
 def check_unique(checked: Checked) -> Iterator[Finding]:
     """Yields ids that hardly repeat: what is learned of an id is never used again."""
     for profile in checked.of(checked.config.sparse):
-        ids = profile.first_ids
-        if len(ids.codes) >= ENOUGH and len(ids.distinct) > UNIQUE * len(ids.codes):
-            found = f"{len(ids.distinct):,} different ids among {len(ids.codes):,}: they hardly repeat"
+        distinct, values = len(profile.first_ids.distinct), len(profile.first_ids.codes)
+        if counted := profile.counted:
+            distinct, values = profile.distinct, profile.first.tally(profile.name).values
+        if values >= ENOUGH and distinct > UNIQUE * values:
+            about = "" if profile.is_distinct_exact or not counted else "about "
+            found = f"{about}{distinct:,} different ids among {values:,}: they hardly repeat"
             remedy = "leave it out: what is learned of an id is never used again"
             # A sample of many users may have each user once, though all rows have each user many times.
-            severity = "warning" if profile.first.is_whole else "note"
+            severity = "warning" if profile.knows_all_ids else "note"
             yield Finding(severity, "as good as unique", profile.first.name, profile.name, found, remedy)
 
 
@@ -107,7 +110,7 @@ def check_large_tables(checked: Checked) -> Iterator[Finding]:
     """Yields tables of which most rows are never used."""
     for profile in checked.of(checked.config.sparse):
         rows = checked.config.sparse[profile.name].rows
-        if profile.first.is_whole and rows > max(SMALL, TOO_LARGE * profile.distinct):
+        if profile.knows_all_ids and rows > max(SMALL, TOO_LARGE * profile.distinct):
             found = f"{_amount(profile)} in {rows:,} rows: most rows are never used"
             remedy = f"set data.sparse.{profile.name}.rows lower"
             yield Finding("note", "table too large", profile.first.name, profile.name, found, remedy)
@@ -115,7 +118,9 @@ def check_large_tables(checked: Checked) -> Iterator[Finding]:
 
 def _amount(profile: Profile) -> str:
     amount = plural(profile.distinct, "different id")
-    return amount if profile.first.is_whole else f"about {amount}, estimated"
+    if profile.is_distinct_exact:
+        return amount
+    return f"about {amount}" if profile.counted else f"about {amount}, estimated"
 
 
 UNSEEN, UNKNOWN = 0.5, 0.95

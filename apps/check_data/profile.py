@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
+from apps.check_data.distinct import Distinct
 from apps.check_data.figures import (
     Ids,
     auc_alone,
@@ -18,7 +19,8 @@ from apps.check_data.figures import (
     skewness,
     zipf_exponent,
 )
-from apps.check_data.reading import Measured, bits_of
+from apps.check_data.hashes import bits_of
+from apps.check_data.reading import Measured
 from apps.check_data.splits import Kind
 
 FEW, FIRST = 32, 1000
@@ -88,9 +90,26 @@ class Profile:
         return len(self.first_ids.distinct)
 
     @property
+    def counted(self) -> Distinct | None:
+        """The different ids of all rows of the first split; None if only those of its sample are known."""
+        return self.first.distinct.get(self.name)
+
+    @property
+    def knows_all_ids(self) -> bool:
+        """Whether all rows of the first split were looked at for different ids."""
+        return self.first.is_whole or self.counted is not None
+
+    @property
     def distinct(self) -> int:
-        """How many different ids the first split has, estimated if the sample is not every row."""
+        """How many different ids the first split has, by an estimate of the sample if not all are known."""
+        if self.counted:
+            return min(self.counted.number, self.first.tally(self.name).values)
         return len(self.first_ids.distinct) if self.first.is_whole else self.first_ids.estimated
+
+    @property
+    def is_distinct_exact(self) -> bool:
+        """Whether `distinct` is no estimate."""
+        return self.counted.is_exact if self.counted else self.first.is_whole
 
     @cached_property
     def has_few_values(self) -> bool:

@@ -8,17 +8,16 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import blake2b
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from apps.check_data.distinct import OF, Distinct, distinct_of
+from apps.check_data.hashes import bits_of, different, hash_rows
 from apps.check_data.splits import COMPUTED, Kind, Split, computed
 from apps.engines.engine import Engine
 from trainer.config.data import DataConfig
-from trainer.core.ragged import places_in_groups
-from trainer.core.splitmix import mix
 from trainer.data.dataset import RowGroup
 from trainer.data.readers.base import Column
 from trainer.data.row_groups import RowGroupReader
@@ -27,7 +26,6 @@ from trainer.rules.plain_types import plain_array
 KEPT = 100_000  # hashes, about; of more rows, a sample is hashed that has all copies of a row or none
 KEYS = 2
 LOOKED_AT = 4000
-NULL = np.uint64(0x9D39247E33776D41)  # the bits of no likely number
 
 
 @dataclass
@@ -108,6 +106,7 @@ class Measured:
         file_of: The file of each row of the sample, `[R]`.
         hashes: Hashes of some rows, the same rows in every split.
         rows_read: Rows that were read.
+        distinct: The different ids of all rows, by column; empty if the sample is all rows, or not all were read.
     """
 
     split: Split
@@ -116,6 +115,7 @@ class Measured:
     file_of: np.ndarray
     hashes: np.ndarray
     rows_read: int
+    distinct: Mapping[str, Distinct]
 
     @property
     def name(self) -> str:
@@ -177,13 +177,17 @@ def read_split(
     ]
     found: list[ReadRows] = []
     tallies = {name: [Tally() for _ in split.files.files] for name in columns}
-    reading = Reading(split, config, columns, keys, mask, seed)
+    is_sample_of_all = rows < read == split.files.rows
+    distinct = {name: Distinct() for name in columns if is_sample_of_all and split.kinds[name] in OF}
+    reading = Reading(split, config, columns, keys, mask, seed, distinct)
 
     def keep(one: ReadRows) -> None:
         progress(one.rows)
         for name, tally in one.tallies.items():
             tallies[name][one.file].join(tally)
-        found.append(replace(one, tallies={}))  # those of a million row groups would fill the memory
+        for name, ids in one.distinct.items():
+            distinct[name] = distinct[name].join(ids)
+        found.append(replace(one, tallies={}, distinct={}))  # those of a million row groups would fill the memory
 
     if not keys:
         first = reading(wanted.pop(0))
@@ -205,6 +209,7 @@ def read_split(
         np.repeat([one.file for one in found], [one.sampled for one in found]),
         np.concatenate([one.hashes for one in found]),
         read,
+        distinct,
     )
     return measured, reading.keys
 
@@ -237,6 +242,7 @@ class ReadRows:
         tallies: A tally of all rows, by column.
         sample: The sampled rows in the types of `COMPUTED`, by column.
         hashes: Hashes of the chosen rows.
+        distinct: The different ids of columns whose ids are counted.
     """
 
     number: int
@@ -247,11 +253,23 @@ class ReadRows:
     tallies: Mapping[str, Tally]
     sample: Mapping[str, pa.Array]
     hashes: np.ndarray
+    distinct: Mapping[str, Distinct]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Reads row groups of a split one by one, in any process."""
+    """Reads row groups of a split one by one, in any process.
+
+    Attributes:
+        split: The split.
+        config: Names the reader.
+        columns: The columns.
+        keys: The columns by which rows are chosen to be hashed.
+        mask: The bits that choose these rows.
+        seed: Decides which rows are sampled.
+        distinct: The columns whose ids are counted, each with its ids so far: the more are known, the faster others
+            are dismissed, with the same result.
+    """
 
     split: Split
     config: DataConfig
@@ -259,6 +277,7 @@ class Reading:
     keys: list[str]
     mask: np.uint64
     seed: int
+    distinct: Mapping[str, Distinct]
 
     @cached_property
     def _reader(self) -> RowGroupReader:
@@ -285,13 +304,16 @@ class Reading:
             [bits_of(computed(array, kinds[name]), kinds[name]) for name, array in keys.items()], self.mask
         )
         sampled, hashed, bits = _indices(rows, group), _indices(chosen, group), []
-        tallies, sample = {name: Tally() for name in self.columns}, {}
+        tallies, sample, distinct = {name: Tally() for name in self.columns}, {}, {}
         for name in self.columns:
             array, kind = keys[name] if name in keys else plain_array(column(name)), kinds[name]
             tallies[name].add(array, kind)
             sample[name] = _taken(array, sampled, kind)
             bits.append(bits_of(_taken(array, hashed, kind), kind))
-        return ReadRows(wanted.number, group.file, group.rows, len(rows), key_names, tallies, sample, hash_rows(bits))
+            if name in self.distinct:
+                distinct[name] = distinct_of(array, kind, self.distinct[name].limit)
+        hashes = hash_rows(bits)
+        return ReadRows(wanted.number, group.file, group.rows, len(rows), key_names, tallies, sample, hashes, distinct)
 
 
 def _indices(rows: np.ndarray, group: RowGroup) -> pa.Array | None:
@@ -332,7 +354,7 @@ def key_columns(columns: Mapping[str, pa.ChunkedArray], kinds: Mapping[str, Kind
     """Returns the columns by which rows are chosen: those with most distinct values, so that the choice is even."""
     single = [name for name in columns if kinds[name] in ("integer", "number", "time")] or [*columns]
     first = {name: computed(plain_array(columns[name][:LOOKED_AT]), kinds[name]) for name in single}
-    distinct = {name: len(np.unique(bits_of(values, kinds[name]))) for name, values in first.items()}
+    distinct = {name: len(different(bits_of(values, kinds[name]))) for name, values in first.items()}
     best = sorted(single, key=lambda name: -distinct[name])
     # One column that hardly repeats spreads rows well enough by itself.
     return best[: 1 if distinct[best[0]] > len(columns[best[0]][:LOOKED_AT]) / 2 else KEYS]
@@ -346,42 +368,3 @@ def sampling_mask(rows: int) -> np.uint64:
 def chosen_rows(keys: Sequence[np.ndarray], mask: np.uint64) -> np.ndarray:
     """Returns the places of the rows whose hash is chosen, from the bits of key columns, `[R]` each."""
     return np.flatnonzero(hash_rows(keys) & mask == 0)
-
-
-def hash_rows(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns a hash of each row from the bits of its columns, `[R]` each."""
-    first, *others = columns
-    whole = mix(first)
-    for one in others:
-        whole = mix(whole ^ one)
-    return whole
-
-
-def bits_of(values: pa.Array, kind: Kind) -> np.ndarray:
-    """Returns 64 bits for each value of a type in `COMPUTED`, `[R]` uint64: equal for equal values.
-
-    Numbers keep their own bits. Other values are hashed.
-    """
-    if kind in ("integers", "texts"):
-        return _hash_lists(values, kind)
-    missing = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
-    if kind == "text":
-        coded = values.dictionary_encode()
-        # Python's own hash differs between processes, and rows of several are compared.
-        words = [*coded.dictionary.cast(pa.large_binary()).to_pylist(), b""]
-        hashed = np.frombuffer(b"".join(blake2b(word, digest_size=8).digest() for word in words), np.uint64)
-        bits = hashed[coded.indices.fill_null(len(words) - 1).to_numpy()]
-    else:
-        numbers = (values.fill_null(0) if values.null_count else values).to_numpy(zero_copy_only=False)
-        bits = (numbers + 0.0 if kind in ("number", "empty") else numbers).view(np.uint64)  # -0.0 is 0.0
-    return bits if missing is None else np.where(missing, NULL, bits)
-
-
-def _hash_lists(values: pa.LargeListArray, kind: Kind) -> np.ndarray:
-    """Returns hashes of lists; the order of elements matters, and null is an empty list."""
-    lengths = values.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    elements = bits_of(values.flatten(), "integer" if kind == "integers" else "text")
-    starts = np.cumsum(lengths) - lengths
-    places = places_in_groups(lengths).astype(np.uint64)
-    sums = np.concatenate([[np.uint64(0)], np.cumsum(mix(mix(elements) ^ mix(places)))])  # wraps around, and back
-    return mix(sums[starts + lengths] - sums[starts] + lengths.astype(np.uint64))

@@ -8,8 +8,8 @@ import pyarrow.compute as pc
 
 from apps.check_data.checked import Checked
 from apps.check_data.finding import Finding, percent
+from apps.check_data.hashes import different, hash_rows
 from apps.check_data.profile import Profile
-from apps.check_data.reading import hash_rows
 
 COPIES = 0.01
 
@@ -17,7 +17,7 @@ COPIES = 0.01
 def check_duplicates(checked: Checked) -> Iterator[Finding]:
     """Yields splits with rows that occur twice."""
     for measured in checked.splits:
-        copies = len(measured.hashes) - len(np.unique(measured.hashes))
+        copies = len(measured.hashes) - len(different(measured.hashes))
         if copies > COPIES * len(measured.hashes):
             found = f"{percent(copies, len(measured.hashes))} of the rows are copies of others"
             yield Finding("warning", "duplicate rows", measured.name, "", found, "look at how the files are written")
@@ -46,8 +46,8 @@ def check_near_copies(checked: Checked) -> Iterator[Finding]:
     numbers = [one for one in kept if one.kind == "number" and one.different > SPREAD * rows]
     if not numbers or len(kept) == len(profiles) or rows < ENOUGH:
         return
-    copies = rows - len(np.unique(hash_rows([one.bits for one in kept])))
-    exact = rows - len(np.unique(hash_rows([one.bits for one in profiles])))
+    copies = rows - len(different(hash_rows([one.bits for one in kept])))
+    exact = rows - len(different(hash_rows([one.bits for one in profiles])))
     if copies - exact > COPIES * rows:
         but = ", ".join(one.name for one in profiles if one not in kept)
         found = f"{percent(copies - exact, rows)} of the rows are copies of others but for {but}"

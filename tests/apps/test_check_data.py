@@ -355,12 +355,31 @@ def test_faults_of_rows_that_are_not_in_the_sample_are_found(tmp_path):
 
 def test_a_report_of_a_sample_says_so(tmp_path, capsys):
     tree = clean_data().write(tmp_path / "data")
-    words = "of the sample only; --rows sets its size"
+    words = "--rows sets its size"
     check(tmp_path, tree, "--all", "True")
     assert words not in capsys.readouterr().out
     check(tmp_path, tree, "--all", "True", "--rows", "2000", "--page", str(tmp_path / "page.html"))
     assert words in capsys.readouterr().out
     assert words in (tmp_path / "page.html").read_text()
+
+
+def test_different_ids_are_counted_in_all_rows(tmp_path, capsys):
+    made = clean_data()
+    made.data["sparse"] |= {"when": {"rows": 20_000, "ids": "hash"}, "user": {"rows": 20_000, "ids": "hash"}}
+    for split in made.splits:
+        for columns in made.columns(split):
+            columns["user"] = pa.array([f"user {time % 1000}" for time in columns["when"].to_pylist()])
+    statistics, tree = tmp_path / "statistics.json", made.write(tmp_path / "data")
+    report = check(tmp_path, tree, "--all", "True", "--rows", "500", "--statistics", str(statistics))
+    when, user = report["columns"]["when"], report["columns"]["user"]
+    assert (user["distinct"], user["distinct_is"], when["distinct_is"]) == (1000, "exact", "estimated")
+    assert when["distinct"] == pytest.approx(4000, rel=0.1)
+    unique = [one for one in report["findings"] if one["check"] == "as good as unique"]
+    assert [(one["severity"], one["column"]) for one in unique] == [("warning", "when")]
+    assert "1,000 different" in (printed := capsys.readouterr().out)
+    assert f"about {when['distinct']:,} different" in printed
+    found = json.loads(statistics.read_text())
+    assert (found["rows"], found["features"]["user"]["distinct"]) == (4000, 1000)
 
 
 def test_the_samples_that_training_sees_are_checked(tmp_path, capsys):

@@ -9,6 +9,7 @@ import pytest
 from checked_data import clean_data
 from command import write_config
 
+from apps.check_data.distinct import ERROR, KEPT, Distinct, distinct_of
 from apps.check_data.figures import (
     auc,
     auc_alone,
@@ -17,11 +18,13 @@ from apps.check_data.figures import (
     edges_of,
     ids_of,
     psi,
+    rank_error,
     shares_of_ids,
     skewness,
     zipf_exponent,
 )
-from apps.check_data.reading import bits_of, chosen_rows
+from apps.check_data.hashes import bits_of, different
+from apps.check_data.reading import chosen_rows
 from apps.check_data.splits import computed, kind_of
 from trainer.__main__ import main as trainer
 
@@ -157,3 +160,48 @@ def test_a_plan_counts_with_measured_statistics(tmp_path, capsys):
     assert found["features"]["item"]["zipf"] > 1
     assert trainer(["plan", str(file), "--planner.statistics", str(statistics)]) == 0
     assert "item" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["integer", "texts"])
+@pytest.mark.parametrize("number", [1, KEPT - 1, 5 * KEPT])
+def test_different_ids_are_counted_alike_in_any_parts(kind, number):
+    random = np.random.default_rng(number)
+    ids = np.unique(random.integers(-(2**62), 2**62, number))
+    values = random.permutation(np.concatenate([ids, random.choice(ids, 3 * KEPT)]))
+
+    def column(part):
+        if kind == "integer":
+            return pa.array([*part, None], pa.int64())
+        return pa.array([None, [], *([f"id {one}", None] for one in part)], pa.large_list(pa.large_string()))
+
+    whole, parts = distinct_of(column(values), kind, None), Distinct()
+    for part in np.array_split(random.permutation(values), 7):
+        parts = distinct_of(column(part), kind, parts.limit).join(parts)
+    assert np.array_equal(parts.hashes, whole.hashes)
+    assert whole.is_exact == (number < KEPT)
+    assert whole.number == pytest.approx(number, rel=0 if number < KEPT else 5 * ERROR)
+
+
+def test_the_error_of_numbers_of_ids_is_as_stated():
+    random = np.random.default_rng(0)
+    found = [distinct_of(pa.array(random.integers(0, 2**63, 10_000)), "integer", None).number for _ in range(100)]
+    assert np.std(np.array(found) / 10_000 - 1) == pytest.approx(ERROR, rel=0.3)
+
+
+def test_the_error_of_shares_in_a_sample_is_as_stated():
+    ordered = np.sort(np.random.default_rng(0).random((500, 1000)))
+    places = np.arange(1000) / 1000
+    worst = np.maximum(ordered - places, places + 1e-3 - ordered).max(axis=1)
+    assert 0.02 < (worst > rank_error(1000)).mean() < 0.08
+
+
+def test_texts_with_one_hash_are_equal():
+    random = np.random.default_rng(0)
+    lengths = [0, 1, 7, 8, 9, 16, 255, 256, 257, 600]
+    drawn = ["".join(random.choice([*"ab\0é漢"], size)) for size in random.choice(lengths, 3000)]
+    texts = pa.array([*drawn, "", "a", "a\0", None], pa.large_string())
+    hashes = bits_of(texts, "text")
+    assert len(different(hashes)) == len({*texts.to_pylist()})
+    assert np.array_equal(bits_of(pa.concat_arrays([texts[7:], texts[:7]]), "text"), np.roll(hashes, -7))
+    assert np.array_equal(bits_of(texts[9:500], "text"), hashes[9:500])
+    assert len(bits_of(texts[:0], "text")) == 0

@@ -22,7 +22,7 @@ from command import run_trainer, start_trainer
 PYSPARK = importlib.util.find_spec("pyspark")
 pytestmark = pytest.mark.skipif(
     not (PYSPARK and shutil.which("java")),
-    reason="Spark needs a package and Java: pip install 'pyspark>=4', apt-get install openjdk-17-jre-headless",
+    reason="Spark needs a package and Java: pip install 'pyspark[connect]>=4', apt-get install openjdk-17-jre-headless",
 )
 
 

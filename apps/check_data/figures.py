@@ -17,6 +17,7 @@ TRANSFORMS: dict[str, tuple[float, Callable[[np.ndarray], np.ndarray]]] = {
 """Transforms that are suggested: the bound below all values, and the function."""
 SKEWED = 3.0
 FREQUENT = 20  # the rank of an id with fewer occurrences is mostly chance
+RARE = 16  # ids with fewer occurrences are joined where they are alike
 SHRINK = 1.0  # samples with the mean label rate that are added to the samples of each id
 
 
@@ -223,15 +224,16 @@ def auc_of_ids(ids: Ids, labels: np.ndarray, seed: int) -> float:
     half = np.random.default_rng(seed).random(ids.rows) < 0.5
     groups = 2 * half + labels
     rows = np.bincount(groups, minlength=4).reshape(2, 2)
-    counts = ids.counts_in(groups, 4).reshape(-1, 2, 2)
-    found = []
+    counts, found = ids.counts_in(groups, 4), []
+    counts, times = _alike(counts) if ids.is_single else (counts, np.ones(len(counts), np.int64))
+    counts = counts.reshape(-1, 2, 2)
     for counted in (0, 1):
         if not rows[counted].any():
             continue
         mean = rows[counted, 1] / rows[counted].sum()
         rates = (counts[:, counted, 1] + SHRINK * mean) / (counts[:, counted].sum(axis=1) + SHRINK)
         if ids.is_single:  # all rows with an id have one score, and all rows without an id another
-            others = counts[:, 1 - counted]
+            others = counts[:, 1 - counted] * times[:, np.newaxis]
             scores, others = np.append(rates, mean), np.vstack([others, rows[1 - counted] - others.sum(axis=0)])
         else:
             other = half != counted
@@ -240,6 +242,19 @@ def auc_of_ids(ids: Ids, labels: np.ndarray, seed: int) -> float:
         order = np.argsort(scores)
         found.append(auc(scores[order], *others[order].T))
     return float(np.nanmean(found)) if not np.isnan(found).all() else float("nan")
+
+
+def _alike(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the different counts of ids, and how many ids have them: most ids are rare, so that few are left to sort.
+
+    Args:
+        counts: How often each id occurs in each of 4 groups, `[D, 4]`.
+    """
+    rare, digits = (counts < RARE).all(axis=1), RARE ** np.arange(4)
+    ids = np.bincount(counts[rare] @ digits)
+    found = np.flatnonzero(ids)
+    times = np.append(np.ones(np.count_nonzero(~rare), np.int64), ids[found])
+    return np.concatenate([counts[~rare], found[:, np.newaxis] // digits % RARE]), times
 
 
 def _mean_of_rows(ids: Ids, rates: np.ndarray, mean: float) -> np.ndarray:

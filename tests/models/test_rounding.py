@@ -25,6 +25,8 @@ SMALL = {
     "report.interval_steps": 1,
     "report.tensorboard": False,
 }
+# On one rank, too, a change of hstu's dense weights by 1e-7 grows to 2e-4 of the loss in 40 steps; sasrec's to 1e-7.
+MOST = {"movielens_hstu": 1e-3}
 
 
 def names(whole):
@@ -77,7 +79,7 @@ def apart(runs, numbers, train, name):
 
 
 def test_rounding_stays_small_without_kinks(runs, numbers, name):
-    assert apart(runs, numbers, train_without_kinks, name).max() < 1e-6
+    assert apart(runs, numbers, train_without_kinks, name).max() < MOST.get(name, 1e-6)
 
 
 def test_kinks_keep_runs_close(runs, numbers, name):

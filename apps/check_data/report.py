@@ -116,8 +116,8 @@ def note_on_sample(report: Report) -> str:
     sampled = min(one.sample.num_rows for one in report.splits if not one.is_whole)
     return (
         "Nulls, least and greatest values and numbers of different ids are of all rows; of more than "
-        f"{KEPT - 1:,} ids, the number has a standard error of {percent(ERROR)}. Other figures are of a sample of all "
-        f"rows: 19 of 20 times, the share of rows below any value is right to {percent(rank_error(sampled))} of the "
+        f"{KEPT - 1:,} ids, the number has a standard deviation of {percent(ERROR)}. Other figures are of a sample of "
+        f"all rows: 19 of 20 times, the share of rows below any value is right to {percent(rank_error(sampled))} of the "
         "rows; --rows sets its size."
     )
 

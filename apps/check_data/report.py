@@ -117,8 +117,8 @@ def note_on_sample(report: Report) -> str:
     return (
         "Nulls, least and greatest values and numbers of different ids are of all rows; of more than "
         f"{KEPT - 1:,} ids, the number has a standard deviation of {percent(ERROR)}. Other figures are of a sample of "
-        f"all rows: 19 of 20 times, the share of rows below any value is right to {percent(rank_error(sampled))} of the "
-        "rows; --rows sets its size."
+        "all rows: 19 of 20 times, the share of rows below any value is right to "
+        f"{percent(rank_error(sampled))} of the rows; --rows sets its size."
     )
 
 

@@ -105,7 +105,7 @@ growth: $(VENV)/ready
 	python -m benchmarks.growth
 
 # HSTU over histories of unlike lengths, dealt to ranks by cost and without padding: the tables in docs/explanation/lanes.md and
-# docs/guides/sequences.md. Five minutes, with 4 GB of memory.
+# docs/guides/sequences.md. Two minutes of a quiet machine, with 4 GB of memory.
 histories: $(VENV)/ready
 	python -m benchmarks.histories
 

@@ -11,7 +11,6 @@ import json
 import statistics
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from apps.calibrate.steps import MEMORY_BATCHES, batches_in_memory
 from benchmarks.bench.comparison import alternate, median_and_spread
 from benchmarks.machine import describe_machine
+from benchmarks.ranks import run_on_ranks
 from docs.generate import ROOT, table, write_measured
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, gather_to_all, process_group
@@ -56,17 +55,7 @@ def main() -> None:
 def dealt(folder: Path, ranks: int = RANKS, longest: int = LONGEST) -> dict[str, list[tuple[list[float], float]]]:
     """Returns the seconds of each rank and the loss, step by step, by the way in which samples are dealt."""
     write_histories(folder / "dealt", longest, MEMORY_BATCHES * BATCH)
-    launch = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=str(uuid.uuid4()),
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        start_method="fork",
-    )
-    elastic_launch(launch, _run_dealt)(folder, longest)
+    run_on_ranks(ranks, _run_dealt, folder, longest)
     return json.loads((folder / "dealt.json").read_text())
 
 

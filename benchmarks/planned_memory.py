@@ -9,7 +9,6 @@ import gc
 import json
 import sys
 import tempfile
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.profiler import ProfilerActivity, profile
 from torchrec.distributed.types import ShardingPlan
 
+from benchmarks.ranks import run_on_ranks
 from docs.generate import ROOT, table, write_measured
 from planner.hardware import Cluster
 from planner.rank_memory import NONE, memory_of
@@ -160,28 +159,13 @@ def measure(cases: Sequence[str]) -> dict[str, dict[str, Any]]:
         write_data(folder)
         for ranks in sorted({CASES[case][0] for case in cases}):
             chosen = [case for case in cases if CASES[case][0] == ranks]
-            _launch(ranks, chosen, folder)
+            run_on_ranks(ranks, _run, chosen, folder)
             for case in chosen:
                 files = [folder / f"{case}-{rank}.json" for rank in range(ranks)]
                 of_ranks = [json.loads(file.read_text()) for file in files]
                 peaks = [one["peak"] for one in of_ranks]
                 found[case] = {"ranks": ranks, "plan": of_ranks[0]["plan"], "peaks": peaks}
     return found
-
-
-def _launch(ranks: int, cases: Sequence[str], folder: Path) -> None:
-    """Calls `_run` on ranks forked from this process, which has all imports."""
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=str(uuid.uuid4()),
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        start_method="fork",
-    )
-    elastic_launch(config, _run)(cases, folder)
 
 
 def _run(cases: Sequence[str], folder: Path) -> None:

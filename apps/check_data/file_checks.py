@@ -1,4 +1,4 @@
-"""Checks of the files of a data set: their columns, sizes, row groups, and the label rate of each."""
+"""Checks of the files of a data set: their columns, sizes and row groups."""
 
 from collections.abc import Iterator, Sequence
 

@@ -47,10 +47,16 @@ def run(args: argparse.Namespace) -> None:
         for step in pipeline.steps.values():  # the file is right as a whole before the first step is submitted
             target.dry_run(step)
         again = pipeline.with_followers(args.start) if args.start else {args.only} - {None}
-        jobs = _jobs(pipeline, runner)
-        looks = jobs.looks(pipeline.steps)
-        tasks = tasks_of(pipeline, looks, args.scheduler, again, args.only)
-        refused = _submit_all(jobs, target, looks, tasks)
+        record = _record(pipeline)
+        jobs = Jobs(record, runner)
+
+        def looked_at() -> tuple[dict[str, Look], dict[str, Task]]:
+            looks = jobs.looks(pipeline.steps)
+            return looks, tasks_of(pipeline, looks, args.scheduler, again, args.only)
+
+        looked_at()  # wrong flags are refused before anything is written
+        with record.alone():
+            refused = _submit_all(jobs, target, *looked_at())
         _say_what_is_next(args)
         if args.wait:
             refused |= not _wait_for_all(pipeline, jobs)
@@ -58,8 +64,8 @@ def run(args: argparse.Namespace) -> None:
             sys.exit(FAILED)
 
 
-def _jobs(pipeline: Pipeline, runner: Runner) -> Jobs:
-    return Jobs(Record(pipeline.out, "pipeline", "pipeline"), runner)
+def _record(pipeline: Pipeline) -> Record:
+    return Record(pipeline.out, "pipeline", "pipeline")
 
 
 def _submit_all(jobs: Jobs, target: Target, looks: Mapping[str, Look], tasks: Mapping[str, Task]) -> bool:
@@ -107,7 +113,7 @@ def status(args: argparse.Namespace) -> None:
     """Shows the steps and their jobs."""
     with get_runner() as runner:
         pipeline = _read(args)
-        print(_table(_jobs(pipeline, runner).looks(pipeline.steps)))
+        print(_table(Jobs(_record(pipeline), runner).looks(pipeline.steps)))
 
 
 def log(args: argparse.Namespace) -> None:
@@ -116,7 +122,7 @@ def log(args: argparse.Namespace) -> None:
     if args.step is not None:
         _check_step("STEP", args.step, pipeline)
     with get_runner() as runner:
-        looks = _jobs(pipeline, runner).looks(pipeline.steps)
+        looks = Jobs(_record(pipeline), runner).looks(pipeline.steps)
     wanted = {name: look for name, look in looks.items() if look.handle and args.step in (None, name)}
     if not wanted:
         raise InputError(f"{args.step or 'no step'} was submitted; `torchx pipeline run {args.file}` does so")
@@ -133,7 +139,7 @@ def cancel(args: argparse.Namespace) -> None:
     """Cancels the steps that have not ended."""
     with get_runner() as runner:
         pipeline = _read(args)
-        jobs = _jobs(pipeline, runner)
+        jobs = Jobs(_record(pipeline), runner)
         active = {name: look for name, look in jobs.looks(pipeline.steps).items() if look.is_active}
         for name, look in reversed(active.items()):
             jobs.cancel(look)

@@ -1,13 +1,15 @@
 """The record of a pipeline or a sweep: a file for each submission of a job, on any fsspec storage."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
+from trainer.run.lock import RunLock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,22 @@ class Record:
         self._directory = RunDirectory(out, "out")
         self._folder = folder
         self._command = command
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Makes other commands wait that would submit jobs of this record, as long as the block runs.
+
+        A submission without a handle is then one whose submitter was killed.
+
+        Raises:
+            InputError: One submits for long, or the directory cannot be written.
+        """
+        lock = RunLock(RunDirectory(self._directory.url_of(self._folder), "out"))
+        lock.take()
+        try:
+            yield
+        finally:
+            lock.release()
 
     def newest(self, names: Collection[str]) -> dict[str, Submission]:
         """Returns the newest submission of each of these jobs that was submitted.

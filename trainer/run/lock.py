@@ -15,13 +15,15 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainer.core.distributed import DistributedContext, broadcast_from_rank0, torchx_job
 from trainer.core.errors import InputError, StorageError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
+
+if TYPE_CHECKING:
+    from trainer.core.distributed import DistributedContext
 
 # filelock locks files of one machine: an object store has no flock, on network file systems it may hold for one host
 # only, and its SoftFileLock stays when a holder on another host dies.
@@ -29,6 +31,9 @@ FILE = "lock.json"
 RENEW_SECONDS = 10.0
 STALE_SECONDS = 3 * RENEW_SECONDS  # one renewal may fail, another be late
 SETTLE_SECONDS = 0.5  # of two jobs that take over one lock at once, the last to write it holds it
+POLL_SECONDS = 1.0
+
+Holder = dict[str, Any]
 
 
 class LockLost(StorageError):
@@ -40,10 +45,12 @@ class RunLock:
 
     Args:
         run: The run directory.
+        job: The name of the TorchX job that takes it; None outside one.
     """
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunDirectory, job: str | None = None) -> None:
         self._run = run
+        self._job = job
         self._token = uuid.uuid4().hex
         self._released = threading.Event()
 
@@ -55,9 +62,14 @@ class RunLock:
         """
         with named(self._run.key, self._run.url):
             self._run.fs.makedirs(self._run.path())
-            created = self._read() is None and self._create()
-        if not created:
-            self._take_over()
+            while True:
+                holder = self._read()
+                if holder is None:
+                    if self._create():  # as one of those that have waited for the lock to be given back
+                        break
+                elif self._is_dead(holder):
+                    self._replace()
+                    break
         threading.Thread(target=self._renew, name="lock", daemon=True).start()
 
     def check(self) -> None:
@@ -85,13 +97,31 @@ class RunLock:
             return self._is_mine(self._read())  # a retry of the library finds the file of the first attempt
         return True
 
-    def _take_over(self) -> None:
-        holder = self._read()
-        if holder is not None and not _is_dead(holder) and self._is_renewed(holder):
+    def _is_dead(self, holder: Holder) -> bool:
+        """Returns whether a holder is dead, which can take a while to see; False if it gives the lock back.
+
+        Raises:
+            InputError: It is alive.
+        """
+        if holder and (_has_ended(holder) or (self._job and self._job == holder["job"])):
+            return True
+        print(
+            f"{without_secrets(self._run.url)} is locked by {_name(holder)}; waiting to see whether it is alive",
+            flush=True,
+        )
+        deadline = time.monotonic() + STALE_SECONDS
+        while (now := self._read()) == holder:
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(POLL_SECONDS)
+        if now and now["token"] == holder.get("token"):
             raise InputError(
-                f"{self._run.key} is '{self._run.url}', which {_name(holder)} is writing to; stop it or choose another "
+                f"{self._run.key} is '{self._run.url}', which {_name(now)} is writing to; stop it or choose another "
                 f"{self._run.key} (the lock of a dead job expires after {STALE_SECONDS:.0f} s)"
             )
+        return False
+
+    def _replace(self) -> None:
         self._run.write_json(FILE, self._describe())
         time.sleep(SETTLE_SECONDS)
         try:
@@ -100,19 +130,6 @@ class RunLock:
             raise InputError(
                 f"{self._run.key} is '{self._run.url}': {error}; choose another {self._run.key}"
             ) from error
-
-    def _is_renewed(self, seen: dict[str, Any]) -> bool:
-        print(
-            f"{without_secrets(self._run.url)} is locked by {_name(seen)}; waiting to see whether it is alive",
-            flush=True,
-        )
-        deadline = time.monotonic() + STALE_SECONDS
-        while time.monotonic() < deadline:
-            time.sleep(1)
-            holder = self._read()
-            if holder is None or holder != seen:
-                return holder is not None
-        return False
 
     def _renew(self) -> None:
         # A lost lock ends the process by os._exit, as sys.exit would end this thread only. Storage that fails may come
@@ -128,17 +145,18 @@ class RunLock:
                 url = without_secrets(self._run.url)
                 print(f"the lock of {url} cannot be renewed: {error}", file=sys.stderr, flush=True)
 
-    def _is_mine(self, holder: dict[str, Any] | None) -> bool:
-        return holder is not None and holder["token"] == self._token
+    def _is_mine(self, holder: Holder | None) -> bool:
+        return bool(holder) and holder["token"] == self._token
 
-    def _read(self) -> dict[str, Any] | None:
+    def _read(self) -> Holder | None:
+        """Returns the holder, None if there is no lock; it is empty while it is written, or its writer was killed."""
         text = self._run.read(FILE)
-        return json.loads(text) if text else None
+        return None if text is None else json.loads(text or "{}")
 
     def _describe(self) -> dict[str, Any]:
         return {
             "token": self._token,
-            "job": torchx_job(),
+            "job": self._job,
             "host": socket.gethostname(),
             "pids": _pids(),
             "pid": os.getpid(),
@@ -148,13 +166,16 @@ class RunLock:
 
 
 @contextmanager
-def locked(run: RunDirectory, context: DistributedContext) -> Iterator[RunLock]:
+def locked(run: RunDirectory, context: "DistributedContext") -> Iterator[RunLock]:
     """Holds the lock of a run directory, on rank 0 for all ranks, as long as the block runs.
 
     Raises:
         InputError: Another job holds it.
     """
-    lock = RunLock(run)
+    # Commands that submit jobs take locks too, and do not wait for torch to be imported.
+    from trainer.core.distributed import broadcast_from_rank0, torchx_job
+
+    lock = RunLock(run, torchx_job())
     broadcast_from_rank0(context, lock.take)
     try:
         yield lock
@@ -163,9 +184,8 @@ def locked(run: RunDirectory, context: DistributedContext) -> Iterator[RunLock]:
             lock.release()
 
 
-def _is_dead(holder: dict[str, Any]) -> bool:
-    if holder["job"] and holder["job"] == torchx_job():
-        return True
+def _has_ended(holder: Holder) -> bool:
+    """Whether the process of a holder is known to have ended, as it was one of this machine."""
     here = (holder["host"], holder["pids"]) == (socket.gethostname(), _pids())
     return here and _started(holder["pid"]) != holder["started"]
 
@@ -188,8 +208,10 @@ def _started(pid: int) -> str | None:
         return None
 
 
-def _name(holder: dict[str, Any] | None) -> str:
+def _name(holder: Holder | None) -> str:
     if holder is None:
         return "nobody"
+    if not holder:
+        return "a process that has not said its name"
     job = f"job {holder['job']}, " if holder["job"] else ""
     return f"{job}process {holder['pid']} on {holder['host']}"

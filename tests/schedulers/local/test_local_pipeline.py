@@ -11,6 +11,8 @@ import pytest
 from pipelines_of_shell import done, held, submissions, submitted, table, until_submitted, verbs, write_pipeline
 from shells import ENDED, runs, wait_for
 
+from pipelines.record import Record
+
 LATE = """
 import time
 from pathlib import Path
@@ -189,7 +191,18 @@ def test_two_shells_do_not_submit_one_step_twice(torchx):
     assert sorted(len(file.submissions(name)) for name in "ab") == [1, 1], said
     assert len(active(torchx)) == 2
     for shell, text in zip(shells, said, strict=True):
-        assert shell.returncode == 0 or "another `torchx pipeline run` submits" in text
+        assert shell.returncode == 0 or "is writing to; stop it or choose another out" in text
+
+
+def test_a_shell_waits_for_another_that_submits(torchx):
+    file = File(torchx, a=("true",))
+    with Record(str(file.folder / "out"), "pipeline", "pipeline").alone():
+        shell = torchx.open("pipeline", "run", file.file, cwd=file.folder)
+        waits = shell.stdout.readline()
+        assert f"out/pipeline is locked by process {os.getpid()} on " in waits
+        assert file.submissions("a") == []
+    said, errors = shell.communicate(timeout=600)
+    assert verbs(said) == {"a": "submitted"}, errors
 
 
 @pytest.mark.sample(2)

@@ -5,6 +5,7 @@ from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType as OptimType
 from fbgemm_gpu.split_embedding_configs import SparseType
@@ -250,12 +251,14 @@ class _Lookup:
         """Returns where the ids of some features are."""
         return slice(self.starts[features.start], self.starts[features.stop])
 
-    def places(self, features: range, among: range) -> Tensor:
-        """Returns the places of these features' bags among bags sample by sample: `[B, F]`, or `[N]` for each id."""
+    def places(self, features: range, among: range) -> Tensor | None:
+        """Returns the places of these features' bags among bags sample by sample, `[N]`; None if they are 0, 1 and so on."""
+        if self.is_simple and features == among:
+            return None
         numbers = self._numbers[: self._bags * len(among)].view(self._bags, -1)
         places = numbers[:, features.start - among.start : features.stop - among.start]
         if self.is_simple:
-            return places
+            return places.reshape(-1)
         return places.t().reshape(-1).repeat_interleave(self.lengths[features.start : features.stop].reshape(-1))
 
     @cached_property
@@ -281,22 +284,26 @@ class _Lookup:
             places: Which of them each id has, in the order of `rows`; None if each has its own.
         """
         weights = None if self._weights is None else self._weights[self.here(features)]
-        # An id and a place in one number, as NumPy sorts numbers five times as fast as torch sorts with places; and a
-        # bag of gradients for each row, which torch sums four times as fast as index_add_ does. In a simple lookup each
-        # gradient has one id, and its place among them is as good as the id's own.
-        keys = self.rows(features) << 32
-        has_own = places is not None and self.is_simple
-        keys = keys.bitwise_or_(places if has_own else torch.arange(len(keys))).view(-1)
-        keys.numpy().sort()
-        rows, counts = torch.unique_consecutive(keys >> 32, return_counts=True)
-        order = keys.bitwise_and_(0xFFFFFFFF)
+        rows = self.rows(features).reshape(-1)
+        order = torch.from_numpy(_stable_order(rows.numpy()))
+        rows, counts = torch.unique_consecutive(rows.index_select(0, order), return_counts=True)
+        # A bag of gradients for each row, which torch sums four times as fast as index_add_ does.
         return rows, nn.functional.embedding_bag(
-            order if has_own or places is None else places.index_select(0, order),
+            order if places is None else places.index_select(0, order),
             gradients,
             counts.cumsum(0) - counts,
             mode="sum",
             per_sample_weights=None if weights is None else weights.index_select(0, order),
         )
+
+
+def _stable_order(rows: np.ndarray) -> np.ndarray:
+    """Returns the order of rows below 2^32, equal ones in the order that they have."""
+    # NumPy sorts numbers of 16 bits by radix. On an AMD EPYC 3,072 rows take 12 us where torch.sort takes 40, and NumPy
+    # 57 for whole rows with their places in their lower halves; 213,000 rows take 2.3 ms where those take 1.8 and 9.
+    order = np.argsort(rows.astype(np.uint16), kind="stable")
+    high = rows >> 16
+    return order[np.argsort(high[order].astype(np.uint16), kind="stable")] if high.any() else order
 
 
 class _Slot(str):

@@ -252,7 +252,7 @@ class _Lookup:
         return slice(self.starts[features.start], self.starts[features.stop])
 
     def places(self, features: range, among: range) -> Tensor | None:
-        """Returns the places of these features' bags among bags sample by sample, `[N]`; None if they are 0, 1 and so on."""
+        """Returns the places of these features' bags among bags sample by sample, `[N]`; None for 0, 1 and so on."""
         if self.is_simple and features == among:
             return None
         numbers = self._numbers[: self._bags * len(among)].view(self._bags, -1)

@@ -50,6 +50,11 @@ def verify_resume(
             raise InputError(f"--{name} is {value}; it must be {least} or more")
     if ranks == other_ranks:
         raise InputError(f"--other-ranks is {other_ranks}, and so is --ranks; they must differ")
+    if config.data.segments.path:
+        raise InputError(
+            "data.segments.path is set, but the runs take their steps from one set of files; add --data.segments.path "
+            "None --data.train FILES, such as those of one segment"
+        )
     config = _shortened(config, steps)
     # On the same number of ranks all must be equal bit by bit, on another number within TOLERANCE. There, reduced
     # precision rounds differently even without a kill, so the second comparison uses two runs in fp32.

@@ -103,6 +103,8 @@ def folder(matrix, tmp_path_factory):
 
 def shrunk(name):
     """The flags that make a ready-made configuration small: batches, layers, and tables of more than 1,000 rows."""
+    if name == "movielens_segments":
+        return ["--data.segments.path", "None", "--data.train", "data/movielens/segments/*.parquet"]
     if name.startswith("movielens"):
         return []
     flags = ["--data.global-batch-size", "64"]
@@ -221,6 +223,10 @@ def test_a_difference_is_one_of_norms(baseline, other, expected):
         (["--steps", "3"], "--steps is 3; it must be 4 or more"),
         (["--ranks", "0"], "--ranks is 0; it must be 1 or more"),
         (["--ranks", "1"], "--other-ranks is 1, and so is --ranks; they must differ"),
+        (
+            ["--data.segments.path", "logs/{segment}"],
+            "from one set of files; add --data.segments.path None --data.train",
+        ),
         (["--keep", "."], "--keep is '.', which cannot be made"),
         (["--keep", "~"], "--keep is '~', which cannot be made: [Errno 17] File exists: '/"),
         (["--ranks", "1", "--other-ranks", "2"], "data.train: no Parquet file at 'nowhere'"),  # the job's own error

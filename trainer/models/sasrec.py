@@ -22,10 +22,16 @@ class AttentionBlock(nn.Module):
         self.output = nn.Linear(dimension, dimension, device=device)
         self.inner = nn.Linear(dimension, dimension, device=device)
         self.outer = nn.Linear(dimension, dimension, device=device)
+        # A bias of the keys adds the same to all products of a query, which softmax takes away: its gradient is what
+        # rounding leaves of 0, which Adam makes as large as any, and other on another number of ranks.
+        part = torch.ones(dimension, device=device)
+        self.register_buffer("has_bias", torch.cat([part, 0 * part, part]), persistent=False)
 
     def forward(self, items: Tensor) -> Tensor:
         """Returns a state for each item, `[B, L, D]`."""
-        split = self.projections(self.norm(items)).unflatten(2, (3, self._heads, -1))
+        biases = self.projections.bias * self.has_bias
+        projected = functional.linear(self.norm(items), self.projections.weight, biases)
+        split = projected.unflatten(2, (3, self._heads, -1))
         queries, keys, values = split.permute(2, 0, 3, 1, 4)  # each [B, heads, L, D / heads]
         # An item sees only the items before it, and padding comes last: no other mask is needed.
         seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)

@@ -17,13 +17,15 @@ WRONG = re.compile(
     r"(?<![\d.,:x-])1 (?:[a-z]+ )?(?:files|ranks|rows|samples|steps|tables|columns|features|hosts|replicas|errors|"
     r"warnings|notes|checkpoints|lines|ids|values|tensors|parts|epochs|groups|lanes|shards)\b"
 )
-PRINTS_A_LINE = "from trainer.core.console import write_whole_lines; write_whole_lines(); print('a line')"
+PRINTS = "import sys; from trainer.core.console import write_whole_lines; write_whole_lines(); print({})"
+TEXTS = ["'a line'", "'a line\\nand its last'", "'long ' * 20_000, file=sys.stderr"]
 
 
-@pytest.mark.parametrize("words", [["-m", "trainer", "tarin"], ["-c", PRINTS_A_LINE]])
-def test_each_line_is_written_at_once_by_an_unbuffered_python(words):
+@pytest.mark.parametrize("buffered", ["", "1"])
+@pytest.mark.parametrize("words", [["-m", "trainer", "tarin"], *(["-c", PRINTS.format(text)] for text in TEXTS)])
+def test_each_line_is_written_together_with_its_end(words, buffered):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # which keeps writes apart
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {"PYTHONUNBUFFERED": buffered}
     with theirs:
         subprocess.run([sys.executable, *words], stdout=theirs, stderr=theirs, env=environment, check=False)
     writes = list(iter(lambda: ours.recv(1 << 20), b""))

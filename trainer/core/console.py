@@ -8,16 +8,33 @@ from collections.abc import Iterable
 
 from trainer.core.secrets import without_secrets
 
+LONGEST_WRITE_BYTES = 1 << 20  # of one write, in which no reader sees a line without its end
+
+
+class _WholeLines(io.TextIOWrapper):
+    """A text stream that writes what it has been given whenever that ends with a line."""
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if text.endswith("\n"):
+            self.flush()
+        return written
+
 
 def write_whole_lines() -> None:
-    """Lets this process write a line that it prints at once, together with its end.
+    """Lets this process write the lines that it prints at once, together with the end of the last.
 
-    An unbuffered Python writes the end by itself. torchrun, if it reads the file of a rank in between, takes the two
-    for two lines, and puts the rank's prefix before both.
+    Python's own line buffering writes a text of several lines at the first end in it, and the end that `print` adds by
+    itself; an unbuffered Python does so for each line. torchrun, if it reads the file of a rank in between, takes the
+    two for two lines, and puts the rank's prefix before both.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True, write_through=False)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if type(stream) is io.TextIOWrapper:  # neither a test's capture nor a stream that does so already
+            stream.flush()
+            file = io.FileIO(stream.fileno(), "w", closefd=False)
+            buffer = io.BufferedWriter(file, LONGEST_WRITE_BYTES)
+            setattr(sys, name, _WholeLines(buffer, encoding=stream.encoding, errors=stream.errors))
 
 
 def plural(number: int, name: str) -> str:

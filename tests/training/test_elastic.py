@@ -46,6 +46,7 @@ def start_node():
 
 
 def cut_power(node: subprocess.Popen) -> None:
+    os.kill(node.pid, signal.SIGSTOP)  # so that it ends no rank meanwhile
     for rank in ranks_of(node.pid):
         rank.kill()
     os.killpg(node.pid, signal.SIGKILL)

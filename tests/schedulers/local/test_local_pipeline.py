@@ -6,10 +6,11 @@ import random
 import re
 import signal
 import time
+from contextlib import suppress
 
 import pytest
 from pipelines_of_shell import done, held, submissions, submitted, table, until_submitted, verbs, write_pipeline
-from shells import ENDED, runs, wait_for
+from shells import ENDED, wait_for
 
 from pipelines.record import Record
 
@@ -218,8 +219,9 @@ def test_whatever_is_killed_each_step_succeeds_once(torchx, moment):
         os.killpg(shell.pid, signal.SIGKILL)
         for handle in active(torchx):
             supervisor = torchx.progress(handle).get("supervisor")
-            if dice.random() < 0.3 and supervisor and runs(supervisor):
-                os.kill(supervisor, signal.SIGKILL)
+            if dice.random() < 0.3 and supervisor:
+                with suppress(ProcessLookupError):
+                    os.kill(supervisor, signal.SIGKILL)
     while True:
         done = torchx("pipeline", "run", file.file, "--wait")
         if done.returncode == 0:

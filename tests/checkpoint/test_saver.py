@@ -179,7 +179,7 @@ def test_a_second_job_is_refused_until_the_first_is_dead(file, tmp_path, baselin
     second = Training(file, first.out, ranks=0)
     output = second.end().splitlines()
     assert f"error: --out is '{first.out}', which process {first.process.pid} on " in output[-1]
-    assert "is writing to; stop it or choose another --out" in output[-1]
+    assert "is writing to; wait for it, stop it or choose another --out" in output[-1]
     assert second.code == 2
     os.kill(first.process.pid, signal.SIGKILL)
     first.end()

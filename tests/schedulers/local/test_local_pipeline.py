@@ -192,7 +192,7 @@ def test_two_shells_do_not_submit_one_step_twice(torchx):
     assert sorted(len(file.submissions(name)) for name in "ab") == [1, 1], said
     assert len(active(torchx)) == 2
     for shell, text in zip(shells, said, strict=True):
-        assert shell.returncode == 0 or "is writing to; stop it or choose another out" in text
+        assert shell.returncode == 0 or "is writing to; wait for it, stop it or choose another out" in text
 
 
 def test_a_shell_waits_for_another_that_submits(torchx):

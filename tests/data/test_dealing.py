@@ -12,7 +12,7 @@ from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
 from trainer.data.dealing import dealt
 from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader, locate
+from trainer.data.loader import Loader
 
 SEED, ROWS, BATCH, SQUARES = 3, 200, 64, 0.5
 RANKS = [2, 4, 8, 16]
@@ -86,13 +86,11 @@ def test_a_run_that_begins_later_deals_the_same(data):
 
 def test_a_dealt_sample_is_where_it_is_said_to_be(data):
     ranks = 4
-    files = find_files("data.train", data.train, data)
     for rank in range(ranks):
         loader, found = batches(data, rank, ranks, data.balance, range(3, 6))
         for step, batch in enumerate(found, 3):
             for sample in range(0, BATCH // ranks, 5):
-                place = loader.place_of(step, rank * BATCH // ranks + sample)
-                where = locate(files, data, Lanes(files.rows, 8, BATCH), SEED, step + 1, place)
+                where = loader.locate(step + 1, rank * BATCH // ranks + sample)
                 assert (where == "padding") == (batch.weights[sample] == 0)
                 if where != "padding":
                     name, group, row = re.fullmatch(r"(.+), row group (\d+), row (\d+)", where).groups()

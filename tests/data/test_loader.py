@@ -22,7 +22,7 @@ from trainer.core.errors import InputError
 from trainer.data.batch import Batch
 from trainer.data.dataset import RowGroup, find_files
 from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader, SharedRows, locate, shared
+from trainer.data.loader import Loader, SharedRows, shared
 from trainer.data.rows import Rows
 from trainer.data.shuffling import RowSlice
 
@@ -451,7 +451,7 @@ def test_every_sample_is_where_it_is_said_to_be(tmp_path, shuffle):
     loader = Loader(files, data, lanes, 0, 1, seed, shuffle)
     for step, batch in enumerate(loader.batches(0, 2 * lanes.steps), 1):
         for position, (row, weight) in enumerate(zip(batch.dense[:, 0], batch.weights, strict=True)):
-            found = locate(files, data, lanes, seed, step, position)
+            found = loader.locate(step, position)
             assert (found == "padding") == (weight == 0)
             if weight:
                 name, group, place = re.fullmatch(r"(.+), row group (\d+), row (\d+)", found).groups()

@@ -19,7 +19,7 @@ from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
 from trainer.data.filters import by_statistics, meets_all
 from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader, locate
+from trainer.data.loader import Loader
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.selected_files import find_evaluated_files, find_training_files
 
@@ -385,7 +385,7 @@ def test_every_chosen_sample_is_where_it_is_said_to_be(folder, shuffle):
     lanes = Lanes(files.rows, 8, 32)
     for step, batch in enumerate(loader.batches(0, 2 * lanes.steps), 1):
         for position, (row, weight) in enumerate(zip(batch.dense[:, 0], batch.weights, strict=True)):
-            found = locate(files, config, lanes, SEED, step, position)
+            found = loader.locate(step, position)
             assert (found == "padding") == (weight == 0)
             if weight:
                 name, group, place = (part.rpartition(" ")[2] for part in found.split(", "))

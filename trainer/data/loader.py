@@ -29,7 +29,7 @@ from trainer.data.lanes import Lanes, Share, share_of
 from trainer.data.negatives import Negatives
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.rows import Rows
-from trainer.data.shuffling import RowSlice, ShuffleWindow, ends_of, epoch_order, row_slices, window_order, windows
+from trainer.data.shuffling import RowSlice, ShuffleWindow, ends_of, epoch_order, window_order, windows
 from trainer.rules.vocabulary import fingerprints
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ class Loader:
         """Returns the rows of the steps in each lane that this rank reads."""
         first = together[0].start
         offset = first * self._lanes.samples_per_step
-        plan = self._plan(epoch, offset)
+        plan = self._plan(epoch, offset, self._share.lanes)
         kept = shared(row_slice for lane in plan.values() for window in lane for row_slice in window.row_slices)
         read = [_ahead(self._read_lane(epoch, lane, plan[lane], offset, kept), 1, pool) for lane in plan]
         streams = [self._steps(rows, together) for rows in read]
@@ -152,18 +152,33 @@ class Loader:
         assert self._balance is not None
         return rows.take(dealt(costs(rows, self._balance), self._world_size)[self._rank])
 
-    def place_of(self, step: int, position: int) -> int:
-        """Returns the place of a sample of a step among the lanes, from its position in the global batch.
+    def locate(self, step: int, position: int) -> str:
+        """Returns the name of a sample in messages: file, row group and row.
 
         Args:
-            step: The step, counted over all epochs from 0.
-            position: The place rank after rank.
+            step: The step, counted over all epochs; the first is 1.
+            position: The sample's place in the global batch, rank after rank.
         """
+        epoch, of_epoch = divmod(step - 1, self._lanes.steps)
+        lane, sample = divmod(self._place_of(epoch, of_epoch, position), self._lanes.samples_per_step)
+        at = of_epoch * self._lanes.samples_per_step + sample
+        if not (plan := self._plan(epoch, at, [lane])[lane]):
+            return "padding"
+        window = plan[0]
+        order, row = self._order(epoch, lane, window), at - window.start
+        row = row if order is None else int(order[row])
+        for row_slice in window.row_slices:
+            if row < len(row_slice):
+                break
+            row -= len(row_slice)
+        return self._reader.where_row(row_slice.group, row_slice.start + row, epoch)
+
+    def _place_of(self, epoch: int, step: int, position: int) -> int:
+        """Returns the place of a sample among the lanes, from its position in the global batch."""
         if self._balance is None:
             return position
-        epoch, of_epoch = divmod(step, self._lanes.steps)
         with ThreadPoolExecutor(1) as pool:
-            streams = self._streams(epoch, [range(of_epoch, of_epoch + 1)], pool)
+            streams = self._streams(epoch, [range(step, step + 1)], pool)
             rows = Rows.join([next(stream) for stream in streams])
         return int(dealt(costs(rows, self._balance), self._world_size).reshape(-1)[position])
 
@@ -174,20 +189,23 @@ class Loader:
         number, size = self._share.slice, len(rows) // self._share.slices
         return rows if size == len(rows) else rows.slice(number * size, (number + 1) * size)
 
-    def _plan(self, epoch: int, offset: int) -> dict[int, list[ShuffleWindow]]:
-        """Returns, for each of this rank's lanes, the windows that hold its samples from `offset` on."""
+    def _plan(self, epoch: int, offset: int, lanes: Iterable[int]) -> dict[int, list[ShuffleWindow]]:
+        """Returns, for each of some lanes, the windows that hold its samples from `offset` on."""
         order = epoch_order(self._files.row_groups, self._seed, epoch, self._shuffle)
         ends, size = ends_of(order), self._config.shuffle_window_rows
-        lanes = {lane: self._lanes.row_slices(order, ends, lane) for lane in self._share.lanes}
-        return {lane: [one for one in windows(rows, size) if one.stop > offset] for lane, rows in lanes.items()}
+        slices = {lane: self._lanes.row_slices(order, ends, lane) for lane in lanes}
+        return {lane: [one for one in windows(rows, size) if one.stop > offset] for lane, rows in slices.items()}
+
+    def _order(self, epoch: int, lane: int, window: ShuffleWindow) -> np.ndarray | None:
+        """Returns the order of the rows of a window; None for the order of the files."""
+        return window_order(len(window), self._seed, epoch, lane, window.number) if self._shuffle else None
 
     def _read_lane(
         self, epoch: int, lane: int, plan: list[ShuffleWindow], offset: int, kept: dict[RowGroup, "SharedRows"]
     ) -> Iterator[Rows]:
         """Yields a lane's windows, shuffled, from the sample at `offset` on."""
         for window in plan:
-            order = window_order(len(window), self._seed, epoch, lane, window.number) if self._shuffle else None
-            rows = self._read_window(epoch, window, order, kept)
+            rows = self._read_window(epoch, window, self._order(epoch, lane, window), kept)
             yield rows.slice(max(0, offset - window.start), len(window))
 
     def _read_window(
@@ -278,33 +296,3 @@ def shared(slices: Iterable[RowSlice]) -> dict[RowGroup, SharedRows]:
 
 def _hull(group: RowGroup, slices: Sequence[RowSlice]) -> RowSlice:
     return RowSlice(group, min(one.start for one in slices), max(one.stop for one in slices))
-
-
-def locate(files: FileSet, config: DataConfig, lanes: Lanes, seed: int, step: int, position: int) -> str:
-    """Returns the name of a sample in messages: file, row group and row.
-
-    Args:
-        files: The data set.
-        config: The reading options.
-        lanes: The samples of every step.
-        seed: Seed of the shuffling.
-        step: The step; the first is 1.
-        position: The sample's place in the global batch, rank after rank.
-    """
-    epoch, epoch_step = divmod(step - 1, lanes.steps)
-    lane, sample = divmod(position, lanes.samples_per_step)
-    at = epoch_step * lanes.samples_per_step + sample
-    order = epoch_order(files.row_groups, seed, epoch, config.shuffle)
-    for window in windows(row_slices(order, ends_of(order), *lanes.bounds(lane)), config.shuffle_window_rows):
-        if at < window.stop:
-            shuffled = window_order(len(window), seed, epoch, lane, window.number) if config.shuffle else None
-            row = at - window.start
-            row = row if shuffled is None else int(shuffled[row])
-            break
-    else:
-        return "padding"
-    for row_slice in window.row_slices:
-        if row < len(row_slice):
-            break
-        row -= len(row_slice)
-    return RowGroupReader(files, config, []).where_row(row_slice.group, row_slice.start + row, epoch)

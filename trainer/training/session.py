@@ -19,7 +19,7 @@ from trainer.data.batch import Batch
 from trainer.data.catalogue import Catalogue
 from trainer.data.dataset import FileSet
 from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader, locate
+from trainer.data.loader import Loader
 from trainer.rules.vocabulary import fingerprints
 from trainer.run.histograms import Histograms
 from trainer.run.page import write_page
@@ -175,10 +175,7 @@ class Session:
 
     def _where(self, step: int, position: int) -> str:
         """Returns where a sample is in the files, by a step and a position in its global batch."""
-        order, config = self.order, self.config
-        of_order = step - order.steps_before
-        place = order.loader.place_of(of_order - 1, position)
-        return locate(order.files, config.data, order.lanes, config.train.seed, of_order, place)
+        return self.order.loader.locate(step - self.order.steps_before, position)
 
     def record(self, step: int, result: StepResult) -> None:
         """Records a step's loss, samples, time, scalars and histograms."""

@@ -1,20 +1,24 @@
-"""Samples are dealt to ranks by cost: the same samples in each step, as many to each rank, at about the same cost."""
+"""Samples are dealt by cost, as many to each: those of a step to the ranks, and those of a window to the steps."""
 
+import itertools
 import re
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from sequences import sequence_config, write_histories
 
+from trainer.config.balance import BalanceConfig, EvenStepsConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.dealing import dealt
+from trainer.data.dealing import dealt, dealt_to_steps
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
 
 SEED, ROWS, BATCH, SQUARES = 3, 200, 64, 0.5
+WHOLE_STEPS = 30  # of the data of even steps, whose last step is short
 RANKS = [2, 4, 8, 16]
 
 
@@ -102,3 +106,94 @@ def test_features_of_single_ids_have_no_lengths_to_deal_by(data):
     balance = data.balance.model_copy(update={"features": ["city"]})
     with pytest.raises(InputError, match=r"data\.balance\.features names 'city', which has single ids"):
         batches(data, 0, 2, balance)
+    with pytest.raises(InputError, match=r"data\.even_steps\.features names 'city', which has single ids"):
+        batches(data.model_copy(update={"even_steps": EvenStepsConfig(features=["city"])}), 0, 1, None)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("first", "size", "last"), [(8, 8, 8), (3, 8, 5), (1, 64, 63), (5, 5, 2), (40, 64, 9)])
+def test_steps_of_a_window_get_their_samples_at_about_the_same_cost(first, size, last, seed):
+    sizes = np.array([first, *[size] * 64, last])
+    lengths = zipf(sizes.sum(), 2000, seed).astype(np.float64)
+    order = np.random.default_rng(seed).permutation(len(lengths))
+    place = np.argsort(order)
+    steps = np.split(dealt_to_steps(order, lengths, sizes), np.cumsum(sizes)[:-1])
+    assert sorted(np.concatenate(steps)) == [*range(len(lengths))]
+    assert all((np.diff(place[step]) > 0).all() for step in steps)
+    cost, mean = np.array([lengths[step].sum() for step in steps[1:-1]]), lengths.mean() * size
+    assert np.abs(cost / mean - 1).max() < 0.02
+    assert lengths[order][first:-last].reshape(64, size).sum(axis=1).max() > 1.2 * mean  # in the order of the lane
+    for step in (steps[0], steps[-1]):
+        assert lengths[step].sum() <= lengths.mean() * len(step) + lengths.max()
+
+
+@pytest.mark.parametrize("cut", [0, 16])
+def test_the_dearest_sample_comes_in_any_step(cut):
+    """Or the dearest below a limit, if what all steps take in their first turns is cut to the limit."""
+    found = set()
+    for seed in range(60):
+        lengths = zipf(64, 1999, seed).astype(np.float64)
+        lengths[np.argsort(-lengths, kind="stable")[:cut]] = 2000
+        order = np.random.default_rng(seed).permutation(64)
+        dearest = np.where(lengths < 2000, lengths, 0).argmax()
+        found.add(int(np.flatnonzero(dealt_to_steps(order, lengths, np.full(8, 8)) == dearest)[0]) // 8)
+    assert found == {*range(8)}
+
+
+@pytest.fixture(scope="module")
+def even(tmp_path_factory):
+    folder = write_histories(tmp_path_factory.mktemp("even") / "data", WHOLE_STEPS * BATCH + 37)
+    tree = sequence_config(folder, "din", data__even_steps={"features": ["history"]})
+    tree["data"]["sparse"]["history"]["max_ids"], tree["data"]["shuffle_window_rows"] = 9, 128
+    return Config.model_validate(tree).data
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+def test_even_steps_have_the_same_samples_on_any_number_of_ranks(even, ranks, balanced):
+    balance = BalanceConfig(features=["history"]) if balanced else None
+    whole = batches(even, 0, 1, None)[1]
+    parts = [batches(even, rank, ranks, balance)[1] for rank in range(ranks)]
+    for step, batch in enumerate(whole):
+        samples = sorted(sample for part in parts for sample in samples_of(part[step])[0])
+        assert samples == samples_of(batch)[0]
+
+
+def test_an_epoch_of_even_steps_has_every_sample_once(even):
+    steps = WHOLE_STEPS + 1
+    found = batches(even, 0, 1, None, range(2 * steps))[1]
+    samples = [batch.dense[batch.weights > 0, 0].tolist() for batch in found]
+    assert {*map(len, samples[: steps - 1])} == {BATCH}
+    epochs = [list(itertools.chain(*samples[:steps])), list(itertools.chain(*samples[steps:]))]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(pq.read_table(even.train[0])["d0"].to_pylist())
+    assert epochs[0] != epochs[1]
+
+
+def test_the_lanes_of_even_steps_cost_the_same(even):
+    """But for those that take samples of two windows, which have a dearest sample more or less."""
+
+    def lengths(even_steps):
+        data = even.model_copy(update={"even_steps": even_steps})
+        found = batches(data, 0, 1, None, range(WHOLE_STEPS))[1]
+        return torch.stack([batch.sparse["history"].lengths().reshape(8, -1).sum(dim=1) for batch in found]).float()
+
+    dealt, as_they_come = lengths(even.even_steps), lengths(EvenStepsConfig())
+    assert dealt.std() < 0.4 * as_they_come.std()
+    assert dealt.max() <= dealt.mean() + 9 < as_they_come.max()
+
+
+def test_a_run_that_begins_later_has_the_same_even_steps(even):
+    later = batches(even, 1, 4, None, range(5, 8))[1]
+    for found, expected in zip(later, batches(even, 1, 4, None)[1][5:], strict=True):
+        assert samples_of(found) == samples_of(expected)
+
+
+@pytest.mark.parametrize("balance", [None, BalanceConfig(features=["history"])])
+def test_a_sample_of_an_even_step_is_where_it_is_said_to_be(even, balance):
+    loader, found = batches(even, 1, 4, balance, range(3, 6))
+    for step, batch in enumerate(found, 4):
+        for sample in range(0, BATCH // 4, 5):
+            where = loader.locate(step, BATCH // 4 + sample)
+            name, group, row = re.fullmatch(r"(.+), row group (\d+), row (\d+)", where).groups()
+            value = pq.ParquetFile(name).read_row_group(int(group))["d0"][int(row)].as_py()
+            assert value == batch.dense[sample, 0]

@@ -39,6 +39,7 @@ VARIANTS = {
     },
 }
 BALANCE = {"features": ["history"], "squares": 0.5}
+EVEN = {"features": ["history", "at"]}
 STRAIGHT = "hstu-row_wise-2"
 RESUMED = [("row_wise", 2), ("column_wise", 1), ("table_wise", 4)]
 SENT = {"fp32": 4.0, "bf16": 2.0, "int8": 1.25}  # bytes of a value
@@ -138,7 +139,11 @@ def runs(matrix, tmp_path_factory):
     add("half", 2, settings(data, "hstu", "row_wise", train__steps=HALF))
     add("balanced", 4, settings(data, "hstu", "row_wise", data__balance=BALANCE))
     add("balanced-half", 4, settings(data, "hstu", "row_wise", data__balance=BALANCE, train__steps=HALF))
+    add("even", 1, settings(data, "hstu", "table_wise", data__even_steps=EVEN))
+    add("even", 2, settings(data, "hstu", "row_wise", data__even_steps=EVEN))
+    add("even-half", 2, settings(data, "hstu", "row_wise", data__even_steps=EVEN, train__steps=HALF))
     launch_rounds([*jobs.items()], folder)
+    shutil.copytree(folder / "even-half-2", folder / "even-balanced-on-4")
     for kind, _ in RESUMED:
         shutil.copytree(folder / "half-2", folder / f"resumed-{kind}-on-2")
     later = [
@@ -150,7 +155,10 @@ def runs(matrix, tmp_path_factory):
         "out": str(folder / "balanced-half-4"),
     }
     tuned = {"config": fine_tuned(data, folder / "din-table_wise-1"), "out": str(folder / "fine_tuned-2")}
-    launch_rounds([*later, (4, [dealt]), (2, [tuned])], folder)
+    even = {"config": settings(data, "hstu", "row_wise", data__even_steps=EVEN), "out": str(folder / "even-half-2")}
+    dealt_too = settings(data, "hstu", "row_wise", data__even_steps=EVEN, data__balance=BALANCE)
+    both = {"config": dealt_too, "out": str(folder / "even-balanced-on-4")}
+    launch_rounds([*later, (4, [dealt, both]), (2, [tuned, even])], folder)
     return folder
 
 
@@ -218,6 +226,16 @@ def test_samples_dealt_by_cost_train_alike(runs):
     expected, found = (saved_tensors(runs / name, STEPS) for name in ("balanced-4", "balanced-half-4"))
     assert losses(runs / "balanced-half-4") == losses(runs / "balanced-4")
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_even_steps_train_alike(runs):
+    """On two ranks like on one, bit for bit when resumed, and so resumed on four ranks, to which steps are dealt."""
+    assert losses(runs / "even-1") != losses(runs / "hstu-table_wise-1")
+    assert_alike(runs / "even-2", runs / "even-1")
+    expected, found = (saved_tensors(runs / name, STEPS) for name in ("even-2", "even-half-2"))
+    assert losses(runs / "even-half-2") == losses(runs / "even-2")
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert_alike(runs / "even-balanced-on-4", runs / "even-2")
 
 
 @pytest.mark.parametrize("precision", SENT)

@@ -192,6 +192,18 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
         ),
         (DIN | {"data__balance": {"squares": 0.1}}, "data.balance.squares is 0.1, but data.balance.features is empty"),
         (
+            DIN | {"data__even_steps": {"features": ["s11"]}},
+            "data.even_steps.features names 's11', which is no sparse feature; did you mean 's1'?",
+        ),
+        (
+            DIN | {"data__even_steps": {"squares": 0.1}},
+            "data.even_steps.squares is 0.1, but data.even_steps.features is empty; name features with lists",
+        ),
+        (
+            DIN | {"data__even_steps": {"features": ["s1"]}, "data__shuffle": False},
+            "data.even_steps.features is ['s1'], but data.shuffle is false, which keeps the order of the files",
+        ),
+        (
             DIN | {"data__balance": {"features": ["s1"]}, "data__groups": ["s0"], "tasks": BPR},
             "tasks.label.loss is 'bpr', which compares the samples of a lane, but data.balance.features is",
         ),

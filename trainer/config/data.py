@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 import pydantic
 
-from trainer.config.balance import BalanceConfig
+from trainer.config.balance import BalanceConfig, EvenStepsConfig
 from trainer.config.catalogue import CatalogueConfig
 from trainer.config.csv import CsvConfig
 from trainer.config.features import DenseFeature, SparseFeature, check_dense, check_sparse, columns_of
@@ -49,6 +49,7 @@ class DataConfig(Section):
     global_batch_size: pydantic.PositiveInt = 8192
     """Samples per step, over all ranks."""
     balance: BalanceConfig = BalanceConfig()
+    even_steps: EvenStepsConfig = EvenStepsConfig()
     lanes: Annotated[pydantic.PositiveInt | None, MayChange] = None
     """Equal parts of an epoch. Unset: the smallest multiple of the first run's number of ranks that is at least 8."""
     shuffle: bool = True
@@ -83,16 +84,22 @@ class DataConfig(Section):
         return self
 
     def _check_balance(self) -> None:
-        balance = self.balance
-        for name in balance.features:
-            if name not in self.sparse:
+        balance, even_steps = self.balance, self.even_steps
+        for key, section in (("data.balance", balance), ("data.even_steps", even_steps)):
+            for name in section.features:
+                if name not in self.sparse:
+                    raise InputError(
+                        f"{key}.features names '{name}', which is no sparse feature{nearest(name, self.sparse)}"
+                    )
+            if section.squares and not section.features:
                 raise InputError(
-                    f"data.balance.features names '{name}', which is no sparse feature{nearest(name, self.sparse)}"
+                    f"{key}.squares is {section.squares}, but {key}.features is empty; name features with lists, or "
+                    "leave it out"
                 )
-        if balance.squares and not balance.features:
+        if even_steps.features and not self.shuffle:
             raise InputError(
-                f"data.balance.squares is {balance.squares}, but data.balance.features is empty; name features with "
-                "lists, or leave it out"
+                f"data.even_steps.features is {even_steps.features}, but data.shuffle is false, which keeps the order "
+                "of the files; leave one of them out"
             )
         if balance.features and self.catalogue.negatives + self.catalogue.hard:
             raise InputError(

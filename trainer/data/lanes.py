@@ -61,6 +61,11 @@ class Lanes:
         """Returns the rows of a lane; `ends` is `ends_of(order)`."""
         return row_slices(order, ends, *self.bounds(lane))
 
+    def samples_of_steps(self, start: int, stop: int) -> np.ndarray:
+        """Returns how many of the samples in `[start, stop)` of a lane each step has, from the first step with any."""
+        size = self.samples_per_step
+        return np.diff([start, *range((start // size + 1) * size, stop, size), stop])
+
     def samples_in_step(self, step: int) -> int:
         """Returns the samples of a step of the epoch, over all ranks and without padding."""
         if (step + 1) * self.samples_per_step <= self.rows // self.lanes:  # asked for twice at every step

@@ -23,7 +23,7 @@ from trainer.core.errors import InputError
 from trainer.data.batch import Batch, to_batches
 from trainer.data.chunk import Chunk
 from trainer.data.dataset import FileSet, RowGroup
-from trainer.data.dealing import costs, dealt
+from trainer.data.dealing import costs, dealt, dealt_to_steps
 from trainer.data.decode import decode
 from trainer.data.lanes import Lanes, Share, share_of
 from trainer.data.negatives import Negatives
@@ -80,13 +80,15 @@ class Loader:
         everything = Share(range(lanes.lanes), slice=0, slices=1)
         self._share = everything if self._balance else share_of(rank, world_size, lanes.lanes)
         self._seed, self._shuffle, self._negatives = seed, shuffle, negatives
+        self._even_steps = config.even_steps if shuffle and config.even_steps.features else None
         self._lists = files.files[0].lists
         are_alike = not self._lists and negatives is None and self._share.slices == 1
-        for name in self._balance.features if self._balance else ():
-            if name not in self._lists:
-                raise InputError(
-                    f"data.balance.features names '{name}', which has single ids, that all cost the same; leave it out"
-                )
+        for key, section in (("data.balance", self._balance), ("data.even_steps", self._even_steps)):
+            for name in section.features if section else ():
+                if name not in self._lists:
+                    raise InputError(
+                        f"{key}.features names '{name}', which has single ids, that all cost the same; leave it out"
+                    )
         self._together = max(1, TOGETHER_ROWS * world_size // lanes.global_batch_size) if are_alike else 1
         self._reader = RowGroupReader(files, config)
         fingerprints(config.sparse)  # reads the vocabularies now, in one thread
@@ -166,6 +168,8 @@ class Loader:
             return "padding"
         window = plan[0]
         order, row = self._order(epoch, lane, window), at - window.start
+        if order is not None and self._even_steps:
+            order = self._evened(order, self._rows_of(epoch, window, {}), window)
         row = row if order is None else int(order[row])
         for row_slice in window.row_slices:
             if row < len(row_slice):
@@ -205,11 +209,22 @@ class Loader:
     ) -> Iterator[Rows]:
         """Yields a lane's windows, shuffled, from the sample at `offset` on."""
         for window in plan:
-            rows = self._read_window(epoch, window, self._order(epoch, lane, window), kept)
+            order = self._order(epoch, lane, window)
+            if order is not None and self._even_steps:
+                rows = self._rows_of(epoch, window, kept)
+                rows = rows.take(self._evened(order, rows, window))
+            else:
+                rows = self._rows_of(epoch, window, kept, order)
             yield rows.slice(max(0, offset - window.start), len(window))
 
-    def _read_window(
-        self, epoch: int, window: ShuffleWindow, order: np.ndarray | None, kept: dict[RowGroup, "SharedRows"]
+    def _evened(self, order: np.ndarray, rows: Rows, window: ShuffleWindow) -> np.ndarray:
+        """Returns the order of the rows of a window with those of each step together, so that steps cost the same."""
+        assert self._even_steps is not None
+        sizes = self._lanes.samples_of_steps(window.start, window.stop)
+        return dealt_to_steps(order, costs(rows, self._even_steps), sizes)
+
+    def _rows_of(
+        self, epoch: int, window: ShuffleWindow, kept: dict[RowGroup, "SharedRows"], order: np.ndarray | None = None
     ) -> Rows:
         if len(window.row_slices) == 1 and window.row_slices[0].group not in kept:
             return self._decode(epoch, window.row_slices[0], order)

@@ -1,7 +1,7 @@
 """Measures steps of HSTU over histories of unlike lengths, dealt by cost and without padding: `make histories`.
 
 The lengths follow Zipf's law, and are a quarter of the longest in the mean. Times are of the processor, as the ranks
-share the cores of one machine.
+share the cores of one machine. Memory is the growth of a process in its steps, up to its peak.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,22 +27,41 @@ from benchmarks.machine import describe_machine
 from benchmarks.ranks import run_on_ranks
 from docs.generate import ROOT, table, write_measured
 from trainer.config.root import Config
-from trainer.core.distributed import DistributedContext, gather_to_all, process_group
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
 from trainer.core.logging import quiet_libraries
 from trainer.models import sequences
+from trainer.plan.memory import GIB
+from trainer.run.step_clock import peak_bytes
 from trainer.training.session import Session
 from trainer.training.setup import open_session
 
 LANES, GUIDE = ROOT / "docs" / "explanation" / "lanes.md", ROOT / "docs" / "guides" / "sequences.md"
 RANKS, ITEMS, NOW = 4, 1000, 1_700_000_000
 DEALT: dict[str, dict[str, Any]] = {
-    "by lanes": {},
-    "by cost, `squares = 0`": {"features": ["seen"]},
-    "by cost, `squares = 0.01`": {"features": ["seen"], "squares": 0.01},
+    "as they come": {},
+    "to ranks, `squares = 0`": {"balance": {"features": ["seen"]}},
+    "to ranks, `squares = 0.01`": {"balance": {"features": ["seen"], "squares": 0.01}},
+    "to steps, `squares = 0`": {"even_steps": {"features": ["seen"]}},
+    "to steps, `squares = 0.01`": {"even_steps": {"features": ["seen"], "squares": 0.01}},
 }
 LONGEST, BATCH = 2000, 64  # of steps on all ranks
 SHORTER, SMALLER, REPEATS = 500, 32, 5  # padded to 2,000, the samples would not fit into memory
 MODELS = ("hstu", "sasrec")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Steps that were measured.
+
+    Attributes:
+        seconds: Of each rank, step by step.
+        losses: Of each step.
+        bytes: Memory that the steps take, at the peak of the fullest rank.
+    """
+
+    seconds: list[list[float]]
+    losses: list[float]
+    bytes: int
 
 
 def main() -> None:
@@ -52,11 +71,14 @@ def main() -> None:
         write_measured(GUIDE, "padded", render_padded(padded(Path(folder))))
 
 
-def dealt(folder: Path, ranks: int = RANKS, longest: int = LONGEST) -> dict[str, list[tuple[list[float], float]]]:
-    """Returns the seconds of each rank and the loss, step by step, by the way in which samples are dealt."""
+def dealt(folder: Path, ranks: int = RANKS, longest: int = LONGEST) -> dict[str, Measured]:
+    """Returns what is measured by each of the ways in which samples are dealt."""
     write_histories(folder / "dealt", longest, MEMORY_BATCHES * BATCH)
-    run_on_ranks(ranks, _run_dealt, folder, longest)
-    return json.loads((folder / "dealt.json").read_text())
+    found = {}
+    for name, changes in DEALT.items():
+        run_on_ranks(ranks, _run_dealt, folder, longest, changes)
+        found[name] = Measured(**json.loads((folder / "dealt.json").read_text()))
+    return found
 
 
 def padded(folder: Path, longest: int = SHORTER, repeats: int = REPEATS) -> dict[str, list[list[float]]]:
@@ -84,7 +106,7 @@ def write_histories(folder: Path, longest: int, rows: int) -> None:
     pq.write_table(pa.table(columns), folder / "part.parquet", row_group_size=BATCH)
 
 
-def settings(model: str, folder: Path, longest: int, batch: int, balance: dict[str, Any]) -> Config:
+def settings(model: str, folder: Path, longest: int, batch: int, changes: dict[str, Any]) -> Config:
     """Returns the configuration of a model of two blocks or units."""
     items, lists = {"rows": ITEMS, "table": "items", "pooling": "none"}, {"max_ids": longest, "hotness": longest / 4}
     times = {"rows": 2**31 - 1, "pooling": "raw"}
@@ -94,7 +116,7 @@ def settings(model: str, folder: Path, longest: int, batch: int, balance: dict[s
         sparse |= {"seen_how": {"rows": 5, "pooling": "none"} | lists}
         sparse |= {"seen_at": times | lists, "now": times | {"max_ids": 1}}
         reads |= {"actions": ["seen_how"], "history_times": "seen_at", "target_time": "now"}
-    data = {"train": [str(folder)], "sparse": sparse, "global_batch_size": batch, "balance": balance}
+    data = {"train": [str(folder)], "sparse": sparse, "global_batch_size": batch} | changes
     return Config.model_validate(
         {
             "data": data,
@@ -105,28 +127,30 @@ def settings(model: str, folder: Path, longest: int, batch: int, balance: dict[s
     )
 
 
-def _run_dealt(folder: Path, longest: int) -> None:
+def _run_dealt(folder: Path, longest: int, changes: dict[str, Any]) -> None:
     quiet_libraries()
+    config = settings("hstu", folder / "dealt", longest, BATCH, changes)
     with process_group() as context, contextlib.redirect_stdout(io.StringIO()):
-        found = {}
-        for name, balance in DEALT.items():
-            config = settings("hstu", folder / "dealt", longest, BATCH, balance)
-            with open_session(config, str(folder / f"run {name}"), "never", context) as session:
-                found[name] = [*_steps(session)]
+        out = broadcast_from_rank0(context, lambda: tempfile.mkdtemp(dir=folder))
+        with open_session(config, out, "never", context) as session:
+            found = _take_steps(session)
         if context.is_rank0:
-            (folder / "dealt.json").write_text(json.dumps(found))
+            (folder / "dealt.json").write_text(json.dumps(asdict(found)))
 
 
-def _steps(session: Session) -> Iterator[tuple[list[float], float]]:
-    """Yields the seconds of each rank and the loss of steps after the first."""
+def _take_steps(session: Session) -> Measured:
+    """Takes steps on batches in memory; the first step is not measured."""
     step, batches = session.training_step(), itertools.cycle(batches_in_memory(session))
-    for number in range(1, MEMORY_BATCHES + 1):
+    before, seconds, losses = peak_bytes(session.context), [], []
+    for number in range(1, MEMORY_BATCHES + 2):
         start = time.process_time()
         loss = step.take(number, batches).loss
         of_ranks = gather_to_all((time.process_time() - start, float(loss)), session.context)
-        if number > 1:
-            yield [seconds for seconds, _ in of_ranks], statistics.mean(loss for _, loss in of_ranks)
+        seconds.append([one for one, _ in of_ranks])
+        losses.append(statistics.mean(loss for _, loss in of_ranks))
     step.detach()
+    grown = gather_to_all(peak_bytes(session.context) - before, session.context)
+    return Measured(seconds[1:], losses[1:], max(grown))
 
 
 def _run_padded(model: str, folder: Path, longest: int, repeats: int, context: DistributedContext) -> list[list[float]]:
@@ -153,19 +177,22 @@ def _run_padded(model: str, folder: Path, longest: int, repeats: int, context: D
     return found
 
 
-def render_dealt(found: dict[str, list[tuple[list[float], float]]]) -> str:
+def render_dealt(found: dict[str, Measured]) -> str:
     """Returns the table of ways to deal samples, and the machine."""
     rows, plain = [], next(iter(found.values()))
-    for name, steps in found.items():
-        slowest = [max(seconds) / statistics.mean(seconds) for seconds, _ in steps]
-        differ = max(abs(loss / other - 1) for (_, loss), (_, other) in zip(steps, plain, strict=True))
-        differ = "" if steps is plain else f"{differ:.0e}"
-        rows.append([name, f"{statistics.mean(slowest):.2f}", f"{max(slowest):.2f}", differ])
-    headers = ["Samples are dealt", "Slowest rank, mean of steps", "Slowest rank, worst step", "Losses differ by"]
+    for name, one in found.items():
+        slowest = [max(of_ranks) / statistics.mean(of_ranks) for of_ranks in one.seconds]
+        longest = max(map(max, one.seconds)) / statistics.mean(itertools.chain(*one.seconds))
+        differ = max(abs(loss / other - 1) for loss, other in zip(one.losses, plain.losses, strict=True))
+        differ = f"{differ:.0e}" if name.startswith("to ranks") else ""  # other steps have other samples
+        ratios = [f"{ratio:.2f}" for ratio in (statistics.mean(slowest), max(slowest), longest)]
+        rows.append([name, *ratios, f"{one.bytes / GIB:.2f} GiB", differ])
+    headers = ["Samples are dealt", "Slowest rank", "In the worst step", "Longest step", "Memory", "Losses differ by"]
     return (
         f"{table(headers, rows)}\n\n"
-        f"HSTU of two units, {RANKS} ranks, {len(plain)} steps of {BATCH} samples, {_lengths(LONGEST)}. The processor "
-        f"time of the slowest rank in a step is over the mean of the ranks. {_machine()}"
+        f"HSTU of two units, {RANKS} ranks, {len(plain.seconds)} steps of {BATCH} samples, {_lengths(LONGEST)}. The "
+        "processor time of the slowest rank in a step is over the mean of the ranks, that in the longest step over the "
+        f"mean of ranks and steps; memory is of the steps, at the peak of the fullest rank. {_machine()}"
     )
 
 

@@ -17,9 +17,16 @@ def test_histories_are_a_quarter_of_the_longest_in_the_mean(tmp_path):
 
 
 def test_the_slowest_rank_is_over_the_mean_of_the_ranks():
-    found = {"by lanes": [([1.0, 3.0], 0.5), ([1.0, 1.0], 0.25)], "by cost": [([2.0, 2.0], 0.5), ([1.0, 1.0], 0.251)]}
-    lines = histories.render_dealt(found).splitlines()
-    assert lines[2:4] == ["| by lanes | 1.25 | 1.50 |  |", "| by cost | 1.00 | 1.00 | 4e-03 |"]
+    found = {
+        "as they come": histories.Measured([[1.0, 3.0], [1.0, 1.0]], [0.5, 0.25], 2**30),
+        "to ranks": histories.Measured([[2.0, 2.0], [1.0, 1.0]], [0.5, 0.251], 2**29),
+        "to steps": histories.Measured([[2.0, 1.0], [1.0, 2.0]], [0.7, 0.3], 2**28),
+    }
+    assert histories.render_dealt(found).splitlines()[2:5] == [
+        "| as they come | 1.25 | 1.50 | 2.00 | 1.00 GiB |  |",
+        "| to ranks | 1.00 | 1.00 | 1.33 | 0.50 GiB | 4e-03 |",
+        "| to steps | 1.33 | 1.33 | 1.33 | 0.25 GiB |  |",
+    ]
 
 
 def test_ratios_are_of_repeats():

@@ -1,4 +1,7 @@
-"""Night after night a run is trained on the next segment and exported; whatever is killed, the result is the same."""
+"""Night after night a run is trained on the next segment and exported; whatever is killed, the result is the same.
+
+By default on two ranks with one seed; `--all` takes every seed on one, two and four ranks.
+"""
 
 import json
 import os
@@ -8,6 +11,7 @@ import time
 import zlib
 from contextlib import suppress
 from functools import cache
+from itertools import product
 
 import pytest
 from command import run_trainer, start_trainer, write_config
@@ -19,8 +23,8 @@ from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import RunDirectory
 
 DAYS = {"2026-11-24": 200, "2026-11-25": 90, "2026-11-26": 150}
-RANKS = (1, 2, 4)
 KILLS = 3
+MATRIX = "ranks, seed", lambda whole: [*product((1, 2, 4), range(7))] if whole else [(2, 4)]
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +109,6 @@ def contents(out):
     }
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("seed", range(7))
-@pytest.mark.parametrize("ranks", RANKS)
 def test_whatever_is_killed_the_nights_end_the_same(folder, undisturbed, tmp_path, ranks, seed):
     dice, there = random.Random(f"{ranks} {seed}"), undisturbed(ranks)
     commands = nights(folder, tmp_path)

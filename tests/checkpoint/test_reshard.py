@@ -1,7 +1,8 @@
 """Every plan restores every plan's checkpoint, weights and optimizer state, exactly, on another number of ranks.
 
 What is restored first is a delta and what it builds on, and it is compared with a whole checkpoint of the same run. By
-default each plan restores itself, and every second one another, too; `--all` takes every pair.
+default each plan restores itself, and every second one another, too, but for optimizers with sharded state only four
+plans; `--all` takes every pair.
 """
 
 from collections.abc import Callable
@@ -34,9 +35,9 @@ OPTIMIZERS = {
     "sharded": ["partial_rowwise_adam", "partial_rowwise_adam", "adam", "lamb", "lars_sgd", "partial_rowwise_lamb"],
 }
 KINDS_OF = {"replicable": KINDS, "sharded": KINDS[:-1]}
-TRAINED = [(kind, optimizers) for optimizers in OPTIMIZERS for kind in KINDS_OF[optimizers]]
+SAMPLED_KINDS = KINDS_OF | {"sharded": ["row_wise", "column_wise", "table_row_wise", "grid_shard"]}
 COLUMN_SHARDED = ("column_wise", "table_column_wise", "grid_shard")
-SAMPLED_SHIFT = 3  # through KINDS, from the plan before to the one after
+SAMPLED_SHIFT = 3  # through the kinds, from the plan before to the one after
 Move = tuple[str, str, str]
 MIN_COLUMNS = {4: 8, 2: 12, 1: 8}  # of 24: three column shards, two, and three
 STEPS = 3
@@ -63,13 +64,18 @@ def moves(whole: bool) -> list[Move]:
     """Returns the plans before and after, with optimizers: all, or a sample where each is as often before as after."""
     return [
         (before, kinds[(number + shift) % len(kinds)], optimizers)
-        for optimizers, kinds in KINDS_OF.items()
+        for optimizers, kinds in (KINDS_OF if whole else SAMPLED_KINDS).items()
         for number, before in enumerate(kinds)
         for shift in (range(len(kinds)) if whole else {0, SAMPLED_SHIFT * (number % 2)})
     ]
 
 
 MATRIX = "before, after, optimizers", moves
+
+
+def plans_of(matrix: list[Move]) -> list[tuple[str, str]]:
+    """Returns the plans that are trained under, each with its optimizers."""
+    return list(dict.fromkeys((before, optimizers) for before, _, optimizers in matrix))
 
 
 def place(folder: Path, ranks: int, before: str, after: str, optimizers: str) -> Path:
@@ -98,7 +104,7 @@ def restores(
                 if (after, of) == (kind, optimizers)
             },
         }
-        for kind, optimizers in TRAINED
+        for kind, optimizers in plans_of(all_moves)
     ]
     return ranks, tasks
 
@@ -109,7 +115,7 @@ def states(matrix, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reshard")
     data = write_rows(folder / "data", [200])
     jobs = []
-    for kind, optimizers in TRAINED:
+    for kind, optimizers in plans_of(matrix):
         tree = planned(data, kind, optimizers, 4)
         deltas = tree | {"checkpoint": {"every_steps": STEPS - 1, "full_every": 2}}
         jobs.append({"config": tree, "out": str(trained(folder, kind, optimizers))})
@@ -148,10 +154,10 @@ def test_a_plan_restores_the_checkpoint_of_another(states, before, after, optimi
             assert torch.equal(found[name], value), f"{name} on {ranks} ranks"
 
 
-@pytest.mark.parametrize(("kind", "optimizers"), TRAINED)
-def test_what_is_restored_is_a_delta(states, kind, optimizers):
-    checkpoints = Checkpoints(RunDirectory(str(with_deltas(states, kind, optimizers))))
-    assert deltas_in(checkpoints) == {STEPS: STEPS - 1}
+def test_what_is_restored_is_a_delta(states, matrix):
+    for kind, optimizers in plans_of(matrix):
+        checkpoints = Checkpoints(RunDirectory(str(with_deltas(states, kind, optimizers))))
+        assert deltas_in(checkpoints) == {STEPS: STEPS - 1}, (kind, optimizers)
 
 
 @pytest.mark.parametrize("kind", COLUMN_SHARDED)
@@ -162,10 +168,10 @@ def test_the_number_of_column_shards_changes_with_the_ranks(states, kind):
         assert len(state) == 101 * shards, ranks
 
 
-@pytest.mark.parametrize(("kind", "optimizers"), TRAINED)
-def test_unchanged_column_shards_keep_their_state(states, kind, optimizers):
+def test_unchanged_column_shards_keep_their_state(states, matrix):
     """Where the column shards stay, nothing is averaged."""
-    before = saved_tensors(place(states, 1, kind, kind, optimizers), STEPS)
-    after = saved_tensors(place(states, 4, kind, kind, optimizers), STEPS)
-    for name, value in before.items():
-        assert torch.equal(after[name], value), name
+    for kind, optimizers in plans_of(matrix):
+        before = saved_tensors(place(states, 1, kind, kind, optimizers), STEPS)
+        after = saved_tensors(place(states, 4, kind, kind, optimizers), STEPS)
+        for name, value in before.items():
+            assert torch.equal(after[name], value), (kind, optimizers, name)

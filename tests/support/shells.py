@@ -91,8 +91,11 @@ class Shells:
 
 
 def waiting(go: Path, text: str = "waiting", end: str = ":") -> str:
-    """Returns a script that prints a line, waits until a file is there, and ends. TorchX makes one dollar of two."""
-    return f"echo $$$$ > {go}.pid; echo {text}; until [ -e {go} ]; do sleep 0.05; done; {end}"
+    """Returns a script that writes its process id, prints a line, waits until a file is there, and ends.
+
+    TorchX makes one dollar of two.
+    """
+    return f"echo $$$$ > {go}.new; mv {go}.new {go}.pid; echo {text}; until [ -e {go} ]; do sleep 0.05; done; {end}"
 
 
 def handle_of(shell: subprocess.Popen[str]) -> str:

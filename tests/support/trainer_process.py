@@ -14,6 +14,8 @@ from command import start_trainer
 
 from trainer.checkpoint.store import Checkpoints
 
+RANK = re.compile(r"rank \d+")  # the name of its process
+
 
 class Gate:
     """Where a job of `model.name = "custom:gated"` waits, `steps` steps after each start, until the test opens it.
@@ -115,12 +117,20 @@ def deltas_in(checkpoints: Checkpoints) -> dict[int, int]:
 
 def ranks_of(torchrun: int) -> list[psutil.Process]:
     """Returns the ranks that a process of `trainer.launch` has started, in order."""
-    return sorted(filter(is_rank, psutil.Process(torchrun).children()), key=psutil.Process.name)
+    children = {name_of(process): process for process in psutil.Process(torchrun).children()}
+    return [children[name] for name in sorted(filter(RANK.fullmatch, children))]
 
 
 def is_rank(process: psutil.Process) -> bool:
     """Returns whether a process is a rank of some job."""
-    return re.fullmatch(r"rank \d+", process.name()) is not None
+    return RANK.fullmatch(name_of(process)) is not None
+
+
+def name_of(process: psutil.Process) -> str:
+    """Returns the name of a process, none if it has ended since it was found."""
+    with suppress(psutil.NoSuchProcess):
+        return process.name()
+    return ""
 
 
 def is_running(pid: int) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from command import write_config
 from jobs import config, losses, write_rows
 from shells import Shells, wait_for
-from trainer_process import Gate
+from trainer_process import Gate, name_of
 
 from schedulers.local.processes import processes_with
 
@@ -61,7 +61,7 @@ def steps_done(run: Path) -> int:
 
 def rank_of(handle: str, rank: int) -> int:
     """The process of a rank of a job."""
-    return next(process.pid for process in processes(handle) if process.name() == f"rank {rank}")
+    return next(process.pid for process in processes(handle) if name_of(process) == f"rank {rank}")
 
 
 def processes(handle: str) -> list[psutil.Process]:

@@ -220,19 +220,23 @@ def test_a_step_that_was_saved_is_passed_on_to_later_attempts(shell):
     assert shell.torchx("log", handle).splitlines() == ["sh/0 attempt ", "sh/0 attempt 7", "sh/0 attempt 7"]
 
 
+def batch_script(handle):
+    """The process of a job's batch script, on this machine."""
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        words, variables = (process.info[name] or [] for name in ("cmdline", "environ"))
+        if "slurm_script" in " ".join(words) and dict(variables).get("SLURM_JOB_ID") == number(handle):
+            with contextlib.suppress(psutil.NoSuchProcess):  # a part of the script, which has ended
+                if psutil.Process(process.ppid()).name().startswith("slurmstepd"):
+                    return process
+    raise AssertionError(f"no batch script of {handle} runs")
+
+
 def test_a_batch_script_that_was_killed_is_named_in_the_status(clusters, tmp_path):
     """Slurm does not requeue such a job, and nothing of the job is left that could."""
     shell = Shell(clusters(True), tmp_path)  # without accounting, it may be forgotten, and has noted nothing
     handle = shell.shell_job("echo ready; sleep 1000", "--max_retries", "3")
     wait_for_log(shell, handle, "ready")
-    (script,) = (
-        process
-        for process in psutil.process_iter(["cmdline", "environ"])
-        if "slurm_script" in " ".join(process.info["cmdline"] or [])
-        and (process.info["environ"] or {}).get("SLURM_JOB_ID") == number(handle)
-        and process.parent().name().startswith("slurmstepd")
-    )
-    script.kill()
+    batch_script(handle).kill()
     state, restarts, message = ended(shell, handle)
     assert (state, restarts) == ("FAILED", 0)
     again = f"submit it again to go on: sbatch {shell.job_dir(handle)}/torchx-job.sh"

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from trainer_process import Training, committed, is_running
 
 from trainer.checkpoint.consolidate import read_tensors
 
-ROWS, BATCH, STEPS = 1280, 64, 200  # 20 steps an epoch
+ROWS, BATCH = 1280, 64  # 20 steps an epoch
 SAVE_EVERY, EVALUATE_EVERY = 4, 10
 MICRO_BATCHES = {2: 2, 0: 1}  # by ranks
 TABLE_OPTIMIZERS = {
@@ -38,7 +39,7 @@ TABLE_OPTIMIZERS = {
     "s6": {"name": "partial_rowwise_adam", "learning_rate": 0.01},
     "s7": {"name": "partial_rowwise_lamb", "learning_rate": 0.01},
 }
-PATIENCE = 12  # steps that a moment may take to come; so many for every fault are fewer than STEPS
+PATIENCE = 12  # steps that a moment may take to come; so many for every fault of a run are fewer than its steps
 POLL_SECONDS = 0.005
 
 
@@ -47,13 +48,14 @@ class FaultyRun:
 
     Attributes:
         out: Its run directory.
+        steps: How many it takes.
         log: The samples that it was trained on.
         interruptions: How often it was interrupted while it ran.
         met: How often a fault came at its moment.
     """
 
-    def __init__(self, start: Callable[[Path], Training], out: Path, seed: int) -> None:
-        self.out, self.log = out, RowLog(out)
+    def __init__(self, start: Callable[[Path], Training], out: Path, steps: int, seed: int) -> None:
+        self.out, self.steps, self.log = out, steps, RowLog(out)
         self.interruptions, self.met = 0, Counter[Moment]()
         self._start, self._random = start, random.Random(seed)
         self._job: Training | None = None
@@ -174,7 +176,7 @@ def is_evaluating(run: FaultyRun) -> bool:
 
 
 def is_in_the_last_step(run: FaultyRun) -> bool:
-    return run.log.step == STEPS
+    return run.log.step == run.steps
 
 
 def kill_a_worker(job: Training, worker: int) -> None:
@@ -201,7 +203,7 @@ def kill_the_job(job: Training, worker: int) -> None:
     job.kill()
 
 
-AT_THE_END = Moment(is_in_the_last_step, 0.4, STEPS)
+AT_THE_END = Moment(is_in_the_last_step, 0.4, sys.maxsize)
 MOMENTS = [
     Moment(is_restoring, 0.05),
     Moment(is_at_the_first_step),
@@ -230,13 +232,19 @@ def faults_of(moments: list[Moment], injections: list[Injection], seed: int, at_
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
+def steps(request):
+    """How many steps all runs take, for as many faults as are injected into one of them."""
+    return 200 if request.config.getoption("all") else 120
+
+
+@pytest.fixture(scope="module")
+def start(steps, tmp_path_factory):
     """Starts a job with evaluations, on slow storage."""
     folder = tmp_path_factory.mktemp("chaos")
     tables = len(TABLE_OPTIMIZERS)
     rows = write_rows(folder / "data", [700, 580], sparse_features=tables)
     validation = write_rows(folder / "validation", [200], seed=1, sparse_features=tables)
-    tree = config(rows, train__steps=STEPS, data__validation=[str(validation)], optimizer__tables=TABLE_OPTIMIZERS)
+    tree = config(rows, train__steps=steps, data__validation=[str(validation)], optimizer__tables=TABLE_OPTIMIZERS)
     tree["data"]["dense"]["row_id"] = {}
     tree["data"]["sparse"] = {name: {"rows": 110} for name in TABLE_OPTIMIZERS}
     tree["evaluate"] = {"every_steps": EVALUATE_EVERY}
@@ -280,13 +288,14 @@ def faults(request, matrix):
 
 
 @pytest.fixture(scope="module")
-def runs(start, faults, tmp_path_factory):
+def runs(start, faults, steps, tmp_path_factory):
     """The finished runs, by name and number of ranks."""
     folder = tmp_path_factory.mktemp("chaos-runs")
     with ThreadPoolExecutor(3) as pool:
         running = {
             (name, ranks): pool.submit(
-                FaultyRun(lambda out, ranks=ranks: start(out, ranks), folder / f"{name}-{ranks}", seed).finish, planned
+                FaultyRun(lambda out, ranks=ranks: start(out, ranks), folder / f"{name}-{ranks}", steps, seed).finish,
+                planned,
             )
             for seed, ((name, ranks), planned) in enumerate(faults.items())
         }
@@ -302,21 +311,21 @@ def test_most_faults_came_at_their_moments(runs, faults, matrix):
         assert met[moment] >= planned[moment] // 2, (moment, met)
 
 
-def test_an_interrupted_run_ends_bit_for_bit_as_its_baseline(runs, name, ranks):
+def test_an_interrupted_run_ends_bit_for_bit_as_its_baseline(runs, steps, name, ranks):
     baseline, interrupted = runs["baseline", ranks].out, runs[name, ranks].out
-    assert committed(interrupted)[-1] == STEPS
+    assert committed(interrupted)[-1] == steps
     assert losses(interrupted) == losses(baseline)
     np.testing.assert_equal(evaluations(interrupted), evaluations(baseline))
-    expected, found = (read_tensors(f"{out}/checkpoints/step-{STEPS:09d}") for out in (baseline, interrupted))
+    expected, found = (read_tensors(f"{out}/checkpoints/step-{steps:09d}") for out in (baseline, interrupted))
     assert found.keys() == expected.keys()
     for tensor, value in expected.items():
         assert torch.equal(found[tensor], value), tensor
 
 
-def test_every_sample_is_trained_once_in_every_epoch(runs, name, ranks):
+def test_every_sample_is_trained_once_in_every_epoch(runs, steps, name, ranks):
     rows, per_epoch = runs[name, ranks].log.rows, ROWS // BATCH
-    assert sorted(rows) == list(range(1, STEPS + 1))
-    for first in range(1, STEPS + 1, per_epoch):
+    assert sorted(rows) == list(range(1, steps + 1))
+    for first in range(1, steps + 1, per_epoch):
         assert sorted(row for step in range(first, first + per_epoch) for row in rows[step]) == list(range(ROWS))
 
 

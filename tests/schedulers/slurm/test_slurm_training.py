@@ -33,9 +33,9 @@ def trainings(clusters, rows, tmp_path_factory):
 class Disturbed:
     """A job that waits at a gate for what the test does to it."""
 
-    def __init__(self, shell, name, *args, cfg="", **variables):
+    def __init__(self, shell, name, *args, cfg="", nodes="2x1", **variables):
         self.shell, self.name, self.gate = shell, name, Gate(shell.folder / f"{name}.gate", GATE)
-        self.handle = train(shell, name, *args, cfg=cfg, **self.gate.environment, **variables)
+        self.handle = train(shell, name, *args, cfg=cfg, nodes=nodes, **self.gate.environment, **variables)
 
     def wait_for_the_gate(self):
         """Waits until all steps before the gate are done, and a checkpoint is committed."""
@@ -61,8 +61,8 @@ def losses_written(out):
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
-def train(shell, name, *args, cfg="", out="", **variables):
-    job = ("dlrm.multi_node", "--config", "small.toml", "-j", "2x1", "--cpu", "1", "--memMB", "2000")
+def train(shell, name, *args, cfg="", nodes="2x1", out="", **variables):
+    job = ("dlrm.multi_node", "--config", "small.toml", "-j", nodes, "--cpu", "1", "--memMB", "2000")
     env = ("--env", ",".join(f"{key}={value}" for key, value in variables.items())) if variables else ()
     return shell.submit(*job, "--out", out or name, *env, *args, cfg=cfg)
 
@@ -127,9 +127,9 @@ def test_movielens_to_the_end(trainings, tmp_path):
 
 
 def test_warnings_and_crash(trainings, undisturbed):
-    """Two jobs at once: one comes to its time limit, and a rank of the other is killed."""
+    """Two jobs at once: one comes to its time limit, and a rank of the other, which has two nodes, is killed."""
     shell = trainings
-    limited = Disturbed(shell, "limited", cfg="nodelist=n[2-3],time=2,signal_lead=30")
+    limited = Disturbed(shell, "limited", cfg="nodelist=n3,time=2,signal_lead=30", nodes="1x2")
     crashed = Disturbed(shell, "crashed", "--max_retries", "1", cfg="nodelist=n[1-2]")
     with ThreadPoolExecutor(1) as pool:  # which opens the gate as soon as it may, as the job has not long to save
         opened = pool.submit(limited.open_once_warned)

@@ -40,7 +40,7 @@ def pytest_configure(config):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SUPPORT, os.environ.get("PYTHONPATH")]))
     if not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory()
-        os.environ["TESTS_DENSE_PARTS"] = folder.name  # read by dense_parts.py
+        os.environ["TESTS_REMEMBERED"] = folder.name  # read by remembered.py
         config.add_cleanup(folder.cleanup)
     if config.getoption("unit"):
         sys.addaudithook(skip_where_a_process_starts)

@@ -1,12 +1,12 @@
 """Imports what trainers and `torchx` do, in the process that all of them are forked from."""
 
 import torch
-from dense_parts import remembered
+from remembered import remembered_parts, remembered_plans
 
 from trainer.commands import COMMANDS, import_quickly
 from trainer.config.root import load_config
 from trainer.core.logging import quiet_libraries
-from trainer.plan import dense_part
+from trainer.plan import dense_part, make_plan
 
 quiet_libraries()
 for module in (
@@ -21,4 +21,5 @@ for module in (
 # torch built for CUDA starts threads for it, without which a fork computes no gradient.
 if not torch.backends.cuda.is_built():
     dense_part.dense_part(load_config("movielens"), 1)
-dense_part._measure = remembered(dense_part._measure)
+dense_part._measure = remembered_parts(dense_part._measure)
+make_plan.find_plan = remembered_plans(make_plan.find_plan)

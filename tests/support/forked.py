@@ -122,7 +122,7 @@ def _call(
     for stream, file in ((1, output), (2, errors)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     os.chdir(folder)
-    sys.path[:0] = [str(folder), *environment["PYTHONPATH"].split(os.pathsep)]
+    sys.path[:0] = [str(folder), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     function(*arguments)
 
 

@@ -1,10 +1,9 @@
 """MovieLens on two replicas of the stand-in for a cluster, with Volcano and with JobSet."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+from command import run_trainer
 from jobs import losses
 from kube_api import Cluster
 
@@ -12,12 +11,13 @@ STEPS = 80
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    """One stand-in for all tests here: its containers share a directory, with the data in it."""
+def cluster(tmp_path_factory, path):
+    """One stand-in for all tests here: its containers share a directory, with the data in it, and the PATH."""
     cluster = Cluster(tmp_path_factory.mktemp("cluster"))
-    data = [sys.executable, "-m", "trainer", "movielens"]
-    subprocess.run(data, cwd=cluster.image, check=True, capture_output=True)
-    yield cluster
+    assert run_trainer("movielens", "--out", cluster.image / "data/movielens").returncode == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", path)
+        yield cluster
     cluster.stop()
 
 

@@ -1,10 +1,10 @@
 import contextlib
 import io
 import os
-import subprocess
 import threading
 
 import pytest
+from command import run_torchx
 from kube_api import Cluster
 from torchx.cli.main import main
 
@@ -28,9 +28,7 @@ def torchx(environment, tmp_path):
     """Runs the `torchx` command against the cluster, in an empty directory."""
 
     def run(*words, code=0, **changes):
-        done = subprocess.run(
-            ["torchx", *words], cwd=tmp_path, env=environment | changes, capture_output=True, text=True, timeout=600
-        )
+        done = run_torchx(*words, cwd=tmp_path, **environment | changes)
         assert done.returncode == code, done.stdout + done.stderr
         return done
 

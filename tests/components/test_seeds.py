@@ -33,12 +33,12 @@ def test_wrong_seeds_are_one_line(torchx, scheduler, seeds):
     assert "launched" not in done.stderr
 
 
-def test_each_is_a_job_and_one_that_fails_leaves_the_others_alone(torchx, rows, tmp_path):
+def test_each_is_a_job_and_one_that_fails_leaves_the_others_alone(torchx, rows, path, tmp_path):
     file = write_config(tmp_path / "config.toml", config(rows, train__steps=2))
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/seed-1").write_text("in the way of a run directory")
     words = ("run", "dlrm.single_node", "--config", str(file), "--cpu", "1", "--out", str(tmp_path / "runs"))
-    done = torchx(*words, "--seeds", "1,2,3", "--", "--train.seed", "9")
+    done = torchx(*words, "--seeds", "1,2,3", "--", "--train.seed", "9", PATH=path)
     assert done.returncode == 2, done.stderr
     assert done.stdout.count("local_cwd://") == 3
     for seed in (2, 3):

@@ -1,6 +1,7 @@
 """Checkpoints as people see them: listed, verified, and taken elsewhere as one plain file."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import fsspec
 import pytest
 import torch
 from command import run_trainer, write_config
+from forked import start_forked
 from jobs import config, saved_tensors, write_rows
 from safetensors import safe_open
 
@@ -189,13 +191,16 @@ def test_the_newest_good_one_is_converted_or_the_one_asked_for(copy, tmp_path):
 
 
 def test_a_full_disk_is_said_in_one_line_and_leaves_nothing(finished, tmp_path):
+    to, errors = tmp_path / "to", tmp_path / "errors"
+    to.mkdir()
     code = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     code += "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-    code += tool(finished, "--convert", tmp_path / "plain.pt").replace("== 0", "== 2")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"error: --convert is .*plain.pt', which cannot be used: .*File too large.*\n", done.stderr)
-    assert list(tmp_path.iterdir()) == []
+    code += tool(finished, "--convert", to / "plain.pt").replace("== 0", "== 2")
+    process = start_forked(exec, code, environment=dict(os.environ), output=tmp_path / "output", errors=errors)
+    assert process.wait() == 0, errors.read_text()
+    expected = r"error: --convert is .*plain.pt', which cannot be used: .*File too large.*\n"
+    assert re.fullmatch(expected, errors.read_text())
+    assert list(to.iterdir()) == []
 
 
 def test_any_storage_will_do(finished, capsys):

@@ -1,14 +1,13 @@
 """The files and the output of a run, from outside."""
 
 import json
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import tomli_w
 from command import run_trainer
+from forked import run_forked
 from jobs import config, write_rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -89,16 +88,7 @@ def test_run_json_describes_the_run(run):
 
 
 def test_the_written_configuration_runs_and_gives_the_same_losses(run, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "trainer",
-        "train",
-        str(run[0] / "out/config.toml"),
-        "--out",
-        str(tmp_path / "again"),
-    ]
-    assert subprocess.run(command, capture_output=True).returncode == 0
+    assert run_trainer("train", run[0] / "out/config.toml", "--out", tmp_path / "again").returncode == 0
     again, before = lines(tmp_path / "again/metrics.jsonl"), lines(run[0] / "out/metrics.jsonl")
     assert [record["loss"] for record in again] == [record["loss"] for record in before]
 
@@ -120,8 +110,7 @@ train(Config.model_validate(settings), "memory://runs/one", "must")
 print(*sorted(fsspec.filesystem("memory").find("/runs/one")), sep="\\n")
 print(fsspec.filesystem("memory").cat("/runs/one/metrics.jsonl").decode().count("step\\":"))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "/runs/one/checkpoints/step-000000006/manifest.json" in done.stdout
-    assert done.stdout.splitlines()[-1] == "6"
+    printed = run_forked(exec, script, folder=tmp_path).splitlines()
+    assert "/runs/one/checkpoints/step-000000006/manifest.json" in printed
+    assert printed[-1] == "6"
     assert not Path("runs").joinpath("one").exists()

@@ -5,7 +5,6 @@ By default one built-in model is exported; `--all` exports all.
 
 import json
 import re
-import subprocess
 import sys
 from functools import partial
 
@@ -13,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from exported import ONNX_ALONE, ask, first_rows, parity_of, step_directory
+from forked import run_forked
 from jobs import launch
 from raw_columns import columns_config, write_columns
 from ready_made import NAMES, ready_made, sampled, write_ratings
@@ -60,8 +60,9 @@ def export(runs, name, to, *flags):
 
 @pytest.fixture(scope="module")
 def exports(runs, matrix):
-    """Directories by run."""
-    return {name: export(runs, name, runs / "exports" / name, "--format", "onnx") for name in (*matrix, "rules", "own")}
+    """Directories by run; of every rule, with quantized tables, of which a byte holds two values."""
+    flags = dict.fromkeys(matrix, ()) | {"rules": ("--quantize", "int4"), "own": ()}
+    return {name: export(runs, name, runs / "exports" / name, "--format", "onnx", *flags[name]) for name in flags}
 
 
 def assert_parity(directory, found):
@@ -99,10 +100,8 @@ def test_one_sample_and_empty_lists(exports):
         np.testing.assert_allclose(again[output], none[output] * 2, atol=1e-7)
 
 
-def test_any_number_of_64_bits_is_hashed_as_in_torch(runs, tmp_path):
-    """With quantized tables, of which a byte holds two values."""
-    of_torch = export(runs, "rules", tmp_path / "torch", "--quantize", "int4")
-    of_onnx = export(runs, "rules", tmp_path / "onnx", "--quantize", "int4", "--format", "onnx")
+def test_any_number_of_64_bits_is_hashed_as_in_torch(runs, exports, tmp_path):
+    of_torch = export(runs, "rules", tmp_path, "--quantize", "int4")
     random = np.random.default_rng(0)
     wide = [
         -(2**63),
@@ -118,7 +117,7 @@ def test_any_number_of_64_bits_is_hashed_as_in_torch(runs, tmp_path):
         name: (values * 5)[: len(wide)] for name, values in parity_of(of_torch)["columns"].items()
     } | dict.fromkeys(("wrapped", "hashed", "user"), wide)
     columns["unsigned"] = [value % 2**64 for value in wide]
-    (expected,), (found,) = ask((of_torch, columns)), ask_onnx((of_onnx, columns))
+    (expected,), (found,) = ask((of_torch, columns)), ask_onnx((exports["rules"], columns))
     for output, values in expected.items():
         np.testing.assert_allclose(found[output], values, atol=1e-6)
 
@@ -202,9 +201,10 @@ def test_wrong_input(runs, tmp_path, capfd, flags, words):
     assert not (tmp_path / "to").exists()
 
 
-def test_the_trainer_imports_none_of_it_unasked():
+def test_the_trainer_imports_none_of_it_unasked(tmp_path):
+    """Nor does any other of its commands, which are all imported where this is forked."""
     code = "import sys, apps.export.export; print({'onnx', 'onnxscript', 'onnxruntime'} & {*sys.modules})"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+    assert run_forked(exec, code, folder=tmp_path) == "set()\n"
 
 
 def test_what_an_interrupted_export_left_is_not_loaded(runs, tmp_path):

@@ -105,11 +105,13 @@ def handle_of(shell: subprocess.Popen[str]) -> str:
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 600) -> None:
-    """Waits until something is so."""
+    """Waits until something is so, asleep for most of the time: to ask may take a process, and with it a processor."""
     deadline = time.monotonic() + seconds
+    asked = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        assert asked < deadline
+        time.sleep(max(0.05, 3 * (time.monotonic() - asked)))
+        asked = time.monotonic()
 
 
 def runs(pid: int) -> bool:

@@ -309,12 +309,13 @@ def test_help_of_a_section_describes_its_keys(capsys, monkeypatch):
     assert re.findall(r"(?m)^  (\w+)  ", one) == [*SparseFeature.model_fields]
 
 
-def test_every_section_has_a_line_and_a_help(capsys):
+def test_every_section_has_a_line_and_a_help(capsys, request):
+    """By default the help of every fourth section is looked at."""
     *sections, empty, hint = printed(capsys, "--help-config").splitlines()
     assert not empty
     assert "--help-config SECTION" in hint
     assert {"data", "optimizer.tables.NAME.schedule", "report"} < {line.split()[0] for line in sections}
-    for line in sections:
+    for line in sections if request.config.getoption("all") else sections[::4]:
         name, _, meaning = line.strip().partition(" ")
         assert f"[{name}] {meaning.strip()}" in printed(capsys, "--help-config", name)
 

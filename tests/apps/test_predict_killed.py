@@ -39,7 +39,8 @@ def kill_after(job, folder, new_parts, seconds):
         parent = psutil.Process(job.pid)
         parent.suspend()  # so that it starts no rank meanwhile
         for one in [*parent.children(recursive=True), parent]:
-            one.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # or else the parent would stay suspended
+                one.kill()
     code = job.wait()
     assert code <= 0, "it failed by itself"
     return code < 0

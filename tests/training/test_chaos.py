@@ -13,10 +13,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from command import write_config
@@ -69,10 +71,11 @@ class FaultyRun:
                 break
             is_met = self._await(moment)
             if self._is_running() and not self._is_finished():
-                self._targets = self.job.workers() or [self.job.process.pid]
-                inject(self.job, self._random.choice(self._targets))
-                self.interruptions += 1
-                self.met[moment] += is_met
+                with suppress(psutil.NoSuchProcess, ProcessLookupError):  # it ends just now
+                    self._targets = self.job.workers() or [self.job.process.pid]
+                    inject(self.job, self._random.choice(self._targets))
+                    self.interruptions += 1
+                    self.met[moment] += is_met
         while self._starts():
             self.job.end()
         return self

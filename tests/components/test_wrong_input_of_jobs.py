@@ -83,12 +83,12 @@ def folder(tmp_path_factory, rows):
     return folder
 
 
-def test_it_is_said_once(folder, case, ranks):
+def test_it_is_said_once(folder, path, case, ranks):
     (words, expected) = case
     before, dashes, after = words.partition(" -- ")
     shape = f"-j 1x{ranks}".split() if ranks else []
     words = [*RUN, *before.split(), *shape, *(["--", *after.split()] if dashes else [])]
-    done = run_torchx(*words, cwd=folder, HOME=str(folder), COLUMNS="200")
+    done = run_torchx(*words, cwd=folder, HOME=str(folder), COLUMNS="200", PATH=path)
     lines = (done.stdout + done.stderr).splitlines()
     assert done.returncode == 2, done.stderr
     assert len(lines) <= MOST_LINES, done.stderr

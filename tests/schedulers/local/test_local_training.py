@@ -14,7 +14,7 @@ from trainer_process import Gate, name_of
 
 from schedulers.local.processes import processes_with
 
-JOB = ("dlrm.multi_node", "--config", "config.toml", "-j", "2x1")
+JOB = ("dlrm.multi_node", "--config", "config.toml")
 STEPS, GATE = 80, 40
 STOPS = "training stops after this step"
 
@@ -43,10 +43,14 @@ def gate(tmp_path):
     return Gate(tmp_path / "gate", GATE)
 
 
-def job(out: str, steps: int, retries: int = 0, gate: Gate | None = None) -> tuple[str, ...]:
+def job(out: str, steps: int, retries: int = 0, gate: Gate | None = None, nodes: str = "2x1") -> tuple[str, ...]:
     variables = {"OMP_NUM_THREADS": "1"} | (gate.environment if gate else {})
     env = ",".join(f"{name}={value}" for name, value in variables.items())
-    return (*JOB, "--env", env, "--max_retries", str(retries), "--out", out, "--", "--train.steps", str(steps))
+    return (
+        *JOB,
+        *("-j", nodes, "--env", env, "--max_retries", str(retries), "--out", out),
+        *("--", "--train.steps", str(steps)),
+    )
 
 
 def train(torchx: Shells, out: str, steps: int) -> tuple[list[float], str]:
@@ -97,13 +101,13 @@ def test_cancelled_from_another_shell_it_saves_and_goes_on_later(torchx, undistu
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("sent", "retries"),
-    [pytest.param(signal.SIGKILL, 1, id="crash"), pytest.param(signal.SIGTERM, 0, id="preemption")],
+    ("sent", "retries", "nodes"),
+    [pytest.param(signal.SIGKILL, 1, "1x2", id="crash"), pytest.param(signal.SIGTERM, 0, "2x1", id="preemption")],
 )
-def test_a_disturbed_run_is_taken_up_again_by_itself(torchx, undisturbed, gate, sent, retries, request):
-    """A rank is killed: a failure, which is retried. torchrun gets SIGTERM: no failure, and restarted as well."""
+def test_a_disturbed_run_is_taken_up_again_by_itself(torchx, undisturbed, gate, sent, retries, nodes, request):
+    """A rank is killed: a failure, which is retried. torchrun gets SIGTERM on a node of two: no failure, a restart."""
     out = request.node.callspec.id
-    handle = torchx.detached(*job(out, STEPS, retries, gate))
+    handle = torchx.detached(*job(out, STEPS, retries, gate, nodes))
     wait_for(lambda: steps_done(torchx.home / out) > 30)
     if sent is signal.SIGKILL:
         os.kill(rank_of(handle, 1), sent)

@@ -116,8 +116,8 @@ class RunLock:
             time.sleep(POLL_SECONDS)
         if now and now["token"] == holder.get("token"):
             raise InputError(
-                f"{self._run.key} is '{self._run.url}', which {_name(now)} is writing to; wait for it, stop it or choose "
-                f"another {self._run.key} (the lock of a dead job expires after {STALE_SECONDS:.0f} s)"
+                f"{self._run.key} is '{self._run.url}', which {_name(now)} is writing to; wait for it, stop it or "
+                f"choose another {self._run.key} (the lock of a dead job expires after {STALE_SECONDS:.0f} s)"
             )
         return False
 

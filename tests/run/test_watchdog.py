@@ -56,7 +56,7 @@ def test_only_the_first_error_is_reported(tmp_path):
 
 
 def test_a_killed_rank_is_what_torchrun_names(file, tmp_path):
-    """Though another rank notices it first, which torchrun, had it been first, might have ended before it says so."""
+    """Though another rank notices it first: torchrun is stopped until then, or it might end that rank before."""
     job = Training(file, tmp_path / "out").after_steps(5)
     second = job.workers()[1]
     job.signal(signal.SIGSTOP)

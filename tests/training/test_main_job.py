@@ -31,17 +31,10 @@ def lines(path):
 
 
 @pytest.fixture(scope="module")
-def whole(request):
-    """Whether the reader follows each command that is printed, also with the name of another run."""
-    return request.config.getoption("all")
-
-
-@pytest.fixture(scope="module")
-def half_hour(tmp_path_factory, path, whole):
+def half_hour(tmp_path_factory, path):
     """The directory of a reader of README and the first tutorials, and all commands with what each printed, in order.
 
-    The reader types what stands there and follows a command of each kind that is printed, with `--all` each command.
-    Cloning and installing is done already.
+    The reader types what stands there and follows each command that is printed. Cloning and installing is done already.
     """
     folder = tmp_path_factory.mktemp("reader") / "torchx-recsys"
     _check_out(folder)
@@ -52,7 +45,7 @@ def half_hour(tmp_path_factory, path, whole):
         for command in block.splitlines() if language == "sh" else ():
             if command.startswith(("git clone ", "cd ", "source ", "make test")):
                 continue
-            _follow(command, folder, path, transcript, whole)
+            _follow(command, folder, path, transcript)
     return folder, transcript
 
 
@@ -81,11 +74,11 @@ def _check_out(folder):
     (folder / ".venv/ready").touch()
 
 
-def _follow(command, folder, path, transcript, whole):
+def _follow(command, folder, path, transcript):
     """Types a command, and those that it prints for its user, but for what was typed before of another job."""
 
-    def kind(words):
-        return re.sub(r"local_cwd://\S+", "", words) if whole else re.split(" --|local_cwd://", words)[0]
+    def without_job(words):
+        return re.sub(r"local_cwd://\S+", "", words)
 
     def type_in(words):
         # `make` finds the environment by itself, and a `make` that runs this test tells nothing to that of the reader.
@@ -96,7 +89,7 @@ def _follow(command, folder, path, transcript, whole):
     printed = type_in(command)
     transcript.append((command, printed))
     for hint in hints(printed):
-        if kind(hint) not in [kind(earlier) for earlier, _ in transcript]:
+        if without_job(hint) not in [without_job(earlier) for earlier, _ in transcript]:
             transcript.append((hint, type_in(hint)))
 
 
@@ -139,7 +132,7 @@ def test_the_demo_is_as_the_first_run_shows_it(half_hour):
         assert evaluations_in(printed)[("237", "test")] == pytest.approx(shown[("237", "test")], abs=2e-3)
 
 
-def test_an_evaluation_prints_what_training_did(half_hour, whole):
+def test_an_evaluation_prints_what_training_did(half_hour):
     trained, compared = {}, 0
     for command, printed in half_hour[1]:
         out = (re.findall(r"run directory +(\S+)", printed) or re.findall(r"--out (\S+)", command) or [None])[-1]
@@ -148,7 +141,7 @@ def test_an_evaluation_prints_what_training_did(half_hour, whole):
                 assert metrics == pytest.approx(trained[out, which], abs=2e-5), command
                 compared += 1
             trained[out, which] = metrics
-    assert compared >= (5 if whole else 3)
+    assert compared >= 5
 
 
 def test_movielens_reaches_its_auc(half_hour):

@@ -22,7 +22,7 @@ SAMPLED = [
     ("hstu", "row_wise", 2),
     ("hstu", "column_wise", 4),
 ]
-FINDERS = [("sasrec", 2), ("hstu", 4)]
+FINDERS = [("sasrec", 2), ("hstu", 2), ("hstu", 4)]
 # With a smaller eps, Adagrad turns rounding of gradients near zero into steps of full size.
 ADAGRAD = {"name": "adagrad", "learning_rate": 0.1, "eps": 1e-2}
 FILMS = "model.model.sequences.embeddings.films.weight"

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,26 @@ class Normalized(Sum):
 
     def forward(self, dense, sparse):
         return self.head(self.norm(self.tables(sparse).values()))
+
+
+class Scaled(Sum):
+    """The same as Sum, times a weight that only a function of its own knows."""
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        self.scale = nn.Parameter(torch.ones((), device=inputs.device))
+        self.scaled = lambda logits: logits * self.scale
+
+    def forward(self, dense, sparse):
+        return self.scaled(super().forward(dense, sparse))
+
+
+class Locked(Sum):
+    """The same as Sum, with a part that cannot be copied."""
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        self.lock = threading.Lock()
 
 
 class Bessel(Sum):

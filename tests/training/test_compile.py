@@ -1,4 +1,8 @@
-"""The compiled dense part: close to the eager one, exact between compiled runs, compiled once for all batch sizes."""
+"""The compiled dense part: close to the eager one, exact between compiled runs, compiled once for all batch sizes.
+
+Two models whose dense part is one graph, and two whose is not, are compared with eager torch by default, all with
+`--all`.
+"""
 
 import shutil
 
@@ -7,6 +11,7 @@ import pytest
 import torch
 import torch._inductor.config
 from jobs import config, launch_rounds, losses, saved_tensors
+from ready_made import ready_made, sampled, write_ratings
 from torch._dynamo.utils import counters
 
 from trainer.config.root import Config
@@ -17,6 +22,25 @@ from trainer.data.loader import Loader
 from trainer.training.sharded_model import build_sharded_model
 
 STEPS, STOP = 8, 3
+RANKED = {
+    "liked": {"label": "label", "loss": "jrc", "group": "user_id", "across": "batch"},
+    "loved": {"label": "loved"},
+}
+WHOLE = ["dlrm", "dlrm_dcn", "deepfm", "wide_deep", "mmoe", "ple", "esmm", "dbmtl", "custom:Sum"]
+IN_PARTS = {
+    "sequences": ("din", {}),
+    "a scaled loss": ("dlrm", {"train__precision": "fp16"}),
+    "gradients of each task": ("mmoe", {"model__task_weighting": "pareto"}),
+    "a loss across ranks": (
+        "dlrm",
+        {"tasks": RANKED, "data__labels": ["label", "loved"], "data__groups": ["user_id"]},
+    ),
+    "a branch on values": ("custom:Branching", {}),
+    "running means": ("custom:Normalized", {}),
+    "a weight in a lambda": ("custom:Scaled", {}),
+    "a lock": ("custom:Locked", {}),
+}
+MATRIX = "case", lambda whole: sampled(WHOLE, 2, whole) + sampled([*IN_PARTS], 2, whole)
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler: apt install g++")
 
@@ -80,6 +104,65 @@ def test_another_batch_size_is_not_compiled_again(settings):
             compiled.append(counters["stats"]["unique_graphs"])
     assert compiled[0] > 1  # the probe is one of them
     assert compiled == [compiled[0]] * 4
+
+
+def model_and_batch(settings, context):
+    lanes = Lanes(640, 8, settings.data.global_batch_size)
+    model = build_sharded_model(settings, context, lanes)
+    files = find_files("data.train", settings.data.train, settings.data)
+    return model, next(Loader(files, settings.data, lanes, 0, 1, 0, True).batches(0, 1))
+
+
+def gradients(model, batch):
+    """Returns the loss of a batch and its gradients, of all dense weights and of the embeddings."""
+    for weight in model.optimizers.dense_parameters:
+        weight.grad = None
+    loss, outputs = model.model(batch)
+    loss.backward()
+    found = [weight.grad for weight in model.optimizers.dense_parameters] + model.cut.gradients
+    model.cut.end()
+    return loss.detach(), outputs.predictions, found
+
+
+@pytest.fixture(scope="module")
+def ratings(tmp_path_factory):
+    return write_ratings(tmp_path_factory.mktemp("ratings"))
+
+
+def ready(ratings, name, **changes):
+    changes = {"train__compile": True, "train__nonfinite": "error", "data__validation": [], "data__test": []} | changes
+    if ":" in name:
+        return Config.model_validate(ready_made("dlrm", ratings, model__name=name, **changes))
+    return Config.model_validate(ready_made(name, ratings, **changes))
+
+
+def test_gradients_are_those_of_eager_torch(ratings, case):
+    """From one graph, or from networks that are compiled one by one where one graph cannot have all."""
+    name, changes = IN_PARTS.get(case, (case, {}))
+    with process_group() as context:
+        model, batch = model_and_batch(ready(ratings, name, **changes), context)
+        gradients(model, batch)  # as a run does at a rate of zero, before its first step
+        compiled = gradients(model, batch)
+        assert bool(model.model.module.with_gradients) == (case in WHOLE)
+        networks = [module for module in model.model.modules() if module._compiled_call_impl]
+        assert bool(networks) == (case in IN_PARTS)
+        model.model.module.with_gradients = None
+        for network in networks:
+            network._compiled_call_impl = None
+        torch.testing.assert_close(compiled, gradients(model, batch), rtol=1e-4, atol=1e-6)
+
+
+def test_a_second_model_of_a_process_has_its_own_graph(ratings):
+    """Its dense part has weights of the same shapes, and other operations."""
+    with process_group() as context:
+        found = []
+        for name in ("wide_deep", "deepfm"):
+            model, batch = model_and_batch(ready(ratings, name, data__dense={}), context)
+            loss, *_ = gradients(model, batch)
+            model.model.module.with_gradients = None
+            torch.testing.assert_close(loss, gradients(model, batch)[0])
+            found.append(loss)
+        assert found[0] != found[1]
 
 
 def test_without_a_compiler_training_goes_on_and_says_so(settings, capsys):

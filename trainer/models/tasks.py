@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
@@ -17,7 +18,7 @@ from trainer.models.losses import LOSSES, are_classes, to_logit
 from trainer.models.losses_over_samples import LOSSES_OVER_SAMPLES, LossOverSamples
 from trainer.models.outputs import by_name, model_outputs
 from trainer.models.precision import autocast
-from trainer.models.weighting import weighting_of
+from trainer.models.weighting import Pareto, weighting_of
 
 
 class TaskLoss:
@@ -46,6 +47,8 @@ class TaskLoss:
         self._over_samples = None
         if task.compares_samples:
             self._over_samples = LossOverSamples(self._loss, rows.total if task.across == "lane" else None)
+        self.is_across_ranks = task.compares_samples and task.across != "lane"
+        self.checks_labels = task.loss == "softmax"
 
     def __call__(self, predictions: Predictions, batch: Batch) -> Tensor:
         """Returns the loss of each sample, `[B]`, times the task's weights."""
@@ -66,7 +69,7 @@ class TaskLoss:
         Raises:
             InputError: The message names the label and its value.
         """
-        if self._task.loss != "softmax" or not batch.labels.numel():
+        if not self.checks_labels or not batch.labels.numel():
             return
         if batch.labels.is_cuda:  # it would have to be waited for in every step
             return
@@ -182,6 +185,13 @@ class TaskLosses(nn.Module):
         detached = {name: prediction.detach() for name, prediction in predictions.items()}
         return loss, BatchOutputs(loss.detach(), detached, batch.labels, batch.weights, batch.groups)
 
+    @property
+    def is_function(self) -> bool:
+        """Whether the loss is a function of this rank's tensors alone: it checks no values, and asks no other rank."""
+        return not isinstance(self.weighting, Pareto) and not any(
+            isinstance(loss, TaskLoss) and (loss.checks_labels or loss.is_across_ranks) for loss in self._losses
+        )
+
     def of(self, predictions: Predictions, batch: Batch) -> Tensor:
         """Returns the loss of the local batch, whose labels are not looked at."""
         each = torch.stack([loss(predictions, batch) for loss in self._losses], dim=1)
@@ -207,10 +217,13 @@ class ModelWithLoss(nn.Module):
     def __init__(self, model: nn.Module, losses: TaskLosses, device_type: str, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.model, self.losses = model, losses
+        self.with_gradients: Callable[[Batch], tuple[Tensor, BatchOutputs]] | None = None
         self._device_type, self._dtype = device_type, dtype
 
     def forward(self, batch: Batch) -> tuple[Tensor, BatchOutputs]:
         """Computes the loss of the local batch and the model's outputs."""
+        if self.with_gradients and self.training and torch.is_grad_enabled() and not is_fx_symbolic_tracing():
+            return self.with_gradients(batch)
         return self.losses(self.predict(batch), batch)
 
     def predict(self, batch: Batch) -> Tensor | Predictions:

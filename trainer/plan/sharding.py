@@ -65,11 +65,17 @@ class PooledTables(AveragedByStep, ShardedEmbeddingBagCollection):
     Args:
         module: The unsharded tables.
         options: Other arguments of TorchRec's class.
+
+    Attributes:
+        features: The features, in the order of their embeddings.
+        dimensions: The columns of each.
     """
 
     def __init__(self, module: EmbeddingBagCollection, **options: Any) -> None:
         super().__init__(module=module, **options)
-        self._order = [feature for table in module.embedding_bag_configs() for feature in table.feature_names]
+        of_features = [(feature, table) for table in module.embedding_bag_configs() for feature in table.feature_names]
+        self.features = [feature for feature, _ in of_features]
+        self.dimensions = [table.embedding_dim for _, table in of_features]
         self._only_kernel: list[nn.Module] = []  # in a list, as a module of a module it would be saved twice
 
     def _create_input_dist(self, input_feature_names: list[str]) -> None:
@@ -104,14 +110,14 @@ class PooledTables(AveragedByStep, ShardedEmbeddingBagCollection):
             awaitable = LazyNoWait(KeyedTensor(self._embedding_names, self._embedding_dims, embeddings))
         else:
             awaitable = super().compute_and_output_dist(ctx, input)
-        if self._embedding_names != self._order:
+        if self._embedding_names != self.features:
             awaitable.callbacks.append(self._ordered)
         return awaitable
 
     def _ordered(self, embeddings: KeyedTensor) -> KeyedTensor:
         by_feature = embeddings.to_dict()
-        values = [by_feature[feature] for feature in self._order]
-        return KeyedTensor(self._order, [one.shape[1] for one in values], torch.cat(values, dim=1))
+        values = [by_feature[feature] for feature in self.features]
+        return KeyedTensor(self.features, [one.shape[1] for one in values], torch.cat(values, dim=1))
 
 
 class SequenceTables(AveragedByStep, ShardedEmbeddingCollection):

@@ -48,7 +48,7 @@ def compile_dense_part(model: ModelWithLoss, context: DistributedContext, scales
         with suppress(TypeError):  # of a model of one's own with a part that cannot be copied, such as a lock
             model.with_gradients = LossWithGradients(model, tables[0])
     if not model.with_gradients:
-        # Backward would free what it needs, and Pareto weights go back through the networks once for each task.
+        # Pareto weights go back through the networks once for each task, so backward may not give its buffers away.
         torch._functorch.config.donated_buffer = not isinstance(model.losses.weighting, Pareto)
         _compile_networks(model.model)
 

@@ -136,7 +136,7 @@ def ready(ratings, name, **changes):
     return Config.model_validate(ready_made(name, ratings, **changes))
 
 
-def test_gradients_are_those_of_eager_torch(ratings, case):
+def test_gradients_are_those_of_eager_torch(ratings, case, capsys):
     """From one graph, or from networks that are compiled one by one where one graph cannot have all."""
     name, changes = IN_PARTS.get(case, (case, {}))
     with process_group() as context:
@@ -146,6 +146,7 @@ def test_gradients_are_those_of_eager_torch(ratings, case):
         assert bool(model.model.module.with_gradients) == (case in WHOLE)
         networks = [module for module in model.model.modules() if module._compiled_call_impl]
         assert bool(networks) == (case in IN_PARTS)
+        assert ("compiling each network of the dense part" in capsys.readouterr().out) == (case in IN_PARTS)
         model.model.module.with_gradients = None
         for network in networks:
             network._compiled_call_impl = None

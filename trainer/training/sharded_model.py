@@ -164,7 +164,7 @@ def build_sharded_model(
         check_kernels(plan)
     model = shard(unsharded, by_kind, plan, context, config.train.seed)
     if config.train.compile:
-        compile_dense_part(unsharded, context, config.train.scales_loss)
+        compile_dense_part(unsharded, context, config)
     with allocating(shapes, torch.float32.itemsize):
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema.decay else None
     cut = Cut(model)

@@ -17,6 +17,7 @@ import venv
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
+from operator import truediv
 from pathlib import Path
 
 from benchmarks.machine import available_cores, describe_machine
@@ -48,8 +49,10 @@ class Peer:
     needs: tuple[str, ...] = ()
 
 
-PEERS = (
+PEERS = (  # this project right after plain torch, as a shared machine's speed changes from minute to minute
     Peer("plain torch, rows in memory", "plain_loop", ("deepfm", "dlrm")),
+    Peer("torchx-recsys, compiled and fused", "this_trainer_compiled", ("deepfm", "dlrm")),
+    Peer("torchx-recsys", "this_trainer", ("deepfm", "dlrm")),
     Peer("TorchRec as in golden_training", "golden_training", ("deepfm", "dlrm")),
     Peer("torch-rechub", "rechub_trainer", package="torch-rechub==0.9.0", needs=("pandas", "scikit-learn")),
     Peer("deepctr-torch", "deepctr_fit", package="deepctr-torch==0.3.0", needs=("scikit-learn",)),
@@ -65,8 +68,6 @@ PEERS = (
         package="recbole==1.2.1",
         needs=("numpy<2", "pandas<3", "scikit-learn", "colorlog", "colorama", "thop", "texttable", "ray", "pyyaml"),
     ),
-    Peer("torchx-recsys", "this_trainer", ("deepfm", "dlrm")),
-    Peer("torchx-recsys, compiled and fused", "this_trainer_compiled", ("deepfm", "dlrm")),
 )
 CASES = {
     "small": ("movielens", "deepfm", [64, 32], 1024, 8),
@@ -159,7 +160,7 @@ def python_of(peer: Peer) -> str:
 
 def render(found: dict[str, list[dict]]) -> str:
     """Returns the table of a case, the fastest first, and what was measured when, where and with what."""
-    plain = statistics.median(rates(found[PEERS[0].name]))
+    plain = rates(found[PEERS[0].name])
     lines = []
     for name, repeats in sorted(found.items(), key=lambda one: -statistics.median(rates(one[1]))):
         rate = statistics.median(rates(repeats))
@@ -171,7 +172,7 @@ def render(found: dict[str, list[dict]]) -> str:
             [
                 name,
                 f"{rate:,.0f} ({spread})",
-                f"{rate / plain:.2f}",
+                f"{statistics.median(map(truediv, rates(repeats), plain)):.2f}",
                 f"{seconds:.1f} s",
                 f"{peak / MIB:,.0f} MiB",
                 f"{auc:.4f}",
@@ -183,7 +184,7 @@ def render(found: dict[str, list[dict]]) -> str:
     made = (
         f"{date.today():%Y-%m-%d}, {machine['processor']}, {machine['cores']} cores and as many threads, torch "
         f"{version('torch')}, torchrec {version('torchrec')}{', ' + packages if packages else ''}; medians of "
-        f"{len(next(iter(found.values())))} runs in turn."
+        f"{len(plain)} turns, in which each ran once; a ratio is to plain torch in the same turn."
     )
     return f"{table(headers, lines)}\n\n{made}"
 

@@ -123,7 +123,8 @@ class Reporter:
         self._step_seconds.append(now - self._clock)
         self._clock = now
         for name, value in means.items():
-            self._sums.setdefault(name, torch.zeros_like(self._sums["loss"]))
+            if name not in self._sums:
+                self._sums[name] = torch.zeros_like(self._sums["loss"])
             self._sums[name] += value  # stays on the device: to read it every step would wait for the GPU
         self._steps_taken += bool(means)
         self._samples += samples

@@ -33,7 +33,7 @@ global_batch_size = {case.batch}
 
 [optimizer.sparse]
 name = "rowwise_adagrad"
-learning_rate = 0.05
+learning_rate = {50 * case.learning_rate}
 
 [optimizer.dense]
 name = "adam"

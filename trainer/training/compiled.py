@@ -71,7 +71,7 @@ def _as_one_graph(model: ModelWithLoss, context: DistributedContext, config: Con
         return None
     is_replayed = (
         context.device.type == "cuda"
-        and config.train.micro_batches == 1  # whose gradients are added up, so those of the first must stay
+        and config.train.micro_batches == 1  # or gradients are added up, and those of the first slice must stay
         and config.data.global_batch_size * sum(tables[0].dimensions) * torch.float32.itemsize <= REPLAYED_BYTES
     )
     return LossWithGradients(model, tables[0], dense_part, context, is_replayed)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from apps.export.program import first_line
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, first_line
 
 if TYPE_CHECKING:
     import onnx_ir

@@ -18,7 +18,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.export import Dim, ExportedProgram
 
 from apps.export.load import load
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, first_line
 
 # Node metadata with paths and source code of the exporting machine.
 ORIGINS = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")
@@ -132,11 +132,6 @@ def _number_weights(program: ExportedProgram) -> None:
             weights[numbers[name]] = weights.pop(name)
     for spec in (*program.graph_signature.input_specs, *program.graph_signature.output_specs):
         spec.target = numbers.get(spec.target or "", spec.target)
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _sizes(entries: list[dict[str, Any]]) -> list[str]:

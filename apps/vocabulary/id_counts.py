@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, first_line
 from trainer.rules.plain_types import is_string
 
 MIB_PER_THREAD = 64  # with less, DuckDB cannot even count in files
@@ -106,7 +106,7 @@ class IdCounts:
         except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
             raise InputError(
                 f"--memory-mib is {self._memory_mib}, with which the ids cannot be counted: "
-                f"{str(error).splitlines()[0]}; raise it, or name a directory with more space in TMPDIR"
+                f"{first_line(error)}; raise it, or name a directory with more space in TMPDIR"
             ) from error
         finally:
             for name in tables:

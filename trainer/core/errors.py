@@ -48,6 +48,11 @@ REPORTED_ERRORS = (InputError, StorageError, LostRankError)
 """Errors whose message is all that the user needs. Any other error is a bug and keeps its traceback."""
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, its type if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def report_error(error: BaseException) -> int:
     """Reports an error and returns the exit code of its type.
 

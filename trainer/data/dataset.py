@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from trainer.config.data import DataConfig
 from trainer.core.console import plural
-from trainer.core.errors import InputError, NoRows, StorageError
+from trainer.core.errors import InputError, NoRows, StorageError, first_line
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import os_errors
 from trainer.data.columns import check_alike, check_columns, lists_of, texts_of
@@ -266,11 +266,10 @@ def readable(refused: str) -> Iterator[None]:
         with os_errors():
             yield
     except (OSError, pa.ArrowException) as error:
-        first_line = str(error).strip().split("\n")[0]
         if any(map(_is_damage, (error, error.__cause__))):
-            raise InputError(f"{refused}, is it whole? ({first_line})") from error
+            raise InputError(f"{refused}, is it whole? ({first_line(error)})") from error
         kind = StorageError if type(error) is StorageError else InputError  # a missing or refused file stays so
-        raise kind(f"{refused} ({first_line})") from error
+        raise kind(f"{refused} ({first_line(error)})") from error
 
 
 def _is_damage(error: BaseException | None) -> bool:

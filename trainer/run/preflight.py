@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from trainer.core.distributed import DistributedContext, rank0_host
-from trainer.core.errors import LostRankError, report_error
+from trainer.core.errors import LostRankError, first_line, report_error
 from trainer.core.outcome import DONE, FAILED
 from trainer.core.timeouts import ANSWER_SECONDS
 from trainer.run.network_speed import all_reduce_speed, pair_speed
@@ -168,7 +168,7 @@ def _exchange(context: DistributedContext, notes: Notes) -> None:
         notes.wait("lost", RANK0)  # until all ranks are done with the group
         dist.destroy_process_group(group)
     except RuntimeError as error:  # of Gloo and NCCL: the other end is gone or out of reach
-        notes.write("broken", str(error).partition("\n")[0])
+        notes.write("broken", first_line(error))
 
 
 def _watch(context: DistributedContext, notes: Notes, seconds: float) -> str | None:

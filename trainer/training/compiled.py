@@ -16,6 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, gather_to_all
+from trainer.core.errors import first_line
 from trainer.data.batch import Batch
 from trainer.models.base import BatchOutputs, Predictions
 from trainer.models.tasks import ModelWithLoss
@@ -130,7 +131,7 @@ class LossWithGradients:
             with torch.no_grad():
                 (of_weights, of_embeddings), (loss, predictions) = self._graph(self._weights, embeddings, batch)
         except TorchDynamoException as error:  # the user's own code may do what no graph can
-            self._give_up(_first_line(error))
+            self._give_up(first_line(error))
             return self._model(batch)
         # A weight without a gradient may be one that the copy of the model cannot see, such as that of a lambda, or one
         # that no loss depends on, which eager torch would leave alone.
@@ -206,12 +207,8 @@ def _error_of_compiler(device: torch.device) -> str | None:
     try:
         torch.compile(lambda values: values + 1, dynamic=True)(torch.zeros(2, device=device))
     except TorchDynamoException as error:
-        return _first_line(error)
+        return first_line(error)
     return None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 def _say(what: str, context: DistributedContext) -> None:

@@ -18,7 +18,7 @@ from isal.isal_zlib import crc32
 
 from trainer.config.data import DataConfig
 from trainer.config.features import columns_of, takes
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, first_line
 from trainer.core.secrets import without_secrets
 from trainer.data.cache import Cache
 from trainer.data.listing import version_of
@@ -199,7 +199,7 @@ class CsvReader:
             return pa.table({name: self._lists(table[name], kind) for name, kind in types.items()})
         except pa.ArrowInvalid as error:
             fault = find_fault(text, block.line, names, types, self._dialect)
-            fault = fault or f"{self.place(url, number)}: {str(error).splitlines()[0]}"
+            fault = fault or f"{self.place(url, number)}: {first_line(error)}"
             raise InputError(f"{without_secrets(url)}, {fault}") from error
 
     def _lists(self, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:

@@ -102,26 +102,26 @@ def saved_tensors(out: Path, step: int) -> dict:
 
 
 def count_sent_bytes() -> dict[str, list[int]]:
-    """Counts, from here on, the bytes of embeddings that this rank sends to others, call by call."""
+    """Counts, from here on, the bytes of embeddings and of `ids` that this rank sends to others, call by call."""
     import torch
     import torch.distributed as dist
 
-    sent: dict[str, list[int]] = {"all_to_all": [], "reduce_scatter": [], "all_gather": []}
+    sent: dict[str, list[int]] = {"all_to_all": [], "reduce_scatter": [], "all_gather": [], "ids": []}
     rank = dist.get_rank()
 
     world = dist.get_world_size()
 
     def to_others(call: dict) -> int:
-        splits = call["input_split_sizes"]
-        return (sum(splits) - splits[rank]) * call["input"].element_size()
+        tensor, splits = call["input"], call.get("input_split_sizes") or [len(call["input"]) // world] * world
+        return (sum(splits) - splits[rank]) * tensor[:1].nbytes
 
     def counting(original, count, bytes_of):
         @functools.wraps(original)
         def call(*args, **kwargs):
             given = inspect.signature(original).bind(*args, **kwargs).arguments
             tensor = given.get("input", given.get("input_tensor"))
-            if tensor.dtype not in (torch.int32, torch.int64):  # ids and lengths
-                count.append(bytes_of(given))
+            of_ids = tensor.dtype in (torch.int32, torch.int64)  # and of their lengths
+            (sent["ids"] if of_ids else count).append(bytes_of(given))
             return original(*args, **kwargs)
 
         return call

@@ -14,7 +14,7 @@ from torchrec.streamable import Pipelineable
 
 from trainer.config.data import DataConfig
 from trainer.data.host_tensors import empty_tensor, parts, to_tensor
-from trainer.data.jagged import split_jagged
+from trainer.data.jagged import SingleIds, split_jagged
 from trainer.data.rows import NO_ID, Rows, join_bags
 from trainer.rules.weights import ids_in, pooling_weights, weights_of
 
@@ -148,7 +148,8 @@ def _to_jagged(ids: Tensor, bags: dict[str, pa.LargeListArray], config: DataConf
         of_features = [len(found[name][0]) for name in config.sparse]
     has_weights = config.has_id_weights
     weights = pooling_weights(config.sparse, lengths.numpy(), weights_of(bags)) if has_weights else None
-    return KeyedJaggedTensor(
+    kind = KeyedJaggedTensor if bags or has_weights else SingleIds
+    return kind(
         keys=list(config.sparse),
         values=values,
         weights=None if weights is None else to_tensor(weights),

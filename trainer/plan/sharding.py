@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
-from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.embedding_sharding import EmbeddingShardingContext, KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder, KJTList
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import (
@@ -33,10 +33,12 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from planner.problem import SHARDING_TYPES
 from trainer.config.plan import CommsConfig
 from trainer.core.distributed import DistributedContext, limit_collectives
+from trainer.data.jagged import SingleIds, of_block
 from trainer.models.embeddings import table_of_weight, table_shapes, value_bytes
 from trainer.models.table_init import initialize_tables
 from trainer.plan.communication import codecs
 from trainer.plan.memory import allocating
+from trainer.plan.single_ids import SingleIdsExchange
 
 SENT_AT_ONCE_BYTES = 250 * 2**20
 
@@ -77,12 +79,17 @@ class PooledTables(AveragedByStep, ShardedEmbeddingBagCollection):
         self.features = [feature for feature, _ in of_features]
         self.dimensions = [table.embedding_dim for _, table in of_features]
         self._only_kernel: list[nn.Module] = []  # in a list, as a module of a module it would be saved twice
+        self._exchanges: list[SingleIdsExchange | None] = []
 
     def _create_input_dist(self, input_feature_names: list[str]) -> None:
         super()._create_input_dist(input_feature_names)
         # A single rank has all ids of whole tables already, and leaves them where they are, as those of replicated
         # tables. TorchRec would agree with itself on their number, and copy them: 0.3 of 3.8 ms.
         if self._env.world_size > 1:
+            self._exchanges = [
+                SingleIdsExchange(one._dist._pg, one._dist._splits) if isinstance(one, TwSparseFeaturesDist) else None
+                for one in self._input_dists
+            ]
             return
         # Of a table that is cut by columns, the kernel gives each part of all its features, one after the other.
         are_whole = self._uncombined_embedding_names == self._embedding_names and all(
@@ -97,11 +104,30 @@ class PooledTables(AveragedByStep, ShardedEmbeddingBagCollection):
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
         """Begins to bring ids to where their rows are."""
+        if any(self._exchanges) and isinstance(features, SingleIds) and not self._has_mean_pooling_callback:
+            return self._send_single(ctx, features)
         if not self._only_kernel:
             return super().input_dist(ctx, features)
         if self._has_features_permute:
             features = features.permute(self._features_order, self._features_order_tensor)  # pyrefly: ignore[bad-argument-type]
         return KJTListSplitsAwaitable([NoWait(NoWait(features))], ctx)
+
+    def _send_single(self, ctx: Any, features: SingleIds) -> KJTListSplitsAwaitable[Any]:
+        """Begins to send ids of whole tables and of tables cut by columns in one exchange each, others as TorchRec."""
+        ids, keys = features.block(), features.keys()
+        if self._has_features_permute:
+            ids = ids.index_select(0, self._features_order_tensor)  # pyrefly: ignore[bad-argument-type]
+            keys = [keys[place] for place in self._features_order]
+        ctx.variable_batch_per_feature, ctx.inverse_indices = False, None
+        awaitables, start = [], 0
+        for exchange, input_dist, part in zip(
+            self._exchanges, self._input_dists, ids.split(self._feature_splits), strict=True
+        ):
+            names, start = keys[start : start + len(part)], start + len(part)
+            awaitables.append(NoWait(exchange(part, names)) if exchange else input_dist(of_block(part, names)))
+            samples = len(part) * [part.shape[1]]
+            ctx.sharding_contexts.append(EmbeddingShardingContext(batch_size_per_feature_pre_a2a=samples))
+        return KJTListSplitsAwaitable(awaitables, ctx, self._module_fqn, self._sharding_types)
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> LazyAwaitable[KeyedTensor]:
         """Looks up a batch; the only way to embeddings, pipelined or not."""

@@ -1,0 +1,62 @@
+"""Sends single ids to the ranks of their tables, in one exchange.
+
+Of any ids TorchRec exchanges three things: how many come, how many each sample has, and the ids. If a feature has at
+most one id for each sample, all ranks know the first two.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch.distributed as dist
+from torch import Tensor
+from torchrec.distributed.types import Awaitable
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from trainer.data.jagged import of_block
+
+
+class SingleIdsExchange:
+    """Sends the ids of features to the ranks of their tables.
+
+    Args:
+        group: The ranks.
+        features: The number of features of each rank.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, features: Sequence[int]) -> None:
+        self._group, self._features = group, [*features]
+        ends = [*accumulate(features)]
+        self._here = slice(ends[group.rank()] - features[group.rank()], ends[group.rank()])
+
+    def __call__(self, ids: Tensor, keys: Sequence[str]) -> "ArrivingIds":
+        """Begins to send ids.
+
+        Args:
+            ids: This rank's ids, `[F, B]`, in the order of the ranks that they are for; NO_ID without one.
+            keys: Their features.
+        """
+        ranks, keys = len(self._features), keys[self._here]
+        arriving = ids.new_empty(ranks, len(keys), ids.shape[1])
+        come = ranks * [len(keys)]
+        work = dist.all_to_all_single(arriving.flatten(0, 1), ids, come, self._features, self._group, async_op=True)
+        assert work
+        return ArrivingIds(work, arriving, keys)
+
+
+class ArrivingIds(Awaitable[KeyedJaggedTensor]):
+    """The ids of this rank's features, from all ranks.
+
+    Args:
+        work: The exchange.
+        arriving: The ids, `[ranks, F, B]`.
+        keys: The features, `F` of them.
+    """
+
+    def __init__(self, work: dist.Work, arriving: Tensor, keys: Sequence[str]) -> None:
+        super().__init__()
+        self._work, self._arriving, self._keys = work, arriving, keys
+
+    def _wait_impl(self) -> KeyedJaggedTensor:
+        self._work.wait()
+        ranks, features, samples = self._arriving.shape
+        return of_block(self._arriving.transpose(0, 1).reshape(features, ranks * samples), self._keys)

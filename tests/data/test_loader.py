@@ -1,6 +1,7 @@
 """The loader from outside: real Parquet files in, the batches of every rank out."""
 
 import itertools
+import math
 import os
 import re
 import subprocess
@@ -22,9 +23,10 @@ from trainer.core.errors import InputError
 from trainer.data.batch import Batch
 from trainer.data.dataset import RowGroup, find_files
 from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader, SharedRows, shared
+from trainer.data.loader import Loader
 from trainer.data.rows import Rows
 from trainer.data.shuffling import RowSlice
+from trainer.data.window_rows import SharedRows, shared
 
 ROW_GROUPS = {"a": [0, 37, 5, 0, 200], "b": [], "c": [1], "d": [0], "e": [300, 1, 64], "f": [96]}
 ROWS = 704
@@ -223,7 +225,30 @@ def test_half_of_the_cores_read(folder, monkeypatch, cores, threads):
     monkeypatch.setattr("trainer.data.loader.ThreadPoolExecutor", Pool)
     run(folder, stop=1)
     run(folder, stop=1, read_threads=5)
-    assert pools == [("assemble", 1), ("read", threads), ("assemble", 1), ("read", 5)]
+    own = [(name, 5) for name in ("read", "decode")]
+    assert pools == [("assemble", 1), ("read", threads), ("decode", threads), ("assemble", 1), *own]
+
+
+@pytest.mark.parametrize("world", [1, 8])
+def test_threads_that_share_the_columns_of_a_row_group_read_the_same(tmp_path, world):
+    """All windows need the one row group of the file; on eight ranks each has fewer lanes than threads."""
+    pq.write_table(table(0, ROWS), tmp_path / "one.parquet")
+    options = {"folder": str(tmp_path), "world": world, "groups": ["label"]}
+    for one, other in zip(run(**options, read_threads=1), run(**options, read_threads=4), strict=True):
+        for name in ("dense", "labels", "weights", "groups"):
+            assert torch.equal(getattr(one, name), getattr(other, name))
+        for name in ("values", "lengths"):
+            assert torch.equal(getattr(one.sparse, name)(), getattr(other.sparse, name)())
+
+
+def test_of_several_bad_columns_the_first_is_named(tmp_path):
+    columns = {f"n{number}": [1.0] * 100 for number in range(20)}
+    bad = {name: [*values[:-1], math.inf] if name in ("n7", "n19") else values for name, values in columns.items()}
+    pq.write_table(pa.table(bad | {"label": [1.0] * 100}), tmp_path / "bad.parquet")
+    dense = {"dense": {name: {} for name in columns}, "sparse": {}, "labels": ["label"], "weight": None}
+    for _ in range(10):
+        with pytest.raises(InputError, match="row 99, column 'n7': inf"):
+            run(str(tmp_path), read_threads=4, **dense)
 
 
 PANDAS = """
@@ -415,7 +440,7 @@ def test_memory_file_system():
 def test_only_row_groups_that_come_again_are_shared():
     first, second, third = (RowGroup(0, index, 9) for index in range(3))
     parts = [RowSlice(first, 6, 9), RowSlice(second, 0, 9), RowSlice(third, 0, 4), RowSlice(first, 2, 6)]
-    found = shared([*parts, RowSlice(third, 4, 5)])
+    found = shared([*parts, RowSlice(third, 4, 5)], lambda part, order: pytest.fail(f"{part} is not asked for"))
     assert {group: (one.whole.start, one.whole.stop, one.uses) for group, one in found.items()} == {
         first: (2, 9, 2),
         third: (0, 5, 2),
@@ -425,17 +450,18 @@ def test_only_row_groups_that_come_again_are_shared():
 def test_shared_rows_are_decoded_once_and_given_up_after_their_last_use():
     group, made = RowGroup(0, 0, 9), []
 
-    def decoded(part):
+    def decode(part, order):
+        assert order is None
         made.append(part)
         numbers = np.arange(part.start, part.stop, dtype=np.float32)[None]
         return Rows(numbers, np.empty((0, len(part)), np.int32), {}, *np.empty((2, 0, len(part)), np.int64))
 
-    kept = SharedRows(RowSlice(group, 2, 9), uses=2)
-    assert kept.take(RowSlice(group, 5, 9), decoded).numbers.tolist() == [[5, 6, 7, 8]]
-    assert kept.take(RowSlice(group, 2, 5), decoded).numbers.tolist() == [[2, 3, 4]]
+    kept = SharedRows(RowSlice(group, 2, 9), 2, decode)
+    assert kept.take(RowSlice(group, 5, 9)).numbers.tolist() == [[5, 6, 7, 8]]
+    assert kept.take(RowSlice(group, 2, 5)).numbers.tolist() == [[2, 3, 4]]
     assert made == [RowSlice(group, 2, 9)]
     kept.uses = 1
-    kept.take(RowSlice(group, 2, 5), decoded)
+    kept.take(RowSlice(group, 2, 5))
     assert len(made) == 2
 
 

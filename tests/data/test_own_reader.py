@@ -2,12 +2,15 @@
 
 import json
 import re
+from contextlib import contextmanager
 from pathlib import Path
+from threading import current_thread
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from ipc_reader import IpcReader
 from jobs import config, launch, losses
 from table_service import TableService
 
@@ -45,6 +48,24 @@ def test_the_same_rows_give_the_same_batches(rows, arrow_rows):
         assert torch.equal(parquet.dense, own.dense)
         assert torch.equal(parquet.labels, own.labels)
         assert torch.equal(parquet.sparse.values(), own.sparse.values())
+
+
+def test_one_thread_asks_a_reader_for_columns_unless_it_says_that_several_may(rows, arrow_rows, monkeypatch):
+    asked: list[set[str]] = []
+
+    @contextmanager
+    def opened(self, *row_group, whole=IpcReader.open):
+        threads = set()
+        asked.append(threads)
+        with whole(self, *row_group) as column:
+            yield lambda name: threads.add(current_thread().name) or column(name)
+
+    monkeypatch.setattr(IpcReader, "open", opened)
+    for several in (False, True):
+        asked.clear()
+        monkeypatch.setattr(IpcReader, "columns_at_once", several, raising=False)
+        batches(arrow_rows, data__reader=READER, data__read_threads=16)
+        assert (max(map(len, asked)) > 1) == several
 
 
 def test_trains_alike(rows, arrow_rows, tmp_path):

@@ -1,7 +1,9 @@
 """Decodes and checks columns: turns a chunk of a row group into training rows."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +26,19 @@ from trainer.rules.registry import id_rule
 from trainer.rules.strings import as_integers
 from trainer.rules.weights import with_weights
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Decoder = Callable[[Chunk], np.ndarray]
 """Makes a column of a chunk: a value for each row, or one for all rows."""
 
 
-def decode(chunk: Chunk, config: DataConfig, lists: Collection[str], order: np.ndarray | None = None) -> Rows:
+def decode(
+    chunk: Chunk,
+    config: DataConfig,
+    lists: Collection[str],
+    order: np.ndarray | None = None,
+    pool: ThreadPoolExecutor | None = None,
+) -> Rows:
     """Decodes a chunk column by column, so that a column stays in the cache from file to rows.
 
     Args:
@@ -36,21 +46,36 @@ def decode(chunk: Chunk, config: DataConfig, lists: Collection[str], order: np.n
         config: The columns and their rules.
         lists: The sparse features that are lists of ids.
         order: The position of each row in the chunk, `[R]`. Unset: the order of the chunk.
+        pool: The threads that decode columns. Unset: this thread.
 
     Raises:
         InputError: A value is not allowed. The message names row group, row, column and value.
     """
     single = [name for name in config.sparse if name not in lists]
     dtype = id_dtype(config)
-    bags = {name: _bags(name, config.sparse[name], dtype, chunk) for name in lists}
+
+    def bag(name: str) -> pa.LargeListArray:
+        found = _bags(name, config.sparse[name], dtype, chunk)
+        return found if order is None else found.take(order)
+
+    bags = dict(zip(lists, _each(bag, lists, pool), strict=True))
     hard = _hard_negatives(config.catalogue, chunk)
     return Rows(
-        _stack(chunk, _numbers(config), np.float32, order),
-        _stack(chunk, [partial(_ids, name, config.sparse[name]) for name in single], dtype, order),
-        bags if order is None else {name: bag.take(order) for name, bag in bags.items()},
-        _stack(chunk, [partial(_group, name) for name in config.groups], np.int64, order),
+        _stack(chunk, _numbers(config), np.float32, order, pool),
+        _stack(chunk, [partial(_ids, name, config.sparse[name]) for name in single], dtype, order, pool),
+        bags,
+        _stack(chunk, [partial(_group, name) for name in config.groups], np.int64, order, pool),
         hard if order is None else hard[:, order],
     )
+
+
+def _each(function: Callable[[Item], Result], items: Iterable[Item], pool: ThreadPoolExecutor | None) -> list[Result]:
+    """Returns the result for each item; raises the error of the first in order."""
+    if pool is None:
+        return [function(item) for item in items]
+    calls = [pool.submit(function, item) for item in items]
+    wait(calls)  # also after an error, which closes the file that other threads may read
+    return [call.result() for call in calls]
 
 
 def _numbers(config: DataConfig) -> list[Decoder]:
@@ -60,12 +85,19 @@ def _numbers(config: DataConfig) -> list[Decoder]:
     return [*dense, *labels, partial(_weight, config.weight)]
 
 
-def _stack(chunk: Chunk, decoders: list[Decoder], dtype: np.typing.DTypeLike, order: np.ndarray | None) -> np.ndarray:
+def _stack(
+    chunk: Chunk,
+    decoders: list[Decoder],
+    dtype: np.typing.DTypeLike,
+    order: np.ndarray | None,
+    pool: ThreadPoolExecutor | None,
+) -> np.ndarray:
     """Returns columns as a block, `[C, R]`, with rows in order."""
     block = empty_block(len(decoders), len(chunk.rows), dtype)
     words = 2 * order if order is not None and block.dtype == np.int32 else None
-    for target, decoder in zip(block, decoders, strict=True):
-        values = decoder(chunk)
+
+    def fill(place: int) -> None:
+        target, values = block[place], decoders[place](chunk)
         if order is None or values.ndim == 0:
             np.copyto(target, values, casting="unsafe")
         # Shuffled while in the cache; permuting the whole block later would move everything twice.
@@ -73,6 +105,8 @@ def _stack(chunk: Chunk, decoders: list[Decoder], dtype: np.typing.DTypeLike, or
             take(values.view(np.int32), words, target)  # the low words of table rows, without a pass to narrow them
         else:
             take(values.astype(dtype, copy=False), order, target)
+
+    _each(fill, range(len(decoders)), pool)
     return block
 
 

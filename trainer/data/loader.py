@@ -6,12 +6,11 @@ suffice, because Arrow, NumPy and file systems let other threads run while they 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
-from threading import Lock
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,7 @@ from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch, to_batches
 from trainer.data.chunk import Chunk
-from trainer.data.dataset import FileSet, RowGroup
+from trainer.data.dataset import FileSet
 from trainer.data.dealing import costs, dealt, dealt_to_steps
 from trainer.data.decode import decode
 from trainer.data.lanes import Lanes, Share, share_of
@@ -30,6 +29,7 @@ from trainer.data.negatives import Negatives
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.rows import Rows
 from trainer.data.shuffling import RowSlice, ShuffleWindow, ends_of, epoch_order, window_order, windows
+from trainer.data.window_rows import WindowRows
 from trainer.rules.vocabulary import fingerprints
 
 T = TypeVar("T")
@@ -110,40 +110,42 @@ class Loader:
             StorageError: A file cannot be read now.
         """
         assembler = ThreadPoolExecutor(1, "assemble")
-        with ThreadPoolExecutor(self._config.read_threads or _read_threads(), "read") as pool:
+        threads = self._config.read_threads or _read_threads()
+        with ThreadPoolExecutor(threads, "read") as lanes, ThreadPoolExecutor(threads, "decode") as columns:
+            pools = _Pools(lanes, columns if threads > 1 and self._reader.columns_at_once else None, threads)
             try:
                 depth = -(-self._config.prefetch_batches // self._together)
-                for batches in _ahead(self._assemble(start, stop, pool), depth, assembler):
+                for batches in _ahead(self._assemble(start, stop, pools), depth, assembler):
                     yield from batches
             finally:
                 assembler.shutdown(cancel_futures=True)
 
-    def _assemble(self, start: int, stop: int, pool: ThreadPoolExecutor) -> Iterator[list[Batch]]:
+    def _assemble(self, start: int, stop: int, pools: "_Pools") -> Iterator[list[Batch]]:
         """Yields the batches, those that are made together in one list."""
         while start < stop:
             epoch, first = divmod(start, self._lanes.steps)
             last = min(self._lanes.steps, first + stop - start)
             together = [range(step, min(step + self._together, last)) for step in range(first, last, self._together)]
-            for steps, lanes in zip(together, self._epoch(epoch, together, pool), strict=True):
+            for steps, lanes in zip(together, self._epoch(epoch, together, pools), strict=True):
                 scales = [self._world_size / self._lanes.samples_in_step(step) for step in steps]
                 log_q = self._negatives.log_q(lanes) if self._negatives else None
                 yield to_batches(lanes, self._config, scales, log_q)
             start += last - first
 
-    def _epoch(self, epoch: int, together: list[range], pool: ThreadPoolExecutor) -> Iterator[list[Rows]]:
+    def _epoch(self, epoch: int, together: list[range], pools: "_Pools") -> Iterator[list[Rows]]:
         """Yields this rank's rows of steps of an epoch, several steps together, lane by lane."""
-        streams = self._streams(epoch, together, pool)
+        streams = self._streams(epoch, together, pools)
         for _ in together:
             lanes = [self._slice(next(stream)) for stream in streams]
             yield [self._dealt(Rows.join(lanes))] if self._balance else lanes
 
-    def _streams(self, epoch: int, together: list[range], pool: ThreadPoolExecutor) -> list[Iterator[Rows]]:
+    def _streams(self, epoch: int, together: list[range], pools: "_Pools") -> list[Iterator[Rows]]:
         """Returns the rows of the steps in each lane that this rank reads."""
         first = together[0].start
         offset = first * self._lanes.samples_per_step
         plan = self._plan(epoch, offset, self._share.lanes)
-        kept = shared(row_slice for lane in plan.values() for window in lane for row_slice in window.row_slices)
-        read = [_ahead(self._read_lane(epoch, lane, plan[lane], offset, kept), 1, pool) for lane in plan]
+        rows_of = self._window_rows(epoch, plan, pools)
+        read = [_ahead(self._read_lane(epoch, lane, plan[lane], offset, rows_of), 1, pools.lanes) for lane in plan]
         streams = [self._steps(rows, together) for rows in read]
         if self._negatives:
             follow = self._negatives.follow
@@ -170,7 +172,7 @@ class Loader:
         window = plan[0]
         order, row = self._order(epoch, lane, window), at - window.start
         if order is not None and self._even_steps:
-            order = self._evened(order, self._rows_of(epoch, window, {}), window)
+            order = self._evened(order, self._window_rows(epoch, {lane: [window]})(window), window)
         row = row if order is None else int(order[row])
         for row_slice in window.row_slices:
             if row < len(row_slice):
@@ -183,7 +185,7 @@ class Loader:
         if self._balance is None:
             return position
         with ThreadPoolExecutor(1) as pool:
-            streams = self._streams(epoch, [range(step, step + 1)], pool)
+            streams = self._streams(epoch, [range(step, step + 1)], _Pools(pool))
             rows = Rows.join([next(stream) for stream in streams])
         return int(dealt(costs(rows, self._balance), self._world_size).reshape(-1)[position])
 
@@ -205,17 +207,26 @@ class Loader:
         """Returns the order of the rows of a window; None for the order of the files."""
         return window_order(len(window), self._seed, epoch, lane, window.number) if self._shuffle else None
 
+    def _window_rows(
+        self, epoch: int, plan: dict[int, list[ShuffleWindow]], pools: "_Pools | None" = None
+    ) -> WindowRows:
+        """Returns the rows of the windows of some lanes."""
+        by_column = partial(self._decode, epoch, pools.columns if pools else None)
+        # Lanes have threads of their own; so columns need them only where lanes are few, or wait for one another.
+        by_lane = by_column if pools and len(plan) < pools.threads else partial(self._decode, epoch, None)
+        return WindowRows(chain(*plan.values()), by_lane, by_column)
+
     def _read_lane(
-        self, epoch: int, lane: int, plan: list[ShuffleWindow], offset: int, kept: dict[RowGroup, "SharedRows"]
+        self, epoch: int, lane: int, plan: list[ShuffleWindow], offset: int, rows_of: WindowRows
     ) -> Iterator[Rows]:
         """Yields a lane's windows, shuffled, from the sample at `offset` on."""
         for window in plan:
             order = self._order(epoch, lane, window)
             if order is not None and self._even_steps:
-                rows = self._rows_of(epoch, window, kept)
+                rows = rows_of(window)
                 rows = rows.take(self._evened(order, rows, window))
             else:
-                rows = self._rows_of(epoch, window, kept, order)
+                rows = rows_of(window, order)
             yield rows.slice(max(0, offset - window.start), len(window))
 
     def _evened(self, order: np.ndarray, rows: Rows, window: ShuffleWindow) -> np.ndarray:
@@ -224,24 +235,14 @@ class Loader:
         sizes = self._lanes.samples_of_steps(window.start, window.stop)
         return dealt_to_steps(order, costs(rows, self._even_steps), sizes)
 
-    def _rows_of(
-        self, epoch: int, window: ShuffleWindow, kept: dict[RowGroup, "SharedRows"], order: np.ndarray | None = None
+    def _decode(
+        self, epoch: int, pool: ThreadPoolExecutor | None, row_slice: RowSlice, order: np.ndarray | None
     ) -> Rows:
-        if len(window.row_slices) == 1 and window.row_slices[0].group not in kept:
-            return self._decode(epoch, window.row_slices[0], order)
-        decoded = partial(self._decode, epoch)
-        rows = Rows.join(
-            [kept[one.group].take(one, decoded) if one.group in kept else decoded(one) for one in window.row_slices]
-        )
-        return rows if order is None else rows.take(order)
-
-    def _decode(self, epoch: int, row_slice: RowSlice, order: np.ndarray | None = None) -> Rows:
         """Decodes rows of a row group, each column while in the cache."""
         with self._reader.open(row_slice.group, epoch) as column:
             rows = range(row_slice.start, row_slice.stop)
-            return decode(
-                Chunk(column, rows, partial(self._reader.where, row_slice.group)), self._config, self._lists, order
-            )
+            chunk = Chunk(column, rows, partial(self._reader.where, row_slice.group))
+            return decode(chunk, self._config, self._lists, order, pool)
 
     def _steps(self, windows: Iterator[Rows], together: list[range]) -> Iterator[Rows]:
         """Cuts the windows of a lane into rows of as many steps as are made together, and pads the last ones.
@@ -278,37 +279,15 @@ def _ahead(items: Iterator[T], depth: int, pool: ThreadPoolExecutor) -> Iterator
     return wait()
 
 
-@dataclass
-class SharedRows:
-    """Rows of a row group for slices of several windows: decoded once, and kept until the last slice is taken.
+class _Pools(NamedTuple):
+    """The threads of a loader.
 
     Attributes:
-        whole: From the beginning of the first slice to the end of the last.
-        uses: Windows that still need a slice.
+        lanes: Read lanes.
+        columns: Decode columns of one row group. Unset: the thread of its lane decodes them.
+        threads: Number of threads in each.
     """
 
-    whole: RowSlice
-    uses: int
-    _rows: Rows | None = None
-    _lock: Lock = field(default_factory=Lock)  # threads read lanes, and two may need the same row group
-
-    def take(self, row_slice: RowSlice, decoded: Callable[[RowSlice], Rows]) -> Rows:
-        """Returns a slice; for the first slice, `decoded` makes the whole."""
-        with self._lock:
-            rows = decoded(self.whole) if self._rows is None else self._rows
-            self.uses -= 1
-            self._rows = rows if self.uses else None
-        return rows.slice(row_slice.start - self.whole.start, row_slice.stop - self.whole.start)
-
-
-def shared(slices: Iterable[RowSlice]) -> dict[RowGroup, SharedRows]:
-    """Returns the rows to share, for each row group that occurs more than once."""
-    # Counting uses replaced two caches by size, which could not know the last use of a row group.
-    by_group: dict[RowGroup, list[RowSlice]] = {}
-    for one in slices:
-        by_group.setdefault(one.group, []).append(one)
-    return {group: SharedRows(_hull(group, found), len(found)) for group, found in by_group.items() if len(found) > 1}
-
-
-def _hull(group: RowGroup, slices: Sequence[RowSlice]) -> RowSlice:
-    return RowSlice(group, min(one.start for one in slices), max(one.stop for one in slices))
+    lanes: ThreadPoolExecutor
+    columns: ThreadPoolExecutor | None = None
+    threads: int = 1

@@ -31,6 +31,11 @@ class RowGroupReader:
                 if file.index is not None:
                     self._reader.use_index(file.url, file.index)
 
+    @property
+    def columns_at_once(self) -> bool:
+        """Whether several threads may read columns of an open row group."""
+        return getattr(self._reader, "columns_at_once", False)
+
     @contextmanager
     def open(self, group: RowGroup, epoch: int = 0) -> Iterator[Column]:
         """Opens a row group. A column may be read only when it is asked for.

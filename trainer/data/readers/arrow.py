@@ -16,6 +16,7 @@ class ArrowReader:
     format = "Arrow IPC"
     suffix = (".arrow", ".feather", ".ipc")
     inspects_file_alone = True
+    columns_at_once = True
 
     def inspect(self, url: str) -> FileContents:
         """Returns the outline of a file."""

@@ -56,7 +56,9 @@ class Reader(Protocol):
     groups in which data.select.filter finds nothing are never read.
 
     An optional attribute `inspects_file_alone = True` says that `inspect` depends on nothing but the file. What it
-    returns is then kept for the next job, for as long as storage lists the file with the same size and date.
+    returns is then kept for the next job, for as long as storage lists the file with the same size and date. Another,
+    `columns_at_once = True`, says that several threads may ask an open row group for columns, so that they decode it
+    together.
 
     Attributes:
         format: The format's name, for messages.

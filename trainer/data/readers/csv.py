@@ -39,6 +39,8 @@ class CsvReader:
     integers in another.
     """
 
+    columns_at_once = True
+
     def __init__(self, config: DataConfig) -> None:
         self._csv = csv = config.csv
         self.format = config.reader.upper()

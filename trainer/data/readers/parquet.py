@@ -21,6 +21,7 @@ class ParquetReader:
     format = "Parquet"
     suffix = ".parquet"
     inspects_file_alone = True
+    columns_at_once = True
 
     def __init__(self) -> None:
         # Without this, opening a row group would parse the footer of the whole file again.

@@ -48,7 +48,9 @@ class Batch(Pipelineable):
     log_q: Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
-        """Returns the batch on another device."""
+        """Returns the batch on a device."""
+        if device == self.dense.device:
+            return self
         return Batch(
             *(getattr(self, field.name).to(device=device, non_blocking=non_blocking) for field in fields(self))
         )

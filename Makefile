@@ -100,7 +100,7 @@ peers: $(VENV)/ready data/movielens/summary.json
 start: $(VENV)/ready data/movielens/summary.json
 	python -m benchmarks.start
 
-# How a step's processor time grows with tables, ranks and batch: the figure in docs/explanation/step_limits.md. Some minutes.
+# How a step's processor time grows with tables, ranks and batch: the figure in docs/explanation/step_limits.md. Some 15 minutes.
 growth: $(VENV)/ready
 	python -m benchmarks.growth
 

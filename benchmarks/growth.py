@@ -7,6 +7,7 @@ import json
 import math
 import statistics
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from docs.generate import ROOT, table, write_measured
 
 PAGE, FIGURE = ROOT / "docs" / "explanation" / "step_limits.md", ROOT / "docs" / "step_growth.svg"
 RANKS = (1, 2, 4)
+TURNS = 5
 MIDDLE = TABLES[1]
 COLORS = ("#1f77b4", "#d95f02", "#1b9e77")
 LEFT, RIGHT, TOP, PLOT, BETWEEN = 60, 640, 40, 200, 50  # of a chart, in pixels
@@ -24,15 +26,18 @@ Cell = tuple[int, int, int]  # ranks, tables, samples
 
 
 def main() -> None:
-    """Measures on each number of ranks, and writes the figure and the table."""
-    measured = {}
+    """Measures on each number of ranks in turn, and writes the figure and the tables."""
+    turns: list[dict[int, dict[str, Any]]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for ranks in RANKS:
-            run_job(ranks, Path(folder, "log"), "bench", "growth", "--out", folder, "--repeats", "3")
-            measured[ranks] = json.loads(Path(folder, "bench-growth.json").read_text())
-    found = milliseconds(measured)
-    FIGURE.write_bytes(draw(found))
-    write_measured(PAGE, "growth", render(found, measured[1]))
+        for _ in range(TURNS):
+            turns.append({})
+            for ranks in RANKS:
+                run_job(ranks, Path(folder, "log"), "bench", "growth", "--out", folder, "--repeats", "1")
+                turns[-1][ranks] = json.loads(Path(folder, "bench-growth.json").read_text())
+    found = [milliseconds(measured) for measured in turns]
+    medians = {cell: statistics.median(one[cell] for one in found) for cell in found[0]}
+    FIGURE.write_bytes(draw(medians))
+    write_measured(PAGE, "growth", render(medians, beside_one_rank(found), turns[0][1]))
 
 
 def milliseconds(measured: dict[int, dict[str, Any]]) -> dict[Cell, float]:
@@ -48,20 +53,40 @@ def milliseconds(measured: dict[int, dict[str, Any]]) -> dict[Cell, float]:
     }
 
 
-def render(found: dict[Cell, float], facts: dict[str, Any]) -> str:
-    """Returns the table, and the machine."""
-    rows = [
-        [str(ranks), str(tables), *(_rounded(found[ranks, tables, samples]) for samples in BATCHES)]
-        for ranks in RANKS
-        for tables in TABLES
-    ]
-    heads = ["Ranks", "Tables", *(f"{samples:,}" for samples in BATCHES)]
+def beside_one_rank(turns: list[dict[Cell, float]]) -> dict[Cell, float]:
+    """Returns how many samples several ranks train per second of processor time, over how many one rank does.
+
+    Args:
+        turns: A rank's processor time of a step in each turn. The ratio is the median of those within a turn.
+    """
+    return {
+        cell: statistics.median(one[1, *cell[1:]] / (cell[0] * one[cell]) for one in turns)
+        for cell in turns[0]
+        if cell[0] > 1
+    }
+
+
+def render(found: dict[Cell, float], ratios: dict[Cell, float], facts: dict[str, Any]) -> str:
+    """Returns a table of times and one of ratios, and the machine."""
     machine = facts["machine"]
     return (
-        f"{table(heads, rows)}\n\n"
+        f"{_table(found, RANKS, _rounded)}\n\n"
         "Milliseconds of processor time of a rank for a step, by samples of the global batch; "
-        f"{machine['cores']} cores ({machine['processor']}), torch {facts['versions']['torch']}."
+        f"{machine['cores']} cores ({machine['processor']}), torch {facts['versions']['torch']}.\n\n"
+        f"{_table(ratios, RANKS[1:], '{:.2f}'.format)}\n\n"
+        "Samples per second of processor time, of all ranks, beside those of one rank: medians of the ratios of "
+        f"{TURNS} turns."
     )
+
+
+def _table(found: dict[Cell, float], ranks: Sequence[int], form: Callable[[float], str]) -> str:
+    heads = ["Ranks", "Tables", *(f"{samples:,}" for samples in BATCHES)]
+    rows = [
+        [str(number), str(tables), *(form(found[number, tables, samples]) for samples in BATCHES)]
+        for number in ranks
+        for tables in TABLES
+    ]
+    return table(heads, rows)
 
 
 def _rounded(value: float) -> str:

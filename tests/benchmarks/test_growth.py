@@ -52,8 +52,17 @@ def test_the_figure_has_a_curve_for_each_number_of_tables_and_of_ranks(found):
     assert {"200 tables", "1 rank", "4 ranks", "65,536"} <= {*re.findall(r">([^<]+)</text>", drawn)}
 
 
-def test_the_table_has_a_row_for_each_number_of_ranks_and_of_tables(found):
+def test_the_tables_have_a_row_for_each_number_of_ranks_and_of_tables(found):
     facts = {"machine": {"cores": 2, "processor": "any"}, "versions": {"torch": "2.13.0"}}
-    lines = growth.render(found, facts).splitlines()
+    lines = growth.render(found, growth.beside_one_rank([found]), facts).splitlines()
     assert lines[2] == "| 1 | 3 | 1 | 1 | 2 | 5 | 10 |"
-    assert len([line for line in lines if line.startswith("|")]) == 2 + 9
+    rows = [line for line in lines if line.startswith("|")]
+    assert len(rows) == 2 + 9 + 2 + 6
+    assert rows[-1] == "| 4 | 200 | 0.06 | 0.06 | 0.06 | 0.06 | 0.06 |"  # each of four ranks takes four times as long
+
+
+def test_ranks_are_compared_within_a_turn(found):
+    """A machine that is twice as slow in one turn of three changes no ratio."""
+    slow = {cell: 2 * time for cell, time in found.items()}
+    assert growth.beside_one_rank([found, slow, found]) == growth.beside_one_rank([found])
+    assert growth.beside_one_rank([found])[2, 26, 1024] == 1 / 4

@@ -6,7 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from jobs import config, launch_rounds, losses
+
+from trainer.data.jagged import SingleIds, of_block
+from trainer.data.rows import NO_ID
 
 ROWS, STEPS = 640, 10
 KINDS = {
@@ -35,6 +39,18 @@ def evaluations(run):
 
 def sent(run):
     return json.loads((run / "sent-0.json").read_text())
+
+
+@pytest.mark.parametrize("block", [[[1, 2], [0, 5]], [[1, NO_ID], [NO_ID, NO_ID]], [[], []]], ids=str)
+def test_ids_go_into_torchrecs_form_and_back(block):
+    ids = torch.tensor(block, dtype=torch.int32)
+    single = of_block(ids, ["a", "b"])
+    assert torch.equal(single.block(), ids)
+    assert single.lengths().tolist() == [int(one != NO_ID) for row in block for one in row]
+    assert single.length_per_key() == [sum(one != NO_ID for one in row) for row in block]
+    elsewhere = single.to(torch.device("meta"))
+    assert isinstance(elsewhere, SingleIds)
+    assert (elsewhere.values().shape, elsewhere.device().type) == (single.values().shape, "meta")
 
 
 @pytest.fixture(scope="module")

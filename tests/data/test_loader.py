@@ -225,8 +225,8 @@ def test_half_of_the_cores_read(folder, monkeypatch, cores, threads):
     monkeypatch.setattr("trainer.data.loader.ThreadPoolExecutor", Pool)
     run(folder, stop=1)
     run(folder, stop=1, read_threads=5)
-    own = [(name, 5) for name in ("read", "decode")]
-    assert pools == [("assemble", 1), ("read", threads), ("decode", threads), ("assemble", 1), *own]
+    own = [(name, 5) for name in ("decode", "read")]
+    assert pools == [("assemble", 1), ("decode", threads), ("read", threads), ("assemble", 1), *own]
 
 
 @pytest.mark.parametrize("world", [1, 8])

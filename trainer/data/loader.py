@@ -111,7 +111,8 @@ class Loader:
         """
         assembler = ThreadPoolExecutor(1, "assemble")
         threads = self._config.read_threads or _read_threads()
-        with ThreadPoolExecutor(threads, "read") as lanes, ThreadPoolExecutor(threads, "decode") as columns:
+        # Lanes end first, which still ask for columns.
+        with ThreadPoolExecutor(threads, "decode") as columns, ThreadPoolExecutor(threads, "read") as lanes:
             pools = _Pools(lanes, columns if threads > 1 and self._reader.columns_at_once else None, threads)
             try:
                 depth = -(-self._config.prefetch_batches // self._together)

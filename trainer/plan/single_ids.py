@@ -1,7 +1,7 @@
 """Sends single ids to the ranks of their tables, in one exchange.
 
-Of any ids TorchRec exchanges three things: how many come, how many each sample has, and the ids. If a feature has at
-most one id for each sample, all ranks know the first two.
+TorchRec exchanges how many ids come, then how many each sample has, and the ids. With at most one id for each sample, a
+block of a size that all ranks know says all of it.
 """
 
 from collections.abc import Sequence

@@ -39,7 +39,7 @@ def test_secrets_are_hidden_and_nothing_else(text, shown):
 def address(tmp_path):
     """An HTTP server without files, as HOST:PORT."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     yield f"127.0.0.1:{server.server_port}"
     server.shutdown()
 

@@ -39,7 +39,7 @@ def forked_programs(folder: Path) -> Iterator[Path]:
     """Yields a folder for the PATH of a shell, which has `python`, `torchrun` and `torchx`."""
     address = str(folder / "socket")
     with socketserver.ThreadingUnixStreamServer(address, _Start) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         programs = folder / "bin"
         programs.mkdir()
         for name in ("python", "torchrun", "torchx"):

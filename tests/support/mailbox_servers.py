@@ -51,7 +51,7 @@ def mailbox(folder: Path) -> Iterator[Mailbox]:
     port = free_port()
     post = Controller(box, hostname="127.0.0.1", port=port)
     for server in (hook, deaf):
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     post.start()
     (folder / "apprise.yml").write_text(
         f"""urls:

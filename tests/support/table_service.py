@@ -24,7 +24,7 @@ class TableService:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> "TableService":
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -184,7 +184,7 @@ def cluster(tmp_path):
     fields = ("buildDate", "compiler", "gitCommit", "gitTreeState", "goVersion", "platform")
     FULL = dict.fromkeys(fields, "x")
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     file = tmp_path / "kubeconfig"
     context = {"name": "it", "context": {"cluster": "it", "user": "me"}}
     address = {"name": "it", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}

@@ -35,7 +35,7 @@ class SingleIds(KeyedJaggedTensor):
 
 
 def of_block(ids: Tensor, keys: Sequence[str]) -> SingleIds:
-    """Returns single ids from a block, `[F, B]`, with NO_ID where there is none."""
+    """Returns single ids from a block on any device, `[F, B]`, with NO_ID where there is none."""
     present, samples = ids > NO_ID, ids.shape[1]
     if present.all():
         values, of_features = ids.reshape(-1), len(keys) * [samples]

@@ -5,7 +5,6 @@ block of a size that all ranks know says all of it.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch.distributed as dist
 from torch import Tensor
@@ -20,27 +19,23 @@ class SingleIdsExchange:
 
     Args:
         group: The ranks.
-        features: The number of features of each rank.
+        keys: The features, in the order of the ranks that have their tables.
+        numbers: The number of features of each rank.
     """
 
-    def __init__(self, group: dist.ProcessGroup, features: Sequence[int]) -> None:
-        self._group, self._features = group, [*features]
-        ends = [*accumulate(features)]
-        self._here = slice(ends[group.rank()] - features[group.rank()], ends[group.rank()])
+    def __init__(self, group: dist.ProcessGroup, keys: Sequence[str], numbers: Sequence[int]) -> None:
+        self._group, self._numbers = group, [*numbers]
+        end = sum(numbers[: group.rank() + 1])
+        self._keys = keys[end - numbers[group.rank()] : end]
 
-    def __call__(self, ids: Tensor, keys: Sequence[str]) -> "ArrivingIds":
-        """Begins to send ids.
-
-        Args:
-            ids: This rank's ids, `[F, B]`, in the order of the ranks that they are for; NO_ID without one.
-            keys: Their features.
-        """
-        ranks, keys = len(self._features), keys[self._here]
-        arriving = ids.new_empty(ranks, len(keys), ids.shape[1])
-        come = ranks * [len(keys)]
-        work = dist.all_to_all_single(arriving.flatten(0, 1), ids, come, self._features, self._group, async_op=True)
+    def __call__(self, ids: Tensor) -> "ArrivingIds":
+        """Begins to send this rank's ids of the features, `[F, B]`, NO_ID without one."""
+        ranks, here = len(self._numbers), len(self._keys)
+        arriving = ids.new_empty(ranks, here, ids.shape[1])
+        come = ranks * [here]
+        work = dist.all_to_all_single(arriving.flatten(0, 1), ids, come, self._numbers, self._group, async_op=True)
         assert work
-        return ArrivingIds(work, arriving, keys)
+        return ArrivingIds(work, arriving, self._keys)
 
 
 class ArrivingIds(Awaitable[KeyedJaggedTensor]):

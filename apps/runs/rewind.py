@@ -59,7 +59,7 @@ def rewind(out: str, segment: str, to: str) -> None:
 
 def _read_record(run: RunDirectory, target: RunDirectory) -> dict[str, Any]:
     """Returns what a new run directory was made for, nothing if it is empty; refuses one that holds something else."""
-    inside, outside = (directory.fs.unstrip_protocol(directory.path()) for directory in (target, run))
+    inside, outside = (directory.fs.url_of(directory.path()) for directory in (target, run))
     if f"{inside}/".startswith(f"{outside}/"):
         raise InputError(f"--to is '{without_secrets(target.url)}', which is in --out; name a new directory elsewhere")
     with named(target.key, target.url):

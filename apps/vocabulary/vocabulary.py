@@ -28,7 +28,7 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.progress import progress_bar
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import named, open_storage, refuse_existing
+from trainer.core.storage import below, named, open_storage, refuse_existing
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.features import features_only
 from trainer.data.files import DataFiles
@@ -254,7 +254,7 @@ def _keep(
 
 
 def _url(out: str, name: str) -> str:
-    return f"{out.rstrip('/')}/{quote(name, safe='')}.parquet"
+    return below(out, f"{quote(name, safe='')}.parquet")
 
 
 def _write(flag: str, kept: pa.RecordBatchReader, about: dict[str, Any]) -> None:

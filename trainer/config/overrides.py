@@ -22,7 +22,7 @@ import functools
 import inspect
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from types import GenericAlias, UnionType
 from typing import Annotated, Any, NoReturn, TypeGuard, Union, get_args, get_origin, get_type_hints
@@ -30,13 +30,12 @@ from typing import Annotated, Any, NoReturn, TypeGuard, Union, get_args, get_ori
 import pydantic
 
 from trainer.config.help import command_help, config_help
-from trainer.config.root import Config, load_tree
+from trainer.config.root import Config, load_tree, without_replaced
 from trainer.core.errors import InputError
 from trainer.core.section import Section, Tree, flat, validate
 
 Path = tuple[str, ...]
 HINTS = 3  # most flags to suggest for an unknown one
-LENGTHS = ("train", "steps"), ("train", "epochs")
 HELP_CONFIG = "--help-config"
 OF_CONFIG = ("config", "config_words")  # arguments that are no flags of their own
 
@@ -233,19 +232,22 @@ def _validate_arguments(section: type[Section], given: Tree) -> Section:
 
 def _validate_config(tree: Tree, given: dict[Path, Any], name: str) -> Config:
     """Returns the configuration of a file's tree, with the values of flags in place of the file's."""
-    replaced = dict.fromkeys(LENGTHS) if not given.keys().isdisjoint(LENGTHS) else {}
-    for path, value in (replaced | given).items():
-        _put(tree, path, value)
+    for path in given:
+        _put(tree, path, given)
     return validate(Config, tree, lambda key: _source(key, given, name))
 
 
-def _put(tree: Tree, path: Path, value: Any) -> None:
+def _put(tree: Tree, path: Path, given: Mapping[Path, Any]) -> None:
+    """Puts the value of a flag into a tree, in place of the value, or of the key that it is the alternative to."""
     *above, key = path
     for step in above:
         tree = tree.setdefault(step, {})
         if not isinstance(tree, dict):  # which validation refuses
             return
-    tree[key] = value
+    kept = without_replaced(tree, {one[-1]: value for one, value in given.items() if one[:-1] == path[:-1]})
+    for replaced in tree.keys() - kept.keys():
+        del tree[replaced]
+    tree[key] = given[path]
 
 
 def _source(key: tuple[int | str, ...], given: Iterable[Path], name: str) -> str:

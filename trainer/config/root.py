@@ -2,7 +2,7 @@
 
 import tomllib
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pydantic
 import tomli_w
@@ -20,6 +20,8 @@ from trainer.core.errors import InputError, StorageError, StorageNotFoundError
 from trainer.core.section import Section, Tree, validate
 from trainer.core.storage import read_text
 
+ALTERNATIVES = ("steps", "epochs"), ("max_norm", "max_value"), ("column", "columns")
+"""Keys of a section of which only one can be set."""
 READY_MADE = Path(__file__).parent / "presets"
 
 
@@ -168,8 +170,21 @@ def _joined(base: Tree, tree: Tree) -> Tree:
     name = tree.get("name")
     if isinstance(name, str) and name != base.get("name"):
         return tree
+    base = without_replaced(base, tree)
     tables = {key: value for key, value in tree.items() if isinstance(value, dict) and isinstance(base.get(key), dict)}
     return base | tree | {key: _joined(base[key], value) for key, value in tables.items()}
+
+
+def without_replaced(tree: Tree, given: Tree) -> Tree:
+    """Returns a table without the keys that the keys of another one replace: a length takes the place of the other."""
+    replaced = {
+        one for keys in ALTERNATIVES for key in keys if _is_value(given.get(key)) for one in keys if one not in given
+    }
+    return {key: value for key, value in tree.items() if key not in replaced or not _is_value(value)}
+
+
+def _is_value(value: Any) -> bool:
+    return not isinstance(value, dict | None)  # features are tables, and may have such names
 
 
 def _read_toml(name: str) -> Tree:

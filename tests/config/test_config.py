@@ -94,7 +94,7 @@ def test_a_length_replaces_that_of_the_base_and_features_may_have_its_name(tmp_p
         ("base = 5", "first.toml': base is 5; it must name another configuration"),
         ("base = '{first}'", "first.toml'; it must name another configuration"),
         ("base = '{second}'", "second.toml': base is '"),
-        ("base = 'nowhere'", "configuration 'nowhere': no such file; ready-made ones: "),
+        ("base = 'nowhere'", "/nowhere): no such file; ready-made ones: "),
         ("base = 'movielens'\n[trian]", "first.toml': unknown key 'trian'"),
     ],
 )

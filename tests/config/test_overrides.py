@@ -126,6 +126,25 @@ def test_a_flag_replaces_the_alternative_to_its_key(tmp_path):
     assert (config.data.sparse["x"].column, [*config.data.sparse["x"].columns]) == (None, ["a", "b"])
 
 
+def test_a_run_directory_stands_for_its_configuration(tmp_path):
+    (tmp_path / "config.toml").write_text("[train]\nsteps = 7")
+
+    def evaluate(config: Config, out: str) -> tuple:
+        return config.train.steps, out
+
+    assert parse(evaluate, [str(tmp_path)], "program")() == (7, str(tmp_path))
+    assert parse(evaluate, [str(tmp_path), "--out", "other"], "program")() == (7, "other")
+
+
+def test_a_list_may_be_written_with_commas_and_a_switch_without_a_value(tmp_path):
+    def compare(runs: tuple[str, ...], overwrite: bool = False) -> tuple:
+        return runs, overwrite
+
+    (tmp_path / "c,d").touch()
+    words = ["--overwrite", "--runs", "a,b", f"{tmp_path}/c,d"]
+    assert parse(compare, words, "program")() == (("a", "b", f"{tmp_path}/c,d"), True)
+
+
 def test_a_flag_completes_a_file(tmp_path):
     (tmp_path / "config.toml").write_text("[data.sparse.s]\ndimension = 4")
     with pytest.raises(InputError, match=r"config.toml': 'data.sparse.s.rows' is missing"):

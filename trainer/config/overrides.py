@@ -20,6 +20,7 @@ is missing. This file parses in 36 ms.
 import difflib
 import functools
 import inspect
+import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -94,6 +95,9 @@ def _bind(function: Callable[..., Any], words: list[str], name: str | None) -> f
     positional = [one.name for one in parameters if one.kind is one.POSITIONAL_ONLY]
     given = _read(words, keys, [(_dashed(one),) for one in positional])
     own = {path[0]: given.pop(path) for path in [*given] if len(path) == 1}  # keys of the configuration have sections
+    own = {key: _split(value) if isinstance(value, list | tuple) else value for key, value in own.items()}
+    if name and os.path.isfile(f"{name}/config.toml") and "out" in arguments.model_fields:
+        own.setdefault("out", name)
     values = {key.replace("-", "_"): value for key, value in _validate_arguments(arguments, own)}
     if name:
         values["config"] = _validate_config(tree, given, name)
@@ -177,9 +181,11 @@ def _read(words: list[str], kinds: dict[Path, Any], positional: list[Path]) -> d
             path, values = free.popleft(), [key + equals + value]
         else:
             raise InputError(f"unexpected '{key + equals + value}'; every value follows its --flag")
-        many = _is_many(kinds[path])
+        many, is_switch = _is_many(kinds[path]), kinds[path] is bool and len(path) == 1
         while rest and not rest[0].startswith("--") and (many or not values):
             values.append(rest.popleft())
+        if not values and is_switch:
+            values = ["True"]
         if not values and not many:
             raise InputError(f"missing value for {key}")
         given[path] = _convert(values, kinds[path])
@@ -205,6 +211,16 @@ def _words(path: Path, value: Any) -> list[str]:
 
 def _is_many(kind: Any) -> bool:
     return any(get_origin(one) in (list, tuple) for one in (kind, *get_args(kind)))
+
+
+def _split(words: list[Any] | tuple[Any, ...]) -> list[Any] | tuple[Any, ...]:
+    """Returns words that commas separate, as components take them, as several; a file may have a comma in its name."""
+    parts = [
+        part
+        for word in words
+        for part in (word.split(",") if "," in str(word) and not os.path.exists(word) else [word])
+    ]
+    return type(words)(parts)
 
 
 def _convert(words: list[str], kind: Any) -> Any:

@@ -1,5 +1,6 @@
 """The root of the configuration, and how a configuration is read."""
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +18,7 @@ from trainer.config.report import ReportConfig
 from trainer.config.tasks import TaskConfig, check_task
 from trainer.config.train import EvaluateConfig, FinetuneConfig, TrainConfig
 from trainer.core.errors import InputError, StorageError, StorageNotFoundError
+from trainer.core.secrets import place
 from trainer.core.section import Section, Tree, validate
 from trainer.core.storage import read_text
 
@@ -189,13 +191,15 @@ def _is_value(value: Any) -> bool:
 
 def _read_toml(name: str) -> Tree:
     ready_made = {path.stem: path for path in READY_MADE.glob("*.toml")}
+    if os.path.isfile(of_run := f"{name.rstrip('/')}/config.toml"):
+        name = of_run
     try:
         return tomllib.loads(read_text(str(ready_made.get(name.removesuffix(".toml"), name))))
     except StorageNotFoundError as error:
         known = ", ".join(sorted(ready_made))
-        raise InputError(f"configuration '{name}': no such file; ready-made ones: {known}") from error
+        raise InputError(f"configuration {place(name)}: no such file; ready-made ones: {known}") from error
     except StorageError as error:
-        raise InputError(f"configuration '{name}' cannot be read: {error}") from error
+        raise InputError(f"configuration {place(name)} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"configuration '{name}' is not TOML: {error}") from error
 

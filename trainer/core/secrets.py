@@ -1,5 +1,6 @@
 """Hides the secrets of URLs in all output."""
 
+import os
 import re
 
 # fsspec and cloud libraries quote whole URLs in errors, so no caller can keep secrets out by itself. Users and
@@ -28,3 +29,9 @@ def without_secrets(text: object) -> str:
         return f"{name}=***" if name else "***"
 
     return SECRETS.sub(hidden, str(text))
+
+
+def place(url: str) -> str:
+    """Returns a URL for messages: quoted, without secrets, and a relative path with the absolute one."""
+    is_relative = not re.match(r"[\w.+-]+:|/|~", url)
+    return f"'{without_secrets(url)}'" + (f" ({os.path.abspath(url)})" if is_relative else "")

@@ -25,7 +25,7 @@ from trainer.core.errors import (
     StorageUnsupportedError,
 )
 from trainer.core.remedies import remedy
-from trainer.core.secrets import without_secrets
+from trainer.core.secrets import place, without_secrets
 
 KINDS = {
     FileNotFoundError: StorageNotFoundError,
@@ -336,5 +336,5 @@ def named(key: str, url: str) -> Iterator[None]:
             yield
     except StorageError as error:
         raise InputError(
-            f"{key} is '{without_secrets(url)}', which cannot be used: {_one_line(error)}; {remedy(error, url)}"
+            f"{key} is {place(url)}, which cannot be used: {_one_line(error)}; {remedy(error, url)}"
         ) from error

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import pyarrow as pa
 
 from apps.check_data.checked import Checked
 from apps.check_data.finding import Finding
@@ -14,7 +13,7 @@ from trainer.core.secrets import without_secrets
 from trainer.data.columns import id_columns
 from trainer.data.dataset import check_files
 from trainer.data.files import DataFile
-from trainer.rules.plain_types import is_list, meaning
+from trainer.rules.plain_types import meaning_in_lists
 
 
 def schema_findings(splits: Sequence[Split], config: DataConfig | None) -> list[Finding]:
@@ -54,17 +53,11 @@ def _differences(name: str, splits: Sequence[Split], of_ids: bool) -> Iterator[t
         if name not in file.schema.names:
             yield file.name, f"there is no such column; the file has: {', '.join(file.schema.names)}"
             continue
-        here = _meaning(file.schema.field(name).type, of_ids)
+        here = meaning_in_lists(file.schema.field(name).type, of_ids)
         if first and here and here != first[0]:
             there = first[1].schema.field(name).type
             yield file.name, f"it is of type {file.schema.field(name).type}, but {there} in {first[1].name}"
         first = first or ((here, file) if here else None)
-
-
-def _meaning(dtype: pa.DataType, of_ids: bool) -> str | None:
-    """Returns the meaning of values to training, in lists or not; None if a file has no values."""
-    found = meaning(dtype, of_ids)
-    return f"lists of {found}" if found and is_list(dtype) else found
 
 
 def _refused(splits: Sequence[Split], config: DataConfig) -> list[Finding]:

@@ -45,6 +45,7 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import read_text
 from trainer.data.dataset import find_files
+from trainer.data.recorded_types import RecordedTypes
 from trainer.data.segments import data_of_segment
 from trainer.models.embeddings import name_in_model
 from trainer.models.outputs import model_outputs
@@ -216,11 +217,12 @@ def _write(
     """Writes all files but the manifest; returns the parity rows, and the entries of files that are known."""
     data, split = config.data, choices.split
     files = find_files(f"data.{split}", getattr(data, split), data)
+    weights = SavedWeights(chosen, config.optimizer.ema, choices.averages)
+    weights.types.check(data, files.files)
     types, lists = column_types(files, data), lists_in(files, data)
     described = signature(data, types, lists, model_outputs(config))
     described |= {"model": config.model.name, "step": chosen.step, "averages": choices.averages, "tables": "float32"}
     described |= {"format": choices.format, "split": split}
-    weights = SavedWeights(chosen, config.optimizer.ema, choices.averages)
     state = read_managed(chosen) if data.managed_tables else {}
     rows = partial(read_rows, files, config, managed_ids(config, state))
     listed = ids_with_rows(data, {table: state[f"managed.{name_in_model(table)}.ids"] for table in data.managed_tables})
@@ -259,7 +261,7 @@ def _write_whole(
     written = parity(model, torchrec_answers, outputs, rows(), PARITY_ROWS)
     replace_tables(model, config.data)
     if quantize != "none":
-        described |= {"tables": quantize, "quality": _quantize(model, config, rows, split, quantize)}
+        described |= {"tables": quantize, "quality": _quantize(model, config, weights.types, rows, split, quantize)}
         written = parity(model, plain_answers, outputs, rows(), PARITY_ROWS)
     program = export_program(ServedModel(model, rules, outputs).eval(), described, config.model.name)
     if choices.compile:
@@ -278,12 +280,17 @@ def _check_finite(model: nn.Module, url: str) -> None:
 
 
 def _quantize(
-    model: nn.Module, config: Config, rows: Callable[[], Iterator[SplitRows]], split: str, quantize: str
+    model: nn.Module,
+    config: Config,
+    types: RecordedTypes,
+    rows: Callable[[], Iterator[SplitRows]],
+    split: str,
+    quantize: str,
 ) -> dict[str, Any]:
     """Quantizes the tables, and returns the metrics of the split before and after."""
-    before = measure(model, config, rows())
+    before = measure(model, config, types, rows())
     quantize_tables(model, quantize)
-    after = measure(model, config, rows())
+    after = measure(model, config, types, rows())
     print(render(split, before, after, quantize))
     return {"split": split, "float32": before, quantize: after}
 

@@ -11,6 +11,7 @@ from apps.export.reference import READ_ROWS, SplitRows, plain_answers
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, process_group
 from trainer.data.batch import Batch
+from trainer.data.recorded_types import RecordedTypes
 from trainer.metrics.evaluation import Metrics, predictions_of_items
 from trainer.metrics.retrieval import ItemVectors
 from trainer.models.base import BatchOutputs
@@ -71,17 +72,18 @@ def quantize_tables(model: nn.Module, quantization: str) -> None:
 
 
 @torch.inference_mode()
-def measure(model: nn.Module, config: Config, rows: Iterable[SplitRows]) -> Quality:
+def measure(model: nn.Module, config: Config, types: RecordedTypes, rows: Iterable[SplitRows]) -> Quality:
     """Returns the metrics that an evaluation computes, for a model with plain tables.
 
     Args:
         model: The model.
         config: Names the metrics.
+        types: The types of the columns that the model was trained on.
         rows: The rows of the split.
     """
     served = _Served(model, model_outputs(config))
     with process_group(config.train.collective_timeout_seconds) as context:
-        metrics = Metrics(config, context.device, _item_vectors(served, config, context))
+        metrics = Metrics(config, context.device, _item_vectors(served, config, types, context))
         for part in rows:
             metrics.update(served(part.batch)[1])
         return metrics.compute(context)
@@ -100,10 +102,12 @@ class _Served(nn.Module):
         return loss, BatchOutputs(loss, predictions, batch.labels, batch.weights, batch.groups)
 
 
-def _item_vectors(model: nn.Module, config: Config, context: DistributedContext) -> dict[str, ItemVectors] | None:
+def _item_vectors(
+    model: nn.Module, config: Config, types: RecordedTypes, context: DistributedContext
+) -> dict[str, ItemVectors] | None:
     """Returns the vectors of the catalogue's items, if metrics rank them."""
     names = list(dict.fromkeys(predictions_of_items(config)))
-    catalogue = open_catalogue(config, context) if names else None
+    catalogue = open_catalogue(config, context, types) if names else None
     if catalogue is None:
         return None
     return item_vectors(model, catalogue, config.data, names, READ_ROWS, context, lambda: False)

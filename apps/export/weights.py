@@ -13,6 +13,7 @@ from trainer.checkpoint.store import Checkpoint
 from trainer.config.optim import AverageConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
+from trainer.data.recorded_types import RecordedTypes
 from trainer.models.builder import build_model
 
 MODEL = "model.model."  # the model without its loss
@@ -30,6 +31,7 @@ class SavedWeights:
 
     Attributes:
         shapes: The shape of each weight.
+        types: The types of the columns that they were trained on.
 
     Raises:
         InputError: Averages are wanted, and the checkpoint has none.
@@ -37,6 +39,7 @@ class SavedWeights:
 
     def __init__(self, checkpoint: Checkpoint, ema: AverageConfig, averages: bool) -> None:
         self.url = checkpoint.url
+        self.types = RecordedTypes.of_checkpoint(checkpoint.url, checkpoint.train_state)
         self._saved = SavedRows(checkpoint.url)
         entries, self._decay = self._saved.entries, ema.decay
         self._names = {name.removeprefix(MODEL): name for name in entries if name.startswith(MODEL)}

@@ -22,6 +22,7 @@ from trainer.core.run_directory import RunDirectory
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.features import features_only
 from trainer.data.kept import kept_schema
+from trainer.data.recorded_types import RecordedTypes
 from trainer.models.outputs import ModelOutput, model_outputs
 from trainer.run.preemption import stop_on_signals
 from trainer.training.evaluate import restore_evaluated
@@ -199,6 +200,8 @@ def _find_checkpoint(
 ) -> tuple[Checkpoint, Record]:
     """Finds the checkpoint, and what decides the contents of the parts."""
     checkpoint = choose_checkpoint(source.directory, arguments.out, arguments.checkpoint, find)
+    types = RecordedTypes.of_checkpoint(checkpoint.url, checkpoint.train_state)
+    types.check(arguments.data(config), source.files.files)
     return checkpoint, {
         "checkpoint": record_of_checkpoint(checkpoint),
         "model": _fingerprint(config),

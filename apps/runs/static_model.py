@@ -11,6 +11,7 @@ from trainer.core.distributed import process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
+from trainer.data.recorded_types import RecordedTypes
 from trainer.data.segments import data_of_segment, look_at_segment
 from trainer.metrics.checks import check_metrics
 from trainer.training.evaluate import Evaluator, open_catalogue, restore_evaluated
@@ -58,10 +59,11 @@ def static_metrics(
     wanted = [segment for segment in new if look_at_segment(config.data, segment).files]
     if wanted:
         with process_group(config.train.collective_timeout_seconds) as context:
-            model, catalogue = restore_evaluated(config, checkpoint, context), open_catalogue(config, context)
+            types = RecordedTypes.of_checkpoint(checkpoint.url, checkpoint.train_state)
+            model, catalogue = restore_evaluated(config, checkpoint, context), open_catalogue(config, context, types)
             for segment in wanted:
                 data = data_of_segment(config.data, segment, "validation")
-                evaluator = Evaluator(config.model_copy(update={"data": data}), context, catalogue)
+                evaluator = Evaluator(config.model_copy(update={"data": data}), context, types, catalogue)
                 with model.averaged():
                     found = evaluator.evaluate(model.model, "validation", model.managed)
                 known.append({"segment": segment, **asked, "values": found})

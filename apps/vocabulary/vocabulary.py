@@ -33,7 +33,7 @@ from trainer.data.dataset import FileSet, find_files
 from trainer.data.features import features_only
 from trainer.data.files import DataFiles
 from trainer.data.row_groups import RowGroupReader
-from trainer.rules.plain_types import is_list, to_ids, to_plain
+from trainer.rules.plain_types import is_list, meaning, to_ids, to_plain
 from trainer.rules.vocabulary import METADATA, read_vocabulary
 
 
@@ -120,6 +120,9 @@ def write_vocabularies(
     config = _limited_to(columns, config)
     files = find_files("--source", source, config)
     types = {name: _type_of(of, files.files) for name, of in of_name.items()}
+    meanings = {name: _meaning_of(of, files.files) for name, of in of_name.items()}
+    for name, one in earlier.items():
+        _check_meaning(name, one, meanings[name])
     with TemporaryDirectory() as folder, progress_bar(files.rows * len(columns), " rows") as progress:
         if engine == "duckdb":
             counts = IdCounts(partial(_ids, files, config, progress), Path(folder), memory_mib)
@@ -133,7 +136,7 @@ def write_vocabularies(
             limit = max_rows and max_rows - of_unseen[name]
             about = _keep(name, counts, types[name], min_count, limit, earlier[name].ids if extends else None)
             found[name] = settings | about | {"columns": [*of], "source": without_secrets(" ".join(source))}
-            found[name] |= {"rows": of_unseen[name] + about["kept"], "url": _url(out, name)}
+            found[name] |= {"rows": of_unseen[name] + about["kept"], "url": _url(out, name), "ids": meanings[name]}
         for name, about in found.items():
             _write(flag, counts.kept(name), about)
     return found
@@ -146,23 +149,25 @@ class _Earlier:
     Attributes:
         ids: Its ids, int64 or bytes, in the order of their rows.
         unseen_rows: Its rows for all other ids.
+        meaning: What its ids are, such as dates; None of a vocabulary that does not say.
     """
 
     ids: pa.Array
     unseen_rows: int
+    meaning: str | None
 
 
 def _earlier(url: str, unseen_rows: int | None) -> _Earlier:
     with named("--extends", url):
         table = read_vocabulary(url)
-    there = json.loads((table.schema.metadata or {}).get(METADATA, b"{}")).get("unseen_rows")
-    if there is None:
+    about = json.loads((table.schema.metadata or {}).get(METADATA, b"{}"))
+    if (there := about.get("unseen_rows")) is None:
         raise InputError(f"--extends: {place(url)} is not a vocabulary; make one by `data.vocabulary`")
     if unseen_rows not in (None, there):
         raise InputError(
             f"--unseen-rows is {unseen_rows}, but '{without_secrets(url)}', to extend, has {there}; leave it out"
         )
-    return _Earlier(plain_ids(table["id"].combine_chunks()), there)
+    return _Earlier(plain_ids(table["id"].combine_chunks()), there, about.get("ids"))
 
 
 def _check_arguments(
@@ -208,6 +213,31 @@ def _type_of(columns: Sequence[str], files: DataFiles) -> pa.DataType:
             "or of strings"
         )
     return pa.large_binary() if texts else pa.int64()
+
+
+def _meaning_of(columns: Sequence[str], files: DataFiles) -> str | None:
+    """Returns what the ids of columns are; None for columns without values.
+
+    Raises:
+        InputError: They are not alike, such as dates in one and timestamps in another.
+    """
+    found: dict[str, str] = {}
+    for schema in files.first_of_schemas():
+        for column in columns:
+            if kind := meaning(schema.field(column).type, of_ids=True):
+                found.setdefault(kind, column)
+    if len(found) > 1:
+        (first, one), (second, other) = [*found.items()][:2]
+        raise InputError(
+            f"{files[0].name}: column '{one}' has {first}, and '{other}' has {second}; one vocabulary has ids of one "
+            "kind"
+        )
+    return next(iter(found), None)
+
+
+def _check_meaning(name: str, earlier: _Earlier, now: str | None) -> None:
+    if earlier.meaning and now and earlier.meaning != now:
+        raise InputError(f"--extends: column '{name}' has {now}, but its vocabulary there has {earlier.meaning}")
 
 
 def _ids(files: FileSet, config: DataConfig, progress: tqdm, columns: Sequence[str]) -> Iterator[pa.Array]:

@@ -40,7 +40,7 @@ def _predict(session: Session, steps: int) -> float:
 
 def _evaluate(session: Session, steps: int) -> float:
     config, context = session.config, session.context
-    evaluator = Evaluator(_evaluated_on_training(config), context)
+    evaluator = Evaluator(_evaluated_on_training(config), context, session.order.types)
     left = iter(range(steps))
     start = time.perf_counter()
     evaluator.evaluate(session.model.model, "test", session.model.managed, lambda: next(left, None) is None)

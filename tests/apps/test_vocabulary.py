@@ -127,7 +127,10 @@ def test_an_extended_vocabulary_keeps_the_rows(columns, tmp_path, name):
         ({"extends": "nowhere"}, "--extends is 'nowhere/single.parquet'"),
         ({"extends": "{old}", "unseen_rows": 2}, "--unseen-rows is 2, but '{old}/single.parquet', to extend, has 1"),
         ({"extends": "{old}", "max_rows": 3}, "--max-rows is too few for column 'single': "),
-        ({"extends": "{old}", "columns": ("word",)}, "--extends: the ids of column 'word' are of another type"),
+        (
+            {"extends": "{old}", "columns": ("word",)},
+            "--extends: column 'word' has strings, but its vocabulary there has integers",
+        ),
         ({"extends": "{plain}"}, "is not a vocabulary"),
     ],
 )

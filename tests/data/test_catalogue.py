@@ -15,6 +15,7 @@ from trainer.data.files import DataFile
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives
+from trainer.data.recorded_types import RecordedTypes
 
 FEATURES = ["item", "tags", "price"]
 ITEMS = {
@@ -173,8 +174,8 @@ def test_catalogues_that_are_refused(folder, columns, words):
 @pytest.mark.parametrize(
     ("strings", "words"),
     [
-        (["items"], "column 'item' has strings, but column 'item' of data.train integers"),
-        (["item"], "column 'item' has integers, but column 'item' of data.train strings"),
+        (["items"], "column 'item' has strings .string., but data.sparse.item had integers in data.train"),
+        (["item"], "column 'item' has integers .int64., but data.sparse.item had strings in data.train"),
         (["avoided"], "column 'item' has integers, but column 'avoided' of data.train strings"),
         (["items", "item"], "column 'item' has strings, but column 'avoided' of data.train integers"),
         (["items", "item", "avoided"], None),
@@ -190,9 +191,10 @@ def test_ids_are_integers_or_strings_in_both(folder, strings, words):
     pq.write_table(table, folder / "train.parquet")
     config = data(folder, hard_negatives="avoided")
     config.sparse["item"] = config.sparse["item"].model_copy(update={"ids": "hash"})
-    samples = find_files("data.train", config.train, config).files[0]
+    files = find_files("data.train", config.train, config).files
+    types = RecordedTypes.of_files(config, files, "data.train")
     with pytest.raises(InputError, match=words) if words else nullcontext():
-        read_catalogue(config, FEATURES, samples)
+        read_catalogue(config, FEATURES, files[0], types)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Training with ids of a vocabulary: their rows, wrong files, and a resume with another one."""
 
 import shutil
+from datetime import date
 
 import numpy as np
 import pyarrow as pa
@@ -122,13 +123,14 @@ WRONG = [
     ({"ids": "vocabulary", "vocabulary": "{rows}/part-00.parquet"}, "which is not a vocabulary; make one by"),
     ({"ids": "vocabulary", "vocabulary": "{rows}/../ints/id.parquet", "rows": 3}, "needs 4; set rows to at least that"),
     ({"ids": "vocabulary", "vocabulary": "{rows}/../text/id.parquet"}, "has ids of type int32, but"),
+    ({"ids": "vocabulary", "vocabulary": "{rows}/../days/id.parquet"}, "is one of dates; name one of integers"),
     ({"ids": "vocabulary", "vocabulary": "x", "table": "s1", "rows": 101}, "data.sparse.s1.ids is error, but"),
 ]
 
 
 @pytest.mark.parametrize(("feature", "message"), WRONG)
 def test_wrong_vocabularies(rows, refusal, feature, message):
-    for name, ids in (("ints", [1, 2, 3]), ("text", ["a"])):
+    for name, ids in (("ints", [1, 2, 3]), ("text", ["a"]), ("days", [date(2026, 1, 31)])):
         folder = rows.parent / name
         folder.mkdir(exist_ok=True)
         pq.write_table(pa.table({"id": ids}), folder / "ids.parquet")

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.config.data import DataConfig
-from trainer.config.features import columns_of
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch, to_batch
 from trainer.data.chunk import Chunk
@@ -18,6 +17,7 @@ from trainer.data.dataset import FileSet, find_files
 from trainer.data.decode import decode
 from trainer.data.features import features_only
 from trainer.data.files import DataFile
+from trainer.data.recorded_types import UNKNOWN, RecordedTypes
 from trainer.data.row_groups import RowGroupReader
 from trainer.data.rows import NO_ITEM, Rows
 from trainer.rules.weights import ids_in, weights_of
@@ -78,13 +78,16 @@ class Catalogue:
             yield to_batch(self.rows.take(rows), data, 0.0)
 
 
-def read_catalogue(data: DataConfig, item_features: Collection[str], samples: DataFile | None = None) -> Catalogue:
+def read_catalogue(
+    data: DataConfig, item_features: Collection[str], samples: DataFile | None = None, types: RecordedTypes = UNKNOWN
+) -> Catalogue:
     """Reads the catalogue.
 
     Args:
         data: The data.
         item_features: Names of the features of items.
         samples: A file of the samples that the items are joined with. Unset: the items stay alone.
+        types: The types of the columns of the samples.
 
     Raises:
         InputError: A file cannot be read, a value is not allowed, an id occurs twice, no item has a weight, or a column
@@ -95,7 +98,8 @@ def read_catalogue(data: DataConfig, item_features: Collection[str], samples: Da
     here = files.files[0].lists
     if samples:
         _check_lists(files, columns, here, samples.lists)
-        _check_texts(files, columns, data.catalogue.hard_negatives, samples)
+    types.check(columns.model_copy(update={"weight": None}), files.files)
+    types.check_items(data, files.files)
     reader = RowGroupReader(files, columns)
     chunks = (Chunk(reader.read(group), range(group.rows), partial(reader.where, group)) for group in files.row_groups)
     items = Rows.join([decode(chunk, columns, here) for chunk in chunks])
@@ -118,20 +122,6 @@ def _check_lists(files: FileSet, columns: DataConfig, here: Collection[str], the
             is_here, is_there = ("a list", "single ids") if name in here else ("single ids", "a list")
             raise InputError(
                 f"{files.files[0].name}: column '{name}' is {is_here}, but {is_there} in data.train; make them alike"
-            )
-
-
-def _check_texts(files: FileSet, columns: DataConfig, hard_negatives: str | None, samples: DataFile) -> None:
-    """Refuses a pair of columns with integers in one and strings in the other: they have no id in common."""
-    (item,), file = columns.groups, files.files[0]
-    ids = [one for name, feature in columns.sparse.items() for one in columns_of(name, feature)]
-    pairs = [(name, name) for name in (*ids, item)] + ([(item, hard_negatives)] if hard_negatives else [])
-    for here, there in pairs:
-        if (here in file.texts) != (there in samples.texts):
-            kinds = ("strings", "integers") if here in file.texts else ("integers", "strings")
-            raise InputError(
-                f"{file.name}: column '{here}' has {kinds[0]}, but column '{there}' of data.train {kinds[1]}; make "
-                "them alike"
             )
 
 

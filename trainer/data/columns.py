@@ -1,7 +1,7 @@
 """Checks that the columns of files are usable, and mean the same in all files."""
 
-from collections.abc import Collection, Iterable
-from itertools import chain
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -34,19 +34,51 @@ def _columns_of_ids(config: DataConfig) -> dict[str, list[str]]:
     return {name: columns_of(name, one) for name, one in config.sparse.items() if takes(one) == "ids"}
 
 
+@dataclass(frozen=True)
+class Use:
+    """A use of a column in which other types mean other values.
+
+    Attributes:
+        key: The key of the configuration that the values are for.
+        column: The column.
+        of_ids: Whether the values are ids; else they are numbers.
+    """
+
+    key: str
+    column: str
+    of_ids: bool
+
+
+def uses(config: DataConfig) -> list[Use]:
+    """Returns the uses of columns, without times that are transformed: those become seconds from any type."""
+    found = [
+        Use(f"data.dense.{name}", feature.column or name, False)
+        for name, feature in config.dense.items()
+        if takes(feature) == "numbers" and feature.transform != "is_missing"
+    ]
+    for name, feature in config.sparse.items():
+        found += _uses_of_ids(f"data.sparse.{name}", name, feature)
+    found += [Use(f"data.groups.{name}", name, True) for name in config.groups]
+    if hard := config.catalogue.hard_negatives:
+        found.append(Use("data.catalogue.hard_negatives", hard, True))
+    found += [Use(f"data.labels.{name}", name, False) for name in config.labels]
+    return [*found, Use("data.weight", config.weight, False)] if config.weight else found
+
+
+def _uses_of_ids(key: str, name: str, feature: SparseFeature) -> list[Use]:
+    beside = {"weights": feature.weights, "times": feature.times, "before": feature.before}
+    found = [Use(f"{key}.{of}", column, False) for of, column in beside.items() if column]
+    if takes(feature) == "times":
+        return found
+    of_ids = takes(feature) == "ids"
+    if feature.columns:
+        return found + [Use(f"{key}.columns.{place}", one, of_ids) for place, one in enumerate(feature.columns)]
+    return [*found, Use(key, feature.column or name, of_ids)]
+
+
 def id_columns(config: DataConfig) -> list[str]:
     """Returns all columns of ids: of sparse features, groups and hard negatives."""
-    hard = [config.catalogue.hard_negatives] if config.catalogue.hard_negatives else []
-    return list(dict.fromkeys([*chain(*_columns_of_ids(config).values()), *config.groups, *hard]))
-
-
-def _number_columns(config: DataConfig) -> list[str]:
-    """Returns the columns of numbers: of features, labels, weights, and times of ids."""
-    features = [*config.dense.items(), *config.sparse.items()]
-    made = [(name, one) for name, one in features if takes(one) == "numbers" and one.transform != "is_missing"]
-    weight = [config.weight] if config.weight else []
-    of_ids = [name for one in config.sparse.values() for name in (one.weights, one.times, one.before) if name]
-    return [*chain(*(columns_of(name, one) for name, one in made)), *config.labels, *weight, *of_ids]
+    return list(dict.fromkeys(use.column for use in uses(config) if use.of_ids))
 
 
 def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
@@ -96,12 +128,7 @@ def check_alike(config: DataConfig, schemas: dict[pa.Schema, str]) -> None:
     Raises:
         InputError: A column differs in two files.
     """
-    _check_alike(id_columns(config), schemas, of_ids=True)
-    _check_alike(_number_columns(config), schemas, of_ids=False)
-
-
-def _check_alike(names: Iterable[str], schemas: dict[pa.Schema, str], of_ids: bool) -> None:
-    for name in names:
+    for name, of_ids in dict.fromkeys((use.column, use.of_ids) for use in uses(config)):
         first: tuple[str, str] | None = None
         for schema, file in schemas.items():
             found = meaning(schema.field(name).type, of_ids)
@@ -154,11 +181,18 @@ def _check_ids(file: str, name: str, column: str, dtype: pa.DataType, feature: S
         raise InputError(f"{file}: column '{column}' is of type {dtype}; it must be {allowed}, {INTEGERS}")
     if not has_values(dtype):
         return
-    if feature.ids == "vocabulary" and open_vocabulary(name, feature).is_text != strings:
-        kinds = ("integers", "strings") if strings else ("strings", "integers")
+    if feature.ids == "vocabulary":
+        _check_vocabulary(file, name, column, dtype, feature)
+
+
+def _check_vocabulary(file: str, name: str, column: str, dtype: pa.DataType, feature: SparseFeature) -> None:
+    """Refuses a vocabulary of other ids than those of a column: no id would be in it, or some by chance."""
+    vocabulary, here = open_vocabulary(name, feature), meaning(dtype, of_ids=True)
+    if vocabulary.is_text != is_string(id_type(dtype)) or vocabulary.meaning not in (None, here):
+        there = vocabulary.meaning or ("strings" if vocabulary.is_text else "integers")
         raise InputError(
             f"{file}: column '{column}' has ids of type {id_type(dtype)}, but data.sparse.{name}.vocabulary is one of "
-            f"{kinds[0]}; name one of {kinds[1]}"
+            f"{there}; name one of {here}"
         )
 
 

@@ -96,6 +96,12 @@ def meaning(dtype: pa.DataType, of_ids: bool) -> str | None:
     return "strings" if is_string(plain) else "integers" if of_ids else "numbers"
 
 
+def meaning_in_lists(dtype: pa.DataType, of_ids: bool) -> str | None:
+    """Returns the same, and whether the values are in lists."""
+    found = meaning(dtype, of_ids)
+    return f"lists of {found}" if found and is_list(dtype) else found
+
+
 def to_plain(array: pa.Array) -> pa.Array:
     """Returns a column's values without their layout; strings may stay dictionary-encoded, and lists of any width."""
     if isinstance(array, pa.ExtensionArray):

@@ -83,6 +83,7 @@ class Vocabulary:
         unseen_rows: Rows that other ids are hashed over.
         is_text: Whether the ids are strings.
         in_order: The ids in the order of their rows, `[N]`.
+        meaning: What the ids are, such as dates; None of a vocabulary that does not say.
     """
 
     keys: np.ndarray
@@ -90,6 +91,7 @@ class Vocabulary:
     unseen_rows: int
     is_text: bool
     in_order: np.ndarray
+    meaning: str | None = None
 
     @cached_property  # each save asks for it
     def fingerprint(self) -> str:
@@ -194,7 +196,7 @@ def _read(key: str, url: str) -> Vocabulary:
 def _load(url: str) -> Vocabulary:
     table = read_vocabulary(url)
     settings = json.loads(table.schema.metadata[METADATA])
-    return _vocabulary(table["id"].combine_chunks(), settings["unseen_rows"])
+    return _vocabulary(table["id"].combine_chunks(), settings["unseen_rows"], settings.get("ids"))
 
 
 def read_vocabulary(url: str) -> pa.Table:
@@ -203,10 +205,10 @@ def read_vocabulary(url: str) -> pa.Table:
     return pq.read_table(pa.BufferReader(fs.cat_file(path)), columns=["id", "count"])
 
 
-def _vocabulary(ids: pa.Array, unseen_rows: int) -> Vocabulary:
+def _vocabulary(ids: pa.Array, unseen_rows: int, meaning: str | None) -> Vocabulary:
     is_text = not pa.types.is_integer(ids.type)
     keys = hash_text(ids) if is_text else ids.to_numpy()
     if unseen_rows < 1 or not len(keys):
         raise ValueError
     order = keys.argsort(kind="stable")
-    return Vocabulary(keys[order], (order + unseen_rows).astype(np.int32), unseen_rows, is_text, keys)
+    return Vocabulary(keys[order], (order + unseen_rows).astype(np.int32), unseen_rows, is_text, keys, meaning)

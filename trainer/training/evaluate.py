@@ -22,6 +22,7 @@ from trainer.data.files import DataFile
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
 from trainer.data.readers.registry import make_reader
+from trainer.data.recorded_types import RecordedTypes
 from trainer.data.selected_files import find_evaluated_files
 from trainer.metrics.checks import check_metrics
 from trainer.metrics.evaluation import Metrics, predictions_of_items
@@ -33,6 +34,8 @@ from trainer.training.managed_ids import ManagedIds
 from trainer.training.resume import check_catalogue
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
 
+SPLITS = ("validation", "test")
+
 
 class Evaluator:
     """Evaluates a model on the splits that the configuration names.
@@ -40,28 +43,34 @@ class Evaluator:
     Args:
         config: The configuration.
         context: This process among the ranks that evaluate together.
+        types: The types of the columns that the model is trained on.
         catalogue: The catalogue, if it is in memory already.
 
     Attributes:
         splits: The splits that the configuration names, each with its files.
     """
 
-    def __init__(self, config: Config, context: DistributedContext, catalogue: Catalogue | None = None) -> None:
+    def __init__(
+        self, config: Config, context: DistributedContext, types: RecordedTypes, catalogue: Catalogue | None = None
+    ) -> None:
         self._config, self._context = config, context
         self._of_items = list(dict.fromkeys(predictions_of_items(config)))
-        self._catalogue = catalogue or (open_catalogue(config, context) if self._of_items else None)
+        self._catalogue = catalogue or (open_catalogue(config, context, types) if self._of_items else None)
         self._batch_size = config.evaluate.global_batch_size or config.data.global_batch_size
         if self._batch_size % context.world_size:
             raise InputError(
                 f"evaluate.global_batch_size is {self._batch_size}, which {context.world_size} ranks do not divide; "
                 f"use a multiple of {context.world_size}"
             )
+
+        def find(split: str) -> FileSet:
+            files = find_evaluated_files(f"data.{split}", getattr(config.data, split), config.data)
+            types.check(config.data, files.files)
+            return files
+
         self.splits: dict[str, FileSet] = {
-            split: broadcast_when_done(
-                context,
-                lambda split=split: find_evaluated_files(f"data.{split}", getattr(config.data, split), config.data),
-            )
-            for split in ("validation", "test")
+            split: broadcast_when_done(context, lambda split=split: find(split))
+            for split in SPLITS
             if getattr(config.data, split)
         }
 
@@ -113,13 +122,18 @@ class Evaluator:
 
 
 def open_catalogue(
-    config: Config, context: DistributedContext, samples: DataFile | None = None, start: Checkpoint | None = None
+    config: Config,
+    context: DistributedContext,
+    types: RecordedTypes,
+    samples: DataFile | None = None,
+    start: Checkpoint | None = None,
 ) -> Catalogue | None:
     """Reads the catalogue on rank 0 and returns it on every rank, None if the configuration names none.
 
     Args:
         config: The configuration.
         context: This process among the ranks.
+        types: The types of the columns of the samples.
         samples: As for `read_catalogue`.
         start: The checkpoint that a run resumes from.
 
@@ -130,7 +144,7 @@ def open_catalogue(
         return None
 
     def read() -> Catalogue:
-        catalogue = read_catalogue(config.data, config.model.item_features, samples)
+        catalogue = read_catalogue(config.data, config.model.item_features, samples, types)
         if start:
             check_catalogue(start, catalogue.fingerprint, config)
         return catalogue
@@ -153,12 +167,12 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
     with process_group(config.train.collective_timeout_seconds) as context:
         broadcast_from_rank0(context, lambda: check_metrics(config))
         run = RunDirectory(out)
-        evaluator = Evaluator(config, context)
-        if split not in evaluator.splits:
+        if not getattr(config.data, split):
             files = f"at least one {make_reader(config.data).format} file, glob or directory"
-            others = "".join(f", or use --split {name}" for name in evaluator.splits)
+            others = "".join(f", or use --split {name}" for name in SPLITS if getattr(config.data, name))
             raise InputError(f"--split is {split}, but data.{split} is empty; name {files}{others}")
         chosen = verify_together(context, lambda find: find_checkpoint(run, "--out", checkpoint, "--checkpoint", find))
+        evaluator = Evaluator(config, context, RecordedTypes.of_checkpoint(chosen.url, chosen.train_state))
         model = restore_evaluated(config, chosen, context)
         with model.averaged():
             metrics = evaluator.evaluate(model.model, split, model.managed)

@@ -12,12 +12,14 @@ from trainer.checkpoint.store import FOLDER, NAME, Checkpoint, Checkpoints, Find
 from trainer.checkpoint.verify import verify_together
 from trainer.checkpoint.weight_names import WeightMap, Weights, match
 from trainer.config.data import DataConfig
+from trainer.config.root import load_config
 from trainer.config.train import FinetuneConfig
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
+from trainer.data.recorded_types import RecordedTypes
 from trainer.rules.vocabulary import vocabularies
 from trainer.training.sharded_model import ShardedModel
 
@@ -28,6 +30,7 @@ SHOWN = 3  # names per line of the report; run.json has all
 def finetune(
     config: FinetuneConfig,
     data: DataConfig,
+    types: RecordedTypes,
     model: ShardedModel,
     initialize: Callable[[], None],
     context: DistributedContext,
@@ -37,6 +40,7 @@ def finetune(
     Args:
         config: The checkpoint, and the differences that are allowed.
         data: The data of this run.
+        types: The types of its columns.
         model: The model; weights that are not filled keep their initial values.
         initialize: Initializes the optimizers' state.
         context: This process among the ranks.
@@ -58,6 +62,7 @@ def finetune(
     here = shapes_of(tensors, context)
     found = broadcast_from_rank0(context, lambda: _match(config, data, Weights.of(here, model.frozen()), source))
     broadcast_from_rank0(context, lambda: _check_vocabularies(config, data, found, source))
+    broadcast_from_rank0(context, lambda: _check_types(data, types, found, source))
     managed = {table_of(name): table_of(other) for name, other in found.sources.items() if name.startswith("managed.")}
     model.managed.keep_blocks(source.train_state, managed)
     fill(source.url, tensors | model.managed.tensors(), found.sources, context)
@@ -123,6 +128,35 @@ def _check_vocabularies(config: FinetuneConfig, data: DataConfig, found: WeightM
                 f"data.sparse.{name}.vocabulary is '{without_secrets(data.sparse[name].vocabulary)}', whose ids have "
                 f"other rows than in {KEY}, '{without_secrets(source.url)}'; name the vocabulary of that run, or list "
                 f"'{table}' in finetune.exclude"
+            )
+
+
+def _check_types(data: DataConfig, types: RecordedTypes, found: WeightMap, source: Checkpoint) -> None:
+    """Refuses weights for columns of another type than those that they were trained on, under any name of the table."""
+    there = RecordedTypes.of_checkpoint(source.url, source.train_state)
+    if not there.meanings:  # of an earlier checkpoint
+        return
+    features = load_config(f"{source.url}/config.toml").data.features_of_tables()
+    ours = data.features_of_tables()
+    for name, other in found.sources.items():
+        known = {there.ids_of(feature) for feature in features[table_of(other)]} - {""} if is_table(name) else set()
+        for feature in ours[table_of(name)] if known else []:
+            if (here := types.ids_of(feature)) and here not in known:
+                raise InputError(
+                    f"data.sparse.{feature} has {here}, but its weights in {KEY}, '{without_secrets(source.url)}', "
+                    f"were trained on {' and '.join(sorted(known))}; make them alike, or list '{table_of(name)}' in "
+                    "finetune.exclude"
+                )
+    if not all(map(is_table, found.sources)):
+        _check_numbers(types, there, source)
+
+
+def _check_numbers(types: RecordedTypes, there: RecordedTypes, source: Checkpoint) -> None:
+    for key, here in types.meanings.items():
+        if key.startswith("data.dense.") and there.meanings.get(key, here) != here:
+            raise InputError(
+                f"{key} has {here}, but had {there.meanings[key]} in {KEY}, '{without_secrets(source.url)}'; make them "
+                "alike"
             )
 
 

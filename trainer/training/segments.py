@@ -19,6 +19,7 @@ from trainer.data.catalogue import Catalogue
 from trainer.data.dataset import FileSet
 from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives
+from trainer.data.recorded_types import RecordedTypes
 from trainer.data.segments import Segment, contents_of, is_left_out, look_at_segment, names_of_segments
 from trainer.data.selected_files import find_training_files
 from trainer.run.page import segments_table, write_page
@@ -34,6 +35,7 @@ from trainer.training.setup import (
     begin_job,
     continue_chain,
     first_step_state,
+    held_types,
     plan_lanes,
     restore_or_finetune,
     session_of,
@@ -77,6 +79,7 @@ class Chain:
         self._step_state = first_step_state(job.claimed)
         self._model: ShardedModel | None = None
         self._catalogue: Catalogue | None = None
+        self._types: RecordedTypes | None = None
         self._done = 0  # segments, by this job
 
     def run(self) -> None:
@@ -262,10 +265,11 @@ class Chain:
         lanes = plan_lanes(config, files, self._start, context)
         if self._start:
             check_start(self._start, lanes.lanes, config, files if self._under_way else None)
+        self._types = held_types(config, files, f"segment {segment.name}", self._start, self._types)
         contents = broadcast_when_done(context, lambda: contents_of(segment.files))
         place = self._place_of(segment, files.rows, lanes.steps, contents)
         if config.data.catalogue.items and self._catalogue is None:
-            self._catalogue = open_catalogue(config, context, files.files[0], self._start)
+            self._catalogue = open_catalogue(config, context, self._types, files.files[0], self._start)
         negatives = Negatives(self._catalogue, config.data, seed) if self._catalogue else None
         rank, world = context.rank, context.world_size
         return EpochOrder(
@@ -275,6 +279,7 @@ class Chain:
                 files, config.data, lanes, rank, world, seed, config.data.shuffle, negatives, config.data.balance
             ),
             catalogue=self._catalogue,
+            types=self._types,
             steps_done=self._steps,
             last_step=place.last_step,
             segment=place,
@@ -295,7 +300,7 @@ class Chain:
         config, place = self._config, order.segment
         urls = [file.url for file in order.files.files]
         data = config.data.model_copy(update={"validation": urls})
-        evaluator = Evaluator(config.model_copy(update={"data": data}), self._context, order.catalogue)
+        evaluator = Evaluator(config.model_copy(update={"data": data}), self._context, order.types, order.catalogue)
         is_first, origin = self._model is None, {}
         if self._model is None:
             self._model = build_sharded_model(config, self._context, order.lanes, self._directory)

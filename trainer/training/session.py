@@ -20,6 +20,7 @@ from trainer.data.catalogue import Catalogue
 from trainer.data.dataset import FileSet
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
+from trainer.data.recorded_types import RecordedTypes
 from trainer.rules.vocabulary import fingerprints
 from trainer.run.histograms import Histograms
 from trainer.run.page import write_page
@@ -65,6 +66,7 @@ class EpochOrder:
         lanes: The samples of every step.
         loader: This rank's batches.
         catalogue: All items; None without data.catalogue.
+        types: The types of the columns, which the run keeps.
         steps_done: Steps that the run has taken before this job; the next step is one more.
         last_step: The step that training ends with.
         segment: The segment that these are the samples of; None if the data has none.
@@ -75,6 +77,7 @@ class EpochOrder:
     lanes: Lanes
     loader: Loader
     catalogue: Catalogue | None
+    types: RecordedTypes
     steps_done: int
     last_step: int
     segment: "SegmentPlace | None" = None
@@ -281,6 +284,7 @@ class Session:
             "running": self.reporter.state(),
             "step_state": asdict(self.step_state),
             "data": self.order.files.description(),
+            "types": {**self.order.types.meanings},
             "vocabularies": fingerprints(self.config.data.sparse),
             "catalogue": self.order.catalogue.fingerprint if self.order.catalogue else None,
             **self.model.managed.rules(),

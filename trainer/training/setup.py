@@ -25,6 +25,7 @@ from trainer.data.dataset import FileSet
 from trainer.data.lanes import Lanes, check_lanes, default_lanes
 from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives
+from trainer.data.recorded_types import RecordedTypes
 from trainer.data.selected_files import find_training_files
 from trainer.metrics.checks import check_metrics, check_watched_metrics
 from trainer.models.losses_over_samples import check_units
@@ -80,7 +81,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         claimed = job.claimed
         # Wrong data is refused within seconds, before the model is built, which takes longest.
         order = plan_epochs(config, claimed.start, context)
-        evaluator = Evaluator(config, context, order.catalogue)
+        evaluator = Evaluator(config, context, order.types, order.catalogue)
         model = build_sharded_model(config, context, order.lanes, claimed.directory)
         origin = restore_or_finetune(claimed, model, order)
         continue_chain(job, model)
@@ -193,14 +194,45 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
             f"{last_step:,} of train.steps or train.epochs; raise them, choose another --out, or evaluate this run "
             "with dlrm.evaluate"
         )
+    types = held_types(config, files, "data.train", start)
     rank, world_size, seed = context.rank, context.world_size, config.train.seed
-    catalogue = open_catalogue(config, context, files.files[0], start)
+    catalogue = open_catalogue(config, context, types, files.files[0], start)
     negatives = Negatives(catalogue, config.data, seed) if catalogue else None
     data = config.data
     loader = Loader(files, data, lanes, rank, world_size, seed, data.shuffle, negatives, data.balance)
     return EpochOrder(
-        files=files, lanes=lanes, loader=loader, catalogue=catalogue, steps_done=steps_done, last_step=last_step
+        files=files,
+        lanes=lanes,
+        loader=loader,
+        catalogue=catalogue,
+        types=types,
+        steps_done=steps_done,
+        last_step=last_step,
     )
+
+
+def held_types(
+    config: Config, files: FileSet, where: str, start: Checkpoint | None, before: RecordedTypes | None = None
+) -> RecordedTypes:
+    """Returns the types of a run's columns, to which its data is held.
+
+    Args:
+        config: The configuration.
+        files: The training data now.
+        where: The data, for messages.
+        start: The checkpoint that the run resumes from.
+        before: The types of the data that this job has trained on.
+
+    Raises:
+        InputError: A column has another type than the data that the run was trained on.
+    """
+    now = RecordedTypes.of_files(config.data, files.files, where)
+    if before is None and start:
+        before = RecordedTypes.of_checkpoint(start.url, start.train_state)
+    if before is None:
+        return now
+    before.check(config.data, files.files)
+    return before.completed(now)
 
 
 def plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context: DistributedContext) -> Lanes:
@@ -239,7 +271,7 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
         model.initialize_optimizer_state(model.managed.looked_up(next(order.loader.batches(0, 1))).to(context.device))
 
     if claimed.start is None:
-        facts = finetune(config.finetune, config.data, model, initialize, context)
+        facts = finetune(config.finetune, config.data, order.types, model, initialize, context)
         if model.averages:
             model.averages.begin()
         return facts

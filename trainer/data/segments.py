@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from trainer.config.data import DataConfig
 from trainer.config.segments import NAME, SegmentsConfig
 from trainer.core.storage import named, open_storage
+from trainer.data.left_out import HiddenNames, LeftOutPaths
 from trainer.data.listing import matching_files
 from trainer.data.readers.registry import make_reader
 
@@ -30,12 +31,14 @@ class Segment:
         files: URLs of its files, sorted.
         fingerprint: Changes with the names of the files and their sizes.
         lacks: Why it is not complete; empty if it is.
+        left_out: What its directory leaves out, and why.
     """
 
     name: str
     files: tuple[str, ...]
     fingerprint: str
     lacks: str
+    left_out: tuple[str, ...] = ()
 
 
 def names_of_segments(config: SegmentsConfig) -> list[str]:
@@ -50,7 +53,9 @@ def names_of_segments(config: SegmentsConfig) -> list[str]:
     with named(KEY, config.path):
         fs, pattern = open_storage(part.replace(NAME, "*"))
         form = re.compile(re.escape(open_storage(part)[1]).replace(re.escape(NAME), "([^/]+)"))
-        matches = [form.fullmatch(found.rstrip("/")) for found in fs.glob(pattern)]
+        hidden = HiddenNames([posixpath.basename(pattern)])
+        found = [path.rstrip("/") for path in fs.glob(pattern)]
+        matches = [form.fullmatch(path) for path in found if posixpath.basename(path) not in hidden]
     names = sorted(match[1] for match in matches if match)
     return [
         name
@@ -68,7 +73,8 @@ def look_at_segment(data: DataConfig, name: str) -> Segment:
     """
     config = data.segments
     assert config.path
-    listed = matching_files(KEY, config.path.replace(NAME, name), make_reader(data))
+    left_out = LeftOutPaths()
+    listed = matching_files(KEY, config.path.replace(NAME, name), make_reader(data), left_out)
     files = tuple(listed["url"].to_pylist())
     part = _part(config.path).replace(NAME, name)
     with named(KEY, config.path):
@@ -87,7 +93,7 @@ def look_at_segment(data: DataConfig, name: str) -> Segment:
     # Without the root: a path below the working directory is the same one in another.
     names = [path.removeprefix(root) for path in paths]
     fingerprint = hashlib.sha256(repr([*zip(names, sizes, strict=True)]).encode()).hexdigest()[:16]
-    return Segment(name, files, fingerprint, lacks)
+    return Segment(name, files, fingerprint, lacks, (*left_out.reasons(),))
 
 
 def is_left_out(config: SegmentsConfig, name: str) -> bool:

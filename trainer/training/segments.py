@@ -262,6 +262,8 @@ class Chain:
 
         if (files := broadcast_when_done(context, find)) is None:
             return None
+        for reason in segment.left_out:
+            self._say(f"segment {segment.name}: {reason}")
         lanes = plan_lanes(config, files, self._start, context)
         if self._start:
             check_start(self._start, lanes.lanes, config, files if self._under_way else None)

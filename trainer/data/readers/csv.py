@@ -21,11 +21,11 @@ from trainer.config.features import columns_of, takes
 from trainer.core.errors import InputError, first_line
 from trainer.core.secrets import without_secrets
 from trainer.data.cache import Cache
-from trainer.data.listing import version_of
 from trainer.data.partitions import texts_in_path
 from trainer.data.readers.base import Column, FileContents
 from trainer.data.readers.csv_faults import Dialect, find_fault, shown
 from trainer.data.readers.csv_index import Blocks, CsvIndex, rows_of
+from trainer.data.versions import version_at
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 SCANS = 4  # at once; each has a few blocks in memory
@@ -118,13 +118,8 @@ class CsvReader:
         """Returns the name of a file in the cache, which changes with its contents and its blocks."""
         if url not in self._names:
             fs, path = fsspec.core.url_to_fs(url)
-            info = fs.info(path)
-            facts = [
-                LAYOUT,
-                without_secrets(url if "://" in url else fs.unstrip_protocol(path)),
-                info["size"],
-                version_of(info),
-            ]
+            of_host = url if "://" in url else fs.unstrip_protocol(path)
+            facts = [LAYOUT, without_secrets(of_host), *version_at(fs, path)]
             facts += [self._csv.quote, self._csv.header, self._csv.block_bytes]
             self._names[url] = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
         return self._names[url]
@@ -239,4 +234,4 @@ def _type_of(values: Sequence[str | bool | int | float]) -> pa.DataType:
 
 
 def _compression(path: str) -> str | None:
-    return next((name for end, name in COMPRESSIONS.items() if path.endswith(end)), None)
+    return next((name for end, name in COMPRESSIONS.items() if path.lower().endswith(end)), None)

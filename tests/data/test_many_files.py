@@ -124,6 +124,17 @@ def test_the_target_of_a_link_counts(folder, tmp_path):
         os.utime(target, (9, 9))
 
 
+def test_a_file_of_the_same_size_and_date_is_read_again(folder, tmp_path):
+    data = config(folder, tmp_path)
+    find(data)
+    path = folder / "day=0" / "part-0000.parquet"
+    before = path.stat()
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert find(data)[1] == [path.name]
+    assert find(data)[1] == []
+
+
 @pytest.mark.parametrize(
     "damage", [lambda whole: whole[:-9], lambda whole: whole[:900] + b"?" + whole[901:], lambda _: b"?"]
 )

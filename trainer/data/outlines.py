@@ -20,7 +20,7 @@ from trainer.core.secrets import without_secrets
 from trainer.data.cache import Cache
 from trainer.data.readers.base import FileContents, Reader
 
-LAYOUT = 1  # of the files in the cache
+LAYOUT = 2  # of the files in the cache
 LEAST_FILES = 256  # that are kept: fewer are read within a second or two, also from an object store
 FOOTER_THREADS = 16  # reading a footer from an object store takes several requests, one after the other
 PROGRESS_SECONDS = 10

@@ -7,11 +7,15 @@ from dataclasses import replace
 import pyarrow as pa
 
 from trainer.config.data import DataConfig
+from trainer.core.console import plural
+from trainer.core.errors import InputError
 from trainer.data.dataset import FileSet, RowGroup, readable
+from trainer.data.files import DataFile
 from trainer.data.partitions import with_path_columns
 from trainer.data.readers.base import Column, IndexedReader, PlacedReader, Statistics
 from trainer.data.readers.registry import make_reader
 from trainer.data.selection import Draw, SelectedColumns, row_in_file, select, selecting_columns
+from trainer.rules.plain_types import meaning_in_lists
 
 
 class RowGroupReader:
@@ -26,10 +30,7 @@ class RowGroupReader:
     def __init__(self, files: FileSet, config: DataConfig, columns: Sequence[str] | None = None) -> None:
         self._files, self._reader = files, make_reader(config)
         self._config, self._columns = config, config.columns if columns is None else [*columns]
-        if isinstance(self._reader, IndexedReader):
-            for file in files.files:
-                if file.index is not None:
-                    self._reader.use_index(file.url, file.index)
+        self._indexed = set[int]()  # files whose index the reader has
 
     @property
     def columns_at_once(self) -> bool:
@@ -48,7 +49,7 @@ class RowGroupReader:
             InputError: The file is gone or damaged, or a column has another value than the file's path.
             StorageError: The file cannot be read now.
         """
-        where, file = self.where(group), self._files.files[group.file]
+        where, file = self.where(group), self._file(group)
         refused = f"{where}: cannot be read"
         given = {one.name: one for one in file.path_columns}
         columns = dict.fromkeys([*self._columns, *selecting_columns(group.choice, self._config)])
@@ -59,11 +60,21 @@ class RowGroupReader:
 
             def read(name: str) -> pa.ChunkedArray:
                 with readable(refused):
-                    return column(name)
+                    found = column(name)
+                _check_as_listed(file, group, name, found, where)
+                return found
 
             if given:
                 read = with_path_columns(read, given, file.schema, file.row_groups[group.index], where)
             yield read if group.choice is None else self._select(read, group, epoch)
+
+    def _file(self, group: RowGroup) -> DataFile:
+        """Returns the file of a row group, whose index the reader gets first."""
+        file = self._files.files[group.file]
+        if group.file not in self._indexed and file.index is not None and isinstance(self._reader, IndexedReader):
+            self._reader.use_index(file.url, file.index)
+        self._indexed.add(group.file)
+        return file
 
     def _select(self, read: Column, group: RowGroup, epoch: int) -> SelectedColumns:
         rows = self._files.files[group.file].row_groups[group.index]
@@ -77,7 +88,7 @@ class RowGroupReader:
 
     def statistics(self, group: RowGroup, columns: Sequence[str]) -> dict[str, Statistics]:
         """Returns the bounds of the columns of a row group that have any; raises the same errors as `open`."""
-        file = self._files.files[group.file]
+        file = self._file(group)
         given = {one.name: one for one in file.path_columns if one.name in columns and not one.in_file}
         of_path = {name: one.statistics(file.schema.field(name).type, group.rows) for name, one in given.items()}
         if not hasattr(self._reader, "statistics"):
@@ -87,7 +98,7 @@ class RowGroupReader:
 
     def where(self, group: RowGroup, row: int | None = None) -> str:
         """Returns the name in messages of a row group, or of a row."""
-        file = self._files.files[group.file]
+        file = self._file(group)
         if isinstance(self._reader, PlacedReader):
             return f"{file.name}, {self._reader.place(file.url, group.index, row)}"
         return f"{file.name}, row group {group.index}" + ("" if row is None else f", row {row}")
@@ -98,3 +109,23 @@ class RowGroupReader:
             with self.open(group, epoch) as column:
                 row = row_in_file(column, row)
         return self.where(group, row)
+
+
+def _check_as_listed(file: DataFile, group: RowGroup, name: str, found: pa.ChunkedArray, where: str) -> None:
+    """Refuses a column with other rows, or of another type, than when the files were listed.
+
+    Raises:
+        InputError: The file changed since.
+    """
+    rows, dtype = file.row_groups[group.index], file.schema.field(name).type
+    if len(found) == rows and (found.type == dtype or _means_the_same(found.type, dtype)):
+        return
+    raise InputError(
+        f"{where}: column '{name}' had {plural(rows, 'row')} of type {dtype}, now {len(found):,} of type {found.type}; "
+        "the file changed after it was listed: start the job again, and leave files alone while they are read"
+    )
+
+
+def _means_the_same(one: pa.DataType, other: pa.DataType) -> bool:
+    found = {meaning_in_lists(dtype, of_ids=True) for dtype in (one, other)} - {None}
+    return len(found) < 2

@@ -28,8 +28,12 @@ def version_of(info: Mapping[str, Any]) -> str:
 
 
 def local_version(status: os.stat_result) -> str:
-    """Returns the version of a file on a local disk."""
-    return f"{status.st_mtime_ns}"
+    """Returns the version of a file on a local disk.
+
+    By two dates: programs set the first, such as `cp -p` and `rsync -t`, and nobody the second. Not by the inode, which
+    some mounted file systems number anew at each mount.
+    """
+    return f"{status.st_mtime_ns} {status.st_ctime_ns}"
 
 
 def version_at(fs: AbstractFileSystem, path: str) -> tuple[int, str]:

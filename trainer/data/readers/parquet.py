@@ -1,18 +1,28 @@
 """Reads Parquet files."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import IO, Any
 
 import fsspec
+import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from trainer.core.errors import InputError
+from trainer.core.secrets import without_secrets
 from trainer.data.readers.base import Column, FileContents, Statistics
+from trainer.data.readers.footers import Footer, read_footer
+from trainer.data.versions import local_version, version_of
 
 
 class ParquetReader:
     """Reads Parquet files, and keeps the footers of opened files.
+
+    A file may be replaced, or written to, while a job runs: then its footer is read again, and must be the one that was
+    there when the files were listed. The index of a file is the digest of that footer.
 
     pyarrow.dataset is not used: its scanner reads ahead in its own order and with its own threads, while lanes need
     given row groups at given times, and a budget of threads per rank.
@@ -25,49 +35,89 @@ class ParquetReader:
 
     def __init__(self) -> None:
         # Without this, opening a row group would parse the footer of the whole file again.
-        self._footers: dict[str, pq.FileMetaData] = {}
+        self._footers: dict[str, tuple[str, Footer]] = {}  # each with the version of its file
+        self._digests: dict[str, bytes] = {}
         self._places: dict[str, dict[str, int]] = {}
 
     def inspect(self, url: str) -> FileContents:
         """Returns the outline of a file from its footer."""
         fs, path = fsspec.core.url_to_fs(url)
-        # Opened here: by its path, pyarrow would ask an object store twice more what the file is.
-        with fs.open(path, "rb", cache_type="none") as file:
-            footer, size = pq.read_metadata(file), file.seek(0, os.SEEK_END)
-        rows = tuple(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
-        return FileContents(size, rows, footer.schema.to_arrow_schema())
+        with _opened(fs, path) as (file, _):
+            footer = read_footer(file)
+        rows = tuple(footer.metadata.row_group(i).num_rows for i in range(footer.metadata.num_row_groups))
+        return FileContents(footer.size_bytes, rows, footer.schema, footer.digest)
+
+    def use_index(self, url: str, index: bytes) -> None:
+        """Takes the digest of the footer that rank 0 read."""
+        self._digests[url] = index
 
     @contextmanager
     def open(self, url: str, row_group: int, columns: Sequence[str]) -> Iterator[Column]:
         """Opens a row group: column by column in a local file, else all columns at once."""
         fs, path = fsspec.core.url_to_fs(url)
         local = isinstance(fs, LocalFileSystem)
-        # Pre-buffering joins the columns' byte ranges into few requests; on a local disk it would only be a copy.
-        opened = pq.ParquetFile(path, filesystem=fs, metadata=self._footers.get(url), pre_buffer=not local)
-        with opened as file:
-            self._footers.setdefault(url, file.metadata)
-            # Without Arrow's threads: a rank may use data.read_threads threads, and Arrow's pool takes all cores of
-            # the machine, which also belong to other ranks.
-            if local:
-                # A column that is used before the next is read stays in the cache: in row groups of the synthetic
-                # data, one column takes half a megabyte of memory and all columns take 17.
-                yield lambda name: file.read_row_group(row_group, [name], use_threads=False).column(name)
-            else:
-                # Here every read is a request, whose latency is far longer than a cache miss.
-                yield file.read_row_group(row_group, list(columns), use_threads=False).column
+        with _opened(fs, path) as (source, version):
+            # Pre-buffering joins the columns' byte ranges into few requests; on a local disk it would only be a copy.
+            footer = self._footer(url, source, version())
+            with pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=not local) as file:
+                # Without Arrow's threads: a rank may use data.read_threads threads, and Arrow's pool takes all cores of
+                # the machine, which also belong to other ranks.
+                def read(names: list[str]) -> pa.Table:
+                    table = file.read_row_group(row_group, names, use_threads=False)
+                    self._footer(url, source, version())  # a file that is written to in its place stays open
+                    return table
+
+                if local:
+                    # A column that is used before the next is read stays in the cache: in row groups of the synthetic
+                    # data, one column takes half a megabyte of memory and all columns take 17.
+                    yield lambda name: read([name]).column(name)
+                else:
+                    # Here every read is a request, whose latency is far longer than a cache miss.
+                    yield read(list(columns)).column
 
     def statistics(self, url: str, row_group: int, columns: Sequence[str]) -> dict[str, Statistics]:
         """Returns the bounds of a row group's columns that the footer holds."""
-        footer = self._footers.get(url)
-        if footer is None:
+        if url not in self._footers:
             fs, path = fsspec.core.url_to_fs(url)
-            footer = self._footers.setdefault(url, pq.read_metadata(path, filesystem=fs))
-        chunks = footer.row_group(row_group)
+            with _opened(fs, path) as (source, version):
+                self._footer(url, source, version())
+        _, footer = self._footers[url]
+        metadata = footer.metadata
         if url not in self._places:  # once per file, which may have thousands of columns
-            self._places[url] = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
-        places = self._places[url]
+            self._places[url] = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+        places, chunks = self._places[url], metadata.row_group(row_group)
         found = {name: chunks.column(places[name]).statistics for name in columns if name in places}
         return {name: _bounds(one) for name, one in found.items() if one is not None}
+
+    def _footer(self, url: str, source: IO[bytes], version: str) -> Footer:
+        """Returns the footer of an open file, which is read again if the file has another version.
+
+        Raises:
+            InputError: It is another footer than when the files were listed.
+        """
+        known, footer = self._footers.get(url, ("", None))
+        if footer is None or known != version:
+            footer = read_footer(source)
+            if self._digests.setdefault(url, footer.digest) != footer.digest:
+                raise InputError(
+                    f"{without_secrets(url)}: the file was replaced or written to after its footer was read; start the "
+                    "job again (if it was not, with an empty data.cache), and leave files alone while they are read"
+                )
+            self._footers[url] = version, footer
+        return footer
+
+
+@contextmanager
+def _opened(fs: AbstractFileSystem, path: str) -> Iterator[tuple[Any, Callable[[], str]]]:
+    """Opens a file; returns it, and a function that returns its version now, without a request to storage."""
+    if isinstance(fs, LocalFileSystem):
+        with pa.OSFile(path) as file:
+            yield file, lambda: local_version(os.fstat(file.fileno()))
+        return
+    # Opened here: by its path, pyarrow would ask an object store twice more what the file is.
+    with fs.open(path, "rb", cache_type="none") as file:
+        version = version_of(file.details if hasattr(file, "details") else fs.info(path))
+        yield file, lambda: version
 
 
 def _bounds(found: pq.Statistics) -> Statistics:

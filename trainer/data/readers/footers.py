@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 
 END_BYTES = 1 << 16  # read at once, in which most footers are whole
 MARK_BYTES = 8  # behind the footer: its length and four letters
+INT96_UNIT = "us"
+"""The unit of timestamps of 96 bits, which Spark and Hive write: nanoseconds would wrap around outside 1677 to 2262."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def read_footer(file: IO[bytes]) -> Footer:
     length = int.from_bytes(end[-MARK_BYTES : -MARK_BYTES // 2], "little") + MARK_BYTES
     if len(end) < length <= size:
         end = _end_of(file, size, length)
-    with pq.ParquetFile(pa.BufferReader(end)) as parsed:
+    with pq.ParquetFile(pa.BufferReader(end), coerce_int96_timestamp_unit=INT96_UNIT) as parsed:
         digest = hashlib.blake2b(end[-length:], digest_size=8).digest()
         return Footer(parsed.metadata, parsed.schema_arrow, digest, size)
 

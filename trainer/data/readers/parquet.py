@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.data.readers.base import Column, FileContents, Statistics
-from trainer.data.readers.footers import Footer, read_footer
+from trainer.data.readers.footers import INT96_UNIT, Footer, read_footer
 from trainer.data.versions import local_version, version_of
 
 
@@ -59,7 +59,9 @@ class ParquetReader:
         with _opened(fs, path) as (source, version):
             # Pre-buffering joins the columns' byte ranges into few requests; on a local disk it would only be a copy.
             footer = self._footer(url, source, version())
-            with pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=not local) as file:
+            with pq.ParquetFile(
+                source, metadata=footer.metadata, pre_buffer=not local, coerce_int96_timestamp_unit=INT96_UNIT
+            ) as file:
                 # Without Arrow's threads: a rank may use data.read_threads threads, and Arrow's pool takes all cores of
                 # the machine, which also belong to other ranks.
                 def read(names: list[str]) -> pa.Table:

@@ -22,6 +22,8 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.progress import progress_bar
 from trainer.core.storage import named, open_storage
+from trainer.data.left_out import LeftOutPaths
+from trainer.data.listing import files_of_glob
 
 SHOWN_FAULTS = 10
 SPLIT_RULES = {
@@ -198,7 +200,10 @@ def find_sources(patterns: tuple[str, ...]) -> list[str]:
             raise InputError(
                 f"--source '{pattern}' is a directory; name its files, such as '{pattern.rstrip('/')}/day_*'"
             )
-        found = fs.glob(path) if "*" in path or "?" in path else [path] * fs.exists(path)
+        left_out = LeftOutPaths()
+        found = files_of_glob(fs, path, left_out)[0] if "*" in path or "?" in path else [path] * fs.exists(path)
+        for reason in left_out.reasons():
+            print(f"--source: {reason}", flush=True)
         if not found:
             raise InputError(
                 f"--source '{pattern}' matches no file; name Criteo's text files, such as train.txt or 'day_*.gz'"

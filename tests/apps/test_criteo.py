@@ -14,7 +14,7 @@ import pytest
 from command import run_trainer
 from object_store import object_store
 
-from apps.datasets.criteo import criteo
+from apps.datasets.criteo import criteo, find_sources
 from apps.datasets.writer import SPLITS
 from trainer.core.errors import InputError
 
@@ -141,6 +141,16 @@ def test_terabyte_validates_and_tests_on_the_last_day(tmp_path, suffix):
     assert_rows(read(tmp_path / "out", "validation", "test"), expected(days[23]))
     assert summary["splits"]["validation"]["rows"] == pytest.approx(100, abs=5)
     assert summary["splits"]["train"]["files"] > 2
+
+
+def test_sources_behind_a_link_count_and_hidden_ones_do_not(tmp_path, capsys):
+    for name in ("disk/day_0", "disk/._day_0", "raw/b/day_1"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "raw" / "a").symlink_to(tmp_path / "disk")
+    found = find_sources((f"{tmp_path}/raw/*/*day_?",))
+    assert found == [f"{tmp_path}/raw/a/day_0", f"{tmp_path}/raw/b/day_1"]
+    assert "--source: left out 1 path, hidden or temporary: " in capsys.readouterr().out
 
 
 @pytest.mark.sample(1)

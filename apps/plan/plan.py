@@ -65,9 +65,6 @@ def plan(
     for flag, value in given.items():
         if value == "":
             raise InputError(f"{flag} is empty; name a file, any fsspec URL, or leave it out")
-        for one in value if isinstance(value, list) else ():
-            if "," in one:
-                raise InputError(f"{flag} is '{one}'; put spaces between several: {flag} {one.replace(',', ' ')}")
     flags = {flag for flag, value in given.items() if value is not None}
     _check_flags(flags, prices)
     if png and not png.endswith(".png"):

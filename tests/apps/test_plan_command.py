@@ -162,7 +162,6 @@ def test_a_thousand_ranks_are_a_few_lines(large, capsys):
         (["--world-size", "0"], "--world-size is 0; it must be at least 1"),
         (["--on", "h100:1", "--page", "/nowhere/p.html"], "--page is '/nowhere/p.html', which cannot be used: "),
         (["--on", "h100:1", "--out", "/nowhere/p.json"], "--out is '/nowhere/p.json', which cannot be used: "),
-        (["--on", "h100:1,a100:2"], "--on is 'h100:1,a100:2'; put spaces between several: --on h100:1 a100:2"),
         (["--on", "h100:1", "--out", ""], "--out is empty; name a file, any fsspec URL, or leave it out"),
         (["--on", "h100:1", "--planner.calibration", "/nowhere"], "planner.calibration is '/nowhere', which cannot be"),
         (["--on", "h100:-1"], "--on is 'h100:-1'; write HOST:NODES"),

@@ -120,6 +120,10 @@ def test_uneven_shards_of_rows_are_refused(tmp_path):
     ("changes", "message"),
     [
         (
+            {"planner__tables": {"s0": {"compute_kernels": ["key_value"]}}},
+            "planner.tables.s0.compute_kernels holds 'key_value'; known: dense, fused, fused_uvm, fused_uvm_caching",
+        ),
+        (
             {"planner__tables": {"s0": {"compute_kernels": ["fused_uvm"]}}},
             "planner.tables.s0: none of its compute_kernels can be used with its sharding_types on cpu",
         ),

@@ -25,7 +25,7 @@ class TablePlan(Section):
     sharding_types: Annotated[list[str], MayChange] = []
     """Sharding types to choose from."""
     compute_kernels: Annotated[list[str], MayChange] = []
-    """Compute kernels to choose from, such as fused or fused_uvm_caching."""
+    """Compute kernels to choose from, of dense, fused, fused_uvm and fused_uvm_caching."""
 
 
 class PlannerConfig(Section):

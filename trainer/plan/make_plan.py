@@ -1,10 +1,10 @@
 """The planner: places tables and their shards on ranks."""
 
 from torch import nn
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ShardingPlan
 
 from planner.hardware import GIB, HOSTS, Cluster
+from planner.options import KERNELS
 from planner.plan import Problem, find_plan
 from planner.problem import SHARDING_TYPES
 from planner.reasons import in_words, takes
@@ -91,11 +91,11 @@ def _plan(problem: Problem, model: nn.Module, config: Config) -> tuple[ShardingP
 
 def say_gap(solution: Solution, planner: PlannerConfig) -> str:
     """Returns a line on a plan's cost and its largest distance from the best plan."""
-    is_known = solution.placement.topology.on_gpu or planner.calibration
-    return (
-        f"embeddings of the slowest rank: {f'{solution.placement.cost:.3g} ms of a step ' if is_known else ''}"
-        f"by the planner's estimate, at most {1 + max(0.0, solution.gap):.4f} times the time of the best possible plan"
-    )
+    best = f"no possible plan is more than {max(0.0, solution.gap):.2%} faster"
+    if solution.placement.topology.on_gpu or planner.calibration:
+        cost = f"{solution.placement.cost:.3g} ms of a step"
+        return f"embeddings of the slowest rank: {cost} by the planner's estimate; {best}"
+    return f"by the planner's estimate {best}; `python -m trainer calibrate` measures this host"
 
 
 def check_planner(data: DataConfig, config: PlannerConfig) -> None:
@@ -109,14 +109,13 @@ def check_planner(data: DataConfig, config: PlannerConfig) -> None:
             f"planner.hardware is '{config.hardware}', which is no known host{nearest(config.hardware, HOSTS)}"
         )
     tables = set(data.features_of_tables())
-    kernels = [kernel.value for kernel in EmbeddingComputeKernel]
     choices = {"planner.sharding_types": config.sharding_types}
     for name, table in config.tables.items():
         if name not in tables:
             raise InputError(f"planner.tables.{name}: there is no such table{nearest(name, tables)}")
         choices[f"planner.tables.{name}.sharding_types"] = table.sharding_types
-        for kernel in set(table.compute_kernels) - set(kernels):
-            raise InputError(f"planner.tables.{name}.compute_kernels holds '{kernel}'{nearest(kernel, kernels)}")
+        for kernel in set(table.compute_kernels) - set(KERNELS):
+            raise InputError(f"planner.tables.{name}.compute_kernels holds '{kernel}'{nearest(kernel, KERNELS)}")
     for key, types in choices.items():
         for kind in set(types) - set(SHARDING_TYPES):
             raise InputError(f"{key} holds '{kind}', which is no sharding type{nearest(kind, SHARDING_TYPES)}")

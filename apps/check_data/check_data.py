@@ -27,6 +27,7 @@ from apps.check_data.splits import (
     split_sources,
 )
 from apps.engines.engine import Engine, engine_of
+from apps.engines.source import guess_reader
 from apps.vocabulary.vocabulary import write_vocabularies
 from trainer.config.csv import CSV_READERS
 from trainer.config.data import DataConfig
@@ -46,7 +47,7 @@ def check_data(
     config: Config | None = None,
     source: tuple[str, ...] = (),
     label: str | None = None,
-    reader: str = "parquet",
+    reader: str | None = None,
     rows: int = 50_000,
     all: bool = False,
     time: str | None = None,
@@ -72,7 +73,7 @@ def check_data(
         config: The configuration.
         source: Files, globs or directories on any fsspec URL, in place of a configuration.
         label: The column to predict, with --source. Unset: guessed.
-        reader: Format of the files, as in data.reader, with --source.
+        reader: Format of the files, as in data.reader, with --source. Unset: by their names, or first bytes.
         rows: Rows of the sample of each split.
         all: Read all row groups.
         time: A column of numbers or times, to follow the label rate along.
@@ -95,6 +96,7 @@ def check_data(
         InputError: A file cannot be read, an argument is wrong, or --strict is set and there is an error.
     """
     _check_arguments(config, source, label, rows, write_config, reader)
+    reader = reader or ("parquet" if config else guess_reader(source))
     own = own_checks(checks)
     to_write = {"--json": json, "--page": page, "--statistics": statistics, "--write-config": write_config}
     for flag, url in to_write.items():
@@ -153,14 +155,19 @@ def check_data(
 
 
 def _check_arguments(
-    config: Config | None, source: Sequence[str], label: str | None, rows: int, write_config: str | None, reader: str
+    config: Config | None,
+    source: Sequence[str],
+    label: str | None,
+    rows: int,
+    write_config: str | None,
+    reader: str | None,
 ) -> None:
     if (config is None) == (not source):
         found = "both are given" if config else "neither is given"
         raise InputError(f"data is named by CONFIG or by --source, but {found}; give one of them")
     if rows < 1:
         raise InputError(f"--rows is {rows}; it must be at least 1")
-    for flag, given in (("--label", label), ("--write-config", write_config), ("--reader", reader != "parquet")):
+    for flag, given in (("--label", label), ("--write-config", write_config), ("--reader", reader)):
         if config and given:
             raise InputError(f"{flag} is set, and so is CONFIG, which has all that it would say; use it with --source")
 

@@ -18,6 +18,7 @@ import tomli_w
 from tabulate import tabulate
 from tqdm import tqdm
 
+from apps.engines.source import guess_reader
 from apps.vocabulary.id_counts import IdCounts, plain_ids
 from apps.vocabulary.spark_counts import SparkCounts
 from trainer.config.csv import CSV_READERS
@@ -48,7 +49,7 @@ def vocabulary(
     extends: str | None = None,
     memory_mib: int = 1024,
     engine: str = "duckdb",
-    reader: str = "parquet",
+    reader: str | None = None,
     types_from: str | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
@@ -76,7 +77,8 @@ def vocabulary(
         memory_mib: Memory for counts, in MiB.
         engine: duckdb counts in this process; a URL of Spark, sc://HOST or spark://HOST:PORT, on that cluster, which
             reads the files by itself.
-        reader: Format of the files, as in data.reader. csv and tsv need a configuration instead.
+        reader: Format of the files, as in data.reader. csv and tsv need a configuration instead. Unset: by their names,
+            or first bytes.
         types_from: Configuration file, or name of a ready-made one, whose data section says how the files are read.
         overwrite: Replace vocabularies that exist; runs and exports that use them need the old ones.
 
@@ -88,7 +90,7 @@ def vocabulary(
     """
     for name in [together] if together else columns:  # a run that was trained with a vocabulary is lost without it
         refuse_existing({"--out": _url(out, name)}, overwrite)
-    config = _config(reader, types_from)
+    config = _config(reader or ("parquet" if types_from else guess_reader(source)), types_from)
     found = write_vocabularies(
         source, columns, config, out, together, min_count, max_rows, unseen_rows, extends, memory_mib, engine
     )

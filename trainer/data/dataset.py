@@ -21,6 +21,7 @@ from trainer.data.files import DataFiles
 from trainer.data.listing import list_patterns
 from trainer.data.outlines import find_outlines
 from trainer.data.readers.base import FileContents, Reader
+from trainer.data.readers.formats import NAMES, format_of_bytes
 from trainer.data.readers.registry import make_reader
 
 ALL = -1  # rows, in the columns of row groups
@@ -250,8 +251,17 @@ def _inspect(url: str, is_regular: bool, reader: Reader) -> FileContents:
     name = without_secrets(url)
     if not is_regular:  # opening a pipe waits for a writer, perhaps for ever
         raise InputError(f"{name}: is not a regular file, and pipes, devices and directories cannot be read as data")
-    with readable(f"{name}: cannot be read as {reader.format}"):
-        return reader.inspect(url)
+    try:
+        with readable(f"{name}: cannot be read as {reader.format}"):
+            return reader.inspect(url)
+    except InputError as error:
+        looks_like = format_of_bytes(url)
+        if looks_like is None or NAMES[looks_like] == reader.format:
+            raise
+        raise InputError(
+            f"{name}: cannot be read as {reader.format}, and begins like {NAMES[looks_like]}, which data.reader "
+            f"'{looks_like}' reads"
+        ) from error
 
 
 @contextmanager

@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from fsspec.utils import glob_translate
 
 from trainer.core.errors import InputError
-from trainer.core.secrets import without_secrets
+from trainer.core.secrets import place
 from trainer.core.storage import Storage, named, open_storage
 from trainer.data.left_out import HIDDEN, HiddenNames, LeftOutPaths
 from trainer.data.readers.base import Reader
+from trainer.data.readers.formats import ENDS, NAMES, Format
 from trainer.data.versions import local_version, version_of
 from trainer.data.walk import walk
 
@@ -72,13 +73,16 @@ def list_files(key: str, pattern: str, reader: Reader, left_out: LeftOutPaths | 
             left_out.update(here)
         return found
     why = "".join(f" ({reason})" for reason in here.reasons())
-    raise InputError(
-        f"{key}: no {reader.format} file at '{without_secrets(pattern)}'{why}; check the path, or make the data set "
-        "first"
+    others = [name for name, ends in ENDS.items() if len(matching_files(key, pattern, Format(ends)))]
+    remedy = (
+        f"it has files of {NAMES[others[0]]}, which data.reader '{others[0]}' reads"
+        if others
+        else "check the path, or make the data set first"
     )
+    raise InputError(f"{key}: no {reader.format} file at {place(pattern)}{why}; {remedy}")
 
 
-def matching_files(key: str, pattern: str, reader: Reader, left_out: LeftOutPaths | None = None) -> pa.Table:
+def matching_files(key: str, pattern: str, reader: Reader | Format, left_out: LeftOutPaths | None = None) -> pa.Table:
     """Returns the files of a file, glob or directory, which need not exist, as `LISTED`, sorted by URL.
 
     Args:
@@ -99,7 +103,7 @@ def matching_files(key: str, pattern: str, reader: Reader, left_out: LeftOutPath
     return _sorted(pa.table([urls, sizes, texts, are_regular], LISTED))
 
 
-def _ends(reader: Reader) -> tuple[str, ...]:
+def _ends(reader: Reader | Format) -> tuple[str, ...]:
     """Returns the ends of the names of a reader's files, in small letters."""
     ends = (reader.suffix,) if isinstance(reader.suffix, str) else reader.suffix
     return tuple(end.lower() for end in ends)

@@ -8,13 +8,14 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from trainer.data.readers.base import Column, FileContents
+from trainer.data.readers.formats import ENDS
 
 
 class ArrowReader:
     """Reads Arrow IPC files, whose row groups are their record batches."""
 
     format = "Arrow IPC"
-    suffix = (".arrow", ".feather", ".ipc")
+    suffix = ENDS["arrow"]
     inspects_file_alone = True
     columns_at_once = True
 

@@ -25,9 +25,9 @@ from trainer.data.partitions import texts_in_path
 from trainer.data.readers.base import Column, FileContents
 from trainer.data.readers.csv_faults import Dialect, find_fault, shown
 from trainer.data.readers.csv_index import Blocks, CsvIndex, rows_of
+from trainer.data.readers.formats import COMPRESSIONS, ENDS
 from trainer.data.versions import version_at
 
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 SCANS = 4  # at once; each has a few blocks in memory
 LAYOUT = 1  # of the files in the cache
 
@@ -44,7 +44,7 @@ class CsvReader:
     def __init__(self, config: DataConfig) -> None:
         self._csv = csv = config.csv
         self.format = config.reader.upper()
-        self.suffix = tuple(f".{config.reader}{end}" for end in ("", *COMPRESSIONS))
+        self.suffix = ENDS[config.reader]
         self._dialect = Dialect(csv.delimiter_of(config.reader), csv.quote, csv.list_separator, tuple(csv.nulls))
         self._types, self._expected = column_types(config), config.columns
         self._cache = Cache(csv.cache, "data.csv.cache") if csv.cache else Cache(config.cache)

@@ -1,0 +1,50 @@
+"""The formats of files, by the ends of their names and by their first bytes."""
+
+from dataclasses import dataclass
+from itertools import chain
+
+import fsspec
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+ENDS = {
+    "parquet": (".parquet",),
+    "csv": tuple(f".csv{end}" for end in ("", *COMPRESSIONS)),
+    "tsv": tuple(f".tsv{end}" for end in ("", *COMPRESSIONS)),
+    "arrow": (".arrow", ".feather", ".ipc"),
+}
+"""The ends of the names of files by `data.reader`."""
+NAMES = {"parquet": "Parquet", "csv": "CSV", "tsv": "TSV", "arrow": "Arrow IPC"}
+MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow"}
+FIRST_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Format:
+    """Files by the ends of their names, in place of a reader, to list them."""
+
+    suffix: tuple[str, ...]
+
+
+ANY_FORMAT = Format(tuple(chain(*ENDS.values())))
+
+
+def format_of(url: str) -> str | None:
+    """Returns the reader of a file by its name, or else by its first bytes; None if neither tells."""
+    name = url.partition("?")[0].lower()
+    by_name = next((reader for reader, ends in ENDS.items() if name.endswith(ends)), None)
+    return by_name or format_of_bytes(url)
+
+
+def format_of_bytes(url: str) -> str | None:
+    """Returns the reader of a file by its first bytes; None if they do not tell, or cannot be read."""
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+        first = fs.cat_file(path, start=0, end=FIRST_BYTES)
+    except Exception:  # the reader will say why
+        return None
+    if found := next((reader for magic, reader in MAGIC.items() if first.startswith(magic)), None):
+        return found
+    line, newline, _ = first.partition(b"\n")
+    if not newline or b"\0" in first:
+        return None
+    return "tsv" if line.count(b"\t") > line.count(b",") else "csv" if b"," in line else None

@@ -110,8 +110,8 @@ class Meeting:
         if _named_address() or _is_loopback(self.host):
             return None
         here = _is_loopback(self._address)
-        own = _source_address(ELSEWHERE if here else self._address)
-        return _own_addresses().get(own or _only_address())
+        own = _source_address(ELSEWHERE if here else self._address) or _only_address()
+        return _own_addresses().get(own) if own else None
 
 
 def prepare(arguments: argparse.Namespace) -> Meeting | None:
@@ -161,7 +161,9 @@ def _tell_address(address: str) -> None:
     """Tells other nodes this address, if rank 0 is here; by `--local-addr` nodes would also be sorted, not by name."""
     build = RendezvousStoreInfo.build
 
-    def with_address(rank: int, store: Store, local_addr: str, server_port: int | None = None) -> RendezvousStoreInfo:
+    def with_address(
+        rank: int, store: Store, local_addr: str | None, server_port: int | None = None
+    ) -> RendezvousStoreInfo:
         return build(rank, store, address, server_port)
 
     RendezvousStoreInfo.build = with_address

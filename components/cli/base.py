@@ -15,6 +15,7 @@ from torchx.schedulers.local_scheduler import SignalException
 from torchx.specs import AppStatus, InvalidRunConfigException, UnknownSchedulerException
 from torchx.specs.api import MalformedAppHandleException
 
+from components.cli.containers import docker_line
 from components.cli.defaults import DefaultsError
 from components.launch import ArgumentError
 from schedulers.errors import SchedulerError
@@ -74,8 +75,12 @@ def errors_in_one_line(program: str = "torchx") -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        # TorchX's own scheduler `kubernetes` lets the errors of its client through.
-        line = error_line(error) or (isinstance(error, OSError) and error.errno in STORAGE_ERRORS and error)
+        # TorchX's own schedulers `kubernetes` and `local_docker` let the errors of their clients through.
+        line = (
+            error_line(error)
+            or docker_line(error)
+            or (isinstance(error, OSError) and error.errno in STORAGE_ERRORS and error)
+        )
         if not line:
             raise
         _end(program, line)

@@ -121,13 +121,19 @@ class Cluster:
         return None
 
 
-def _client(context: str | None) -> "ApiClient":
-    """Returns a client for a context of the kubeconfig file, or else for the cluster that this process runs in."""
+def _client(context: str | None, retries: bool | None = None) -> "ApiClient":
+    """Returns a client for a context of the kubeconfig file, or else for the cluster that this process runs in.
+
+    Args:
+        context: The context; the current one if unset.
+        retries: Whether a failed connection is tried again; as the client does it if unset.
+    """
     try:
         from kubernetes import client, config
     except ModuleNotFoundError as error:
         raise SchedulerError(NO_CLIENT) from error
     configuration = client.Configuration()
+    configuration.retries = retries
     try:
         config.load_kube_config(context=context, client_configuration=configuration)
     except config.ConfigException as failure:
@@ -138,6 +144,25 @@ def _client(context: str | None) -> "ApiClient":
     except Exception as failure:
         raise SchedulerError(error_line(failure)) from failure
     return client.ApiClient(configuration)
+
+
+def unreachable() -> str:
+    """Returns why no cluster answers, in one line; empty if one does."""
+    from urllib3.exceptions import HTTPError
+
+    try:
+        client = _client(None, retries=False)
+    except SchedulerError as error:
+        return str(error)
+    from kubernetes.client import ApiException, VersionApi
+
+    try:
+        VersionApi(client).get_code(_request_timeout=TIMEOUT_SECONDS[0])
+    except ApiException:
+        return ""  # it has answered
+    except HTTPError as error:
+        return error_line(error) or str(error)
+    return ""
 
 
 @contextmanager

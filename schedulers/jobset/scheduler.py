@@ -10,13 +10,14 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Schedule
 from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, runopts
 
 from schedulers import log_files
-from schedulers.contract import refuse_array
+from schedulers.contract import refuse_array, warn_of_ignored
 from schedulers.errors import SchedulerError
 from schedulers.jobset import log, names, spec, status
 from schedulers.jobset.after import WAITER, own_predecessors, predecessors_of
 from schedulers.jobset.cluster import Cluster, Object
 from schedulers.jobset.names import Submission, unique_name
 from schedulers.jobset.options import JobSetOpts, check
+from schedulers.jobset.pod import INSTANCE_TYPE
 from schedulers.jobset.spec import JobSetRequest
 from schedulers.predecessors import outstanding, waits_for
 
@@ -108,6 +109,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
     def _submit_dryrun(self, app: AppDef, cfg: JobSetOpts) -> AppDryRunInfo[JobSetRequest, JobSetOpts]:
         check(cfg)
         refuse_array(app)
+        warn_of_ignored(app, self.backend, "capabilities", honoured=[INSTANCE_TYPE])
         name = unique_name(app, [WAITER] if own_predecessors(cfg) else [])
         app_id = _app_id(cfg.context, {"namespace": cfg.namespace, "name": name})
         job = Submission(app, cfg, name, f"{self.backend}://{self.session_name}/{app_id}")

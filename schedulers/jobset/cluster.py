@@ -81,6 +81,22 @@ class Cluster:
             )
         return json.loads(answer.data)["items"]
 
+    def warnings(self, jobset: Object) -> list[Object]:
+        """Reads the warnings about a JobSet and its Jobs, such as why no pod is made; none without the right to."""
+        from kubernetes.client import CoreV1Api
+
+        found: list[Object] = []
+        for name in names.objects_of(jobset):
+            with _one_line((403,)):
+                answer: Any = CoreV1Api(self._client).list_namespaced_event(
+                    self._namespace,
+                    field_selector=f"involvedObject.name={name},type=Warning",
+                    _preload_content=False,
+                    _request_timeout=TIMEOUT_SECONDS,
+                )
+                found += json.loads(answer.data)["items"]
+        return found
+
     def workloads(self, jobset: Object) -> list[Object]:
         """Reads the Kueue workloads of a JobSet; none if it is in no queue, or this user may not read them."""
         selector = _selector({f"{KUEUE}/job-uid": jobset["metadata"]["uid"]})

@@ -66,7 +66,8 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         workloads = cluster.workloads(jobset) if jobset["spec"].get("suspend") else []
         pending = status.app_state(jobset) == AppState.PENDING and not status.suspension(jobset)
         waits = waits_for(predecessors_of(jobset) if pending else [], self._look)
-        return status.describe(app_id, jobset, pods, workloads, waits)
+        warnings = cluster.warnings(jobset) if pending and status.lacks_pods(jobset, pods) else []
+        return status.describe(app_id, jobset, pods, workloads, waits, status.newest_warning(warnings))
 
     def describe_native(self, app_id: str) -> AppDryRunInfo[JobSetRequest] | None:
         """Returns the JobSet as it is on the cluster."""

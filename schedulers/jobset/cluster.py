@@ -3,7 +3,7 @@
 import json
 import math
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ class Cluster:
             )
         return json.loads(answer.data)["items"]
 
-    def warnings(self, jobset: Object) -> list[Object]:
+    def warnings(self, jobset: Mapping[str, Any]) -> list[Object]:
         """Reads the warnings about a JobSet and its Jobs, such as why no pod is made; none without the right to."""
         from kubernetes.client import CoreV1Api
 

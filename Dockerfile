@@ -16,7 +16,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 FROM python AS cpu
 COPY requirements-cpu.txt ./
 # Without what only tests, extras and clients of a cluster need.
-RUN grep -vE "^(aiosmtpd|alembic|anyio|apprise|atpublic|babel|backrefs|blinker|boto3|cffi|click|colorama|colorlog|cryptography|faiss|[Ff]lask|flatbuffers|ghp-import|griffelib|h11|hypothesis|itsdangerous|kubernetes|Mako|mergedeep|mkdocs|ml_dtypes|moto|narwhals|onnx|optuna|paginate|platformdirs|plotly|py-partiql|pycparser|pymdown-extensions|pyrefly|pytest|pyyaml_env_tag|responses|ruff|s3transfer|SQLAlchemy|safetensors|starlette|uvicorn|watchdog|xmltodict)" requirements-cpu.txt > locked.txt \
+RUN grep -vE "^(aiosmtpd|alembic|anyio|apprise|atpublic|babel|backrefs|blinker|boto3|cffi|click|colorama|colorlog|cryptography|faiss|[Ff]lask|flatbuffers|ghp-import|griffelib|h11|hypothesis|itsdangerous|kubernetes|Mako|mergedeep|mkdocs|ml_dtypes|moto|narwhals|onnx|optuna|paginate|platformdirs|plotly|py-partiql|pyasynchat|pyasyncore|pycparser|pyftpdlib|pymdown-extensions|pyrefly|pytest|pyyaml_env_tag|responses|ruff|s3transfer|SQLAlchemy|safetensors|starlette|uvicorn|watchdog|xmltodict)" requirements-cpu.txt > locked.txt \
     && pip install --quiet --no-deps -r locked.txt \
     && { python -c "import torch" 2> /dev/null || pip install --quiet -c locked.txt torch; } \
     && rm locked.txt requirements-cpu.txt

@@ -46,7 +46,7 @@ lint: $(VENV)/ready
 	ruff format --check .
 	ruff check .
 	pyrefly check
-	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict  # with --quiet it counts no warnings
 
 # The documentation as a site, served until Ctrl-C. `make lint` builds it in site/, and refuses a dead link.
 site: $(VENV)/ready

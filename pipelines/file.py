@@ -14,7 +14,7 @@ from torchx.schedulers import get_scheduler_factories
 from pipelines.arguments import Signature
 from pipelines.jobs import Job, Options
 from trainer.core.errors import InputError, StorageError, StorageNotFoundError, nearest
-from trainer.core.secrets import without_secrets
+from trainer.core.secrets import place, without_secrets
 from trainer.core.section import Section, Tree, validate
 from trainer.core.storage import read_text
 
@@ -128,7 +128,7 @@ def _read(name: str) -> Tree:
         return tomllib.loads(read_text(str(ready_made.get(name, name))))
     except StorageNotFoundError as error:
         raise InputError(
-            f"pipeline '{without_secrets(name)}': no such file; ready-made ones: {', '.join(sorted(ready_made))}"
+            f"pipeline {place(name)}: no such file; ready-made ones: {', '.join(sorted(ready_made))}"
         ) from error
     except (StorageError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"pipeline '{without_secrets(name)}' cannot be read: {error}") from error

@@ -111,7 +111,7 @@ class Sweep:
         settings: The file.
         signature: The arguments of its component.
         dimensions: The space by key.
-        config: The configuration of its trials, but for the values of the space.
+        config: The configuration of its trials, with the first value of each key of the space.
         higher: Whether a higher value of the aim is better.
     """
 
@@ -208,16 +208,18 @@ def _checked(settings: SweepSection, source: str) -> Sweep:
     signature = Signature.of(settings.component, "", {})
     _last_argument(signature)
     signature.words(settings.arguments | {"out": settings.out})  # all names and types are right
-    config = _configured(settings, signature, [])
+    # With a value of each key: others may need one, as weight_decay_mode = "l2" needs a weight_decay.
+    first = {key: dimension.ends[0] for key, dimension in dimensions.items()}
+    config = _configured(settings, signature, [*chain(*(dimensions[key].flag(value) for key, value in first.items()))])
     sweep = Sweep(source, settings, signature, dimensions, config, _direction(settings, config))
     for key, dimension in dimensions.items():
-        for value in dimension.ends:
-            sweep.configured({key: value})
+        for value in dimension.ends[1:]:
+            sweep.configured(first | {key: value})
     if not config.data.validation:
         raise InputError("data.validation is empty, so that trials have no value; name validation data")
     if settings.pruner != "none" and not config.evaluate.every_steps:
         raise InputError(f"pruner is '{settings.pruner}', but evaluate.every_steps is 0; set it, or pruner to 'none'")
-    sweep.job(0, {key: dimension.ends[0] for key, dimension in dimensions.items()})
+    sweep.job(0, first)
     return sweep
 
 

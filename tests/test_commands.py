@@ -45,7 +45,7 @@ def test_wrong_input_is_found_before_torch_is_imported(tmp_path):
     (tmp_path / "key.toml").write_text("[train]\nstepz = 3")
     (tmp_path / "value.toml").write_text("[train]\nsteps = 'ten'")
     wrong = {
-        "nope.toml": "configuration 'nope.toml': no such file",
+        "nope.toml": "configuration 'nope.toml' (",
         "broken.toml": "configuration 'broken.toml' is not TOML",
         "key.toml": "unknown key 'train.stepz'; did you mean 'steps'?",
         "value.toml": "train.steps is 'ten'",

@@ -203,7 +203,7 @@ def find_sources(patterns: tuple[str, ...]) -> list[str]:
             raise InputError(
                 f"--source '{pattern}' matches no file; name Criteo's text files, such as train.txt or 'day_*.gz'"
             )
-        urls += [fs.unstrip_protocol(name) if "://" in pattern else name for name in sorted(found, key=_by_number)]
+        urls += [fs.url_of(name) if "://" in pattern else name for name in sorted(found, key=_by_number)]
     return urls
 
 

@@ -20,7 +20,7 @@ from trainer.config.data import DataConfig
 from trainer.config.publish import PublishConfig
 from trainer.core.errors import InputError, nearest
 from trainer.core.run_directory import RunDirectory
-from trainer.core.secrets import without_secrets
+from trainer.core.secrets import place, without_secrets
 from trainer.core.storage import named
 from trainer.data.segments import data_of_segment
 from trainer.metrics.registry import built_in
@@ -306,7 +306,7 @@ def rollback(to: str) -> None:
     with named("--to", to):
         current = (target.read_json(CURRENT) or {}).get("directory")
         if current is None:
-            raise InputError(f"--to is '{without_secrets(to)}', where nothing is exported; name a directory of exports")
+            raise InputError(f"--to is {place(to)}, where nothing is exported; name a directory of exports")
         folders = target.fs.glob(target.path("step-*", MANIFEST))
         steps = sorted(int(path.split("/")[-2].removeprefix("step-")) for path in folders)
         earlier = [step for step in steps if step < int(current.removeprefix("step-")) and _is_linked(target, step)]

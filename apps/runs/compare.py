@@ -11,7 +11,7 @@ from tabulate import tabulate
 from trainer.checkpoint.store import Checkpoints
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
-from trainer.core.secrets import without_secrets
+from trainer.core.secrets import place, without_secrets
 from trainer.core.storage import named, refuse_existing, write_file
 from trainer.metrics.registry import built_in
 from trainer.pages.html import draw_figure, draw_table, whole_page
@@ -59,9 +59,7 @@ def _read(url: str, name: str) -> Run:
     with named("--runs", url):
         run = Run.of(RunDirectory(url, "--runs"), name)
     if run is None:
-        raise InputError(
-            f"--runs has '{without_secrets(url)}', where there is no run; name a directory that train wrote"
-        )
+        raise InputError(f"--runs has {place(url)}, where there is no run; name a directory that train wrote")
     return run
 
 

@@ -6,7 +6,7 @@ python -m trainer profile --out runs/mine --steps 5
 from trainer.config.report import ProfileConfig
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
-from trainer.core.secrets import without_secrets
+from trainer.core.secrets import place, without_secrets
 from trainer.core.section import validate
 from trainer.core.storage import named
 from trainer.run import lock, profiler
@@ -34,9 +34,7 @@ def profile(
     run = RunDirectory(out)
     with named("--out", out):
         if run.read(lock.FILE) is None:
-            raise InputError(
-                f"--out is '{without_secrets(out)}', which no job is writing to; name that of a running job"
-            )
+            raise InputError(f"--out is {place(out)}, which no job is writing to; name that of a running job")
         run.write_json(profiler.REQUEST_FILE, request.model_dump(exclude_none=True))
     print(
         f"requested; the job looks for it every {profiler.POLL_SECONDS:.0f} s, prints the table in its log and "

@@ -15,7 +15,7 @@ from trainer.core.console import next_commands, plural
 from trainer.core.errors import InputError
 from trainer.core.outcome import STOPPED_WORD
 from trainer.core.run_directory import RunDirectory
-from trainer.core.secrets import without_secrets
+from trainer.core.secrets import place, without_secrets
 from trainer.core.storage import named
 
 RECORD = "rewind.json"  # the first file of a new run directory, so that a killed rewind may write there again
@@ -59,7 +59,7 @@ def rewind(out: str, segment: str, to: str) -> None:
 
 def _read_record(run: RunDirectory, target: RunDirectory) -> dict[str, Any]:
     """Returns what a new run directory was made for, nothing if it is empty; refuses one that holds something else."""
-    inside, outside = (directory.fs.unstrip_protocol(directory.path()) for directory in (target, run))
+    inside, outside = (directory.fs.url_of(directory.path()) for directory in (target, run))
     if f"{inside}/".startswith(f"{outside}/"):
         raise InputError(f"--to is '{without_secrets(target.url)}', which is in --out; name a new directory elsewhere")
     with named(target.key, target.url):
@@ -78,7 +78,7 @@ def _step_at_end(run: RunDirectory, segment: str) -> int:
     if steps := [step for step, name in ends.items() if name == segment]:
         return steps[-1]
     if not run.read_records("segments.jsonl") and not ends:
-        raise InputError(f"--out is '{without_secrets(run.url)}', which holds no run over segments")
+        raise InputError(f"--out is {place(run.url)}, which holds no run over segments")
     there = ", ".join(dict.fromkeys(ends.values())) or "none"
     raise InputError(
         f"--segment is '{segment}', at whose end '{without_secrets(run.url)}' has no checkpoint; one can go back to: "

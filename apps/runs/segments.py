@@ -20,7 +20,7 @@ from apps.runs.watched_segments import (
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
-from trainer.core.secrets import without_secrets
+from trainer.core.secrets import place, without_secrets
 from trainer.core.storage import named
 from trainer.pages.figures import Lines
 from trainer.pages.html import draw_figure, draw_table, whole_page
@@ -60,7 +60,7 @@ def segments(config: Config, out: str, to: str | None = None, static: str | None
         ends = {line["step"] for line in lines}
         metrics = [line for line in run.records("metrics.jsonl") if line["step"] in ends]
     if not lines:
-        raise InputError(f"--out is '{without_secrets(out)}', where no segment was trained on; train on one first")
+        raise InputError(f"--out is {place(out)}, where no segment was trained on; train on one first")
     chosen = None if static is None else find_static(run, static)
     watched = Watched(
         name=run.url.rpartition("/")[2],

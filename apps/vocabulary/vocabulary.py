@@ -27,8 +27,8 @@ from trainer.config.root import load_config
 from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.progress import progress_bar
-from trainer.core.secrets import without_secrets
-from trainer.core.storage import named, open_storage, refuse_existing
+from trainer.core.secrets import place, without_secrets
+from trainer.core.storage import below, named, open_storage, refuse_existing
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.features import features_only
 from trainer.data.files import DataFiles
@@ -157,7 +157,7 @@ def _earlier(url: str, unseen_rows: int | None) -> _Earlier:
         table = read_vocabulary(url)
     there = json.loads((table.schema.metadata or {}).get(METADATA, b"{}")).get("unseen_rows")
     if there is None:
-        raise InputError(f"--extends: '{without_secrets(url)}' is not a vocabulary; make one by `data.vocabulary`")
+        raise InputError(f"--extends: {place(url)} is not a vocabulary; make one by `data.vocabulary`")
     if unseen_rows not in (None, there):
         raise InputError(
             f"--unseen-rows is {unseen_rows}, but '{without_secrets(url)}', to extend, has {there}; leave it out"
@@ -254,7 +254,7 @@ def _keep(
 
 
 def _url(out: str, name: str) -> str:
-    return f"{out.rstrip('/')}/{quote(name, safe='')}.parquet"
+    return below(out, f"{quote(name, safe='')}.parquet")
 
 
 def _write(flag: str, kept: pa.RecordBatchReader, about: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from typing import Any, TextIO
 
 from torchx.cli.cmd_run import CmdRun, TorchXRunArgs, _run_result_json
@@ -23,6 +24,7 @@ from components.cli.containers import (
 )
 from components.cli.defaults import check_arguments, check_options, check_sections, with_file
 from components.cli.ending import Ending
+from components.cli.words import complete_words, flags_of, parse_all
 from components.launch import ArgumentError, check_seeds
 from schedulers.errors import SchedulerError
 from trainer.core.outcome import WRONG_INPUT, WRONG_INPUT_WORDS, is_wrong_input
@@ -44,6 +46,8 @@ class Run(CmdRun):
         with errors_in_one_line():
             super().add_arguments(subparser)
             default_to_local(subparser, "run")
+        self._flags = flags_of(subparser)
+        subparser.parse_known_args = partial(parse_all, subparser.parse_known_args)
 
     def run(self, args: argparse.Namespace) -> None:
         """Runs the command; only the handle goes to stdout, as in TorchX."""
@@ -58,6 +62,9 @@ class Run(CmdRun):
     def _run_inner(self, runner: Runner, args: TorchXRunArgs, json_output: bool) -> None:
         check_options(args.scheduler, runner.scheduler_run_opts(args.scheduler))
         check_arguments(args.component_name)
+        args = replace(
+            args, component_args_str=complete_words(args.component_name, args.component_args_str, self._flags)
+        )
         words = (*args.scheduler_cfg, *args.component_args, *args.component_args_str)
         flags = {word.lstrip("-").partition("=")[0] for word in words}
         args = without_workspace_that_cannot_be_built(runner, args)

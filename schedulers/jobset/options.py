@@ -40,7 +40,7 @@ class JobSetOpts(StructuredOpts):
     """Labels of the nodes to run on: KEY:VALUE;KEY:VALUE."""
 
     tolerations: list[str] | None = None
-    """Taints to tolerate, KEY[:VALUE][:EFFECT], such as nvidia.com/gpu:NoSchedule;team:ads:NoSchedule."""
+    """Taints to tolerate, as `KEY[:VALUE][:EFFECT]`, such as nvidia.com/gpu:NoSchedule;team:ads:NoSchedule."""
 
     secrets: dict[str, str] | None = None
     """Secrets to mount as directories: NAME:/path;NAME:/path."""

@@ -45,6 +45,41 @@ def test_wrong_scheduler_option_is_one_line_and_exit_code_2(torchx, option):
     assert line.startswith(f"torchx run: error: -cfg {option}: must be KEY=VALUE,... as `torchx runopts local_cwd`")
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("dlrm.single_node --config movielens --dryrun", "write it before the component: torchx run --dryrun ..."),
+        ("dlrm.single_node --config movielens -s slurm", "write it before the component: torchx run -s slurm ..."),
+        (
+            "dlrm.single_node --config movielens --train.steps 5",
+            "write it last, behind --: torchx run dlrm.single_node ... -- --train.steps 5",
+        ),
+        ("--train.steps 5 dlrm.single_node --config movielens", "keys of the configuration last, behind --"),
+        ("dlrm.single_node --confg movielens", "has no flag --confg; did you mean --config?"),
+        ("data.movielens --unheard-of", "has no flag --unheard-of; see torchx run data.movielens --help"),
+        ("dlrm.single_node --config movielens --out", "--out has no value; write --out VALUE"),
+        ("tools.compare --page --runs a", "--page has no value"),
+    ],
+)
+def test_a_flag_in_the_wrong_place_is_one_line_with_the_right_place(torchx, words, line):
+    done = torchx("run", *words.split())
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert done.stderr.startswith("torchx run: error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_argparse_understands_stays_right(torchx):
+    for words in (
+        "dlrm.multi_node --config movielens -j1x2 --conf movielens -- --train.steps 5",
+        "tools.compare --runs a,b --overwrite",
+        "utils.python -m module -- --flag -s x",
+    ):
+        done = torchx("run", "--dryrun", *words.split())
+        assert done.returncode == 0, done.stderr
+    assert "--overwrite" in torchx("run", "--dryrun", "tools.compare", "--runs", "a", "--overwrite").stdout
+
+
 def test_jobs_stay_on_this_machine_unless_told_otherwise(torchx, tmp_path):
     dry_run = ("run", "--dryrun", "--json", "utils.echo")
     assert json.loads(torchx(*dry_run).stdout)["scheduler"] == "local_cwd"

@@ -76,13 +76,25 @@ def test_a_base_is_joined_with_what_is_said_over_it(tmp_path):
     assert load_config(str(tmp_path / "run.toml")) == whole
 
 
+def test_a_length_replaces_that_of_the_base_and_features_may_have_its_name(tmp_path):
+    path = written(
+        tmp_path,
+        base="[train]\nepochs = 3\n[optimizer.dense]\nmax_norm = 1.0\n[data.dense]\nepochs = {{}}\ncolumn = {{}}\n",
+        file="base = '{base}'\n[train]\nsteps = 12\n[optimizer.dense]\nmax_value = 2.0\n[data.dense]\nsteps = {{}}\n",
+    )["file"]
+    config = load_config(path)
+    assert (config.train.steps, config.train.epochs) == (12, None)
+    assert (config.optimizer.dense.max_value, config.optimizer.dense.max_norm) == (2.0, None)
+    assert config.data.dense.keys() == {"epochs", "column", "steps"}
+
+
 @pytest.mark.parametrize(
     ("first", "says"),
     [
         ("base = 5", "first.toml': base is 5; it must name another configuration"),
         ("base = '{first}'", "first.toml'; it must name another configuration"),
         ("base = '{second}'", "second.toml': base is '"),
-        ("base = 'nowhere'", "configuration 'nowhere': no such file; ready-made ones: "),
+        ("base = 'nowhere'", "/nowhere): no such file; ready-made ones: "),
         ("base = 'movielens'\n[trian]", "first.toml': unknown key 'trian'"),
     ],
 )

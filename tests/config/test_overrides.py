@@ -108,6 +108,43 @@ def test_one_length_by_flag_unsets_the_other_of_the_file(tmp_path, in_the_file, 
     assert (config.train.steps, config.train.epochs) == length
 
 
+@pytest.mark.parametrize("unset", ["steps", "epochs"])
+@pytest.mark.parametrize("in_the_file", ["steps", "epochs"])
+def test_none_unsets_its_own_key_alone(tmp_path, in_the_file, unset):
+    file = tmp_path / "config.toml"
+    file.write_text(f"[train]\n{in_the_file} = 12")
+    config, *_ = parse(train, [str(file), f"--train.{unset}", "None"], "program")()
+    assert getattr(config.train, in_the_file) == (None if unset == in_the_file else 12)
+
+
+def test_a_flag_replaces_the_alternative_to_its_key(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text("[optimizer.dense]\nmax_norm = 1.0\n[data.sparse]\nx = { rows = 9, column = 'a', ids = 'hash' }")
+    words = ["--optimizer.dense.max-value", "2", "--data.sparse.x.columns", "a", "b"]
+    config, *_ = parse(train, [str(file), *words], "program")()
+    assert (config.optimizer.dense.max_norm, config.optimizer.dense.max_value) == (None, 2)
+    assert (config.data.sparse["x"].column, [*config.data.sparse["x"].columns]) == (None, ["a", "b"])
+
+
+def test_a_run_directory_stands_for_its_configuration(tmp_path):
+    (tmp_path / "config.toml").write_text("[train]\nsteps = 7")
+
+    def evaluate(config: Config, out: str) -> tuple:
+        return config.train.steps, out
+
+    assert parse(evaluate, [str(tmp_path)], "program")() == (7, str(tmp_path))
+    assert parse(evaluate, [str(tmp_path), "--out", "other"], "program")() == (7, "other")
+
+
+def test_a_list_may_be_written_with_commas_and_a_switch_without_a_value(tmp_path):
+    def compare(runs: tuple[str, ...], overwrite: bool = False) -> tuple:
+        return runs, overwrite
+
+    (tmp_path / "c,d").touch()
+    words = ["--overwrite", "--runs", "a,b", f"{tmp_path}/c,d"]
+    assert parse(compare, words, "program")() == (("a", "b", f"{tmp_path}/c,d"), True)
+
+
 def test_a_flag_completes_a_file(tmp_path):
     (tmp_path / "config.toml").write_text("[data.sparse.s]\ndimension = 4")
     with pytest.raises(InputError, match=r"config.toml': 'data.sparse.s.rows' is missing"):

@@ -58,6 +58,14 @@ def test_a_space_is_of_keys_of_the_configuration(read):
     assert (config.model.over_layers, config.evaluate.every_steps) == ([64, 32], 20)
 
 
+def test_a_key_may_need_a_value_that_the_space_has(tmp_path):
+    text, name = FILE.partition("\noptimizer.sparse.name")[0], '"--optimizer.sparse.name", "rowwise_adagrad"'
+    text = text.replace('["--', f'[{name}, "--optimizer.sparse.weight_decay_mode", "l2", "--', 1)
+    (tmp_path / "s.toml").write_text(f"{text}\noptimizer.sparse.weight_decay = {{ log = [1e-6, 1e-3] }}\n")
+    values = {"optimizer.sparse.weight_decay": 1e-4}
+    assert read_sweep(str(tmp_path / "s.toml")).configured(values).optimizer.sparse.weight_decay == 1e-4
+
+
 @pytest.mark.parametrize(("aim", "higher"), [("auc", True), ("log_loss", False), ("normalized_entropy", False)])
 def test_the_direction_of_an_aim_is_known(read, aim, higher):
     assert read("trials = 20", f'aim = "{aim}"').higher == higher

@@ -158,3 +158,14 @@ def test_one_rank_s_sample_ends_all_ranks_with_one_line(data, tmp_path):
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1
     assert re.match(rf"error: step 2: the loss is not finite; {WHERE}", lines[0]), lines
+
+
+def test_a_loss_that_is_not_finite_is_said_once_and_in_the_record(data, tmp_path, capfd):
+    file = write_config(tmp_path / "config.toml", settings(data, train__nonfinite="ignore"))
+    assert trainer(["train", str(file), "--out", str(tmp_path / "out")]) == 0
+    printed = capfd.readouterr().out
+    assert printed.count("warning: the loss is ") == 1
+    assert printed.index("step 2/") < printed.index("warning: the loss is ") < printed.index("step 3/")
+    assert json.loads((tmp_path / "out/run.json").read_text())["not_finite_at"] == 2
+    assert trainer(["train", str(file), "--out", str(tmp_path / "fine"), "--train.steps", "1"]) == 0
+    assert "not_finite_at" not in json.loads((tmp_path / "fine/run.json").read_text())

@@ -31,7 +31,7 @@ def verify_together(context: DistributedContext, act: Callable[[FindDamage], T])
 
 def _lead(context: DistributedContext, act: Callable[[FindDamage], T]) -> T:
     def find(fs: Storage, directory: str, entries: dict[str, FileEntry]) -> str | None:
-        task = broadcast_object(context, (fs.unstrip_protocol(directory), entries))
+        task = broadcast_object(context, (fs.url_of(directory), entries))
         assert task
         return _verify_part(context, task)
 

@@ -20,9 +20,10 @@ is missing. This file parses in 36 ms.
 import difflib
 import functools
 import inspect
+import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from types import GenericAlias, UnionType
 from typing import Annotated, Any, NoReturn, TypeGuard, Union, get_args, get_origin, get_type_hints
@@ -30,13 +31,12 @@ from typing import Annotated, Any, NoReturn, TypeGuard, Union, get_args, get_ori
 import pydantic
 
 from trainer.config.help import command_help, config_help
-from trainer.config.root import Config, load_tree
+from trainer.config.root import Config, load_tree, without_replaced
 from trainer.core.errors import InputError
 from trainer.core.section import Section, Tree, flat, validate
 
 Path = tuple[str, ...]
 HINTS = 3  # most flags to suggest for an unknown one
-LENGTHS = ("train", "steps"), ("train", "epochs")
 HELP_CONFIG = "--help-config"
 OF_CONFIG = ("config", "config_words")  # arguments that are no flags of their own
 
@@ -95,6 +95,9 @@ def _bind(function: Callable[..., Any], words: list[str], name: str | None) -> f
     positional = [one.name for one in parameters if one.kind is one.POSITIONAL_ONLY]
     given = _read(words, keys, [(_dashed(one),) for one in positional])
     own = {path[0]: given.pop(path) for path in [*given] if len(path) == 1}  # keys of the configuration have sections
+    own = {key: _split(value) if isinstance(value, list | tuple) else value for key, value in own.items()}
+    if name and os.path.isfile(f"{name}/config.toml") and "out" in arguments.model_fields:
+        own.setdefault("out", name)
     values = {key.replace("-", "_"): value for key, value in _validate_arguments(arguments, own)}
     if name:
         values["config"] = _validate_config(tree, given, name)
@@ -178,9 +181,11 @@ def _read(words: list[str], kinds: dict[Path, Any], positional: list[Path]) -> d
             path, values = free.popleft(), [key + equals + value]
         else:
             raise InputError(f"unexpected '{key + equals + value}'; every value follows its --flag")
-        many = _is_many(kinds[path])
+        many, is_switch = _is_many(kinds[path]), kinds[path] is bool and len(path) == 1
         while rest and not rest[0].startswith("--") and (many or not values):
             values.append(rest.popleft())
+        if not values and is_switch:
+            values = ["True"]
         if not values and not many:
             raise InputError(f"missing value for {key}")
         given[path] = _convert(values, kinds[path])
@@ -208,6 +213,16 @@ def _is_many(kind: Any) -> bool:
     return any(get_origin(one) in (list, tuple) for one in (kind, *get_args(kind)))
 
 
+def _split(words: list[Any] | tuple[Any, ...]) -> list[Any] | tuple[Any, ...]:
+    """Returns words that commas separate, as components take them, as several; a file may have a comma in its name."""
+    parts = [
+        part
+        for word in words
+        for part in (word.split(",") if "," in str(word) and not os.path.exists(word) else [word])
+    ]
+    return type(words)(parts)
+
+
 def _convert(words: list[str], kind: Any) -> Any:
     """Returns words as TOML would hold a value of a type; other words stay, for validation to refuse."""
     if get_origin(kind) is Annotated:
@@ -233,19 +248,22 @@ def _validate_arguments(section: type[Section], given: Tree) -> Section:
 
 def _validate_config(tree: Tree, given: dict[Path, Any], name: str) -> Config:
     """Returns the configuration of a file's tree, with the values of flags in place of the file's."""
-    replaced = dict.fromkeys(LENGTHS) if not given.keys().isdisjoint(LENGTHS) else {}
-    for path, value in (replaced | given).items():
-        _put(tree, path, value)
+    for path in given:
+        _put(tree, path, given)
     return validate(Config, tree, lambda key: _source(key, given, name))
 
 
-def _put(tree: Tree, path: Path, value: Any) -> None:
+def _put(tree: Tree, path: Path, given: Mapping[Path, Any]) -> None:
+    """Puts the value of a flag into a tree, in place of the value, or of the key that it is the alternative to."""
     *above, key = path
     for step in above:
         tree = tree.setdefault(step, {})
         if not isinstance(tree, dict):  # which validation refuses
             return
-    tree[key] = value
+    kept = without_replaced(tree, {one[-1]: value for one, value in given.items() if one[:-1] == path[:-1]})
+    for replaced in tree.keys() - kept.keys():
+        del tree[replaced]
+    tree[key] = given[path]
 
 
 def _source(key: tuple[int | str, ...], given: Iterable[Path], name: str) -> str:

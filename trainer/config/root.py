@@ -1,8 +1,9 @@
 """The root of the configuration, and how a configuration is read."""
 
+import os
 import tomllib
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pydantic
 import tomli_w
@@ -17,9 +18,12 @@ from trainer.config.report import ReportConfig
 from trainer.config.tasks import TaskConfig, check_task
 from trainer.config.train import EvaluateConfig, FinetuneConfig, TrainConfig
 from trainer.core.errors import InputError, StorageError, StorageNotFoundError
+from trainer.core.secrets import place
 from trainer.core.section import Section, Tree, validate
 from trainer.core.storage import read_text
 
+ALTERNATIVES = ("steps", "epochs"), ("max_norm", "max_value"), ("column", "columns")
+"""Keys of a section of which only one can be set."""
 READY_MADE = Path(__file__).parent / "presets"
 
 
@@ -168,19 +172,34 @@ def _joined(base: Tree, tree: Tree) -> Tree:
     name = tree.get("name")
     if isinstance(name, str) and name != base.get("name"):
         return tree
+    base = without_replaced(base, tree)
     tables = {key: value for key, value in tree.items() if isinstance(value, dict) and isinstance(base.get(key), dict)}
     return base | tree | {key: _joined(base[key], value) for key, value in tables.items()}
 
 
+def without_replaced(tree: Tree, given: Tree) -> Tree:
+    """Returns a table without the keys that the keys of another one replace: a length takes the place of the other."""
+    replaced = {
+        one for keys in ALTERNATIVES for key in keys if _is_value(given.get(key)) for one in keys if one not in given
+    }
+    return {key: value for key, value in tree.items() if key not in replaced or not _is_value(value)}
+
+
+def _is_value(value: Any) -> bool:
+    return not isinstance(value, dict | None)  # features are tables, and may have such names
+
+
 def _read_toml(name: str) -> Tree:
     ready_made = {path.stem: path for path in READY_MADE.glob("*.toml")}
+    if os.path.isfile(of_run := f"{name.rstrip('/')}/config.toml"):
+        name = of_run
     try:
         return tomllib.loads(read_text(str(ready_made.get(name.removesuffix(".toml"), name))))
     except StorageNotFoundError as error:
         known = ", ".join(sorted(ready_made))
-        raise InputError(f"configuration '{name}': no such file; ready-made ones: {known}") from error
+        raise InputError(f"configuration {place(name)}: no such file; ready-made ones: {known}") from error
     except StorageError as error:
-        raise InputError(f"configuration '{name}' cannot be read: {error}") from error
+        raise InputError(f"configuration {place(name)} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"configuration '{name}' is not TOML: {error}") from error
 

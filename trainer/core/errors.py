@@ -40,6 +40,10 @@ class StoragePermissionError(StorageError, PermissionError):
     """Storage refuses access."""
 
 
+class StorageUnsupportedError(StorageError):
+    """A kind of storage, or a server, that cannot do what is needed."""
+
+
 class LostRankError(RuntimeError):
     """A rank that does not answer. Another attempt, on other hosts, may succeed. One line, exit code 1."""
 

@@ -42,6 +42,8 @@ def remedy(error: Exception, url: str) -> str:
         return "name a path without a file where a directory is needed"
     if number in FULL:
         return "free some space, or name a path on another disk"
+    if "::" in url:
+        return "check each part of the URL; to write, name a directory or a URL without '::'"
     if protocol in ("file", "local"):
         return "repair it, or name a path on another disk"
     return "check the URL, the network and the credentials"

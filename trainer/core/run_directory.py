@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from fsspec.implementations.local import LocalFileSystem
 
+from trainer.core.errors import StorageUnsupportedError
 from trainer.core.storage import Storage, named, open_storage, os_errors
 
 LOCAL = Storage(LocalFileSystem())
@@ -33,6 +34,8 @@ class RunDirectory:
         self.url = os.path.expanduser(url.rstrip("/"))  # TensorBoard, unlike fsspec, would make a directory named ~
         self.key = key
         with named(key, url):
+            if "::" in url:  # the checkpoints' readers and writers join names to the end of a URL
+                raise StorageUnsupportedError("a chain of URLs cannot hold it")
             self.fs, self._path = open_storage(self.url)
 
     def path(self, *names: str) -> str:

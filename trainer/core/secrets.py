@@ -1,17 +1,37 @@
 """Hides the secrets of URLs in all output."""
 
+import os
 import re
 
-# A user and a password, or the value of a query parameter that signs the URL or carries a key. fsspec and cloud
-# libraries quote whole URLs in errors, so no caller can keep secrets out by itself.
+# fsspec and cloud libraries quote whole URLs in errors, so no caller can keep secrets out by itself. Users and
+# passwords may hold signs that ought to be encoded; a number behind a colon is a port. A parameter of a query is a
+# secret by its name, or as its value looks like one: signatures and tokens of any service are long, and have letters
+# and digits.
+NAMES = (
+    r"sig|pwd|jwt|sas|otp|x-(?:amz|goog|oss|obs|cos)-[a-z-]+|auth(?!ors?=)[\w.-]*|[\w.-]*"
+    r"(?:token|signature|key|credential|passw|passphrase|secret|session|bearer|cookie|_pwd|pwd_|_jwt|jwt_|_pass)[\w.-]*|pass"
+)
+RANDOM = r"(?=[^&\s'\"]*[0-9])(?=[^&\s'\"]*[A-Za-z])[\w+/=%~-]{24,}|eyJ[\w.-]+"
+END = r"(?=[,:;.)]*(?:[&\s'\"]|$))"  # punctuation after the URL belongs to the message
 SECRETS = re.compile(
-    r"(?<=://)[^/?#\s'\"]+(?=@)"
-    r"|(?<=[?&;])(?P<name>sig|x-(?:amz|goog)-[a-z-]+|[\w.-]*(?:token|signature|key|credential|password|secret)[\w.-]*)"
-    r"=[^&\s'\"]*?(?=[,:;.)]*(?:[&\s'\"]|$))",  # punctuation after the URL belongs to the message
+    r"(?<=://)(?:[^/?#\s'\":]*:(?!\d{1,5}(?:[/?#]))(?:(?!://)[^\s'\"])*|[^/?#\s'\"]+)(?=@)"
+    rf"|(?<=[?&;#])(?P<name>{NAMES})=[^&\s'\"]*?{END}"
+    rf"|(?<=[?&;#])(?P<other>[\w.-]+)=(?:{RANDOM}){END}",
     re.IGNORECASE,
 )
 
 
 def without_secrets(text: object) -> str:
     """Returns a text with the secrets of its URLs replaced by `***`."""
-    return SECRETS.sub(lambda found: f"{found['name']}=***" if found["name"] else "***", str(text))
+
+    def hidden(found: re.Match[str]) -> str:
+        name = found["name"] or found["other"]
+        return f"{name}=***" if name else "***"
+
+    return SECRETS.sub(hidden, str(text))
+
+
+def place(url: str) -> str:
+    """Returns a URL for messages: quoted, without secrets, and a relative path with the absolute one."""
+    is_relative = not re.match(r"[\w.+-]+:|/|~", url)
+    return f"'{without_secrets(url)}'" + (f" ({os.path.abspath(url)})" if is_relative else "")

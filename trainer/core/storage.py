@@ -3,15 +3,18 @@
 import os
 import posixpath
 import re
+import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 from fsspec import AbstractFileSystem
+from fsspec.archive import AbstractArchiveFileSystem
 from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from trainer.core.errors import (
@@ -20,9 +23,10 @@ from trainer.core.errors import (
     StorageExistsError,
     StorageNotFoundError,
     StoragePermissionError,
+    StorageUnsupportedError,
 )
 from trainer.core.remedies import remedy
-from trainer.core.secrets import without_secrets
+from trainer.core.secrets import place, without_secrets
 
 PARTIAL = ".partial"
 KINDS = {
@@ -30,6 +34,7 @@ KINDS = {
     FileExistsError: StorageExistsError,
     PermissionError: StoragePermissionError,
 }
+READ_ONLY = {"http", "https", "ftp"}
 
 
 class Storage:
@@ -39,14 +44,16 @@ class Storage:
 
     Args:
         fs: The file system.
+        frame: What a URL has around the paths of the file system; None if that is only a scheme.
 
     Attributes:
         is_local: Whether the file system is mounted, so that files can be appended to.
         is_object_store: Whether a write replaces a whole object or nothing, without directories.
     """
 
-    def __init__(self, fs: AbstractFileSystem) -> None:
+    def __init__(self, fs: AbstractFileSystem, frame: "Frame | None" = None) -> None:
         self._fs = fs  # without a cache of listings, as other jobs write there, too
+        self._frame = frame
         self.is_local = isinstance(fs, LocalFileSystem)
         self.is_object_store = isinstance(fs, AsyncFileSystem)  # the only mark of fsspec's object stores
 
@@ -54,14 +61,35 @@ class Storage:
         found = getattr(self._fs, name)
         return _with_os_errors(found) if callable(found) else found
 
-    def __reduce__(self) -> tuple[type["Storage"], tuple[AbstractFileSystem]]:
-        return Storage, (self._fs,)
+    def __reduce__(self) -> tuple[type["Storage"], tuple[AbstractFileSystem, "Frame | None"]]:
+        return Storage, (self._fs, self._frame)
+
+    def url_of(self, path: str) -> str:
+        """Returns the URL of a path, with the host, the user and the links (`zip://...::`) of the opened URL.
+
+        fsspec's `unstrip_protocol` returns the scheme and the path alone.
+        """
+        return self._frame.around(path) if self._frame else self._fs.unstrip_protocol(path)
 
     def makedirs(self, path: str) -> None:
         """Makes a directory unless it exists."""
+        self.refuse_read_only()
         if not self.is_object_store:  # there fsspec's makedirs would make a bucket
             with os_errors(path):
                 self._fs.makedirs(path, exist_ok=True)
+
+    def refuse_read_only(self) -> None:
+        """Refuses to write where no run can live.
+
+        fsspec keeps what is written to a cache on this host until the process ends, and adds to an archive what a run
+        replaces. Threads share one connection of FTP: resumed runs timed out.
+
+        Raises:
+            StorageError: It is such a storage.
+        """
+        schemes = {self._fs.protocol} if isinstance(self._fs.protocol, str) else {*self._fs.protocol}
+        if isinstance(self._fs, CachingFileSystem | AbstractArchiveFileSystem) or schemes & READ_ONLY:
+            raise StorageError(f"{'/'.join(sorted(schemes))} can be read here, but not written to")
 
     @contextmanager
     def durable(self, path: str) -> Iterator[Any]:
@@ -131,6 +159,46 @@ def partial_name(path: str) -> str:
     return f"{path}.{uuid.uuid4().hex[:8]}{PARTIAL}"
 
 
+class Frame(NamedTuple):
+    """What a URL has around the paths of its storage: `before` stands for `root`, a path's beginning."""
+
+    before: str
+    root: str
+    after: str
+
+    @classmethod
+    def of(cls, url: str, path: str) -> "Frame":
+        """Returns what is around a path in its URL.
+
+        Their common end is the same for all paths there. Of `abfs://container@account/logs`, whose path is
+        `container/logs`, `abfs://container@account` stands for `container`.
+        """
+        links, place = _links(url)
+        path = path.rstrip("/")
+        link = links[place] if links[place].endswith("://") else links[place].rstrip("/")
+        ends = [0, *(found.start() for found in re.finditer("/", path)), len(path)]
+        end = next(end for end in ends if link.endswith(path[end:]))
+        before = link[: len(link) - len(path) + end]
+        return cls("::".join([*links[:place], before]), path[:end], "::".join(["", *links[place + 1 :]]))
+
+    def around(self, path: str) -> str:
+        """Returns the URL of a path."""
+        return f"{self.before}{path.removeprefix(self.root)}{self.after}"
+
+
+def below(url: str, name: str) -> str:
+    """Returns the URL of a file below a directory."""
+    links, place = _links(url)
+    links[place] = posixpath.join(links[place], name)
+    return "::".join(links)
+
+
+def _links(url: str) -> tuple[list[str], int]:
+    """Returns the links of fsspec's chain, and the place of the one whose path is that of the URL."""
+    links = url.split("::")
+    return links, next((place for place, link in enumerate(links) if "://" in link), len(links) - 1)
+
+
 def _sync(*paths: str) -> None:
     for path in paths:
         with os_errors(path):
@@ -149,11 +217,15 @@ def open_storage(url: str) -> tuple[Storage, str]:
     """
     if re.fullmatch(r"[\w.+-]+:/*", url):  # `s3:` would be a local directory
         raise StorageError("it names a kind of storage, but no bucket or directory there")
-    try:
+    if url.startswith("ftp:///"):
+        raise StorageError("it names no host")
+    if url.startswith("file://localhost/"):  # fsspec takes the host for a directory of the working directory
+        raise StorageError(f"a file:// URL has no host; write file://{url.removeprefix('file://localhost')}")
+    with os_errors():
         fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
-    except (ValueError, ImportError) as error:
-        raise StorageError(_one_line(error)) from error
-    return Storage(fs), path
+    # Where scheme and path are enough, the names of files stay as fsspec has them, which checkpoints record.
+    has_more = "::" in url or fs._get_kwargs_from_urls(url)
+    return Storage(fs, Frame.of(url, path) if has_more else None), path
 
 
 def read_text(url: str) -> str:
@@ -180,11 +252,12 @@ def refuse_existing(files: Mapping[str, str | None], overwrite: bool) -> None:
         InputError: A file exists and `--overwrite` is not set, or storage fails.
     """
     for flag, url in files.items():
-        if url is None or overwrite:
+        if url is None:
             continue
         with named(flag, url):
             fs, path = open_storage(url)
-            exists = fs.exists(path)
+            fs.refuse_read_only()
+            exists = not overwrite and fs.exists(path)
         if exists:
             raise InputError(
                 f"{flag} would replace '{without_secrets(url)}'; name another file, or add --overwrite True"
@@ -204,6 +277,7 @@ def write_file(flag: str, url: str, content: bytes | str) -> None:
     """
     with named(flag, url):
         fs, path = open_storage(url)
+        fs.refuse_read_only()
         fs.pipe_file(path, content.encode() if isinstance(content, str) else content)
 
 
@@ -223,7 +297,8 @@ def _with_os_errors(method: Callable[..., Any]) -> Callable[..., Any]:
 def os_errors(path: str | None = None) -> Iterator[None]:
     """Turns errors of storage in the block into a StorageError: one line, without secrets.
 
-    Libraries of object stores have their own error types. Python's errors, except OSError, are bugs and pass.
+    Libraries of object stores have their own error types. Python's errors are bugs and pass, except OSError, and
+    those that fsspec raises for what a kind of storage, or a server, cannot do.
 
     Args:
         path: Path of the block, for errors that do not name a path.
@@ -233,9 +308,24 @@ def os_errors(path: str | None = None) -> Iterator[None]:
     except OSError as error:
         raise _storage_error(error, path) from error
     except Exception as error:
+        if _is_of_fsspec(error):
+            raise StorageUnsupportedError(_refusal(error)) from error
         if isinstance(error, ValueError | ImportError) or type(error).__module__ == "builtins":
             raise
         raise _storage_error(error, path) from error
+
+
+def _is_of_fsspec(error: Exception) -> bool:
+    """Returns whether fsspec's own code refuses a URL or an operation."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    is_refusal = isinstance(error, ValueError | TypeError | ImportError | NotImplementedError)
+    return is_refusal and frame.f_globals.get("__name__", "").startswith("fsspec.")
+
+
+def _refusal(error: Exception) -> str:
+    if "range requests" in str(error):
+        return "the server sends files only whole; write simplecache:: before its URL, and each host copies them first"
+    return _one_line(error) or "this kind of storage cannot do that"
 
 
 def _storage_error(error: Exception, path: str | None) -> StorageError:
@@ -264,5 +354,5 @@ def named(key: str, url: str) -> Iterator[None]:
             yield
     except StorageError as error:
         raise InputError(
-            f"{key} is '{without_secrets(url)}', which cannot be used: {_one_line(error)}; {remedy(error, url)}"
+            f"{key} is {place(url)}, which cannot be used: {_one_line(error)}; {remedy(error, url)}"
         ) from error

@@ -81,7 +81,7 @@ def matching_files(key: str, pattern: str, reader: Reader) -> pa.Table:
         else:
             rows = _file_or_below(fs, path, reader.suffix)
     names, sizes, versions, are_regular = rows
-    urls = [fs.unstrip_protocol(name) for name in names] if "://" in pattern else names
+    urls = [fs.url_of(name) for name in names] if "://" in pattern else names
     texts = pa.array(versions).cast(pa.large_string()).fill_null("")
     return _sorted(pa.table([urls, sizes, texts, are_regular], LISTED))
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.core.errors import InputError
-from trainer.core.secrets import without_secrets
+from trainer.core.secrets import place, without_secrets
 from trainer.core.section import MayChange
 from trainer.core.splitmix import mix, splitmix64
 from trainer.core.storage import named, open_storage
@@ -186,7 +186,7 @@ def _read(key: str, url: str) -> Vocabulary:
         raise
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{key} is '{without_secrets(url)}', which is not a vocabulary; make one by `python -m trainer vocabulary`"
+            f"{key} is {place(url)}, which is not a vocabulary; make one by `python -m trainer vocabulary`"
         ) from error
 
 

@@ -1,5 +1,6 @@
 """Reports of a run: the console, metrics.jsonl, evaluations.jsonl, TensorBoard and the TorchX tracker."""
 
+import math
 import resource
 import sys
 import time
@@ -23,6 +24,10 @@ from trainer.core.storage import os_errors
 from trainer.run.histograms import Histogram
 
 T = TypeVar("T")
+NOT_FINITE = (
+    "warning: the loss is {loss}, and later steps do not mend the weights; with train.nonfinite = 'error' the job ends "
+    "at the first such step, with 'skip' it leaves the step out"
+)
 # Losses of samples that weigh something are not exactly 0, so this needs no sum of weights over the ranks.
 ZERO_LOSS = "warning: the loss is exactly 0, so nothing is learned; does every sample have weight 0 (data.weight)?"
 
@@ -80,6 +85,7 @@ class Reporter:
         self._steps_taken = int(running["steps"])
         self._step_seconds: list[float] = []
         self._stalled_before, self._samples = 0.0, 0
+        self._is_finite = True
         self._clock = time.perf_counter()
         self._started = self._clock
         if context.is_rank0:
@@ -168,6 +174,16 @@ class Reporter:
             self.log(self._line(record))
             if means["loss"] == 0 and step - self._first_step <= self._config.interval_steps:
                 self.log(ZERO_LOSS)
+            if self._is_finite and means["loss"] is not None and not math.isfinite(means["loss"]):
+                self._warn_not_finite(step, means["loss"])
+
+    def _warn_not_finite(self, step: int, loss: float) -> None:
+        """Reports the first loss that is not finite, on the console and in run.json."""
+        self._is_finite = False
+        self.log(NOT_FINITE.format(loss=loss))
+        with self.tolerate_failed_writes():
+            facts = self._run.read_json("run.json") or {}
+            self._run.write_json("run.json", facts | {"not_finite_at": step})
 
     def _line(self, record: dict[str, Any]) -> str:
         done = max(1, record["step"] - self._first_step)

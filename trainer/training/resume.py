@@ -10,7 +10,7 @@ from trainer.config.root import Config, to_toml
 from trainer.core.errors import InputError
 from trainer.core.outcome import step_saved_before
 from trainer.core.run_directory import RunDirectory
-from trainer.core.secrets import without_secrets
+from trainer.core.secrets import place
 from trainer.core.storage import named
 from trainer.data.dataset import FileSet
 from trainer.rules.vocabulary import check_fingerprints
@@ -27,7 +27,7 @@ def check_saved_before(directory: RunDirectory) -> None:
     """
     if (step := step_saved_before()) and not _has_checkpoints(directory):
         raise InputError(
-            f"{directory.key} is '{without_secrets(directory.url)}', which holds no checkpoint, but an earlier attempt "
+            f"{directory.key} is {place(directory.url)}, which holds no checkpoint, but an earlier attempt "
             f"of this job has saved step {step:,} there; put the directory back and submit the job again"
         )
 
@@ -45,7 +45,7 @@ def open_run(directory: RunDirectory, config: Config) -> None:
         earlier, is_run = directory.read("config.toml"), directory.read("run.json") is not None
     if earlier is not None and not is_run:
         raise InputError(
-            f"{directory.key} is '{without_secrets(directory.url)}', which holds a config.toml but no run; a run "
+            f"{directory.key} is {place(directory.url)}, which holds a config.toml but no run; a run "
             "writes its own there: name another directory"
         )
     directory.create()

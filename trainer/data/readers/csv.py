@@ -119,7 +119,12 @@ class CsvReader:
         if url not in self._names:
             fs, path = fsspec.core.url_to_fs(url)
             info = fs.info(path)
-            facts = [LAYOUT, without_secrets(fs.unstrip_protocol(path)), info["size"], version_of(info)]
+            facts = [
+                LAYOUT,
+                without_secrets(url if "://" in url else fs.unstrip_protocol(path)),
+                info["size"],
+                version_of(info),
+            ]
             facts += [self._csv.quote, self._csv.header, self._csv.block_bytes]
             self._names[url] = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
         return self._names[url]

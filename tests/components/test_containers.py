@@ -2,12 +2,16 @@
 
 import json
 import logging
+from datetime import datetime
 
 import pytest
 from torchx.runner import get_runner
 from torchx.specs import AppDef, Resource, Role
 
 from schedulers.contract import warn_of_ignored
+from schedulers.errors import SchedulerError
+from schedulers.local import scheduler as local
+from schedulers.slurm import scheduler as slurm
 
 JOB = ("dlrm.multi_node", "-j", "2x2", "--config", "c.toml", "--image", "trainer:1")
 NOWHERE = {"DOCKER_HOST": "unix:///nowhere/docker.sock", "KUBECONFIG": "/nowhere/kubeconfig"}
@@ -101,3 +105,10 @@ def test_a_job_that_is_cancelled_is_so_at_once_and_says_so(torchx, detached):
     done = torchx("cancel", detached)
     assert done.stderr.startswith(f"torchx cancel: {detached} is CANCELLED: ")
     assert json.loads(torchx("status", "--json", detached).stdout)["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("scheduler", [local.create_scheduler, slurm.create_scheduler])
+def test_times_of_lines_that_nobody_knows_are_a_warning_everywhere(scheduler):
+    said = pytest.warns(UserWarning, match=" does not know when a line was written: since and until are ignored")
+    with said, pytest.raises(SchedulerError):  # there is no such job
+        scheduler("session").log_iter("1", "sh", since=datetime.now())

@@ -14,7 +14,7 @@ from torchx.specs.api import is_started, is_terminal
 from torchx.util.types import none_throws
 
 from components.cli.base import check_scheduler_args
-from components.cli.defaults import check_arguments, check_options
+from components.cli.defaults import cast, check_arguments, check_options
 from components.launch import ArgumentError
 from pipelines.record import Record, Submission
 from schedulers.errors import SchedulerError
@@ -169,9 +169,9 @@ class Target:
         given = job.options.get(self.scheduler, {})
         try:
             texts = {name: value for name, value in given.items() if isinstance(value, str) and options.get(name)}
-            cast = {name: none_throws(options.get(name)).cast_to_type(value) for name, value in texts.items()}
-            return options.cfg_from_json_repr(json.dumps({**given, **cast}))
-        except (InvalidRunConfigException, ValueError, TypeError, AttributeError, IndexError) as error:
+            read = {name: cast(none_throws(options.get(name)), value) for name, value in texts.items()}
+            return options.cfg_from_json_repr(json.dumps({**given, **read}))
+        except (InvalidRunConfigException, ValueError, TypeError, AttributeError) as error:
             raise SchedulerError(f"options.{self.scheduler}: {error}") from error
 
 

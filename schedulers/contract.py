@@ -3,7 +3,9 @@
 The trainer's half of it is trainer/core/outcome.py: how a job tells its scheduler what became of it.
 """
 
+import logging
 import shlex
+from collections.abc import Collection
 
 from torchx.specs import AppDef
 
@@ -18,6 +20,8 @@ from trainer.core.outcome import (
     WRONG_INPUT,
     WRONG_INPUT_WORDS,
 )
+
+log = logging.getLogger(__name__)
 
 # The variable with the host of replica 0. TorchX's own schedulers use this name, but have no constant for it.
 RANK0_HOST = "TORCHX_RANK0_HOST"
@@ -42,6 +46,29 @@ def refuse_array(app: AppDef) -> None:
         raise SchedulerError(
             "--seeds: only on Slurm are several runs one job; `torchx run` submits one for each, a pipeline needs steps"
         )
+
+
+def warn_of_ignored(app: AppDef, scheduler: str, *fields: str, honoured: Collection[str] = ()) -> None:
+    """Warns of what the roles of an app ask for, and a scheduler does not give.
+
+    Args:
+        app: The app.
+        scheduler: The scheduler's name.
+        fields: What it ignores: devices, capabilities, mounts, ports.
+        honoured: Capabilities that it gives all the same.
+    """
+    for role in app.roles if ARRAY not in app.metadata else app.roles[:1]:
+        resource = role.resource
+        asked = {
+            "devices": resource.devices,
+            "capabilities": {key: value for key, value in resource.capabilities.items() if key not in honoured},
+            "mounts": {mount.dst_path: "" for mount in role.mounts},
+            "ports": role.port_map,
+        }
+        for field in fields:
+            if asked[field]:
+                named = ", ".join(f"{key}={value}" if value else key for key, value in asked[field].items())
+                log.warning("%s ignores the %s of role %s: %s", scheduler, field, role.name, named)
 
 
 def assignments(**values: object) -> str:

@@ -6,7 +6,9 @@ TorchX's LogIterator follows one file and yields chunks of 64,000 characters, wh
 
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 from torchx.schedulers.api import filter_regex
@@ -14,6 +16,13 @@ from torchx.schedulers.api import filter_regex
 from schedulers.errors import SchedulerError
 
 POLL_SECONDS = 0.2
+
+
+def ignore_times(scheduler: str, since: datetime | None, until: datetime | None) -> None:
+    """Warns that a scheduler whose logs are files cannot leave out lines by their times."""
+    if since or until:
+        line = f"{scheduler} does not know when a line was written: since and until are ignored"
+        warnings.warn(line, stacklevel=3)
 
 
 def matching(regex: str | None, found: Iterable[str]) -> Iterable[str]:

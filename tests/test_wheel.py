@@ -95,3 +95,30 @@ def test_bench_says_so_through_torchx(programs, tmp_path):
     assert done.returncode != 0
     assert BENCH in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+NOBODY = "unshare --user --map-user=54321 --map-group=54321 env --unset HOME --unset USER --unset LOGNAME"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m trainer check-data --source rows.csv --reader csv --label label",
+        "torchx run -s local_cwd utils.echo --msg hello",
+    ],
+)
+def test_a_user_without_an_account_and_a_home_needs_two_directories_alone(programs, tmp_path, command):
+    if type_in(f"{NOBODY} true", programs, tmp_path).returncode:
+        pytest.skip("unshare may make no user namespace here")
+    rows = "".join(f"u{row % 7},{row}.5,{row % 2}\n" for row in range(64))
+    (tmp_path / "rows.csv").write_text(f"user,price,label\n{rows}")
+    directories = f"XDG_STATE_HOME={tmp_path}/state XDG_CACHE_HOME={tmp_path}/cache"
+    done = type_in(f"{NOBODY} {directories} {command}", programs, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_compiled_model_needs_no_account(programs, tmp_path):
+    if type_in(f"{NOBODY} true", programs, tmp_path).returncode:
+        pytest.skip("unshare may make no user namespace here")
+    words = "from trainer.core.home import settle; settle(); import getpass; print(getpass.getuser())"
+    assert type_in(f'{NOBODY} HOME=/ python -c "{words}"', programs, tmp_path).stdout == "54321\n"

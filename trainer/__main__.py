@@ -19,6 +19,7 @@ from typing import NoReturn
 from trainer.commands import read_command, usage, versions
 from trainer.core.console import write_whole_lines
 from trainer.core.errors import REPORTED_ERRORS, report_error
+from trainer.core.home import settle
 from trainer.core.logging import quiet_libraries
 from trainer.core.outcome import WRONG_INPUT
 
@@ -34,6 +35,7 @@ def main(arguments: list[str]) -> int:
         print(versions())
         return 0
     raise_again()
+    settle()
     quiet_libraries()
     # Read by torch when a GPU is first used. So its allocator holds 12 % more than it gives out, by default it held 28:
     # DLRM with 26 tables in batches of 65,536 on an H200.

@@ -13,6 +13,7 @@ from importlib import metadata
 
 from trainer.commands import import_quickly, read_command
 from trainer.core.errors import InputError
+from trainer.core.home import settle
 from trainer.core.logging import quiet_libraries
 from trainer.forked_ranks import RankTemplate
 
@@ -23,6 +24,7 @@ def main(arguments: list[str]) -> int:
     Args:
         arguments: Those of torchrun.
     """
+    settle()
     words = _words_of_ranks(arguments)
     template = _template(words) if words is not None and _may_fork() else None
     return import_quickly("trainer.torchrun").run_ranks(arguments, template)

@@ -4,6 +4,7 @@ torchrun itself ends with 1 whatever its ranks end with, and adds some sixty lin
 that a rank has said already, or to a stop that somebody has asked for.
 """
 
+import argparse
 import logging
 import os
 import subprocess
@@ -15,8 +16,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.run import parse_args, run
 
+from trainer.core.errors import LostRankError
 from trainer.core.outcome import DONE, FAILED, WRONG_INPUT
 from trainer.forked_ranks import RankTemplate
+from trainer.meeting import errors_in_one_line, prepare
 
 ELASTIC = "torch.distributed.elastic"
 LEVELS = {
@@ -40,7 +43,10 @@ def run_ranks(arguments: list[str], template: RankTemplate | None) -> int:
     if template:
         _fork_ranks(template)
     try:
-        record(run)(parse_args(arguments))
+        record(_run_nodes)(parse_args(arguments))
+    except LostRankError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return FAILED
     except SignalException:
         return FAILED
     except ChildFailedError as error:
@@ -50,6 +56,11 @@ def run_ranks(arguments: list[str], template: RankTemplate | None) -> int:
         print(error.format_msg(), file=sys.stderr, flush=True)
         return FAILED
     return DONE
+
+
+def _run_nodes(arguments: argparse.Namespace) -> None:
+    with errors_in_one_line(prepare(arguments)):
+        run(arguments)
 
 
 def _fork_ranks(template: RankTemplate) -> None:

@@ -5,6 +5,7 @@ python -m trainer movielens --out data/movielens
 
 import csv
 import io
+import os
 import subprocess
 import sys
 import tempfile
@@ -115,7 +116,7 @@ def read_wheel(wheel: str | None) -> tuple[Table, Table, Table]:
     Raises:
         InputError: The wheel is not there, cannot be downloaded, or is not the right one.
     """
-    given = Path(wheel).expanduser() if wheel is not None else None
+    given = Path(os.path.expanduser(wheel)) if wheel is not None else None
     if given and not given.is_file():
         raise InputError(f"--wheel '{wheel}' is not a file; {GET_IT}")
     with tempfile.TemporaryDirectory() as folder:

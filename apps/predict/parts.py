@@ -14,13 +14,12 @@ import pyarrow.parquet as pq
 
 from trainer.core.console import plural
 from trainer.core.run_directory import RunDirectory
-from trainer.core.storage import named
+from trainer.core.storage import PARTIAL, named
 from trainer.data.lanes import RowRange, cut_into_parts
 from trainer.data.outlines import FOOTER_THREADS
 
 MANIFEST = "manifest.json"
 NAME = re.compile(r"part-\d{5,}-of-\d{5,}\.parquet")
-PARTIAL = ".partial"
 ROW_GROUP_ROWS = 65_536  # the rows of a shuffle window, so that a run can train on these files
 
 # The default is 1 MiB, more than 65,536 numbers take. All ids and outputs, which hardly repeat, would get a dictionary:
@@ -92,7 +91,7 @@ class PartFiles:
         """
         files = [{"file": self.name(number), "rows": stop - start} for number, (start, stop) in enumerate(self.parts)]
         for name in _names(self._directory):
-            if name.endswith(f".parquet{PARTIAL}"):
+            if ".parquet" in name and name.endswith(PARTIAL):
                 with suppress(FileNotFoundError):
                     self._directory.fs.rm_file(self._directory.path(name))
         manifest = facts | {"rows": sum(file["rows"] for file in files), "parts": files}

@@ -3,6 +3,7 @@
 python -m trainer verify-resume movielens
 """
 
+import os
 import shutil
 import tempfile
 import time
@@ -194,7 +195,7 @@ def _changed(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
 
 
 def _new_folder(path: str) -> nullcontext[str]:
-    folder = Path(path).expanduser()  # no shell expands `--keep=~/x`
+    folder = Path(os.path.expanduser(path))  # no shell expands `--keep=~/x`
     try:
         folder.mkdir(parents=True)
     except OSError as error:

@@ -14,8 +14,10 @@ from torchx.schedulers import get_scheduler_factories
 from torchx.schedulers.local_scheduler import SignalException
 from torchx.specs import AppStatus, InvalidRunConfigException, UnknownSchedulerException
 from torchx.specs.api import MalformedAppHandleException
+from torchx.util.types import to_dict
 
-from components.cli.defaults import DefaultsError
+from components.cli.containers import docker_line
+from components.cli.defaults import DefaultsError, cast
 from components.launch import ArgumentError
 from schedulers.errors import SchedulerError
 from schedulers.jobset.cluster import error_line
@@ -42,8 +44,12 @@ def check_scheduler_args(runner: Runner, args: argparse.Namespace) -> None:
     Raises:
         ArgumentError: It has an unknown key or a wrong value.
     """
+    options = runner.scheduler_run_opts(args.scheduler)
     try:
-        runner.scheduler_run_opts(args.scheduler).cfg_from_str(args.scheduler_args or "")
+        for key, text in to_dict(args.scheduler_args or "").items():
+            if option := options.get(options.canonical_key(key) or key):
+                cast(option, text)
+        options.cfg_from_str(args.scheduler_args or "")
     except (ValueError, InvalidRunConfigException) as error:
         allowed = f"KEY=VALUE,... as `torchx runopts {args.scheduler}` lists them ({error})"
         raise ArgumentError("-cfg", args.scheduler_args, allowed) from error
@@ -74,8 +80,12 @@ def errors_in_one_line(program: str = "torchx") -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        # TorchX's own scheduler `kubernetes` lets the errors of its client through.
-        line = error_line(error) or (isinstance(error, OSError) and error.errno in STORAGE_ERRORS and error)
+        # TorchX's own schedulers `kubernetes` and `local_docker` let the errors of their clients through.
+        line = (
+            error_line(error)
+            or docker_line(error)
+            or (isinstance(error, OSError) and error.errno in STORAGE_ERRORS and error)
+        )
         if not line:
             raise
         _end(program, line)

@@ -7,9 +7,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_origin
 
 from torchx.runner import config
-from torchx.specs import get_type_name, runopts
+from torchx.specs import CfgVal, get_type_name, runopt, runopts
 from torchx.specs.finder import get_component
 from torchx.util.types import decode, decode_optional, is_bool, is_primitive
 
@@ -98,9 +99,22 @@ def check_options(scheduler: str, options: runopts) -> None:
             raise line.wrong_key(name for name, _ in options)
         if option is not None and line.value != "None":
             try:
-                option.cast_to_type(line.value)
-            except (ValueError, IndexError) as error:
+                cast(option, line.value)
+            except ValueError as error:
                 raise line.wrong_value(f"of type {get_type_name(option.opt_type)}") from error
+
+
+def cast(option: runopt, text: str) -> CfgVal:
+    """Returns the value of a scheduler's option from its text.
+
+    Raises:
+        ValueError: The text is not of the option's type.
+    """
+    pairs = text.replace(";", ",").split(",")
+    # TorchX has an IndexError for them.
+    if get_origin(option.opt_type) is dict and not all(":" in pair for pair in pairs):
+        raise ValueError(f"{text}: a map is KEY:VALUE;KEY:VALUE")
+    return option.cast_to_type(text)
 
 
 def check_arguments(component: str) -> None:

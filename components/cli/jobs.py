@@ -51,7 +51,7 @@ class Log(CmdLog):
                 if not role:
                     _require_replicas(runner.describe(handle), handle)
                 if not replicas and not is_started(status.state):
-                    _say_what_it_waits_for(handle, status)
+                    _say_state("torchx log", handle, status)
                     if args.tail and not status.num_restarts:
                         _wait_for_start(runner, handle, status)
                     else:  # what earlier attempts have written
@@ -81,13 +81,13 @@ def _wait_for_start(runner: Runner, handle: str, status: AppStatus) -> None:
         time.sleep(POLL_SECONDS)
         status = require_job(runner, handle, "torchx log")
         if status.msg != told and not is_started(status.state):
-            _say_what_it_waits_for(handle, status)
+            _say_state("torchx log", handle, status)
             told = status.msg
 
 
-def _say_what_it_waits_for(handle: str, status: AppStatus) -> None:
+def _say_state(program: str, handle: str, status: AppStatus) -> None:
     reason = f": {status.msg}" if status.msg not in ("", NONE) else ""
-    print(f"torchx log: {handle} is {status.state.name}{reason}", file=sys.stderr, flush=True)
+    print(f"{program}: {handle} is {status.state.name}{reason}", file=sys.stderr, flush=True)
 
 
 class _List(CmdList):
@@ -117,6 +117,16 @@ class _List(CmdList):
                 )
         shown = len(HEADERS) if any(row[-1] for row in rows) else len(HEADERS) - 1
         print(tabulate([row[:shown] for row in rows], HEADERS[:shown]))
+
+
+class _Cancel(CmdCancel):
+    """TorchX's own `cancel`, which says what becomes of the job: it may save first, and still runs meanwhile."""
+
+    def run_with_runner(self, args: argparse.Namespace, runner: Runner) -> None:
+        """Cancels the job."""
+        super().run_with_runner(args, runner)
+        if status := runner.status(args.app_handle):
+            _say_state("torchx cancel", args.app_handle, status)
 
 
 class _Status(CmdStatus):
@@ -155,6 +165,6 @@ def _for_known_jobs(name: str, command: type[AppHandleSubCommand]) -> type[SubCo
 
 Status = _with_errors_in_one_line("status", _Status)
 List = _with_errors_in_one_line("list", _List)
-Cancel = _for_known_jobs("cancel", CmdCancel)
+Cancel = _for_known_jobs("cancel", _Cancel)
 Delete = _for_known_jobs("delete", CmdDelete)
 Describe = _with_errors_in_one_line("describe", CmdDescribe)

@@ -16,6 +16,12 @@ from torchx.schedulers import get_scheduler_factories
 from torchx.specs import NONE, AppDef, AppDryRunInfo, AppState, AppStatus, Role
 
 from components.cli.base import check_scheduler_args, default_to_local, errors_in_one_line
+from components.cli.containers import (
+    ask_no_missing_cluster,
+    check_requests,
+    warn_of_what_docker_ignores,
+    without_workspace_that_cannot_be_built,
+)
 from components.cli.defaults import check_arguments, check_options, check_sections, with_file
 from components.cli.ending import Ending
 from components.cli.words import complete_words, flags_of, parse_all
@@ -61,6 +67,8 @@ class Run(CmdRun):
         )
         words = (*args.scheduler_cfg, *args.component_args, *args.component_args_str)
         flags = {word.lstrip("-").partition("=")[0] for word in words}
+        args = without_workspace_that_cannot_be_built(runner, args)
+        warn_of_what_docker_ignores(runner, args.scheduler)
         codes = []
         for one in [args] if args.scheduler in RUN_ARRAYS else one_for_each_seed(args):
             try:
@@ -80,7 +88,8 @@ class Run(CmdRun):
         json_output: bool,
     ) -> None:
         hide_credentials(runner)
-        super()._dryrun(runner, args, component_args, json_output)
+        check_requests(runner, args.scheduler)
+        super()._dryrun(runner, ask_no_missing_cluster(args), component_args, json_output)
 
     def _wait(self, runner: Runner, app_handle: str, log: bool, tee_logs: bool = False) -> AppStatus:
         status = super()._wait(runner, app_handle, log, tee_logs)

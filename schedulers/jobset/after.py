@@ -62,15 +62,17 @@ def waiter(found: list[Predecessor], pod: Mapping[str, Any]) -> dict[str, Any]:
     """
     kept = ("restartPolicy", "serviceAccountName", "priorityClassName", "tolerations", "securityContext")
     spec = {key: value for key, value in pod["spec"].items() if key in (*kept, "imagePullSecrets")}
+    own = pod["spec"]["containers"][0]
     container = {
         "name": WAITER,
-        "image": pod["spec"]["containers"][0]["image"],
+        "image": own["image"],
         "command": ["python", "-c", _PROGRAM],
         "env": [
             {"name": RESTARTS, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{names.ATTEMPT}']"}}},
             *({"name": name, "value": value} for name, value in _variables(found).items()),
         ],
         "resources": _RESOURCES,
+        **_limits_of(own.get("securityContext", {})),
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -84,6 +86,14 @@ def waiter(found: list[Predecessor], pod: Mapping[str, Any]) -> dict[str, Any]:
         "template": {"metadata": metadata, "spec": {**spec, "containers": [container]}},
     }
     return {"name": WAITER, "replicas": 1, "template": {"spec": job}}
+
+
+def _limits_of(security: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a container must not do, or is, without the rights that it has been given."""
+    limits = {key: value for key, value in security.items() if key not in ("privileged", "capabilities")}
+    dropped = security.get("capabilities", {}).get("drop")
+    limits |= {"capabilities": {"drop": dropped}} if dropped else {}
+    return {"securityContext": limits} if limits else {}
 
 
 def _variables(found: list[Predecessor]) -> dict[str, str]:

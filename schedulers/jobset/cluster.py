@@ -3,7 +3,7 @@
 import json
 import math
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,22 @@ class Cluster:
             )
         return json.loads(answer.data)["items"]
 
+    def warnings(self, jobset: Mapping[str, Any]) -> list[Object]:
+        """Reads the warnings about a JobSet and its Jobs, such as why no pod is made; none without the right to."""
+        from kubernetes.client import CoreV1Api
+
+        found: list[Object] = []
+        for name in names.objects_of(jobset):
+            with _one_line((403,)):
+                answer: Any = CoreV1Api(self._client).list_namespaced_event(
+                    self._namespace,
+                    field_selector=f"involvedObject.name={name},type=Warning",
+                    _preload_content=False,
+                    _request_timeout=TIMEOUT_SECONDS,
+                )
+                found += json.loads(answer.data)["items"]
+        return found
+
     def workloads(self, jobset: Object) -> list[Object]:
         """Reads the Kueue workloads of a JobSet; none if it is in no queue, or this user may not read them."""
         selector = _selector({f"{KUEUE}/job-uid": jobset["metadata"]["uid"]})
@@ -121,13 +137,19 @@ class Cluster:
         return None
 
 
-def _client(context: str | None) -> "ApiClient":
-    """Returns a client for a context of the kubeconfig file, or else for the cluster that this process runs in."""
+def _client(context: str | None, retries: bool | None = None) -> "ApiClient":
+    """Returns a client for a context of the kubeconfig file, or else for the cluster that this process runs in.
+
+    Args:
+        context: The context; the current one if unset.
+        retries: Whether a failed connection is tried again; as the client does it if unset.
+    """
     try:
         from kubernetes import client, config
     except ModuleNotFoundError as error:
         raise SchedulerError(NO_CLIENT) from error
     configuration = client.Configuration()
+    configuration.retries = retries
     try:
         config.load_kube_config(context=context, client_configuration=configuration)
     except config.ConfigException as failure:
@@ -138,6 +160,25 @@ def _client(context: str | None) -> "ApiClient":
     except Exception as failure:
         raise SchedulerError(error_line(failure)) from failure
     return client.ApiClient(configuration)
+
+
+def unreachable() -> str:
+    """Returns why no cluster answers, in one line; empty if one does."""
+    from urllib3.exceptions import HTTPError
+
+    try:
+        client = _client(None, retries=False)
+    except SchedulerError as error:
+        return str(error)
+    from kubernetes.client import ApiException, VersionApi
+
+    try:
+        VersionApi(client).get_code(_request_timeout=TIMEOUT_SECONDS[0])
+    except ApiException:
+        return ""  # it has answered
+    except HTTPError as error:
+        return error_line(error) or str(error)
+    return ""
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from schedulers.jobset.status import (
     container_name,
     container_state,
     newest_pods,
+    newest_warning,
     pod_reason,
     suspension,
 )
@@ -50,7 +51,7 @@ def read(cluster: Cluster, replica: Replica, since: datetime | None, until: date
     if pod and _started(pod):
         yield from (text for _, text in _lines(cluster, pod, since, until))
     elif jobset := cluster.jobset(replica.jobset):
-        logger.warning(NO_LOG, replica, _reason(jobset, pod))
+        logger.warning(NO_LOG, replica, _reason(cluster, jobset, pod))
 
 
 def follow(cluster: Cluster, replica: Replica, since: datetime | None, until: datetime | None) -> Iterator[str]:
@@ -72,17 +73,19 @@ def follow(cluster: Cluster, replica: Replica, since: datetime | None, until: da
                 done.add(pod["metadata"]["uid"])
         elif jobset is None or is_terminal(app_state(jobset)):
             return
-        elif (reason := suspension(jobset) if ended else _reason(jobset, pod)) and reason != told:
+        elif (reason := suspension(jobset) if ended else _reason(cluster, jobset, pod)) and reason != told:
             logger.warning(NO_LOG, replica, reason)
             told = reason
         time.sleep(POLL_SECONDS)  # after a log, too: one that has ended, of a pod that does not know yet, ends at once
 
 
-def _reason(jobset: Object, pod: Object | None) -> str:
+def _reason(cluster: Cluster, jobset: Object, pod: Object | None) -> str:
     """Returns why a replica has no log."""
     if pod is None and is_terminal(app_state(jobset)):
         return "its pod is gone"
-    return suspension(jobset) or (pod_reason(pod) if pod else "") or "its pod is being made"
+    waits = suspension(jobset)
+    refused = "" if pod or waits else newest_warning(cluster.warnings(jobset))
+    return waits or refused or (pod_reason(pod) if pod else "") or "its pod is being made"
 
 
 def _started(pod: Object) -> bool:

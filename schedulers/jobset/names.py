@@ -66,6 +66,12 @@ def unique_name(app: AppDef, beside: Sequence[str] = ()) -> str:
     return dns_name(app.name)[:room].rstrip("-") + suffix
 
 
+def objects_of(jobset: Mapping[str, Any]) -> list[str]:
+    """Returns the names of a JobSet and of its Jobs."""
+    name = jobset["metadata"]["name"]
+    return [name, *(f"{name}-{job['name']}-0" for job in jobset["spec"]["replicatedJobs"])]
+
+
 def place_of(app_id: str) -> tuple[str | None, str, str] | None:
     """Returns the context, the namespace and the name of a job; None if this is no id of a job."""
     parts = app_id.split(":")

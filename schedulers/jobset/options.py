@@ -69,6 +69,9 @@ class JobSetOpts(StructuredOpts):
     run_as_group: int | None = None
     """Group id of the pods' processes."""
 
+    restricted: bool = False
+    """Comply with the Pod Security Standard `restricted`: no root user, no capabilities, no rights beside the first."""
+
     fs_group: int | None = None
     """Group id that volumes are given to."""
 
@@ -116,6 +119,10 @@ def check(opts: JobSetOpts) -> None:
     for name, count in (opts.devices or {}).items():
         if not count.isdecimal():
             raise SchedulerError(f"-cfg devices={name}:{count}: must be RESOURCE:COUNT with a whole number")
+    if opts.restricted and opts.ipc_lock:
+        raise SchedulerError("-cfg ipc_lock=True: must not come with restricted=True, which allows no capability")
+    if opts.restricted and opts.run_as_user == 0:
+        raise SchedulerError("-cfg run_as_user=0: must be another user with restricted=True")
     check_least("max_free_restarts", opts.max_free_restarts, 0)
     check_least("rank0_wait_seconds", opts.rank0_wait_seconds, 1)
     if opts.queue_priority and not opts.queue:

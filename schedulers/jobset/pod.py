@@ -85,7 +85,8 @@ def _pod_security(opts: JobSetOpts) -> dict[str, Any]:
     """Returns the user and the groups of the pod's processes, and of its volumes."""
     ids = {"runAsUser": opts.run_as_user, "runAsGroup": opts.run_as_group, "fsGroup": opts.fs_group}
     given = {name: number for name, number in ids.items() if number is not None}
-    return given | ({"runAsNonRoot": True} if opts.run_as_user else {})
+    seccomp = {"seccompProfile": {"type": "RuntimeDefault"}} if opts.restricted else {}
+    return given | ({"runAsNonRoot": True} if opts.run_as_user or opts.restricted else {}) | seccomp
 
 
 def _node_selector(resource: Resource, opts: JobSetOpts) -> dict[str, str]:
@@ -196,7 +197,16 @@ def _resources(resource: Resource, opts: JobSetOpts) -> dict[str, dict[str, str]
 
 
 def _container_security(role: Role, opts: JobSetOpts) -> dict[str, Any]:
-    """Returns what the container may do; a device of the node takes all rights."""
+    """Returns what the container may do; a device of the node takes all rights.
+
+    Raises:
+        SchedulerError: A mount takes rights that a restricted pod must not have.
+    """
+    if opts.restricted:
+        for mount in role.mounts:
+            if not isinstance(mount, VolumeMount):
+                raise SchedulerError(f"--mounts {mount.dst_path}: must be of type volume with -cfg restricted=True")
+        return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     privileged = any(isinstance(mount, DeviceMount) for mount in role.mounts)
     return _filled({"privileged": privileged, "capabilities": {"add": ["IPC_LOCK"]} if opts.ipc_lock else {}})
 

@@ -10,13 +10,14 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Schedule
 from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, runopts
 
 from schedulers import log_files
-from schedulers.contract import refuse_array
+from schedulers.contract import refuse_array, warn_of_ignored
 from schedulers.errors import SchedulerError
 from schedulers.jobset import log, names, spec, status
 from schedulers.jobset.after import WAITER, own_predecessors, predecessors_of
 from schedulers.jobset.cluster import Cluster, Object
 from schedulers.jobset.names import Submission, unique_name
 from schedulers.jobset.options import JobSetOpts, check
+from schedulers.jobset.pod import INSTANCE_TYPE
 from schedulers.jobset.spec import JobSetRequest
 from schedulers.predecessors import outstanding, waits_for
 
@@ -65,7 +66,8 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         workloads = cluster.workloads(jobset) if jobset["spec"].get("suspend") else []
         pending = status.app_state(jobset) == AppState.PENDING and not status.suspension(jobset)
         waits = waits_for(predecessors_of(jobset) if pending else [], self._look)
-        return status.describe(app_id, jobset, pods, workloads, waits)
+        warnings = cluster.warnings(jobset) if pending and status.lacks_pods(jobset, pods) else []
+        return status.describe(app_id, jobset, pods, workloads, waits, status.newest_warning(warnings))
 
     def describe_native(self, app_id: str) -> AppDryRunInfo[JobSetRequest] | None:
         """Returns the JobSet as it is on the cluster."""
@@ -108,6 +110,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
     def _submit_dryrun(self, app: AppDef, cfg: JobSetOpts) -> AppDryRunInfo[JobSetRequest, JobSetOpts]:
         check(cfg)
         refuse_array(app)
+        warn_of_ignored(app, self.backend, "capabilities", honoured=[INSTANCE_TYPE])
         name = unique_name(app, [WAITER] if own_predecessors(cfg) else [])
         app_id = _app_id(cfg.context, {"namespace": cfg.namespace, "name": name})
         job = Submission(app, cfg, name, f"{self.backend}://{self.session_name}/{app_id}")

@@ -59,9 +59,23 @@ def _is_cancelled(jobset: Object) -> bool:
 
 
 def describe(
-    app_id: str, jobset: Object, pods: Iterable[Object], workloads: Iterable[Object], waits: str = ""
+    app_id: str,
+    jobset: Object,
+    pods: Iterable[Object],
+    workloads: Iterable[Object],
+    waits: str = "",
+    warning: str = "",
 ) -> DescribeAppResponse:
-    """Returns the status of a job and of each replica, with its reasons; `waits` says which jobs it waits for."""
+    """Returns the status of a job and of each replica, with its reasons.
+
+    Args:
+        app_id: The id of the job.
+        jobset: The job.
+        pods: Its pods.
+        workloads: What Kueue says of it, if it waits in a queue.
+        waits: The jobs that it waits for, in words.
+        warning: Why it lacks pods, in the cluster's words.
+    """
     newest = newest_pods(pods)
     waiter = newest.pop((WAITER, 0), None)
     roles = spec.roles(jobset)
@@ -73,7 +87,7 @@ def describe(
         app_id=app_id,
         state=state,
         num_restarts=jobset.get("status", {}).get("restarts", 0),
-        msg="; ".join([*_waiting(state, waiter, waits), *_messages(jobset, state, newest, workloads)]),
+        msg="; ".join([*_waiting(state, waiter, waits), *_messages(jobset, state, newest, workloads, warning)]),
         roles=roles,
         roles_statuses=[_role_status(jobset, role, state, newest) for role in roles],
     )
@@ -99,7 +113,11 @@ def _age(pod: Object) -> tuple[int, str]:
 
 
 def _messages(
-    jobset: Object, state: AppState, pods: Mapping[tuple[str, int], Object], workloads: Iterable[Object]
+    jobset: Object,
+    state: AppState,
+    pods: Mapping[tuple[str, int], Object],
+    workloads: Iterable[Object],
+    warning: str,
 ) -> Iterable[str]:
     conditions = _conditions(jobset)
     if state == AppState.FAILED:
@@ -110,7 +128,7 @@ def _messages(
         if _is_cancelled(jobset):
             yield f"cancelled; pods that still save and leave: {leaving}" if leaving else "cancelled"
     elif state == AppState.PENDING:
-        yield _pending(jobset, pods, workloads)
+        yield _pending(jobset, pods, workloads, warning)
     status = jobset.get("status", {})
     if status.get("restarts"):
         used, allowed = status.get("restartsCountTowardsMax", 0), jobset["spec"]["failurePolicy"]["maxRestarts"]
@@ -120,12 +138,31 @@ def _messages(
             yield outcome.strip()
 
 
-def _pending(jobset: Object, pods: Mapping[tuple[str, int], Object], workloads: Iterable[Object]) -> str:
+def lacks_pods(jobset: Object, pods: Iterable[Object]) -> bool:
+    """Returns whether a job that may have pods has fewer than it should, and does not wait for others."""
+    newest = newest_pods(pods)
+    waiter = newest.pop((WAITER, 0), None)
+    waits = waiter and waiter["status"].get("phase") in ("Pending", "Running")
+    return not waits and len(newest) < _replicas(jobset)
+
+
+def newest_warning(events: Iterable[Object]) -> str:
+    """Returns the message of the newest event, in one line."""
+    newest = max(events, key=_time_of, default={})
+    return " ".join(newest.get("message", "").split())
+
+
+def _time_of(event: Object) -> str:
+    times = (event.get("lastTimestamp"), event.get("eventTime"), event["metadata"].get("creationTimestamp"))
+    return next(filter(None, times), "")
+
+
+def _pending(jobset: Object, pods: Mapping[tuple[str, int], Object], workloads: Iterable[Object], warning: str) -> str:
     if waits := suspension(jobset):
         admission = [_conditions(each, status="False").get("QuotaReserved", {}) for each in workloads]
         reason = next((condition["message"] for condition in admission if condition.get("message")), "")
         return f"{waits}: {reason}" if reason else waits
-    reasons = [reason for pod in pods.values() if (reason := pod_reason(pod))]
+    reasons = [*filter(None, [warning, *map(pod_reason, pods.values())])]
     return "; ".join([f"pods started: {_begun(jobset, pods)} of {_replicas(jobset)}", *reasons[:1]])
 
 

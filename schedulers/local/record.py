@@ -21,6 +21,7 @@ from trainer.core.outcome import OUTCOME_VARIABLE
 
 # Part of the line that a supervisor writes to the logs between two attempts.
 STARTING_AGAIN = "starting again"
+POLL_SECONDS = 0.05
 JOBS_KEPT = 100
 DAYS_KEPT = 30
 # Space on the disk for the final state of a job, should the disk be full by then.
@@ -189,6 +190,13 @@ class Record:
             self.kill_processes()
         elif supervisor:
             os.kill(supervisor, signal.SIGTERM)
+
+    def wait_for_end(self, seconds: float) -> None:
+        """Waits a limited time until the job has ended."""
+        deadline = time.monotonic() + seconds
+        with suppress(FileNotFoundError):  # removed meanwhile
+            while self.supervised() and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
 
     def delete(self) -> None:
         """Removes the record. The job is cancelled first if it runs, and its supervisor then removes the record."""

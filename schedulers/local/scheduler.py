@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, is_terminal, m
 from torchx.util.types import none_throws
 
 from schedulers import log_files
-from schedulers.contract import MAX_FREE_RESTARTS, SHUTDOWN_TIMEOUT_SECONDS, refuse_array
+from schedulers.contract import MAX_FREE_RESTARTS, SHUTDOWN_TIMEOUT_SECONDS, refuse_array, warn_of_ignored
 from schedulers.errors import SchedulerError, check_least
 from schedulers.local import status
 from schedulers.local.record import Job, Record, Replica, host_directory, look, prune
@@ -29,6 +28,8 @@ from schedulers.state_directory import check_state_directory
 from trainer.core.outcome import OUTCOME_VARIABLE, environment_of_child_job
 
 BACKEND = "local_cwd"
+# A job that has nothing to save has ended when `cancel` returns; the status of others says by then that they leave.
+CANCEL_SECONDS = 1
 
 
 @dataclass
@@ -98,6 +99,7 @@ class PersistentLocalScheduler(LocalScheduler):
     def _submit_dryrun(self, app: AppDef, cfg: BuiltinOpts) -> AppDryRunInfo[PopenRequest, BuiltinOpts]:
         cast(Opts, cfg).check()
         refuse_array(app)
+        warn_of_ignored(app, BACKEND, "devices", "capabilities", "mounts")
         info = super()._submit_dryrun(app, cfg)
         outcome_file = Record(host_directory() / info.request.app_id).outcome_file
         for replica in chain.from_iterable(info.request.role_params.values()):
@@ -174,8 +176,7 @@ class PersistentLocalScheduler(LocalScheduler):
         Raises:
             SchedulerError: There is no such job or replica.
         """
-        if since or until:
-            warnings.warn("local_cwd does not know when a line was written: since and until are ignored", stacklevel=2)
+        log_files.ignore_times(BACKEND, since, until)
         record, replica = _find_replica(app_id, f"{role_name}/{k}")
         file = Path(getattr(replica, (streams or Stream.COMBINED).value))
 
@@ -191,6 +192,7 @@ class PersistentLocalScheduler(LocalScheduler):
     def _cancel_existing(self, app_id: str) -> None:
         if record := Record.of(app_id):
             record.cancel()
+            record.wait_for_end(CANCEL_SECONDS)
 
     def _delete_existing(self, app_id: str) -> None:
         if record := Record.of(app_id):

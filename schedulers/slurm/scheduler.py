@@ -21,6 +21,7 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, Role, Workspac
 from torchx.workspace import WorkspaceMixin, walk_workspace
 
 from schedulers import log_files
+from schedulers.contract import warn_of_ignored
 from schedulers.errors import SchedulerError
 from schedulers.first_error import tail
 from schedulers.notify import check_tags, notifier
@@ -57,6 +58,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         """Does nothing: a dry run must not copy the workspace, `schedule` does."""
 
     def _submit_dryrun(self, app: AppDef, cfg: SlurmOpts) -> AppDryRunInfo[SlurmRequest, SlurmOpts]:
+        warn_of_ignored(app, self.backend, "devices", "capabilities")
         here = Path.cwd()
         if cfg.job_dir is None:
             job_dir, work_dir = here / JOBS / make_unique(app.name), here
@@ -181,8 +183,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         Raises:
             SchedulerError: The job left no logs that this machine can read, or has no such replica.
         """
-        if since or until:
-            raise SchedulerError("Slurm's logs bear no times: leave out since and until")
+        log_files.ignore_times(self.backend, since, until)
         record = self._view(app_id).record
         if record is None:
             raise SchedulerError(

@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import re
 
 import pytest
 
@@ -63,8 +64,22 @@ def test_a_durable_write_syncs_the_file_and_both_directories(tmp_path, monkeypat
     fs.write(f"{path}/file", b"content")
     assert synced == []
     fs.write(f"{path}/file", b"content", durable=True)
-    assert synced[0] == (f"{path}/file.partial", len("content"))
+    assert re.fullmatch(rf"{path}/file\.\w{{8}}\.partial", synced[0][0])
+    assert synced[0][1] == len("content")
     assert [name for name, _ in synced[1:]] == [path, str(tmp_path)]
+
+
+def test_writers_of_one_file_do_not_share_what_they_write(tmp_path):
+    fs, path = open_storage(f"{tmp_path}/file")
+    with fs.whole(path) as first:
+        first.write(b"first")
+        with fs.whole(path) as second:
+            second.write(b"second, which is longer")
+        fs.write(path, b"third")
+    assert fs.cat_file(path) == b"first"
+    with pytest.raises(ZeroDivisionError), fs.whole(path):
+        _ = 1 / 0
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_missing_file_is_not_found(folder):

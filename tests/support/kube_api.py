@@ -6,13 +6,13 @@ local processes with the container's command, environment and termination messag
 what a live cluster does.
 """
 
+import functools
 import itertools
 import json
 import re
 import threading
 import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -27,6 +27,7 @@ PATH = re.compile(
 )
 SERVED = {
     ("", "v1", "pods"): "Pod",
+    ("", "v1", "events"): "Event",
     ("jobset.x-k8s.io", "v1alpha2", "jobsets"): "JobSet",
     ("batch.volcano.sh", "v1alpha1", "jobs"): "Job",
     ("kueue.x-k8s.io", "v1beta1", "workloads"): "Workload",
@@ -52,6 +53,8 @@ class Cluster:
         missing_images: Images that cannot be pulled.
         cut_log_after: How many lines the next log call sends before its connection is closed.
         validate: Called with every object that is posted; raises ValueError.
+        admit: Called with every pod of a Job; returns why it is not made, which an event then says.
+        forbidden: Requests that this user may not send, by method and plural.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,6 +68,8 @@ class Cluster:
         self.missing_images: set[str] = set()
         self.cut_log_after: int | None = None
         self.validate: Callable[[dict], None] = lambda resource: None
+        self.admit: Callable[[dict], str] = lambda pod: ""
+        self.forbidden: set[tuple[str, str]] = set()
         self.objects: dict[tuple[str, str, str], dict] = {}  # by kind, namespace, name
         self.changed = threading.Condition(threading.RLock())
         self.nodes = Nodes(self)
@@ -145,7 +150,7 @@ class Cluster:
                 raise Refused(400, str(error), "BadRequest") from error
             if dry_run:
                 return resource
-            now = timestamp()
+            now = kube_controllers.timestamp()
             resource["metadata"] |= {"namespace": namespace, "uid": str(uuid.uuid4()), "creationTimestamp": now}
             self.objects[kind, namespace, name] = resource
             return self.store(resource)
@@ -179,11 +184,6 @@ class Cluster:
             return resource
 
 
-def timestamp() -> str:
-    """Now, as Kubernetes writes it."""
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
 def merge(base: dict, change: dict) -> None:
     """Applies a JSON merge patch (RFC 7396)."""
     for key, value in change.items():
@@ -200,6 +200,14 @@ def selected(resource: dict, selector: str) -> bool:
     labels = resource["metadata"].get("labels", {})
     wanted = [each.split("=", 1) for each in selector.split(",") if each]
     return all(labels.get(key) == value for key, value in wanted)
+
+
+def has_fields(resource: dict, selector: str) -> bool:
+    """Whether an object has the values of a field selector."""
+    wanted = [each.split("=", 1) for each in selector.split(",") if each]
+    return all(
+        functools.reduce(lambda at, key: at.get(key, {}), path.split("."), resource) == value for path, value in wanted
+    )
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -230,12 +238,15 @@ class Handler(BaseHTTPRequestHandler):
         key = (place["group"] or "", place["version"] or place["core"], place["plural"])
         if key not in self.cluster.kinds:
             raise Refused(404, "the server could not find the requested resource", "NotFound")
+        if (self.command, place["plural"]) in self.cluster.forbidden:
+            raise Refused(403, f"{place['plural']} is forbidden", "Forbidden")
         kind, namespace, name = self.cluster.kinds[key], place["namespace"], place["name"]
         match self.command, name:
             case "GET", None:
-                selector = self.query.get("labelSelector", "")
+                labels, fields = self.query.get("labelSelector", ""), self.query.get("fieldSelector", "")
                 found = [each for each in self.cluster.all(kind) if each["metadata"]["namespace"] == namespace]
-                return {"kind": f"{kind}List", "items": [each for each in found if selected(each, selector)]}
+                found = [each for each in found if selected(each, labels) and has_fields(each, fields)]
+                return {"kind": f"{kind}List", "items": found}
             case "POST", None:
                 return self.cluster.post(kind, namespace, self.body, self.query.get("dryRun") == "All")
             case "GET", _:

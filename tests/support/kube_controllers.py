@@ -8,6 +8,7 @@ locked.
 import copy
 import re
 import secrets
+from datetime import UTC, datetime
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -131,7 +132,51 @@ def make_pod(cluster, jobset: dict, replicated_job: dict, index: str) -> None:
             INDEX: index,
         }
     )
-    cluster.nodes.run(cluster.post("Pod", metadata["namespace"], pod))
+    if why := cluster.admit(pod):
+        warn(
+            cluster,
+            jobset,
+            f"{metadata['name']}-{name}-0",
+            f'Error creating: pods "{pod["metadata"]["name"]}" is {why}',
+        )
+    else:
+        cluster.nodes.run(cluster.post("Pod", metadata["namespace"], pod))
+
+
+def warn(cluster, jobset: dict, job: str, message: str) -> None:
+    """Posts the Job controller's event about a pod that was not made."""
+    event = {"kind": "Event", "type": "Warning", "reason": "FailedCreate", "message": message}
+    event |= {"involvedObject": {"kind": "Job", "name": job}, "lastTimestamp": timestamp()}
+    event["metadata"] = {"name": f"{job}.{secrets.token_hex(8)}"}
+    if not [each for each in cluster.all("Event") if each["involvedObject"]["name"] == job]:
+        cluster.post("Event", jobset["metadata"]["namespace"], event)
+
+
+def timestamp() -> str:
+    """Now, as Kubernetes writes it."""
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def restricted(pod: dict) -> str:
+    """Pod Security's `restricted`, of the fields that pods of jobs have: why a pod is forbidden, empty if it is not."""
+    spec, wrong = pod["spec"], []
+    of_pod = spec.get("securityContext", {})
+    for container in spec["containers"]:
+        own = of_pod | container.get("securityContext", {})
+        capabilities = own.get("capabilities", {})
+        wrong += [
+            name
+            for name, is_wrong in {
+                "privileged": own.get("privileged"),
+                "allowPrivilegeEscalation != false": own.get("allowPrivilegeEscalation") is not False,
+                "unrestricted capabilities": capabilities.get("drop") != ["ALL"] or capabilities.get("add"),
+                "runAsNonRoot != true": own.get("runAsNonRoot") is not True or own.get("runAsUser") == 0,
+                "seccompProfile": own.get("seccompProfile", {}).get("type") != "RuntimeDefault",
+            }.items()
+            if is_wrong
+        ]
+    wrong += ["restricted volume types" for volume in spec.get("volumes", ()) if "hostPath" in volume]
+    return f'forbidden: violates PodSecurity "restricted:latest": {", ".join(wrong)}' if wrong else ""
 
 
 def failure(spec: dict, failed: list[dict]) -> tuple[str, str] | None:

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from trainer.checkpoint.reader import CheckpointReader
 from trainer.core.errors import InputError
-from trainer.core.storage import Storage, named, open_storage
+from trainer.core.storage import Storage, named, open_storage, partial_name
 
 SAFETENSORS = ".safetensors"
 
@@ -46,12 +46,13 @@ def write_plain(tensors: dict[str, Tensor], step: int, file: str) -> None:
     with named("--convert", file):
         fs, path = open_storage(file)
         fs.makedirs(posixpath.dirname(path))
+        partial = partial_name(path)
         try:
-            save(fs, f"{path}.partial")
-            fs.mv(f"{path}.partial", path)
+            save(fs, partial)
+            fs.mv(partial, path)
         except OSError:
             with suppress(OSError):
-                fs.rm_file(f"{path}.partial")
+                fs.rm_file(partial)
             raise
 
 

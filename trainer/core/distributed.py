@@ -25,6 +25,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from trainer.core.console import plural
 from trainer.core.errors import REPORTED_ERRORS, InputError, report_error
+from trainer.core.reach import joining
 from trainer.core.timeouts import AT_WORK_SECONDS, COLLECTIVE_SECONDS, FIRST_ERROR_SECONDS
 
 T = TypeVar("T")
@@ -83,6 +84,7 @@ def process_group(collective_seconds: float = COLLECTIVE_SECONDS) -> Iterator[Di
 
     Raises:
         InputError: The job has more ranks on this host than the host has GPUs.
+        LostRankError: Another rank cannot be reached.
     """
     context = replace(current_context(), collective_timeout=timedelta(seconds=collective_seconds))
     if context.device.type == "cuda":
@@ -98,7 +100,11 @@ def process_group(collective_seconds: float = COLLECTIVE_SECONDS) -> Iterator[Di
     # the environment.
     alone: dict[str, Any] = {} if context.world_size > 1 else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     backend = dist.get_default_backend_for_device(context.device)
-    dist.init_process_group(backend, timeout=context.collective_timeout, **alone)
+    rank0 = rank0_host(), int(os.environ.get("MASTER_PORT", 0))
+    # One rank asks for all of its host.
+    seconds = context.collective_timeout.total_seconds() if context.rank >= context.local_world_size else 0
+    with joining(context.rank, *rank0, 0 if context.local_rank else seconds):
+        dist.init_process_group(backend, timeout=context.collective_timeout, **alone)
     try:
         yield context
     except BaseException as error:

@@ -8,6 +8,8 @@ Imports nothing but the standard library: schedulers run where torch may be abse
 
 import os
 import re
+import socket
+from contextlib import suppress
 from pathlib import Path
 
 DONE = 0
@@ -27,9 +29,15 @@ WRONG_INPUT_WORDS = "wrong input"  # first words of the line of a job that anoth
 def write_outcome(line: str) -> None:
     """Writes the outcome of this job to the file that the scheduler names, if any."""
     if file := os.environ.get(OUTCOME_VARIABLE):
-        whole = Path(f"{file}.{os.getpid()}")  # a rank killed while writing leaves the line before
-        whole.write_text(f"{line}\n")
-        whole.replace(file)
+        # A rank killed while it writes leaves the line before. Hosts may share the directory, and numbers of processes.
+        whole = Path(f"{file}.{socket.gethostname()}.{os.getpid()}")
+        try:
+            whole.write_text(f"{line}\n")
+            whole.replace(file)
+        except OSError:  # the kubelet mounts this file alone, which then cannot be replaced, in a directory of root's
+            with suppress(OSError):
+                whole.unlink()
+            Path(file).write_text(f"{line}\n")
 
 
 def is_finished(line: str) -> bool:

@@ -4,8 +4,9 @@ import os
 import posixpath
 import re
 import traceback
+import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from trainer.core.errors import (
 from trainer.core.remedies import remedy
 from trainer.core.secrets import place, without_secrets
 
+PARTIAL = ".partial"
 KINDS = {
     FileNotFoundError: StorageNotFoundError,
     FileExistsError: StorageExistsError,
@@ -113,32 +115,48 @@ class Storage:
             with self.whole(path) as file:
                 file.write(content)
             return
-        self.pipe_file(f"{path}.partial", content)
-        self._replace(path, durable=False)
+        with self._replacing(path, durable=False) as partial:
+            self.pipe_file(partial, content)
 
     def upload(self, file: str, path: str) -> None:
         """Writes a file of this host whole and durable, as `write` does."""
-        with os_errors(path):
-            self._fs.put_file(file, path if self.is_object_store else f"{path}.partial")
-        if self.is_local:
-            _sync(f"{path}.partial")
-        if not self.is_object_store:
-            self._replace(path, durable=True)
+        if self.is_object_store:
+            with os_errors(path):
+                self._fs.put_file(file, path)
+            return
+        with self._replacing(path, durable=True) as partial:
+            with os_errors(path):
+                self._fs.put_file(file, partial)
+            if self.is_local:
+                _sync(partial)
 
     @contextmanager
     def whole(self, path: str) -> Iterator[Any]:
         """Opens a file to write, which gets its name, durable, if the block ends without an error."""
-        with self.durable(f"{path}.partial") as file:
+        with self._replacing(path, durable=True) as partial, self.durable(partial) as file:
             yield file
-        self._replace(path, durable=True)
 
-    def _replace(self, path: str, durable: bool) -> None:
-        self.mv(f"{path}.partial", path)
+    @contextmanager
+    def _replacing(self, path: str, durable: bool) -> Iterator[str]:
+        """Yields a name for the new content of a file, which no other writer has, and gives the content the file's."""
+        partial = partial_name(path)
+        try:
+            yield partial
+            self.mv(partial, path)
+        except BaseException:
+            with suppress(OSError):
+                self._fs.rm_file(partial)
+            raise
         # fsync of a file does not cover its name: a power cut could leave a synced file in no directory. The parent
         # directory counts too, as a checkpoint's own directory is new.
         if durable and self.is_local:
             folder = posixpath.dirname(path)
             _sync(folder, posixpath.dirname(folder))
+
+
+def partial_name(path: str) -> str:
+    """Returns a name beside a file for its new content: two processes, or threads, may write the same file at once."""
+    return f"{path}.{uuid.uuid4().hex[:8]}{PARTIAL}"
 
 
 class Frame(NamedTuple):

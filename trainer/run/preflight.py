@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from tabulate import tabulate
 from torch.distributed.distributed_c10d import _get_default_store
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from trainer.core.distributed import DistributedContext, rank0_host
 from trainer.core.errors import LostRankError, first_line, report_error
 from trainer.core.outcome import DONE, FAILED
+from trainer.core.reach import lost_rank
 from trainer.core.timeouts import ANSWER_SECONDS
 from trainer.run.network_speed import all_reduce_speed, pair_speed
 
@@ -142,11 +142,7 @@ def _report_lost(reason: str) -> int:
 
 def _record(reason: str) -> LostRankError:
     """Returns the error of a rank that does not answer; torchrun shows it in its report of the job."""
-    try:
-        raise LostRankError(f"preflight: {reason}; {REMEDY}")
-    except LostRankError as error:
-        get_error_handler().record_exception(error)  # which shows the exception that is being handled, not the given
-        return error
+    return lost_rank(f"preflight: {reason}; {REMEDY}")
 
 
 def _exchange(context: DistributedContext, notes: Notes) -> None:

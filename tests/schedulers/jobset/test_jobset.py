@@ -5,6 +5,7 @@ from datetime import datetime
 
 import pytest
 from jobset_jobs import finish, message, replicas, running
+from kube_controllers import restricted
 from torchx.runner import get_runner
 from torchx.schedulers.api import Stream
 
@@ -27,6 +28,7 @@ def test_status_takes_as_many_calls_for_many_replicas_as_for_one(cluster, quick,
     calls = {}
     for count in (1, 30):
         handle = submit("true", replicas=count)
+        cluster.wait_for(lambda: len(cluster.pods()) in (1, 31))
         cluster.requests.clear()
         quick("status", handle)
         calls[count] = len(cluster.requests)
@@ -40,6 +42,24 @@ def test_pending_says_why(cluster, submit, status):
     assert "pods started: 0 of 2; Unschedulable: 0/3 nodes are available" in answer["msg"]
     assert [replica["state"] for replica in replicas(answer)] == ["PENDING", "PENDING"]
     cluster.why_unschedulable = ""
+
+
+def test_pods_that_are_refused_are_told_with_the_cluster_s_own_words(cluster, submit, status, quick, caplog):
+    cluster.admit = restricted
+    handle = submit("true")
+    cluster.wait_for(lambda: cluster.all("Event"))
+    forbidden = (
+        'is forbidden: violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false, unrestricted'
+    )
+    started, _, reason = status(handle)["msg"].partition("; ")
+    assert started == "pods started: 0 of 1"
+    assert reason.startswith('Error creating: pods "sh-')
+    assert forbidden in reason
+    assert forbidden in quick("list", "-s", "jobset")
+    quick("log", f"{handle}/sh/0")
+    assert forbidden in caplog.text
+    cluster.forbidden = {("GET", "events")}
+    assert status(handle)["msg"] == "pods started: 0 of 1"
 
 
 def test_an_image_that_cannot_be_pulled_is_named(cluster, submit, status, torchx):

@@ -3,6 +3,7 @@
 import pytest
 from jobset_jobs import finish, replicas
 from kube_api import Refused
+from kube_controllers import restricted
 from shells import wait_for
 
 from schedulers.jobset import after, wait_for_jobs
@@ -39,6 +40,16 @@ def test_a_job_starts_after_another_has_succeeded(cluster, submit, status, quick
     assert (answer["state"], len(replicas(answer))) == ("SUCCEEDED", 2)
     assert sorted(quick("log", second).splitlines()) == ["sh/0 then", "sh/1 then"]
     assert second in quick("list", "-s", "jobset")
+
+
+def test_restricted_pods_are_admitted_and_that_of_the_waiter_too(cluster, submit, status):
+    cluster.admit = restricted
+    options = "namespace=default,restricted=True"
+    first = submit(HELD, cfg=options)
+    second = submit("true", cfg=f"{options},after={first}")
+    begun(cluster, 1)
+    (cluster.image / "go").touch()
+    assert status(finish(cluster, second))["state"] == "SUCCEEDED"
 
 
 def test_it_waits_for_a_job_that_starts_again_and_starts_again_itself(cluster, submit, status):

@@ -8,6 +8,8 @@ import pytest
 import schemas
 import yaml
 
+from schedulers.jobset.options import JobSetOpts
+
 SHELL = ("utils.sh", "--image", "trainer:1")
 
 
@@ -177,3 +179,31 @@ def test_runopts_explains_every_option(quick):
     for name, option in JobSetOpts.as_runopts():
         assert option.help != name
         assert name in text
+
+
+MAPS = [name for name, option in JobSetOpts.as_runopts() if option.opt_type == dict[str, str]]
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("value", ["pool", "a:b;", "a:b;pool"])
+def test_a_map_without_a_colon_is_one_line(refused, name, value):
+    said = refused("run", "-s", "jobset", "-cfg", f"{name}={value}", *SHELL, "true")
+    assert said.startswith(f"torchx run: error: -cfg {name}={value}: must be KEY=VALUE,... as `torchx runopts jobset`")
+    assert "a map is KEY:VALUE;KEY:VALUE" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "line"),
+    [
+        ("ipc_lock=True", (), "-cfg ipc_lock=True: must not come with restricted=True"),
+        ("run_as_user=0", (), "-cfg run_as_user=0: must be another user with restricted=True"),
+        (
+            "fs_group=1",
+            ("--mounts", "type=bind,src=/a,dst=/b"),
+            "--mounts /b: must be of type volume with -cfg restricted",
+        ),
+    ],
+)
+def test_what_a_restricted_pod_must_not_have_is_refused(refused, options, words, line):
+    job = ("dlrm.single_node", "--config", "c.toml", *words)
+    assert line in refused("run", "-s", "jobset", "--dryrun", "-cfg", f"restricted=True,{options}", *job)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from kube_api import PATH
+from kube_controllers import restricted
 
 PAGE = Path(__file__).parents[3] / "docs/schedulers/kubernetes.md"
 VERBS = {"POST": "create", "PATCH": "patch", "PUT": "update", "DELETE": "delete"}
@@ -50,6 +51,11 @@ def test_a_role_on_the_page_suffices_and_grants_nothing_else(cluster, quick, sch
     quick("run", "-s", scheduler, *WHERE[scheduler], *SLEEP)
     for words in (("status", handle), ("describe", handle), ("log", handle), ("cancel", handle)):
         quick(*words)
+    if scheduler == "jobset":  # a job whose pods are refused
+        cluster.admit = restricted
+        refused = quick("run", "-s", scheduler, *SLEEP).strip()
+        cluster.wait_for(lambda: cluster.all("Event"))
+        quick("status", refused)
     quick("list", "-s", scheduler, "-cfg", "namespace=default")
     quick("delete", handle)
     assert used(cluster.requests) == granted(f"torchx-{scheduler}")

@@ -1,0 +1,103 @@
+"""What TorchX's own schedulers of containers take for granted: a Docker daemon, and a cluster to ask in a dry run."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torchx.cli.cmd_run import TorchXRunArgs
+from torchx.runner import Runner
+from torchx.runner.config import get_configs
+from torchx.specs import AppDef, AppDryRunInfo
+from torchx.workspace.docker_workspace import DockerWorkspaceMixin
+
+from components.launch import ArgumentError
+from schedulers.contract import warn_of_ignored
+from schedulers.jobset.cluster import unreachable
+from schedulers.pod_schema import check_pods
+
+DOCKER_SECONDS = 10
+ON_CLUSTERS = ("kubernetes", "jobset")
+
+
+def without_workspace_that_cannot_be_built(runner: Runner, args: TorchXRunArgs) -> TorchXRunArgs:
+    """Returns the arguments of a job, without the workspace where Docker cannot build it into the image.
+
+    TorchX has the current directory for a workspace unless told otherwise, and asks Docker even in a dry run.
+
+    Raises:
+        ArgumentError: The workspace was asked for.
+    """
+    if not args.workspace or not isinstance(runner._scheduler(args.scheduler), DockerWorkspaceMixin):
+        return args
+    missing = _missing_repository(args) or docker_problem()
+    if not missing:
+        return args
+    if args.workspace != str(Path.cwd()) or get_configs("cli", "run").get("workspace"):
+        allowed = (
+            f"a directory that Docker can build into the image; {missing}; --workspace '' takes the image as it is"
+        )
+        raise ArgumentError("--workspace", args.workspace, allowed)
+    _say(f"{args.workspace} is not built into the image, which is taken as it is: {missing}")
+    return replace(args, workspace="")
+
+
+def docker_problem() -> str:
+    """Returns why no Docker daemon answers; empty if one does."""
+    try:
+        import docker
+
+        docker.from_env(timeout=DOCKER_SECONDS).ping()
+    except Exception as error:  # of docker, requests, urllib3 or the operating system
+        return docker_line(error) or f"Docker: {error}"
+    return ""
+
+
+def docker_line(error: Exception) -> str:
+    """Returns an error of the Docker client in one line; empty for any other."""
+    if not type(error).__module__.startswith("docker."):
+        return ""
+    return f"Docker: {' '.join(str(error).split())}; is its daemon running? DOCKER_HOST names its socket"
+
+
+def ask_no_missing_cluster(args: TorchXRunArgs) -> TorchXRunArgs:
+    """Returns the arguments of a dry run, which does without a cluster if none answers."""
+    if args.scheduler != "kubernetes" or args.scheduler_cfg.get("validate_spec") is False or not (why := unreachable()):
+        return args
+    _say(f"no cluster validates the request: {why}")
+    return replace(args, scheduler_cfg=args.scheduler_cfg | {"validate_spec": False})
+
+
+def check_requests(runner: Runner, scheduler: str) -> None:
+    """Makes all dry runs check the pods of their requests, and say what they were checked with."""
+    dryrun: Callable[..., AppDryRunInfo] = runner.dryrun
+
+    def checked(*words: Any, **options: Any) -> AppDryRunInfo:
+        info = dryrun(*words, **options)
+        _say(check_pods(info.request.resource))
+        return info
+
+    if scheduler in ON_CLUSTERS:
+        runner.dryrun = checked
+
+
+def warn_of_what_docker_ignores(runner: Runner, scheduler: str) -> None:
+    """Makes requests to TorchX's own `local_docker`, which publishes no ports, warn of what it ignores."""
+    dryrun: Callable[..., AppDryRunInfo] = runner.dryrun
+
+    def warned(app: AppDef, *words: Any, **options: Any) -> AppDryRunInfo:
+        warn_of_ignored(app, scheduler, "ports", "capabilities")
+        return dryrun(app, *words, **options)
+
+    if scheduler == "local_docker":
+        runner.dryrun = warned
+
+
+def _missing_repository(args: TorchXRunArgs) -> str:
+    remote = args.scheduler in ON_CLUSTERS and not args.scheduler_cfg.get("image_repo")
+    return "no -cfg image_repo names where the cluster would pull it from" if remote else ""
+
+
+def _say(line: str) -> None:
+    print(f"torchx run: {line}", file=sys.stderr, flush=True)

@@ -1,6 +1,5 @@
 """Fine-tuning: a new run that starts from another run's checkpoint."""
 
-from collections.abc import Callable
 from typing import Any
 
 from tabulate import tabulate
@@ -29,7 +28,6 @@ def finetune(
     config: FinetuneConfig,
     data: DataConfig,
     model: ShardedModel,
-    initialize: Callable[[], None],
     context: DistributedContext,
 ) -> dict[str, Any]:
     """Fills a fresh model from another run's checkpoint, if the configuration names one.
@@ -38,7 +36,6 @@ def finetune(
         config: The checkpoint, and the differences that are allowed.
         data: The data of this run.
         model: The model; weights that are not filled keep their initial values.
-        initialize: Initializes the optimizers' state.
         context: This process among the ranks.
 
     Returns:
@@ -51,8 +48,6 @@ def finetune(
     if url is None:
         return {}
     source = verify_together(context, lambda find: find_source(url, config.take, find))
-    if config.optimizer_state:
-        initialize()
     tensors = model.tensors() if config.optimizer_state else model.weights() | model.managed.tensors()
     # Rank 0 matches for all, so it needs the names of every rank: no rank holds the state of every table.
     here = shapes_of(tensors, context)

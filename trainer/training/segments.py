@@ -299,7 +299,7 @@ class Chain:
         is_first, origin = self._model is None, {}
         if self._model is None:
             self._model = build_sharded_model(config, self._context, order.lanes, self._directory)
-            origin = restore_or_finetune(self._job.claimed, self._model, order)
+            origin = restore_or_finetune(self._job.claimed, self._model)
             continue_chain(self._job, self._model)
         with session_of(self._job, order, evaluator, self._model, self._step_state) as session:
             if is_first:

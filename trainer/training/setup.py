@@ -82,7 +82,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         order = plan_epochs(config, claimed.start, context)
         evaluator = Evaluator(config, context, order.catalogue)
         model = build_sharded_model(config, context, order.lanes, claimed.directory)
-        origin = restore_or_finetune(claimed, model, order)
+        origin = restore_or_finetune(claimed, model)
         continue_chain(job, model)
         with session_of(job, order, evaluator, model, first_step_state(claimed)) as session:
             announce(session, origin)
@@ -224,7 +224,7 @@ def plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context
     return lanes
 
 
-def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOrder) -> dict[str, Any]:
+def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel) -> dict[str, Any]:
     """Fills a fresh model from the run's own checkpoint, from another run's, or from neither.
 
     Returns:
@@ -234,17 +234,13 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
         InputError: The checkpoint does not fit the model.
     """
     config, context = claimed.config, claimed.context
-
-    def initialize() -> None:  # by any batch, as the step changes no weight
-        model.initialize_optimizer_state(model.managed.looked_up(next(order.loader.batches(0, 1))).to(context.device))
-
+    model.optimizers.create_dense_state()  # or a restore would skip it, and a save before the first step lack it
     if claimed.start is None:
-        facts = finetune(config.finetune, config.data, model, initialize, context)
+        facts = finetune(config.finetune, config.data, model, context)
         if model.averages:
             model.averages.begin()
         return facts
     model.managed.keep_rules(claimed.start.train_state)
-    initialize()  # before the restore: without it torch's optimizers have no state to fill
     grows = config.checkpoint.grow_tables
     if grows and model.averages:
         model.averages.begin()  # of the new rows

@@ -23,7 +23,7 @@ from trainer.optim.dense_optimizers import freeze
 from trainer.optim.optimizers import Optimizers
 from trainer.optim.table_averages import check_kernels
 from trainer.optim.table_optimizers import check_table_optimizers, fuse
-from trainer.plan.allowed_types import check_types
+from trainer.plan.allowed_types import check_types, column_shards_in_words
 from trainer.plan.communication import check_comms, communication_volume
 from trainer.plan.make_plan import check_planner, make_plan
 from trainer.plan.memory import allocating
@@ -133,7 +133,8 @@ def build_sharded_model(
     # Before `shard`, which replaces the tables inside the unsharded model.
     shapes = table_shapes(unsharded)
     plan_json = plan_to_json(plan, shapes, context.world_size)
-    plan_table = f"{render_plan(plan, unsharded, context.world_size)}\n\n{remark}".rstrip()
+    remarks = "\n".join(filter(None, [remark, column_shards_in_words(plan, config)]))
+    plan_table = f"{render_plan(plan, unsharded, context.world_size)}\n\n{remarks}".rstrip()
     communication_bytes = communication_volume(plan, unsharded, config.data, config.comms, context)
     if config.optimizer.ema.tables:
         check_kernels(plan)

@@ -303,7 +303,14 @@ def test_files_written_again_are_no_change_and_emptied_ones_are_passed_over(here
 def test_lost_lines_of_the_ledger_are_not_taken_for_late_segments(undisturbed, week, tmp_path):
     shutil.copytree(undisturbed[1], tmp_path / "out")
     file = tmp_path / "out/segments.jsonl"
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+    whole = file.read_text()
+    file.write_text("".join(whole.splitlines(keepends=True)[1:]))
+    assert "came after a later segment" not in train(week, tmp_path)  # its line follows from the checkpoint at its end
+    assert file.read_text() == whole
+    file.write_text("".join(whole.splitlines(keepends=True)[1:]))
+    shutil.rmtree(tmp_path / "out/checkpoints/step-000000004")
+    for step in (6, 7):  # of the deltas on it
+        shutil.rmtree(tmp_path / f"out/checkpoints/step-{step:09d}", ignore_errors=True)
     refused = train(week, tmp_path, code=2, changed="train")
     assert "segments.jsonl' has 3 of 4 segments that the run was trained on" in refused
     assert refused.count("\n") == 1

@@ -40,6 +40,10 @@ class StoragePermissionError(StorageError, PermissionError):
     """Storage refuses access."""
 
 
+class DamagedError(StorageError):
+    """A small file that is not as it was written: torn, or with other bits. Another attempt finds it the same."""
+
+
 class LostRankError(RuntimeError):
     """A rank that does not answer. Another attempt, on other hosts, may succeed. One line, exit code 1."""
 

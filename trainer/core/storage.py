@@ -70,23 +70,13 @@ class Storage:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def write(self, path: str, content: bytes, durable: bool = False) -> None:
-        """Writes a file whole: a reader finds the old or the new content.
-
-        Args:
-            path: Path of the file.
-            content: The new content.
-            durable: Whether the file, and all new names in its directory, must survive a power cut.
-        """
+    def write(self, path: str, content: bytes) -> None:
+        """Writes a file whole: a reader finds the old or the new content, even after a power cut."""
         if self.is_object_store:  # replaces whole objects; a write elsewhere and a move take six requests
             self.pipe_file(path, content)
             return
-        if durable:
-            with self.whole(path) as file:
-                file.write(content)
-            return
-        self.pipe_file(f"{path}.partial", content)
-        self._replace(path, durable=False)
+        with self.whole(path) as file:
+            file.write(content)
 
     def upload(self, file: str, path: str) -> None:
         """Writes a file of this host whole and durable, as `write` does."""
@@ -95,20 +85,25 @@ class Storage:
         if self.is_local:
             _sync(f"{path}.partial")
         if not self.is_object_store:
-            self._replace(path, durable=True)
+            self._replace(path)
+
+    def sync(self, path: str) -> None:
+        """Makes what was written to a file durable, and the file's name."""
+        if self.is_local:
+            _sync(path, posixpath.dirname(path))
 
     @contextmanager
     def whole(self, path: str) -> Iterator[Any]:
         """Opens a file to write, which gets its name, durable, if the block ends without an error."""
         with self.durable(f"{path}.partial") as file:
             yield file
-        self._replace(path, durable=True)
+        self._replace(path)
 
-    def _replace(self, path: str, durable: bool) -> None:
+    def _replace(self, path: str) -> None:
         self.mv(f"{path}.partial", path)
         # fsync of a file does not cover its name: a power cut could leave a synced file in no directory. The parent
         # directory counts too, as a checkpoint's own directory is new.
-        if durable and self.is_local:
+        if self.is_local:
             folder = posixpath.dirname(path)
             _sync(folder, posixpath.dirname(folder))
 

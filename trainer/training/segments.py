@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tabulate import tabulate
 
+from trainer.checkpoint.retention import ends_of_segments
 from trainer.checkpoint.store import Checkpoints
 from trainer.config.root import Config
 from trainer.core.console import plural
@@ -102,7 +103,9 @@ class Chain:
         if not self._under_way:
             self._ledger.note(self._place)
         config, done = self._config.data.segments, self._place.number + (not self._under_way)
-        trained = [line["segment"] for line in self._ledger.lines() if line["samples"]]
+        if len(trained := self._trained()) != done:
+            self._restore_ledger()
+            trained = self._trained()
         if config.changed == "train" and len(trained) != done:
             raise InputError(
                 f"data.segments.changed is 'train', but '{self._directory.url_of(LEDGER)}' has {len(trained)} of "
@@ -116,6 +119,16 @@ class Chain:
             )
         if left_out := [name for name in dict.fromkeys(trained) if is_left_out(config, name)]:
             self._tell(f"data.segments.skip leaves out {_listed(left_out)}, already trained on; {GO_BACK}")
+
+    def _trained(self) -> list[str]:
+        return [line["segment"] for line in self._ledger.lines() if line["samples"]]
+
+    def _restore_ledger(self) -> None:
+        """Adds the lines that are lost of segments whose ends have checkpoints."""
+        checkpoints = self._job.claimed.checkpoints
+        for step in checkpoints.steps():
+            if step <= self._steps and step in ends_of_segments(checkpoints, [step]):
+                self._ledger.note(SegmentPlace(**{"reached": ""} | checkpoints.at(step).train_state["segment"]))
 
     def _pass_over(self, segment: Segment) -> None:
         self._say(f"segment {segment.name} has no rows, and is passed over")
@@ -336,7 +349,7 @@ class Chain:
 
     def _record(self, state: str, outcome: str) -> None:
         if self._context.is_rank0:
-            facts = self._directory.read_json("run.json") or {}
+            facts = self._directory.facts()
             self._directory.write_json("run.json", facts | {"state": state, "step": self._steps, "outcome": outcome})
             write_outcome(without_secrets(outcome))
             write_page(self._directory, Checkpoints(self._directory))

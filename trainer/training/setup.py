@@ -248,7 +248,7 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel) -> dict[str, A
     restore(claimed.start, model.tensors(), context, grown=grows)
     model.optimizers.tables.earlier_steps = claimed.start.train_state.get("earlier_table_steps", 0)
     seconds = claimed.verify_seconds + time.monotonic() - started
-    earlier = broadcast_from_rank0(context, lambda: claimed.directory.read_json("run.json") or {})
+    earlier = broadcast_from_rank0(context, claimed.directory.facts)
     finetuned = {"finetune": earlier["finetune"]} if "finetune" in earlier else {}
     return {"restore_seconds": round(seconds, 3), **finetuned}
 
@@ -329,7 +329,7 @@ def announce(session: Session, origin: dict[str, Any]) -> None:
     """
     model, log = session.model, session.reporter.log
     if session.context.is_rank0:
-        earlier = session.directory.read_json("run.json") or {}
+        earlier = session.directory.facts()
         facts = {
             "plan": digest(model.plan_json),
             PLANNED_FOR: model.planned_for,

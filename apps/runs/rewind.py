@@ -26,8 +26,8 @@ from trainer.core.outcome import STOPPED_WORD
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
+from trainer.training.resume import REWIND
 
-REWIND = "rewind.json"  # the first file of a new run directory, so that a killed rewind may write there again
 Line = Mapping[str, Any]
 
 

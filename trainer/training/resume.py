@@ -17,6 +17,8 @@ from trainer.data.dataset import FileSet
 from trainer.rules.vocabulary import check_fingerprints
 
 IN_THEIR_ROWS = ("error", "vocabulary", "managed")  # ids that stay in their rows when there are more rows
+REWIND = "rewind.json"
+"""The first file of a directory that `rewind` makes; run.json is the last."""
 Resume = Literal["auto", "never", "must"]
 
 
@@ -39,11 +41,17 @@ def open_run(directory: RunDirectory, config: Config) -> None:
     An attempt without a checkpoint left nothing to resume, so its configuration does not matter.
 
     Raises:
-        InputError: The directory cannot be written, or holds a configuration that is no run's, or checkpoints of a
-            configuration that may not change.
+        InputError: The directory cannot be written, or holds a configuration that is no run's, a part of a rewind, or
+            checkpoints of a configuration that may not change.
     """
     with named(directory.key, directory.url):
         has_config, is_run = (directory.read_bytes(name) is not None for name in ("config.toml", "run.json"))
+        is_begun_rewind = not is_run and directory.read_bytes(REWIND) is not None
+    if is_begun_rewind:
+        raise InputError(
+            f"{directory.key} is '{without_secrets(directory.url)}', which a rewind has begun and not completed; give "
+            "the same `rewind` command again"
+        )
     if has_config and not is_run:
         raise InputError(
             f"{directory.key} is '{without_secrets(directory.url)}', which holds a config.toml but no run; a run "

@@ -21,7 +21,7 @@ class InputError(ValueError):
 
 
 class NoRows(InputError):
-    """Data without a row: wrong where a run has only that, and nothing to do in one of many segments."""
+    """Data without a row, or a batch, to train on: wrong where a run has only that, nothing to do in one segment."""
 
 
 class StorageError(OSError):

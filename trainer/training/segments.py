@@ -85,8 +85,8 @@ class Chain:
         broadcast_when_done(self._context, self._begin)
         while self._wanted() and (segment := self._next()):
             order = self._plan(segment)
-            if order is None:
-                self._pass_over(segment)
+            if isinstance(order, str):
+                self._pass_over(segment, order)
                 continue
             self._train(order)
         self._end()
@@ -130,8 +130,8 @@ class Chain:
             if step <= self._steps and step in ends_of_segments(checkpoints, [step]):
                 self._ledger.note(SegmentPlace(**{"reached": ""} | checkpoints.at(step).train_state["segment"]))
 
-    def _pass_over(self, segment: Segment) -> None:
-        self._say(f"segment {segment.name} has no rows, and is passed over")
+    def _pass_over(self, segment: Segment, why: str) -> None:
+        self._say(f"segment {segment.name} has {why}, and is passed over")
         broadcast_from_rank0(self._context, lambda: self._ledger.note(self._place_of(segment, samples=0, steps=0)))
 
     @property
@@ -253,8 +253,8 @@ class Chain:
                 raise Stopped
             time.sleep(min(TICK_SECONDS, seconds))
 
-    def _plan(self, segment: Segment) -> EpochOrder | None:
-        """Decides the order of a segment's samples; None if it has none.
+    def _plan(self, segment: Segment) -> EpochOrder | str:
+        """Decides the order of a segment's samples; returns in words what it has if there is nothing to train on.
 
         Raises:
             InputError: The data cannot be used, or changed since the checkpoint.
@@ -271,8 +271,13 @@ class Chain:
                 return None
 
         if (files := broadcast_when_done(context, find)) is None:
-            return None
-        lanes = plan_lanes(config, files, self._start, context)
+            return "no rows"
+        try:
+            lanes = plan_lanes(config, files, self._start, context)
+        except NoRows:
+            if self._under_way:
+                raise
+            return f"{plural(files.rows, 'sample')}, fewer than data.global_batch_size where data.last_batch is 'drop'"
         if self._start:
             check_start(self._start, lanes.lanes, config, files if self._under_way else None)
         contents = broadcast_when_done(context, lambda: contents_of(segment.files))

@@ -18,7 +18,7 @@ from trainer.config.root import Config, to_toml
 from trainer.core.console import plural
 from trainer.core.digest import digest
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, NoRows
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet
@@ -207,6 +207,7 @@ def plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context
     """Returns the lanes of a run; a resumed run keeps the lanes of its checkpoint.
 
     Raises:
+        NoRows: There is no whole batch, and the last is dropped; on every rank.
         InputError: Lanes, batches and ranks do not divide one another, or the checkpoint is of other data.
     """
     # A resumed run keeps its lanes, whatever its number of ranks, and with them its order of samples.
@@ -215,9 +216,10 @@ def plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context
     check_lanes(number, context.world_size, config.data.global_batch_size)
     lanes = Lanes(files.rows, number, config.data.global_batch_size, config.data.last_batch == "keep")
     if lanes.steps == 0:
-        raise InputError(
+        way_out = "use a smaller batch or 'keep'" if start is None else "put the files back that the run began with"
+        raise NoRows(
             f"data.global_batch_size is {lanes.global_batch_size}, more than the {plural(files.rows, 'sample')} to "
-            "train on, and data.last_batch is 'drop'; use a smaller batch or 'keep'"
+            f"train on, and data.last_batch is 'drop'; {way_out}"
         )
     check_micro_batches(config.train.micro_batches, lanes, context.world_size)
     check_units(config.named_tasks(), lanes, context.world_size, config.train.micro_batches)

@@ -5,7 +5,7 @@ import tomllib
 from typing import Any, Literal
 
 from trainer.checkpoint.store import FOLDER, MANIFEST, Checkpoint, Checkpoints, FindDamage
-from trainer.config.may_change import changed_keys
+from trainer.config.may_change import changed_keys, named_on_one_side
 from trainer.config.root import Config, to_toml
 from trainer.core.console import plural
 from trainer.core.errors import DamagedError, InputError
@@ -17,6 +17,7 @@ from trainer.data.dataset import FileSet
 from trainer.rules.vocabulary import check_fingerprints
 
 IN_THEIR_ROWS = ("error", "vocabulary", "managed")  # ids that stay in their rows when there are more rows
+SHOWN = 3  # names in a message
 REWIND = "rewind.json"
 """The first file of a directory that `rewind` makes; run.json is the last."""
 Resume = Literal["auto", "never", "must"]
@@ -90,7 +91,15 @@ def _check_may_change(directory: RunDirectory, config: Config) -> None:
 
 
 def _check_keys(url: str, earlier: dict[str, Any], config: Config) -> None:
-    for key, before, after in changed_keys(Config, earlier, tomllib.loads(to_toml(config))):
+    now = tomllib.loads(to_toml(config))
+    for table, (there, here) in named_on_one_side(Config, earlier, now).items():
+        sides = ((there, "there"), (here, "here"))
+        differ = " and ".join(f"{_listed(names)} only {where}" for names, where in sides if names)
+        raise InputError(
+            f"--out is '{url}', which holds a run of another configuration: {table} has {differ}, and may not change "
+            "when a run is resumed; set it back or choose another --out"
+        )
+    for key, before, after in changed_keys(Config, earlier, now):
         may_grow = _may_grow(config, key, before, after)
         if may_grow and config.checkpoint.grow_tables:
             continue
@@ -99,6 +108,11 @@ def _check_keys(url: str, earlier: dict[str, Any], config: Config) -> None:
             f"--out is '{url}', which holds a run of another configuration: {key} is {before!r} there and {after!r} "
             f"here, and may not change when a run is resumed; set it back or {way_out}"
         )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return ", ".join(f"'{name}'" for name in names[:SHOWN]) + more
 
 
 def _may_grow(config: Config, key: str, before: Any, after: Any) -> bool:

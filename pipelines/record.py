@@ -109,8 +109,10 @@ class Record:
         with named("out", self._directory.url):
             self._directory.fs.makedirs(self._directory.path(self._folder))
             try:
-                with self._directory.fs.open(self._directory.path(self._folder, noted.file), "xb") as file:
+                path = self._directory.path(self._folder, noted.file)
+                with self._directory.fs.open(path, "xb") as file:
                     file.write(_bytes(asdict(noted)))
+                self._directory.fs.sync(path)
             except FileExistsError as error:
                 raise InputError(
                     f"{self._directory.url}: another `torchx {self._command} run` submits {noted.step}; wait for it,"
@@ -131,10 +133,12 @@ class Record:
 
     def _read(self, step: str, number: int) -> Submission:
         unwritten = Submission(step=step, number=number)
+        if not self._directory.read_bytes(self._folder, unwritten.file):
+            return unwritten  # the submitter was killed while it made the file, before it submitted anything
         try:
-            return Submission(**json.loads(self._directory.read(self._folder, unwritten.file) or ""))
-        except ValueError:  # the submitter was killed while it made the file, before it submitted anything
-            return unwritten
+            return Submission(**self._directory.read_json(self._folder, unwritten.file) or {})
+        except TypeError as error:
+            raise self._directory.damaged(self._folder, unwritten.file, why=error) from error
 
 
 def _bytes(content: Mapping[str, object]) -> bytes:

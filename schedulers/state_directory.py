@@ -33,3 +33,10 @@ def check_state_directory() -> None:
 def no_record(folder: Path, error: OSError) -> SchedulerError:
     """Returns the error of a directory in which no record of a job can be written."""
     return SchedulerError(f"cannot keep a record of the job in {folder}: {error}; set XDG_STATE_HOME")
+
+
+def damaged_record(file: Path) -> SchedulerError:
+    """Returns the error of a record that is not as it was written."""
+    return SchedulerError(
+        f"{file} is damaged: put a copy back, or delete the directory {file.parent} to forget the job"
+    )

@@ -77,15 +77,22 @@ class Study:
                 raise InputError(f"{sweep.source}out is '{folder}', which has other files; name a new directory")
             journal = str(folder / JOURNAL)
             storage = JournalStorage(JournalFileBackend(journal, _JournalLock(f"{journal}.flock")))
+            self.optuna = optuna.create_study(
+                storage=storage,
+                study_name=NAME,
+                direction="maximize" if sweep.higher else "minimize",
+                load_if_exists=True,
+                pruner=_pruner(sweep),
+            )
         except OSError as error:
             raise InputError(f"{sweep.source}out is '{folder}', which cannot be written: {error.strerror}") from error
-        self.optuna = optuna.create_study(
-            storage=storage,
-            study_name=NAME,
-            direction="maximize" if sweep.higher else "minimize",
-            load_if_exists=True,
-            pruner=_pruner(sweep),
-        )
+        except InputError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{sweep.source}out is '{folder}', whose {JOURNAL} is damaged: {error}; put a copy back, or name "
+                "another out"
+            ) from error
         aim = self.optuna.user_attrs.get("aim", sweep.aim)
         if aim != sweep.aim:
             raise InputError(

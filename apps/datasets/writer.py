@@ -158,6 +158,10 @@ class DataSetWriter:
                     f"{self.out} holds files but no settings.json; name an empty directory as --out"
                 ) from None
             return
+        except ValueError as error:
+            raise InputError(
+                f"{self.out}/settings.json is damaged: {error}; delete the directory, or name another one as --out"
+            ) from error
         for key in sorted(self.settings.keys() | there.keys()):
             if self.settings.get(key) != there.get(key):
                 raise InputError(

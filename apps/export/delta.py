@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apps.export.directory import CURRENT, bring, read_chain
+from apps.export.directory import bring, current_or_none, read_chain
 from apps.export.load import CHANGES, INDEX, Export, load, program_of
 from trainer.checkpoint.deltas import BLOCK_BYTES, rows_differ
 from trainer.core.run_directory import RunDirectory
@@ -73,11 +73,11 @@ def _chain_before(folder: Path, to: str) -> list[Export]:
     """Returns the chain of the export that current.json names, once it is beside the folder."""
     target = RunDirectory(to, "--to")
     with named("--to", to):
-        current = target.read_json(CURRENT)
+        current = current_or_none(target)
         if current is None:
             raise WholeExportError("there is no export before it")
         try:
-            chain = read_chain(target.fs, target.path(current["directory"]))
+            chain = read_chain(target.fs, target.path(current))
             for export in chain:
                 bring(target.fs, export, folder.parent)
         except (ValueError, FileNotFoundError) as error:
@@ -87,7 +87,10 @@ def _chain_before(folder: Path, to: str) -> list[Export]:
 
 def _check_alike(last: Path, folder: Path) -> None:
     """Refuses another signature or other rules, which changes do not hold."""
-    theirs, ours = (json.loads((one / "signature.json").read_text()) for one in (last, folder))
+    try:
+        theirs, ours = (json.loads((one / "signature.json").read_text()) for one in (last, folder))
+    except ValueError as error:
+        raise WholeExportError(f"signature.json of {last.name} is damaged: {error}") from error
     for key in sorted({*theirs, *ours} - {*OF_A_STEP}):
         if theirs.get(key) != ours.get(key):
             raise WholeExportError(f"'{key}' in signature.json is another than that of {last.name}")

@@ -2,17 +2,20 @@
 
 import json
 import posixpath
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from apps.export.load import CHANGES, Export, chain_of, export_in
 from trainer.checkpoint.store import READ_BYTES, FileEntry, add_to, entry_of, find_damage
-from trainer.core.errors import InputError
-from trainer.core.run_directory import RunDirectory
+from trainer.core.errors import DamagedError, InputError
+from trainer.core.run_directory import RunDirectory, pass_over
+from trainer.core.secrets import without_secrets
 from trainer.core.storage import Storage, named
 
 MANIFEST, CURRENT = "manifest.json", "current.json"
+NAME = re.compile(r"step-\d+")  # of the directory of an export
 SHARDS = "tables"  # the folder of tables in separate files
 WEIGHTS = ("model.pt2", "compiled.pt2", CHANGES)
 
@@ -30,22 +33,50 @@ def is_there(to: str, name: str, fingerprint: str) -> bool:
     """
     target = RunDirectory(to, "--to")
     with named("--to", to):
-        current = target.read(CURRENT)
-        if current is not None and '"directory"' not in current:
-            raise InputError(f"--to is '{to}', whose {CURRENT} is of something else; name another directory")
-        written = target.read(name, MANIFEST)
-        if written is None:
+        current_or_none(target)
+        if target.read_bytes(name, MANIFEST) is None:
             return False
-        manifest = json.loads(written)
         reason = "made of another checkpoint or configuration, or with other flags"
-        if manifest.get("fingerprint") == fingerprint:
-            reason = _damage(target.fs, target.path(name))
+        try:
+            is_same = (target.read_json(name, MANIFEST) or {}).get("fingerprint") == fingerprint
+            reason = _damage(target.fs, target.path(name)) if is_same else reason
+        except DamagedError as error:
+            reason = str(error)
         if reason:
             raise InputError(
                 f"--to is '{to}', which holds {name} already: {reason}; name another directory, or delete that"
             )
-        target.write_json(CURRENT, {"directory": name}, durable=True)
+        target.write_json(CURRENT, {"directory": name})
         return True
+
+
+def read_current(target: RunDirectory) -> str | None:
+    """Returns the name of the export that current.json names; None if nothing is exported.
+
+    Raises:
+        InputError: The file is of something else.
+        DamagedError: It is damaged.
+    """
+    current = target.read_json(CURRENT)
+    if current is None:
+        return None
+    if "directory" not in current:
+        raise InputError(
+            f"{target.key} is '{without_secrets(target.url)}', whose {CURRENT} is of something else, or damaged; name "
+            "another directory, or delete that file"
+        )
+    if not isinstance(current["directory"], str) or not NAME.fullmatch(current["directory"]):
+        raise target.damaged(CURRENT, why=f"it names {current['directory']!r}")
+    return current["directory"]
+
+
+def current_or_none(target: RunDirectory) -> str | None:
+    """Returns the same, for those who write current.json anew: none if it is damaged, which is said."""
+    try:
+        return read_current(target)
+    except DamagedError as error:
+        pass_over(error)
+        return None
 
 
 def _damage(fs: Storage, directory: str) -> str | None:
@@ -147,12 +178,12 @@ def publish(folder: Path, to: str, name: str) -> str:
             file, path = folder / file_name, target.path(name, file_name)
             target.fs.makedirs(posixpath.dirname(path))
             if file_name == MANIFEST:
-                target.fs.write(path, file.read_bytes(), durable=True)
+                target.fs.write(path, file.read_bytes())
             else:
                 with file.open("rb") as source, target.fs.durable(path) as sink:
                     while block := source.read(READ_BYTES):
                         sink.write(block)
-        target.write_json(CURRENT, {"directory": name}, durable=True)
+        target.write_json(CURRENT, {"directory": name})
     return posixpath.join(target.url, name)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from apps.check_data.shift import measure_shift
-from apps.export.directory import CURRENT, MANIFEST, read_chain
+from apps.export.directory import CURRENT, MANIFEST, current_or_none, read_chain, read_current
 from apps.export.load import ColumnError, load
 from trainer.checkpoint.store import Checkpoint, FileEntry
 from trainer.config.data import DataConfig
@@ -226,14 +226,14 @@ def check_beside_current(rules: PublishConfig, folder: Path, to: str, segment: s
         return
     target = RunDirectory(to, "--to")
     with named("--to", to):
-        current = (target.read_json(CURRENT) or {}).get("directory")
+        current = current_or_none(target)
         if current is None:
             return
         try:
             whole, parity = read_chain(target.fs, target.path(current))[0], target.read_json(current, "parity.json")
         except ValueError as error:
             raise InputError(f"[publish] compares with {without_secrets(error)}; {ANYWAY}") from error
-    if parity is None:
+    if parity is None or not {"columns", "answers"} <= parity.keys():
         raise InputError(
             f"[publish] compares with {without_secrets(target.url_of(current))}, which is not whole; {ANYWAY}"
         )
@@ -289,7 +289,7 @@ def refusals_noted(to: str, step: int) -> Iterator[None]:
             if not any(note.items() <= line.items() for line in lines):  # the same command again
                 lines.append({"time": datetime.now().astimezone().isoformat(timespec="seconds"), **note})
                 target.fs.makedirs(target.path())
-                target.write(REFUSED, "".join(f"{json.dumps(line)}\n" for line in lines), durable=True)
+                target.write(REFUSED, "".join(f"{json.dumps(line)}\n" for line in lines))
         raise
 
 
@@ -304,7 +304,7 @@ def rollback(to: str) -> None:
     """
     target = RunDirectory(to, "--to")
     with named("--to", to):
-        current = (target.read_json(CURRENT) or {}).get("directory")
+        current = read_current(target)
         if current is None:
             raise InputError(f"--to is {place(to)}, where nothing is exported; name a directory of exports")
         folders = target.fs.glob(target.path("step-*", MANIFEST))
@@ -312,7 +312,7 @@ def rollback(to: str) -> None:
         earlier = [step for step in steps if step < int(current.removeprefix("step-")) and _is_linked(target, step)]
         if not earlier:
             raise InputError(f"--to is '{without_secrets(to)}', which has no export before {current}")
-        target.write_json(CURRENT, {"directory": f"step-{earlier[-1]}"}, durable=True)
+        target.write_json(CURRENT, {"directory": f"step-{earlier[-1]}"})
     print(f"{without_secrets(target.url_of(CURRENT))} names step-{earlier[-1]}, before it was {current}")
 
 

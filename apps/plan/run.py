@@ -92,16 +92,19 @@ def read_run(url: str, config: Config | None = None) -> Run:
     """
     directory, shown = RunDirectory(url, KEY), without_secrets(url)
     with named(KEY, url):
-        texts = {name: directory.read(name) for name in ("run.json", "config.toml", "plan.json")}
-    for name, text in texts.items():
-        if text is None:
-            raise InputError(f"{KEY} is '{shown}', which holds no {name}; name the directory of a run")
-    facts = json.loads(texts["run.json"] or "{}")
+        for name in ("run.json", "config.toml", "plan.json"):
+            if directory.read_bytes(name) is None:
+                raise InputError(f"{KEY} is '{shown}', which holds no {name}; name the directory of a run")
+        facts = directory.read_json("run.json") or {}
     if "measured" not in facts:
         raise InputError(
             f"{KEY} is '{shown}', which has not measured its steps: a run does so when it is finished, and this one is "
             f"{facts.get('state', 'not begun')}; let it finish, or name another"
         )
+    lacks = [name for name in ("device", "world_size", "local_world_size") if name not in facts]
+    lacks += [f"measured.{name}" for name in ("step_ms", "parts", "memory_bytes") if name not in facts["measured"]]
+    if lacks:
+        raise InputError(f"{KEY} is '{shown}', whose run.json is damaged: it lacks '{lacks[0]}'; name another run")
     config = with_statistics(config or load_config(directory.url_of("config.toml")))
     on_gpu, per_host = facts["device"] == "cuda", facts["local_world_size"]
     changes: Facts = {"plan": directory.url_of("plan.json")}

@@ -81,7 +81,7 @@ class PartFiles:
 
     def _save(self, name: str, content: bytes) -> None:
         with named(self._directory.key, self._directory.url):
-            self._directory.fs.write(self._directory.path(name), content, durable=True)
+            self._directory.fs.write(self._directory.path(name), content)
 
     def commit(self, facts: dict[str, Any]) -> None:
         """Writes the manifest once all parts exist, and removes the remains of interrupted jobs.
@@ -95,7 +95,7 @@ class PartFiles:
                 with suppress(FileNotFoundError):
                     self._directory.fs.rm_file(self._directory.path(name))
         manifest = facts | {"rows": sum(file["rows"] for file in files), "parts": files}
-        self._directory.write_json(MANIFEST, manifest, durable=True)
+        self._directory.write_json(MANIFEST, manifest)
 
 
 class PartFile:

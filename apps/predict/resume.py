@@ -17,7 +17,7 @@ from trainer.checkpoint.store import MANIFEST as CHECKPOINT_MANIFEST
 from trainer.checkpoint.store import Checkpoint, FindDamage
 from trainer.core.console import next_commands, plural, python_command
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
-from trainer.core.errors import InputError
+from trainer.core.errors import DamagedError, InputError
 from trainer.core.outcome import FINISHED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
@@ -143,7 +143,7 @@ def _begin(directory: RunDirectory, record: Record, rows: int) -> tuple[Record, 
         record = earlier.record
     with named(directory.key, directory.url):
         if not earlier.record:
-            directory.write_json(FILE, record, durable=True)
+            directory.write_json(FILE, record)
         missing = PartFiles(directory, rows, record["rows_per_part"]).missing()
         if earlier.is_done and missing:
             directory.fs.rm_file(directory.path(MANIFEST))
@@ -178,19 +178,25 @@ def _find_earlier(directory: RunDirectory) -> EarlierJob:
         if not (names := part_names(directory)):
             _refuse_others(directory)
             return EarlierJob(None, False)  # any job may replace a job without parts
-        text, is_done = directory.read(FILE), directory.read(MANIFEST) is not None
-    if not text:
+        record, is_done = directory.read_json(FILE), directory.read_bytes(MANIFEST) is not None
+        if record and not _is_record(record):
+            raise directory.damaged(FILE, why="it lacks a key")
+    if not record:
         raise InputError(
             f"{directory.key} is '{without_secrets(directory.url)}', which holds {names[0]} but no {FILE}; name an "
             "empty directory"
         )
-    return EarlierJob(json.loads(text), is_done)
+    return EarlierJob(record, is_done)
 
 
 def _refuse_others(directory: RunDirectory) -> None:
     """Refuses a directory with a file of our name from another program, such as an export."""
-    text = directory.read(FILE)
-    of_others = [MANIFEST] if directory.read(MANIFEST) is not None else [FILE] if text and not _is_record(text) else []
+    try:
+        is_ours = _is_record(directory.read_json(FILE) or {})
+    except DamagedError:
+        is_ours = False
+    names = [MANIFEST, *([] if is_ours else [FILE])]
+    of_others = [name for name in names if directory.read_bytes(name)]
     for name in of_others:
         raise InputError(
             f"{directory.key} is '{without_secrets(directory.url)}', which holds a {name} of something else; name an "
@@ -198,11 +204,9 @@ def _refuse_others(directory: RunDirectory) -> None:
         )
 
 
-def _is_record(text: str) -> bool:
-    try:
-        return "rows_per_part" in json.loads(text)
-    except (ValueError, TypeError):
-        return False
+def _is_record(content: Record) -> bool:
+    checkpoint = content.get("checkpoint")
+    return "rows_per_part" in content and (checkpoint is None or {"step", "fingerprint"} <= {*checkpoint})
 
 
 def _check_same(directory: RunDirectory, saved: Record, now: Record) -> None:

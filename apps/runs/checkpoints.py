@@ -3,8 +3,6 @@
 Nothing here writes to the run directory, so a job may write to it meanwhile.
 """
 
-import json
-import tomllib
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -16,9 +14,10 @@ from trainer.checkpoint.retention import best_step, ends_of_segments, reasons_to
 from trainer.checkpoint.store import MANIFEST, Checkpoints
 from trainer.config.checkpoint import Retention
 from trainer.core.console import next_commands, plural, python_command
-from trainer.core.errors import InputError
-from trainer.core.run_directory import RunDirectory
+from trainer.core.errors import DamagedError, InputError
+from trainer.core.run_directory import RunDirectory, pass_over
 from trainer.core.secrets import without_secrets
+from trainer.core.section import validate
 from trainer.core.storage import named, refuse_existing
 from trainer.metrics.registry import built_in
 
@@ -87,8 +86,7 @@ def _table(run: RunDirectory, found: Checkpoints, states: dict[int, str]) -> str
     predecessors = found.with_predecessors()
     steps, has_deltas = [*predecessors], any(predecessors.values())
     evaluations = read_evaluations(run)
-    keep = tomllib.loads(run.read("config.toml") or "").get("checkpoint", {}).get("keep", {})
-    reasons = reasons_to_keep(Retention(**keep), steps, evaluations, ends_of_segments(found, steps), predecessors)
+    reasons = reasons_to_keep(_retention(run), steps, evaluations, ends_of_segments(found, steps), predecessors)
     metrics = _metrics(steps, evaluations)
     rows = [
         {
@@ -104,6 +102,16 @@ def _table(run: RunDirectory, found: Checkpoints, states: dict[int, str]) -> str
     return tabulate(rows, headers="keys", colalign=("right",) * (5 if has_deltas else 4), disable_numparse=True)
 
 
+def _retention(run: RunDirectory) -> Retention:
+    """Returns the rules of the run; the defaults if its configuration is damaged, which is said."""
+    try:
+        keep = (run.read_toml("config.toml") or {}).get("checkpoint", {}).get("keep", {})
+        return validate(Retention, keep, lambda _: f"{run.url_of('config.toml')}: ")
+    except (DamagedError, InputError) as error:
+        pass_over(run.damaged("config.toml", why=error) if isinstance(error, InputError) else error)
+        return Retention()
+
+
 def _facts(checkpoint: RunDirectory) -> dict[str, Any]:
     """Returns the age, size and ranks of a checkpoint; None for facts that its files do not hold yet."""
     facts: dict[str, Any] = dict.fromkeys(("age", "size", "ranks"))
@@ -111,8 +119,8 @@ def _facts(checkpoint: RunDirectory) -> dict[str, Any]:
         facts["size"] = _rounded(checkpoint.fs.du(checkpoint.path()), SIZES)
         modified = checkpoint.fs.modified(checkpoint.path(MANIFEST))
         facts["age"] = _rounded((datetime.now(modified.tzinfo) - modified).total_seconds(), AGES)
-    with suppress(ValueError, KeyError):
-        facts["ranks"] = json.loads(checkpoint.read("plan.json") or "{}")["world_size"]
+    with suppress(KeyError, DamagedError):
+        facts["ranks"] = (checkpoint.read_json("plan.json") or {})["world_size"]
     return facts
 
 
@@ -134,12 +142,12 @@ def _metrics(steps: list[int], evaluations: list[dict[str, Any]]) -> dict[str, d
 
 
 def _convert(found: Checkpoints, out: str, file: str, step: int | None) -> None:
+    if step in found.steps() and (damage := found.damage(step)):
+        others = ", ".join(str(other) for other in found.steps() if other != step) or "none"
+        raise InputError(f"--step is {step}, whose checkpoint cannot be used: {damage}; there are also: {others}")
     checkpoint = found.newest() if step is None else found.at(step) if step in found.steps() else None
     if checkpoint is None:
         raise InputError(f"--out is '{out}', where {_nothing(step, found)}")
-    if step is not None and (damage := found.damage(step)):
-        others = ", ".join(str(other) for other in found.steps() if other != step) or "none"
-        raise InputError(f"--step is {step}, whose checkpoint cannot be used: {damage}; there are also: {others}")
 
     from trainer.checkpoint.consolidate import SAFETENSORS, read_tensors, write_plain
 

@@ -10,15 +10,24 @@ from itertools import islice
 from typing import Any
 
 from trainer.checkpoint.retention import ends_of_segments
-from trainer.checkpoint.store import MANIFEST, READ_BYTES, Checkpoints, FileEntry, add_to, entry_of, find_damage
+from trainer.checkpoint.store import (
+    MANIFEST,
+    READ_BYTES,
+    Checkpoints,
+    FileEntry,
+    add_to,
+    entry_of,
+    files_of,
+    find_damage,
+)
 from trainer.core.console import next_commands, plural
 from trainer.core.errors import InputError
 from trainer.core.outcome import STOPPED_WORD
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import place, without_secrets
 from trainer.core.storage import named
+from trainer.training.resume import REWIND
 
-RECORD = "rewind.json"  # the first file of a new run directory, so that a killed rewind may write there again
 Line = Mapping[str, Any]
 
 
@@ -39,10 +48,10 @@ def rewind(out: str, segment: str, to: str) -> None:
     run, target = RunDirectory(out), RunDirectory(to, "--to")
     wanted = {"run": without_secrets(run.url), "segment": segment}
     there = _read_record(run, target)
-    if there and there != wanted | {"step": there["step"]}:
+    if there and there != wanted | {"step": there.get("step")}:
         raise InputError(
-            f"--to is '{without_secrets(to)}', which holds '{there['run']}' after segment {there['segment']}; name a "
-            "new directory"
+            f"--to is '{without_secrets(to)}', which holds '{there.get('run')}' after segment {there.get('segment')}; "
+            "name a new directory"
         )
     with named("--to", to):
         is_done = there and target.read("run.json") is not None
@@ -63,7 +72,7 @@ def _read_record(run: RunDirectory, target: RunDirectory) -> dict[str, Any]:
     if f"{inside}/".startswith(f"{outside}/"):
         raise InputError(f"--to is '{without_secrets(target.url)}', which is in --out; name a new directory elsewhere")
     with named(target.key, target.url):
-        there = target.read_json(RECORD) or {}
+        there = target.read_json(REWIND) or {}
         if not there and target.fs.find(target.path()):
             raise InputError(
                 f"--to is '{without_secrets(target.url)}', which holds something else; name a new directory"
@@ -93,7 +102,7 @@ def _copy(run: RunDirectory, target: RunDirectory, record: dict[str, Any]) -> No
     texts = {name: _read(checkpoint, name) for name in ("config.toml", "plan.json")}
     with named(target.key, target.url):
         target.fs.makedirs(target.path())
-        target.write_json(RECORD, record, durable=True)
+        target.write_json(REWIND, record)
     for name, text in texts.items():
         _write(target, name, text)
     with named(target.key, target.url):
@@ -104,10 +113,10 @@ def _copy(run: RunDirectory, target: RunDirectory, record: dict[str, Any]) -> No
             target.write_records(name, (line for line in run.records(name) if is_kept(line, step)))
     for one in Checkpoints(run).links(step):
         copy_checkpoint(Checkpoints(run), checkpoints, one, run.key, target.key)
-    facts = json.loads(_read(run, "run.json"))
+    facts = run.facts()
     facts.pop("measured", None)
     outcome = f"{STOPPED_WORD} at step {step}, after segment {record['segment']} of {record['run']}"
-    starts = [start for start in facts.get("starts", []) if start["step"] < step]
+    starts = [start for start in facts.get("starts", []) if start.get("step", step) < step]
     facts |= {"state": "stopped", "step": step, "outcome": outcome, "starts": starts}
     _write(target, "run.json", json.dumps(facts, indent=2) + "\n")
 
@@ -136,7 +145,10 @@ def copy_checkpoint(source: Checkpoints, target: Checkpoints, step: int, source_
     """
     here, there = RunDirectory(source.url(step), source_key), RunDirectory(target.url(step), target_key)
     manifest = _read(here, MANIFEST)
-    entries: dict[str, FileEntry] = json.loads(manifest)["files"]
+    if (entries := files_of(manifest)) is None:
+        raise InputError(
+            f"{source_key}: '{without_secrets(here.url_of(MANIFEST))}' is damaged; choose another checkpoint"
+        )
     with named(target_key, there.url):
         target.begin(step)
     for name, expected in entries.items():
@@ -146,7 +158,7 @@ def copy_checkpoint(source: Checkpoints, target: Checkpoints, step: int, source_
     with named(target_key, there.url):
         if damage := find_damage(there.fs, there.path(), entries):
             raise InputError(f"{target_key}: the copy in '{without_secrets(there.url)}' is not right: {damage}")
-        there.write(MANIFEST, manifest, durable=True)
+        there.write(MANIFEST, manifest)
 
 
 def _copy_file(here: RunDirectory, there: RunDirectory, name: str) -> FileEntry:
@@ -175,13 +187,14 @@ def _read(directory: RunDirectory, name: str) -> str:
 
 def _write(target: RunDirectory, name: str, text: str) -> None:
     with named(target.key, target.url):
-        target.write(name, text, durable=True)
+        target.write(name, text)
 
 
 def _command(run: RunDirectory, target: RunDirectory, step: int) -> list[str]:
     """Returns the command that goes on, and leaves out the segment that the run trained on next."""
-    facts = json.loads(_read(target, "run.json"))
-    hosts, ranks = facts["world_size"] // facts["local_world_size"], facts["local_world_size"]
+    facts = target.facts()
+    ranks = facts.get("local_world_size", 1)
+    hosts = facts.get("world_size", ranks) // ranks
     words = ["torchx", "run", "dlrm.multi_node", "-j", f"{hosts}x{ranks}"]
     words += ["--config", target.url_of("config.toml"), "--out", target.url]
     config = tomllib.loads(_read(target, "config.toml"))

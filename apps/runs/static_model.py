@@ -53,7 +53,8 @@ def static_metrics(
     """
     check_metrics(config)
     name, asked = f"segments-static-{checkpoint.step}.jsonl", {"metrics": config.evaluate.metrics}
-    known = [line for line in run.read_records(name) if asked.items() <= line.items()]
+    evaluated = (line for line in run.read_records(name) if {"segment", "values"} <= line.keys())  # or it is damaged
+    known = [line for line in evaluated if asked.items() <= line.items()]
     there = {line["segment"] for line in known}
     new = [line["segment"] for line in lines if line["first_step"] >= checkpoint.step and line["segment"] not in there]
     wanted = [segment for segment in new if look_at_segment(config.data, segment).files]

@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from apps.check_data.shift import measure_shift
-from apps.export.directory import CURRENT, MANIFEST
+from apps.export.directory import MANIFEST, current_or_none
 from apps.export.publishing import REFUSED
 from trainer.config.data import DataConfig
-from trainer.core.run_directory import RunDirectory
+from trainer.core.run_directory import RunDirectory, pass_over
 from trainer.core.storage import named
 from trainer.data.segments import data_of_segment, look_at_segment
 
@@ -118,14 +118,18 @@ def publications_of(to: str, lines: Sequence[Line]) -> list[Publication]:
     """
     target, found = RunDirectory(to, "--to"), []
     with named("--to", to):
-        current = (target.read_json(CURRENT) or {}).get("directory")
+        current = current_or_none(target)
         for path in target.fs.glob(target.path("step-*", MANIFEST)):
             folder, time = posixpath.basename(posixpath.dirname(path)), target.fs.modified(path).timestamp()
             step = int(folder.removeprefix("step-"))
             found.append(Publication(time, step, _segment_of(step, lines), is_current=folder == current))
         for note in target.read_records(REFUSED):
-            time, refused = datetime.fromisoformat(note["time"]).timestamp(), f"{note['rule']}: {note['figures']}"
-            found.append(Publication(time, note["step"], note["segment"], refused))
+            try:
+                time = datetime.fromisoformat(note["time"]).timestamp()
+            except ValueError as error:
+                pass_over(target.damaged(REFUSED, why=error))
+                continue
+            found.append(Publication(time, note["step"], note["segment"], f"{note['rule']}: {note['figures']}"))
     return sorted(found, key=lambda one: one.time)
 
 
@@ -143,7 +147,7 @@ def new_ids_of(metrics: Sequence[Line], lines: Sequence[Line]) -> dict[str, dict
         end = at_end.get(line["step"], {})
         for key in [key for key in end if key.startswith("ids/") and key.endswith("/used")]:
             table = key.removeprefix("ids/").removesuffix("/used")
-            given = end[key] + end[f"ids/{table}/evicted"]  # rows since the start of the run
+            given = end[key] + end.get(f"ids/{table}/evicted", 0.0)  # rows since the start of the run
             found.setdefault(table, {})[line["segment"]] = given - before.get(table, 0.0)
             before[table] = given
     return found

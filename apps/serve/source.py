@@ -1,12 +1,11 @@
 """Where the exports are that a server loads: any storage, from which files are copied first."""
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from apps.export.directory import CURRENT, bring, read_chain, read_export
+from apps.export.directory import CURRENT, bring, read_chain, read_current, read_export
 from apps.export.load import ONNX, Changes, Export, Model, load, read_changes
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
@@ -35,13 +34,15 @@ class Source:
             InputError: There is no whole export, or the export cannot be served.
         """
         with named("--directory", self._url):
-            if follow and self._target.read(CURRENT) is None:
+            if follow and self._target.read_bytes(CURRENT) is None:
                 raise InputError(
                     f"--follow is True, but --directory is '{self._url}', which has no {CURRENT}; name the directory "
                     "that `export` writes to, or leave --follow out"
                 )
             try:
                 self.newest()
+            except InputError:
+                raise
             except ValueError:
                 raise InputError(
                     f"--directory is '{self._url}', which holds no whole export; make one by `python -m trainer export`"
@@ -90,8 +91,8 @@ class Source:
         return model
 
     def _newest(self) -> str:
-        current = self._target.read(CURRENT)
-        return self._target.path(*([] if current is None else [json.loads(current)["directory"]]))
+        current = read_current(self._target)
+        return self._target.path(*([] if current is None else [current]))
 
     @contextlib.contextmanager
     def _at_hand(self, exports: Sequence[Export]) -> Iterator[list[Path]]:

@@ -47,6 +47,7 @@ class Run(CmdRun):
             super().add_arguments(subparser)
             default_to_local(subparser, "run")
         self._flags = flags_of(subparser)
+        # pyrefly: ignore[bad-assignment]
         subparser.parse_known_args = partial(parse_all, subparser.parse_known_args)
 
     def run(self, args: argparse.Namespace) -> None:

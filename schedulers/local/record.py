@@ -16,12 +16,13 @@ from schedulers.contract import MAX_FREE_RESTARTS
 from schedulers.first_error import tail
 from schedulers.local.processes import kill_all_with, processes_with
 from schedulers.predecessors import ENDED, Predecessor
-from schedulers.state_directory import no_record, state_directory
+from schedulers.state_directory import damaged_record, no_record, state_directory
 from trainer.core.outcome import OUTCOME_VARIABLE
 
 # Part of the line that a supervisor writes to the logs between two attempts.
 STARTING_AGAIN = "starting again"
 POLL_SECONDS = 0.05
+STATES = ("SUBMITTED", "PENDING", "RUNNING", *ENDED)
 JOBS_KEPT = 100
 DAYS_KEPT = 30
 # Space on the disk for the final state of a job, should the disk be full by then.
@@ -138,10 +139,14 @@ class Record:
 
     def job(self) -> Job:
         """Reads the job as it was submitted."""
-        content = json.loads((self.folder / "job.json").read_text())
-        waits_for = [Predecessor(**one) for one in content.pop("predecessors", ())]
-        replicas = [Replica(**replica) for replica in content.pop("replicas")]
-        return Job(**content, replicas=replicas, predecessors=waits_for)
+        file = self.folder / "job.json"
+        try:
+            content = json.loads(file.read_text())
+            waits_for = [Predecessor(**one) for one in content.pop("predecessors", ())]
+            replicas = [Replica(**replica) for replica in content.pop("replicas")]
+            return Job(**content, replicas=replicas, predecessors=waits_for)
+        except (ValueError, TypeError, KeyError) as error:
+            raise damaged_record(file) from error
 
     def write(self, progress: Progress) -> None:
         """Replaces the state of the job; readers see the old one or the new one."""
@@ -159,8 +164,12 @@ class Record:
         file = self.folder / "progress.json"
         progress = Progress()
         if file.exists():
-            content = json.loads(file.read_text())
-            progress = Progress(**content | {"processes": [Process(**process) for process in content["processes"]]})
+            try:
+                content = json.loads(file.read_text())
+                progress = Progress(**content | {"processes": [Process(**process) for process in content["processes"]]})
+                STATES.index(progress.state)
+            except (ValueError, TypeError, KeyError) as error:
+                raise damaged_record(file) from error
         if supervised or progress.state in ENDED:
             return progress
         return replace(progress, state="FAILED", message=self._cause_of_death(progress.supervisor))

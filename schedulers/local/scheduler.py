@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -155,9 +156,13 @@ class PersistentLocalScheduler(LocalScheduler):
         """Returns the jobs that have a record, the newest first."""
         found = []
         for record in Record.all():
-            with suppress(FileNotFoundError):  # removed meanwhile
+            try:
                 job, state = record.job(), AppState[record.progress().state]
                 found.append(ListAppResponse(app_id=job.app_id, state=state, name=job.name))
+            except FileNotFoundError:
+                pass  # removed meanwhile
+            except SchedulerError as error:
+                warnings.warn(str(error), stacklevel=2)
         return found
 
     def log_iter(

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from schedulers.predecessors import Predecessor
-from schedulers.state_directory import state_directory
+from schedulers.state_directory import damaged_record, state_directory
 
 ABOUT = "torchx-job.json"
 SCRIPT = "torchx-job.sh"
@@ -43,9 +43,12 @@ class Record:
     @cached_property
     def about(self) -> About:
         """The job as it was submitted."""
-        content = json.loads((self.job_dir / ABOUT).read_text())
-        waits_for = [Predecessor(**one) for one in content.pop("predecessors", ())]
-        return About(**content, predecessors=waits_for)
+        try:
+            content = json.loads((self.job_dir / ABOUT).read_text())
+            waits_for = [Predecessor(**one) for one in content.pop("predecessors", ())]
+            return About(**content, predecessors=waits_for)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise damaged_record(self.job_dir / ABOUT) from error
 
     @property
     def role(self) -> str:

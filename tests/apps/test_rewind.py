@@ -136,8 +136,12 @@ def test_a_killed_one_is_made_up_for(folder, run, tmp_path, files):
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not committed(tmp_path / "new")
+    if files == 1:  # as it is killed after its first file
+        for one in (tmp_path / "new").iterdir():
+            if one.name != "rewind.json":
+                shutil.rmtree(one) if one.is_dir() else one.unlink()
     done = run_trainer("train", folder / "config.toml", "--out", tmp_path / "new")
-    assert (done.returncode, "holds a config.toml but no run" in done.stderr) == (2, True)
+    assert (done.returncode, "which a rewind has begun and not completed" in done.stderr) == (2, True)
     go_back(run, "c", to)
     assert content(tmp_path / "new") == content(tmp_path / "whole")
     train(folder, tmp_path / "new", "--checkpoint.keep.segments", "0")

@@ -6,7 +6,7 @@ import pytest
 from command import run_trainer, write_config
 from jobs import config
 
-from trainer.config.may_change import changed_keys
+from trainer.config.may_change import changed_keys, named_on_one_side
 from trainer.core.section import MayChange, Section
 
 
@@ -111,6 +111,18 @@ def test_a_section_that_an_earlier_configuration_lacks_has_its_defaults():
     assert list(changed_keys(Root, {}, {"part": {"seed": 1}})) == [("part.seed", 0, 1)]
 
 
+@pytest.mark.parametrize(
+    ("earlier", "now", "expected"),
+    [
+        ({"features": {"a": {"rows": 1}}}, {}, {"part.features": (["a"], [])}),
+        ({"features": {"a": {"rows": 1}}}, {"features": {"b": {"rows": 1}}}, {"part.features": (["a"], ["b"])}),
+        ({}, {"features": {"a": {"note": "x"}}, "choices": {"b": {"kinds": ["x"]}}, "seed": 3}, {}),
+    ],
+)
+def test_a_feature_that_one_side_lacks_is_named(earlier, now, expected):
+    assert named_on_one_side(Root, {"part": earlier}, {"part": now}) == expected
+
+
 def test_a_run_is_resumed_with_marked_keys_changed_and_with_no_others(rows, tmp_path):
     tree = config(rows, train__steps=2)
     out = tmp_path / "out"
@@ -120,7 +132,7 @@ def test_a_run_is_resumed_with_marked_keys_changed_and_with_no_others(rows, tmp_
     before = (out / "config.toml").read_bytes()
     for flags, says in (
         (["--model.loss", "custom:loss"], "model.loss is 'binary' there and 'custom:loss' here, and may not change"),
-        (["--data.dense.row_id.mean", 0], "data.dense.row_id.clip is None there and [] here, and may not change"),
+        (["--data.dense.row_id.mean", 0], "data.dense has 'row_id' only here, and may not change"),
     ):
         done = run_trainer("train", tmp_path / "config.toml", "--out", out, *free, *flags)
         assert done.returncode == 2, done.stdout + done.stderr

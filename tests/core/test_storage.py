@@ -26,11 +26,10 @@ def folder(request, tmp_path):
     fs.rm(path, recursive=True)
 
 
-@pytest.mark.parametrize("durable", [False, True])
-def test_a_file_is_replaced_whole(folder, durable):
+def test_a_file_is_replaced_whole(folder):
     fs, path = folder
     for content in (b"the first", b"2"):
-        fs.write(f"{path}/file", content, durable)
+        fs.write(f"{path}/file", content)
         assert fs.cat_file(f"{path}/file") == content
         assert [found.rpartition("/")[2] for found in fs.ls(path, detail=False)] == ["file"]
 
@@ -51,7 +50,7 @@ def test_a_directory_is_made_once(folder):
     assert fs.cat_file(f"{path}/a/b/file") == b"x"
 
 
-def test_a_durable_write_syncs_the_file_and_both_directories(tmp_path, monkeypatch):
+def test_a_write_syncs_the_file_and_both_directories(tmp_path, monkeypatch):
     synced, fsync = [], os.fsync
 
     def spy(file):
@@ -62,8 +61,6 @@ def test_a_durable_write_syncs_the_file_and_both_directories(tmp_path, monkeypat
     fs, path = open_storage(f"{tmp_path}/run")
     fs.makedirs(path)
     fs.write(f"{path}/file", b"content")
-    assert synced == []
-    fs.write(f"{path}/file", b"content", durable=True)
     assert re.fullmatch(rf"{path}/file\.\w{{8}}\.partial", synced[0][0])
     assert synced[0][1] == len("content")
     assert [name for name, _ in synced[1:]] == [path, str(tmp_path)]

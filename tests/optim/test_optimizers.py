@@ -12,6 +12,7 @@ from trainer.data.dataset import find_files
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
 from trainer.models.embeddings import table_of_weight
+from trainer.optim.dense_optimizers import DENSE
 from trainer.training.sharded_model import build_sharded_model
 
 MOMENTS = {"eps": 1e-3, "beta1": 0.8, "beta2": 0.9}
@@ -134,13 +135,19 @@ def test_each_part_follows_its_own_schedule(build):
         assert found[part] / distance == pytest.approx(0.5 if part == "dense" else 0.25, rel=1e-4), part
 
 
-def test_rates_of_zero_change_nothing_until_the_next_step_sets_them(build):
-    model, batch = build(optimizer__dense__name="adamw", planner__tables=REPLICATED)
+@pytest.mark.parametrize("name", sorted(DENSE))
+def test_the_state_that_optimizers_are_created_with_changes_neither_weights_nor_steps(build, name):
+    changes = {"optimizer__dense": {"name": name, "weight_decay": 0.1}, "planner__tables": REPLICATED}
+    (model, batch), (other, _) = build(**changes), build(**changes)
     before = weights(model)
-    model.initialize_optimizer_state(batch)
-    assert all(torch.equal(value, before[name]) for name, value in weights(model).items())
-    take_step(model, batch, 1)
-    assert not any(torch.equal(value, before[name]) for name, value in weights(model).items())
+    model.optimizers.create_dense_state()
+    assert all(torch.equal(value, before[weight]) for weight, value in weights(model).items())
+    for step in (1, 2):
+        take_step(model, batch, step)
+        take_step(other, batch, step)
+    for weight, value in weights(model).items():
+        assert not torch.equal(value, before[weight]), weight
+        assert torch.equal(value, weights(other)[weight]), weight
 
 
 @pytest.mark.parametrize("section", ["sparse", "dense"])

@@ -15,7 +15,7 @@ from planner.planned_table import PlannedTable
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes
-from trainer.plan.allowed_types import OF_SEQUENCES, check_types
+from trainer.plan.allowed_types import OF_SEQUENCES, check_types, column_shards_in_words
 from trainer.plan.make_plan import plan_for
 from trainer.plan.plan_file import load_plan, plan_to_json
 from trainer.plan.report import render_plan
@@ -244,3 +244,26 @@ def test_a_hundred_thousand_shards_make_a_small_file(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps(plan_to_json(plan, shapes, 1024), indent=2))
     assert (tmp_path / "plan.json").stat().st_size < 40_000
     assert load_plan(str(tmp_path / "plan.json"), shapes, 1024, 8, "cuda") == plan
+
+
+JOIN_COLUMNS = ("rowwise_adagrad", "partial_rowwise_adam", "lamb", "partial_rowwise_lamb", "lars_sgd")
+
+
+@pytest.mark.parametrize("engine", ["search", "torchrec"])
+@pytest.mark.parametrize("name", ["sgd", "adam", *JOIN_COLUMNS])
+def test_column_shards_that_change_what_is_learned_are_not_chosen(tmp_path, name, engine):
+    wide = {f"s{i}": {"rows": 50_000 + i} for i in range(3)}
+    changes = {"optimizer__sparse": {"name": name, "learning_rate": 0.1}, "data__sparse": wide}
+    changes |= {"model__embedding_dim": 512, "model__dense_layers": [512], "data__global_batch_size": 8192}
+    _, plan = planned(tmp_path, local=4, planner__engine=engine, **changes)
+    is_cut = any(shard.shard_offsets[1] for table in table_plans(plan).values() for shard in shards_of(table))
+    assert not is_cut or name not in JOIN_COLUMNS
+    assert is_cut or name in JOIN_COLUMNS or engine == "torchrec"  # which would rather have whole tables here
+    assert column_shards_in_words(plan, Config.model_validate(config(tmp_path, **changes))) == ""
+
+
+def test_column_shards_that_are_asked_for_are_said(tmp_path):
+    changes = {"optimizer__sparse": {"name": "lamb", "learning_rate": 0.1}, "planner__sharding_types": ["column_wise"]}
+    _, plan = planned(tmp_path, **changes)
+    said = column_shards_in_words(plan, Config.model_validate(config(tmp_path, **changes)))
+    assert said.startswith("cut by columns: s0, s1, s2 and 3 more; lamb joins the columns of each shard")

@@ -67,6 +67,17 @@ class Normalized(Sum):
         return self.head(self.norm(self.tables(sparse).values()))
 
 
+class Dropped(Sum):
+    """The same as Sum, of embeddings half of which are dropped, others in each step."""
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, dense, sparse):
+        return self.head(self.dropout(self.tables(sparse).values()))
+
+
 class Scaled(Sum):
     """The same as Sum, times a weight that only a function of its own knows."""
 

@@ -21,7 +21,7 @@ from trainer.training.sharded_model import ShardedModel, build_sharded_model
 def initialized_model(config: Config, context: DistributedContext) -> ShardedModel:
     order = plan_epochs(config, None, context)
     model = build_sharded_model(config, context, order.lanes)
-    model.initialize_optimizer_state(next(order.loader.batches(0, 1)))
+    model.optimizers.create_dense_state()
     return model
 
 

@@ -27,7 +27,7 @@ class Recorder:
         folders = [file.parent.name for file in run.glob("checkpoints/*/manifest.json")]
         self._first = max((int(name.removeprefix("step-")) for name in folders), default=0)
         self._micro_batches = micro_batches
-        self._begun = -bool(self._first)  # a restore begins with a rehearsal of one part, which trains nothing
+        self._begun = 0
         self._file = Path(f"{run}-rows")
         if os.environ.get("RANK", "0") == "0":
             self._write(f"\nstart {self._first}")  # a line that a kill cut off ends here
@@ -37,9 +37,8 @@ class Recorder:
         if isinstance(dense, fx.Proxy):
             return None
         if module.training:
-            if self._begun >= 0:
-                step = self._first + self._begun // self._micro_batches + 1
-                self._write(f"{step} " + " ".join(str(int(row)) for row in dense[:, -1]))
+            step = self._first + self._begun // self._micro_batches + 1
+            self._write(f"{step} " + " ".join(str(int(row)) for row in dense[:, -1]))
             self._begun += 1
         time.sleep(STEP_SECONDS)
         dense = dense.clone()

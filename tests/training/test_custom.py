@@ -1,13 +1,16 @@
 """A custom loss, metric and decay, named in the configuration of a training job."""
 
+import itertools
 import json
 
 import numpy as np
 import pytest
+import torch
 from command import write_config
-from jobs import config, losses
+from jobs import config, launch_rounds, losses, saved_tensors
 
 from trainer.__main__ import main as trainer
+from trainer.core.random_state import seed_step
 
 STEPS = 4  # one epoch
 
@@ -37,6 +40,34 @@ def test_a_custom_loss_is_what_a_custom_metric_measures(train, rows):
 def test_a_custom_loss_is_learned(train):
     curve = losses(train("out", model__loss="custom:squared_error", optimizer__sparse__learning_rate=20.0))
     assert curve[-1] < curve[0]
+
+
+def test_dropout_is_resumed_bit_for_bit_on_the_same_ranks(rows, tmp_path):
+    changes = {"model": {"name": "custom:Dropped", "embedding_dim": 16}, "data__validation": [str(rows)]}
+    changes |= {"evaluate__every_steps": 1, "train__micro_batches": 2}
+
+    def jobs(ranks):
+        lengths = {f"straight-{ranks}": [STEPS], f"resumed-{ranks}": [STEPS // 2, STEPS]}
+        return [
+            {"config": config(rows, **changes, train__steps=steps), "out": str(tmp_path / out)}
+            for out in lengths
+            for steps in lengths[out]
+        ]
+
+    launch_rounds([(ranks, jobs(ranks)) for ranks in (1, 2)], tmp_path)
+    for ranks in (1, 2):
+        straight, resumed = tmp_path / f"straight-{ranks}", tmp_path / f"resumed-{ranks}"
+        assert losses(resumed) == losses(straight)
+        expected, found = saved_tensors(straight, STEPS), saved_tensors(resumed, STEPS)
+        assert all(found[name].equal(value) for name, value in expected.items())
+
+
+def test_each_step_of_each_rank_draws_other_random_numbers():
+    drawn = set()
+    for seed, step, rank in itertools.product((0, 1), (1, 2, 2**40), (0, 1, 255)):
+        seed_step(seed, step, rank, torch.device("cpu"))
+        drawn.add(torch.rand(1).item())
+    assert len(drawn) == 2 * 3 * 3
 
 
 def test_a_custom_decay_sets_the_rates(train):

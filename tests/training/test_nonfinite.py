@@ -1,7 +1,9 @@
 """A step whose loss or gradients are not finite is skipped without a bit changed, or ends the job with a reason."""
 
 import json
+import pickle
 import re
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +14,10 @@ from command import run_trainer, write_config
 from jobs import config, launch_rounds, losses, numbers_of_ranks, saved_tensors, write_rows
 
 from trainer.__main__ import main as trainer
+from trainer.checkpoint.store import entry_of
 
 BAD_ROW = 200  # of 256. Unshuffled, in 8 lanes of 32 rows and 4 steps an epoch, in the second step, at position 48.
+STEP = "checkpoints/step-{:09d}"
 BAD_STEPS, POSITION = {2, 6}, 48
 STEPS = 8
 CHANGES = {
@@ -22,6 +26,15 @@ CHANGES = {
     "buffers": {"model": {"name": "custom:Normalized", "embedding_dim": 16}},
     "fp16": {"train__precision": "fp16", "train__loss_scale": {"initial": 1024.0, "growth_interval": 4}},
 }
+# Overflows in steps 1 to 3, so that step 4 is the first that updates anything; all of the first two checkpoints are
+# from before.
+LATE = {
+    "train__precision": "fp16",
+    "train__loss_scale": {"initial": 2.0**46, "backoff_factor": 2.0**-10},
+    "optimizer__dense__parts": {"head": {"weights": ["*over*"], "weight_decay": 0.1}},
+    "checkpoint__full_every": 3,
+}
+SAVED_BEFORE = 2
 MATRIX = "ranks", numbers_of_ranks
 
 
@@ -68,6 +81,14 @@ def runs(matrix, data, tmp_path_factory):
     rounds[1][1].extend(
         {"config": settings(data, steps, **CHANGES["fp16"]), "out": str(folder / "resumed")} for steps in (5, STEPS)
     )
+    late = {"late": [STEPS], "late-resumed": [SAVED_BEFORE, STEPS], "late-moved": [STEPS]}
+    rounds[0][1].append({"config": settings(data, SAVED_BEFORE, **LATE), "out": str(folder / "late-moved")})
+    rounds[1][1].extend(
+        {"config": settings(data, steps, **LATE), "out": str(folder / out)} for out in late for steps in late[out]
+    )
+    tuned = {"finetune__checkpoint": str(folder / f"late-resumed/{STEP.format(SAVED_BEFORE)}")}
+    tuned |= LATE | {"finetune__optimizer_state": True}
+    rounds[1][1].append({"config": settings(data, STEPS, **tuned), "out": str(folder / "late-tuned")})
     launch_rounds(rounds, folder)
     return folder
 
@@ -111,6 +132,38 @@ def test_a_resumed_run_ends_bit_for_bit_as_the_baseline(runs):
     assert states(resumed) == states(baseline)
     expected, found = saved_tensors(baseline, STEPS), saved_tensors(resumed, STEPS)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("out", ["late-resumed", "late-moved", "late-tuned"])
+def test_a_checkpoint_from_before_the_first_update_is_as_good_as_any(runs, out):
+    assert [state["skipped"] for state in states(runs / "late")][:4] == [1, 2, 3, 3]
+    exact = out == "late-resumed"  # one began on another number of ranks; fine-tuning begins at the first scale
+    np.testing.assert_allclose(
+        np.array(losses(runs / out), float), np.array(losses(runs / "late"), float), rtol=0 if exact else 1e-2
+    )
+    expected, found = (saved_tensors(runs / name, STEPS) for name in ("late", out))
+    assert found.keys() == expected.keys()
+    assert any(name.startswith("dense.") for name in found)
+    if exact:
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_a_checkpoint_that_lacks_the_state_of_weights_that_were_never_updated_is_resumed(runs, data, tmp_path):
+    """As version 0.1.0 saved it."""
+    out = tmp_path / "run"
+    shutil.copytree(runs / "late-resumed", out)
+    for step in range(SAVED_BEFORE + 1, STEPS + 1):
+        shutil.rmtree(out / STEP.format(step))
+    saved = out / STEP.format(SAVED_BEFORE)
+    metadata = pickle.loads((saved / ".metadata").read_bytes())
+    entries = metadata.state_dict_metadata
+    metadata.state_dict_metadata = {name: entry for name, entry in entries.items() if not name.startswith("dense.")}
+    (saved / ".metadata").write_bytes(pickle.dumps(metadata))
+    manifest = json.loads((saved / "manifest.json").read_text())
+    manifest["files"][".metadata"] = entry_of((saved / ".metadata").read_bytes())
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    launch_rounds([(2, [{"config": settings(data, STEPS, **LATE), "out": str(out)}])], tmp_path)
+    np.testing.assert_array_equal(losses(out), losses(runs / "late"))
 
 
 @pytest.fixture

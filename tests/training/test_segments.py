@@ -285,6 +285,22 @@ def test_a_late_segment_that_is_not_complete_holds_nothing_up(here, tmp_path):
     assert [line["segment"] for line in ledger(tmp_path / "out")] == ["thu", "tue", "mon", "wed"]
 
 
+def test_a_segment_below_a_batch_is_passed_over_if_the_last_batch_is_dropped(here, tmp_path):
+    shutil.rmtree(here / "day=mon")
+    write_rows(here / "day=mon", [63])
+    file = write_config(tmp_path / "config.toml", settings := tree(here))
+    settings["data"]["last_batch"] = "drop"
+    for until, told in (("thu", 1), ("wed", 0)):
+        write_config(
+            file, settings | {"data": settings["data"] | {"segments": settings["data"]["segments"] | {"until": until}}}
+        )
+        done = run_trainer("train", file, "--out", tmp_path / "out", ranks=2)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("segment mon has 63 samples, fewer than data.global_batch_size where") == told
+    lines = [(line["segment"], line["samples"], line["step"]) for line in ledger(tmp_path / "out")]
+    assert lines == [("mon", 0, 0), ("thu", 90, 1), ("tue", 64, 2), ("wed", 150, 4)]
+
+
 def test_files_written_again_are_no_change_and_emptied_ones_are_passed_over(here, tmp_path):
     train(here, tmp_path, until="thu")
     write_rows(here / "day=mon", [100, 100], seed=0)
@@ -303,7 +319,14 @@ def test_files_written_again_are_no_change_and_emptied_ones_are_passed_over(here
 def test_lost_lines_of_the_ledger_are_not_taken_for_late_segments(undisturbed, week, tmp_path):
     shutil.copytree(undisturbed[1], tmp_path / "out")
     file = tmp_path / "out/segments.jsonl"
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+    whole = file.read_text()
+    file.write_text("".join(whole.splitlines(keepends=True)[1:]))
+    assert "came after a later segment" not in train(week, tmp_path)  # its line follows from the checkpoint at its end
+    assert file.read_text() == whole
+    file.write_text("".join(whole.splitlines(keepends=True)[1:]))
+    shutil.rmtree(tmp_path / "out/checkpoints/step-000000004")
+    for step in (6, 7):  # of the deltas on it
+        shutil.rmtree(tmp_path / f"out/checkpoints/step-{step:09d}", ignore_errors=True)
     refused = train(week, tmp_path, code=2, changed="train")
     assert "segments.jsonl' has 3 of 4 segments that the run was trained on" in refused
     assert refused.count("\n") == 1

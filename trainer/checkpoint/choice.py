@@ -1,7 +1,6 @@
 """Finds the checkpoint for a later command: the newest, the best, or the checkpoint of a step."""
 
 import re
-import tomllib
 
 from trainer.checkpoint.retention import Evaluations, ranking, scores
 from trainer.checkpoint.store import Checkpoint, Checkpoints, FindDamage
@@ -91,7 +90,7 @@ def read_evaluations(run: RunDirectory) -> Evaluations:
 
 
 def _best(run: RunDirectory, checkpoints: Checkpoints, key: str, find: FindDamage | None) -> Checkpoint | None:
-    keep = tomllib.loads(run.read("config.toml") or "").get("checkpoint", {}).get("keep", {})
+    keep = (run.read_toml("config.toml") or {}).get("checkpoint", {}).get("keep", {})
     if "best" not in keep:
         raise InputError(
             f"{key} is 'best', but the run '{run.url}' has no checkpoint.keep.best, the metric to go by; name a step"

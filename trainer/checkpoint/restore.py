@@ -35,7 +35,7 @@ def restore(
 
     Args:
         checkpoint: The checkpoint.
-        tensors: This rank's tensors.
+        tensors: This rank's tensors; the dense optimizers' state is zero.
         context: This process among the ranks that restore together.
         partial: Whether the checkpoint may hold more tensors, for example if only the weights are wanted.
         grown: Whether tables may have more rows than were saved; those stay as they are.
@@ -44,10 +44,16 @@ def restore(
         InputError: The checkpoint lacks a tensor or values of it, or holds an unexpected tensor.
     """
     wanted = shapes_of(tensors, context)
-    broadcast_from_rank0(
-        context, lambda: _check_same(checkpoint.url, saved_shapes(checkpoint.url), wanted, partial, grown)
-    )
-    fill(checkpoint.url, tensors, {name: name for name in tensors}, context)
+
+    def check() -> set[str]:
+        saved = saved_shapes(checkpoint.url)
+        unused = _state_before_first_step(saved, wanted)
+        kept = {name: shape for name, shape in wanted.items() if name not in unused}
+        _check_same(checkpoint.url, saved, kept, partial, grown)
+        return unused
+
+    unused = broadcast_from_rank0(context, check)
+    fill(checkpoint.url, tensors, {name: name for name in tensors if name not in unused}, context)
 
 
 def shapes_of(tensors: State, context: DistributedContext) -> Shapes:
@@ -64,6 +70,19 @@ def saved_shapes(url: str) -> Shapes:
 def _entries(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
     entries = metadata.state_dict_metadata.items()
     return {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
+
+
+def _state_before_first_step(saved: Shapes, wanted: Shapes) -> set[str]:
+    """Returns the state that a checkpoint lacks of dense weights that no step had updated, which is zero.
+
+    Checkpoints of version 0.1.0 lack it: torch's optimizers have no state of a weight before its first step.
+    """
+    stateful = {_weight_of(name) for name in saved}
+    return {name for name in wanted if name.startswith("dense.") and _weight_of(name) not in stateful}
+
+
+def _weight_of(name: str) -> str:
+    return name.rpartition(".")[0]  # `dense.NAME` of `dense.NAME.SLOT`
 
 
 def _check_same(url: str, saved: Shapes, wanted: Shapes, partial: bool, grown: bool) -> None:

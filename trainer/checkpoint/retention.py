@@ -8,6 +8,7 @@ from typing import Any
 from trainer.checkpoint.store import Checkpoints
 from trainer.config.checkpoint import Retention
 from trainer.core.console import plural
+from trainer.core.errors import DamagedError
 from trainer.metrics.registry import higher_is_better, result_name
 
 Evaluations = list[dict[str, Any]]
@@ -79,7 +80,7 @@ def ends_of_segments(checkpoints: Checkpoints, steps: list[int]) -> dict[int, st
     """
     ends = {}
     for step in steps:
-        with suppress(ValueError, KeyError):  # it is damaged, or was just deleted
+        with suppress(ValueError, KeyError, DamagedError):  # it is damaged, or was just deleted
             if (name := checkpoints.segment_at_end(step)) is not None:
                 ends[step] = name
     return ends

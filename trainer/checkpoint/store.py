@@ -25,6 +25,7 @@ from typing import Any
 from isal.isal_zlib import crc32
 
 from trainer.core.console import plural
+from trainer.core.errors import DamagedError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import Storage, os_errors
 
@@ -126,8 +127,15 @@ class Checkpoints:
 
     def at(self, step: int) -> Checkpoint:
         """Returns the committed checkpoint of a step."""
-        train_state = json.loads(self._run.read(FOLDER, _name(step), STATE) or "")
+        train_state = self._run.read_json(FOLDER, _name(step), STATE) or {}
         return Checkpoint(self.url(step), train_state.pop("step"), train_state)
+
+    def text(self, step: int, name: str) -> str | None:
+        """Returns a small file of a committed checkpoint; None if it is not as it was written."""
+        manifest = _parsed(self._manifest(_name(step)))
+        content = self._run.read_bytes(FOLDER, _name(step), name)
+        is_whole = manifest and content is not None and manifest.files.get(name) == entry_of(content)
+        return content.decode() if is_whole and content is not None else None
 
     def damage(
         self, step: int, known: dict[int, str | None] | None = None, find: FindDamage | None = None
@@ -139,13 +147,12 @@ class Checkpoints:
             known: The damage of the files of other checkpoints; gets that of those that are read.
             find: Verifies files. Unset: `find_damage`, on this rank alone.
         """
-        known, manifest = {} if known is None else known, self._manifest(_name(step))
+        known, manifest = {} if known is None else known, _parsed(self._manifest(_name(step)))
         if step not in known:
             known[step] = self._own_damage(step, manifest, find or find_damage)
         if own := known[step]:
             return own
-        predecessor = _predecessor(manifest)
-        if predecessor is None:
+        if manifest is None or (predecessor := manifest.after) is None:
             return None
         before = self._manifest(_name(predecessor["step"]))
         if before is None:
@@ -155,12 +162,10 @@ class Checkpoints:
         earlier = self.damage(predecessor["step"], known, find)
         return f"it is a delta on {_name(predecessor['step'])}: {earlier}" if earlier else None
 
-    def _own_damage(self, step: int, manifest: str | None, find: FindDamage) -> str | None:
-        try:
-            entries = json.loads(manifest or "")["files"]
-        except (ValueError, KeyError):
+    def _own_damage(self, step: int, manifest: "Manifest | None", find: FindDamage) -> str | None:
+        if manifest is None:
             return f"{MANIFEST} is damaged"
-        return find(self._run.fs, self._run.path(FOLDER, _name(step)), entries)
+        return find(self._run.fs, self._run.path(FOLDER, _name(step)), manifest.files)
 
     def with_predecessors(self) -> dict[int, int | None]:
         """Returns the steps of the committed checkpoints, in order, each with the step that it is a delta on."""
@@ -217,7 +222,7 @@ class Checkpoints:
                 raise FileNotFoundError(f"{self.url(predecessor)}, which this is a delta on, is gone")
             after = {"step": predecessor, "crc32": crc32(before.encode())}
             manifest = {"version": 2, AFTER: after, "files": entries}
-        self._run.write_json(posixpath.join(FOLDER, _name(step), MANIFEST), manifest, durable=True)
+        self._run.write_json(posixpath.join(FOLDER, _name(step), MANIFEST), manifest)
 
     def remove(self, step: int) -> None:
         """Deletes a checkpoint, the manifest first, so that an interrupted deletion leaves no damaged checkpoint."""
@@ -242,7 +247,11 @@ class Checkpoints:
         return [_name(step) for step in leftovers]
 
     def _manifest(self, name: str) -> str | None:
-        return self._run.read(FOLDER, name, MANIFEST)
+        """Returns the text of a manifest, empty if it is damaged so that it is no text; None if there is none."""
+        try:
+            return self._run.read(FOLDER, name, MANIFEST)
+        except DamagedError:
+            return ""
 
     def _names(self) -> list[str]:
         try:
@@ -261,15 +270,48 @@ def links_of(url: str) -> list[str]:
     return links
 
 
-def _predecessor(manifest: str | None) -> dict[str, int] | None:
+@dataclass(frozen=True)
+class Manifest:
+    """What a manifest says.
+
+    Attributes:
+        files: Size and checksum of each file.
+        after: The step of the checkpoint that this one is a delta on, and the CRC-32 of its manifest.
+    """
+
+    files: dict[str, FileEntry]
+    after: dict[str, int] | None
+
+
+def _parsed(manifest: str | None) -> Manifest | None:
+    """Returns what a manifest says; None if there is none or it is damaged."""
     try:
-        return json.loads(manifest or "{}").get(AFTER)
-    except ValueError:  # damaged, as `damage` says
+        content = json.loads(manifest or "")
+        found = Manifest(content["files"], content.get(AFTER))
+        is_whole = content["version"] == (1 if found.after is None else 2) and STATE in found.files
+        shapes = [(entry, {"bytes", "crc32"}) for entry in found.files.values()]
+        shapes += [] if found.after is None else [(found.after, {"step", "crc32"})]
+        is_whole &= all({*entry} == keys and {*map(type, entry.values())} == {int} for entry, keys in shapes)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
+    return found if is_whole else None
+
+
+def files_of(manifest: str) -> dict[str, FileEntry] | None:
+    """Returns the files of a manifest; None if it is damaged."""
+    found = _parsed(manifest)
+    return found.files if found else None
+
+
+def _predecessor(manifest: str | None) -> dict[str, int] | None:
+    found = _parsed(manifest)
+    return found.after if found else None  # of a damaged one none, as `damage` says
 
 
 def _bytes(manifest: str) -> int:
-    return sum(entry["bytes"] for entry in json.loads(manifest)["files"].values())
+    found = _parsed(manifest)
+    assert found, "it was verified"
+    return sum(entry["bytes"] for entry in found.files.values())
 
 
 def find_damage(fs: Storage, directory: str, entries: dict[str, FileEntry]) -> str | None:

@@ -31,6 +31,31 @@ def changed_keys(section: type[Section], earlier: Tree, now: Tree) -> Iterator[t
     yield from _reordered(section, earlier, now)
 
 
+def named_on_one_side(section: type[Section], earlier: Tree, now: Tree) -> dict[str, tuple[list[str], list[str]]]:
+    """Returns named things, such as features, that only one configuration has.
+
+    Args:
+        section: As for `changed_keys`.
+        earlier: The same.
+        now: The same.
+
+    Returns:
+        By the key of their table, such as `data.sparse`: the names that only the earlier configuration has, and those
+        that only the other has, without things whose keys may all change.
+    """
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    for side, (tree, other) in enumerate(((earlier, now), (now, earlier))):
+        for key in flat(tree):
+            _, field, entry = follow(section, key)
+            if not entry or (field and MayChange in field.metadata) or _has(other, entry):
+                continue
+            *table, name = entry
+            names = found.setdefault(".".join(table), ([], []))[side]
+            if name not in names:
+                names.append(name)
+    return found
+
+
 def _reordered(section: Any, earlier: Tree, now: Tree, above: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yields the tables whose named things stand in another order, unless all that they hold may change."""
     for name, field in section.model_fields.items():

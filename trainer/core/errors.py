@@ -21,7 +21,7 @@ class InputError(ValueError):
 
 
 class NoRows(InputError):
-    """Data without a row: wrong where a run has only that, and nothing to do in one of many segments."""
+    """Data without a row, or a batch, to train on: wrong where a run has only that, nothing to do in one segment."""
 
 
 class StorageError(OSError):
@@ -42,6 +42,10 @@ class StoragePermissionError(StorageError, PermissionError):
 
 class StorageUnsupportedError(StorageError):
     """A kind of storage, or a server, that cannot do what is needed."""
+
+
+class DamagedError(StorageError):
+    """A small file that is not as it was written: torn, or with other bits. Another attempt finds it the same."""
 
 
 class LostRankError(RuntimeError):

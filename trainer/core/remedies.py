@@ -5,6 +5,8 @@ import errno
 import fsspec
 from fsspec.core import split_protocol
 
+from trainer.core.errors import DamagedError
+
 EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("gs", "gcs"), "gcs"),
@@ -23,6 +25,8 @@ def remedy(error: Exception, url: str) -> str:
         error: The error of the URL.
         url: The URL, or a local path.
     """
+    if isinstance(error, DamagedError):
+        return "put a copy of the file back"
     if url.rstrip("/").endswith(":"):
         return SOME_PATHS
     protocol = split_protocol(url.rpartition("::")[2])[0] or "file"

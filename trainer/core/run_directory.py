@@ -1,22 +1,42 @@
-"""A run directory on any fsspec URL, with its small files."""
+"""A run directory on any fsspec URL, with its small files.
+
+A small file can be damaged: a power cut leaves NULs, a bad disk another bit. What a run can do without is then passed
+over, once that is said; else the file is named in one line.
+"""
 
 import json
 import os
 import posixpath
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from io import BytesIO
 from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO
 
 from fsspec.implementations.local import LocalFileSystem
 
-from trainer.core.errors import StorageUnsupportedError
+from trainer.core.errors import DamagedError, StorageUnsupportedError
+from trainer.core.secrets import without_secrets
 from trainer.core.storage import Storage, named, open_storage, os_errors
 
 LOCAL = Storage(LocalFileSystem())
 STEP = re.compile(rb'{"step": (\d+)[,}]')
+FACTS = "run.json"
+FIELDS: Mapping[str, Mapping[str, type]] = {
+    "evaluations.jsonl": {"step": int, "split": str},
+    "metrics.jsonl": {"step": int, "loss": object},
+    "refused.jsonl": {"step": int, **dict.fromkeys(("time", "segment", "rule", "figures"), str)},
+    "segments-shift.jsonl": {"segment": str, "label_rates": dict, "indices": dict},
+    "segments.jsonl": {
+        **dict.fromkeys(("step", "number", "first_step", "samples", "files"), int),
+        **dict.fromkeys(("segment", "fingerprint"), str),
+        "before": object,
+    },
+}
+"""What each line of a file has; a line without it is damaged."""
 
 
 class RunDirectory:
@@ -55,19 +75,59 @@ class RunDirectory:
         with named(self.key, self.url):
             self.fs.makedirs(self._path)
             # An object store has no directories, so only writing a file shows that the URL is writable.
-            self.write("run.json", self.read("run.json") or "{}")
+            self.fs.write(self.path(FACTS), self.read_bytes(FACTS) or b"{}")
 
-    def read(self, *names: str) -> str | None:
-        """Returns the text of a file, None if there is no such file."""
+    def read_bytes(self, *names: str) -> bytes | None:
+        """Returns the content of a file, None if there is no such file."""
         try:
-            return self.fs.cat_file(self.path(*names)).decode()
+            return self.fs.cat_file(self.path(*names))
         except FileNotFoundError:
             return None
 
+    def read(self, *names: str) -> str | None:
+        """Returns the text of a file, None if there is no such file.
+
+        Raises:
+            DamagedError: It is not UTF-8.
+        """
+        content = self.read_bytes(*names)
+        return None if content is None else self._parsed(bytes.decode, content, *names)
+
     def read_json(self, *names: str) -> dict[str, Any] | None:
-        """Returns the content of a JSON file, None if there is no such file."""
+        """Returns the content of a JSON file, None if there is no such file.
+
+        Raises:
+            DamagedError: It is not JSON.
+        """
         text = self.read(*names)
-        return None if text is None else json.loads(text)
+        return None if text is None else self._parsed(_json_object, text, *names)
+
+    def read_toml(self, *names: str) -> dict[str, Any] | None:
+        """Returns the content of a TOML file, None if there is no such file.
+
+        Raises:
+            DamagedError: It is not TOML.
+        """
+        text = self.read(*names)
+        return None if text is None else self._parsed(tomllib.loads, text, *names)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the content of run.json, which each start writes anew; empty if there is none or it is damaged."""
+        try:
+            return self.read_json(FACTS) or {}
+        except DamagedError as error:
+            pass_over(error)
+            return {}
+
+    def _parsed(self, parse: Callable[[Any], Any], content: Any, *names: str) -> Any:
+        try:
+            return parse(content)
+        except ValueError as error:
+            raise self.damaged(*names, why=error) from error
+
+    def damaged(self, *names: str, why: object) -> DamagedError:
+        """Returns the error that a file is not as it was written."""
+        return DamagedError(f"'{without_secrets(self.url_of(*names))}' is damaged: {why}")
 
     def read_records(self, name: str) -> list[dict[str, Any]]:
         """Returns what `records` yields."""
@@ -76,9 +136,13 @@ class RunDirectory:
     def records(self, name: str) -> Iterator[dict[str, Any]]:
         """Yields the objects of a file of one JSON object per line, but for a last line that is being written."""
         with self._opened(name) as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield json.loads(line)
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    continue
+                if (record := _record(line, FIELDS.get(name, {}))) is not None:
+                    yield record
+                else:
+                    pass_over(self.damaged(name, why=f"line {number:,} is not as it was written"))
 
     def write_records(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         """Writes a file of one JSON object per line whole, and durable."""
@@ -92,13 +156,13 @@ class RunDirectory:
         with suppress(FileNotFoundError):
             self.fs.get_file(self.path(name), path)
 
-    def write(self, name: str, text: str, durable: bool = False) -> None:
-        """Writes a file whole: a reader finds the old or the new text; if durable, even after a power cut."""
-        self.fs.write(self.path(name), text.encode(), durable)
+    def write(self, name: str, text: str) -> None:
+        """Writes a file whole: a reader finds the old or the new text, even after a power cut."""
+        self.fs.write(self.path(name), text.encode())
 
-    def write_json(self, name: str, content: Any, durable: bool = False) -> None:
+    def write_json(self, name: str, content: Any) -> None:
         """Writes an indented JSON file."""
-        self.write(name, json.dumps(content, indent=2) + "\n", durable)
+        self.write(name, json.dumps(content, indent=2) + "\n")
 
     def _opened(self, name: str) -> BinaryIO:
         """Opens a file as it is now; an empty one if there is no such file."""
@@ -134,7 +198,8 @@ class JsonLines:
             run.download(name, self._path)
         self._pending: list[str] = []  # lines that are not in the file, as it could not be written
         self._size, self._is_stored = 0, True
-        self._keep(lambda line: _step_of(line) <= last_step)
+        self._fields = FIELDS.get(name, {})
+        self._keep(lambda line: self._is_up_to(line, last_step))
         self.flush()
 
     def add(self, record: dict[str, Any]) -> None:
@@ -147,22 +212,25 @@ class JsonLines:
         """Removes the lines with these values."""
 
         def is_kept(line: str | bytes) -> bool:
-            return not values.items() <= json.loads(line).items()
+            return not values.items() <= (_record(line, self._fields) or {}).items()
 
         self._pending = [*filter(is_kept, self._pending)]
         self._keep(is_kept)
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns the lines that are in the file."""
+        """Returns the lines that are in the file, without those that are damaged."""
         with open(self._path, "rb") if os.path.exists(self._path) else BytesIO() as file:
-            return [json.loads(line) for line in file]
+            return [record for line in file if (record := _record(line, self._fields)) is not None]
 
     def flush(self) -> None:
         """Writes the pending lines."""
         if self._pending:
             self._append()
-        if self._copy and not self._is_stored:
-            self._run.fs.upload(self._path, self._run.path(self._name))
+        if not self._is_stored:
+            if self._copy:
+                self._run.fs.upload(self._path, self._run.path(self._name))
+            else:
+                LOCAL.sync(self._path)
         self._is_stored = True
 
     def _append(self) -> None:
@@ -197,8 +265,41 @@ class JsonLines:
             os.truncate(self._path, kept)
         self._size, self._is_stored = kept + sum(map(len, after)), self._is_stored and kept == read
 
+    def _is_up_to(self, line: bytes, last_step: int) -> bool:
+        """Returns whether a line is of a step up to the last; a damaged one is of none."""
+        # All lines begin with the step. To read ten million of them as JSON takes half a minute.
+        if match := STEP.match(line):
+            return int(match[1]) <= last_step
+        if record := _record(line, {"step": int}):
+            return record["step"] <= last_step
+        pass_over(self._run.damaged(self._name, why="a line is not as it was written"))
+        return False
 
-def _step_of(line: bytes) -> int:
-    # All lines begin with the step. To read ten million of them as JSON takes half a minute.
-    match = STEP.match(line)
-    return int(match[1]) if match else json.loads(line)["step"]
+
+@cache
+def _say_once(line: str) -> None:
+    print(f"{line}; it is passed over", flush=True)
+
+
+def pass_over(damage: DamagedError) -> None:
+    """Says, once, that a damaged file or line is left out of account."""
+    _say_once(str(damage))
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds a {type(content).__name__}")
+    return content
+
+
+def _record(line: str | bytes, fields: Mapping[str, type]) -> dict[str, Any] | None:
+    """Returns the object in a line; None if it is damaged."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    is_whole = isinstance(record, dict) and all(
+        key in record and isinstance(record[key], kind) for key, kind in fields.items()
+    )
+    return record if is_whole else None

@@ -100,23 +100,13 @@ class Storage:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def write(self, path: str, content: bytes, durable: bool = False) -> None:
-        """Writes a file whole: a reader finds the old or the new content.
-
-        Args:
-            path: Path of the file.
-            content: The new content.
-            durable: Whether the file, and all new names in its directory, must survive a power cut.
-        """
+    def write(self, path: str, content: bytes) -> None:
+        """Writes a file whole: a reader finds the old or the new content, even after a power cut."""
         if self.is_object_store:  # replaces whole objects; a write elsewhere and a move take six requests
             self.pipe_file(path, content)
             return
-        if durable:
-            with self.whole(path) as file:
-                file.write(content)
-            return
-        with self._replacing(path, durable=False) as partial:
-            self.pipe_file(partial, content)
+        with self.whole(path) as file:
+            file.write(content)
 
     def upload(self, file: str, path: str) -> None:
         """Writes a file of this host whole and durable, as `write` does."""
@@ -124,20 +114,25 @@ class Storage:
             with os_errors(path):
                 self._fs.put_file(file, path)
             return
-        with self._replacing(path, durable=True) as partial:
+        with self._replacing(path) as partial:
             with os_errors(path):
                 self._fs.put_file(file, partial)
             if self.is_local:
                 _sync(partial)
 
+    def sync(self, path: str) -> None:
+        """Makes what was written to a file durable, and the file's name."""
+        if self.is_local:
+            _sync(path, posixpath.dirname(path))
+
     @contextmanager
     def whole(self, path: str) -> Iterator[Any]:
         """Opens a file to write, which gets its name, durable, if the block ends without an error."""
-        with self._replacing(path, durable=True) as partial, self.durable(partial) as file:
+        with self._replacing(path) as partial, self.durable(partial) as file:
             yield file
 
     @contextmanager
-    def _replacing(self, path: str, durable: bool) -> Iterator[str]:
+    def _replacing(self, path: str) -> Iterator[str]:
         """Yields a name for the new content of a file, which no other writer has, and gives the content the file's."""
         partial = partial_name(path)
         try:
@@ -149,7 +144,7 @@ class Storage:
             raise
         # fsync of a file does not cover its name: a power cut could leave a synced file in no directory. The parent
         # directory counts too, as a checkpoint's own directory is new.
-        if durable and self.is_local:
+        if self.is_local:
             folder = posixpath.dirname(path)
             _sync(folder, posixpath.dirname(folder))
 

@@ -17,7 +17,7 @@ FLOAT_BITS, FLOAT_BIAS = 23, 127  # of a float32's fraction, and in its exponent
 class TransductionUnit(nn.Module):
     """Attention whose weights are no softmax, so that their sum says how strong an interest is, with a gate over it.
 
-    Without the paper's dropout, so that a resumed run takes the same steps, bit for bit.
+    Without the paper's dropout, so that a run on any number of ranks takes the same steps.
 
     Args:
         dimension: Columns of a token, `D`.

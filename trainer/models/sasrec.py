@@ -11,7 +11,7 @@ from trainer.models.sequences import SequenceModel, sequence_dimension
 class AttentionBlock(nn.Module):
     """Causal self-attention, then two layers for each item by itself, both with a residual and a norm before.
 
-    Without the paper's dropout, so that a resumed run takes the same steps, bit for bit.
+    Without the paper's dropout, so that a run on any number of ranks takes the same steps.
     """
 
     def __init__(self, dimension: int, heads: int, device: torch.device) -> None:

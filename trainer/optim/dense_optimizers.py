@@ -21,7 +21,7 @@ from trainer.models.embeddings import table_of_weight
 from trainer.optim.own_optimizer import check_own_optimizer
 from trainer.optim.schedules import part_key
 
-# No optimizer whose state does not start at 0, such as NAdam, ASGD and Rprop: `initialize_optimizer_state` zeroes it.
+# No optimizer whose state does not start at 0, such as NAdam, ASGD and Rprop: `create_dense_state` zeroes it.
 DENSE: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,

@@ -78,11 +78,24 @@ class Optimizers:
         for key, optimizer in self._dense.items():
             _set_rate(optimizer, rates[key])
 
-    def set_rates_to_zero(self) -> None:
-        """Sets all learning rates to zero until `set_rates` sets them again: a step changes no weight."""
-        self.tables.set_rates_to_zero()
+    def create_dense_state(self) -> None:
+        """Lets the dense optimizers allocate their state, all zero, by a step at rate zero that changes no weight.
+
+        Torch's optimizers have none before a weight's first step. A checkpoint would lack it, and a restore skip it.
+        """
+        # TorchRec's init_state() takes a step at the full rate, where weight decay would move the weights.
         for optimizer in self._dense.values():
             _set_rate(optimizer, 0.0)
+        for weight in self.dense_parameters:
+            weight.grad = torch.ones_like(weight)
+        for optimizer in self._dense.values():
+            optimizer.step()
+            optimizer.zero_grad()
+        for _, slots in self.dense_state():
+            for value in slots.values():
+                if value is not None:
+                    value.zero_()
+        self.set_rates(1)
 
     def dense_state(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields the name and the state of every dense parameter that trains."""
@@ -118,7 +131,7 @@ class ShardedTableOptimizers:
         self._config = config
         self._kernels = table_kernels(model)
         self._groups = [one for optimizer in self._all() for one in _groups(optimizer)]
-        self.fill_accumulators()
+        self._fill_accumulators()
 
     def set_rates(self, rates: Mapping[str, float], steps_taken: int) -> None:
         """Sets the learning rates of a step, and the number of steps taken before it, which Adam's updates depend on.
@@ -135,12 +148,7 @@ class ShardedTableOptimizers:
             if kernel.counts_steps:
                 kernel.set_steps_taken(self.earlier_steps + steps_taken)
 
-    def set_rates_to_zero(self) -> None:
-        """Sets all learning rates to zero until `set_rates` sets them again."""
-        for _, group in self._groups:
-            group["lr"] = 0.0
-
-    def fill_accumulators(self) -> None:
+    def _fill_accumulators(self) -> None:
         """Sets the accumulators to their configured initial value, where it is not 0."""
         for name, slots in self._states():
             start = self._config.of_table(table_of_weight(name) or ALL).initial_accumulator
@@ -148,11 +156,6 @@ class ShardedTableOptimizers:
                 if start and slot.rpartition(".")[2] in ACCUMULATORS:
                     for local_shard in local_shards_of(value):
                         local_shard.fill_(start)
-
-    def forget_cached_rows(self) -> None:
-        """Empties the caches on a GPU of tables in host memory, whose rows there are about to change."""
-        for kernel in self._kernels:
-            kernel.reset_cache_states()
 
     def replicated_state(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields the name and the state of every replicated table's weight."""

@@ -14,7 +14,7 @@ STEPS = 3
 def check_own_optimizer(name: str, make: Make, weights: list[nn.Parameter]) -> None:
     """Tries an optimizer on copies of its weights, and refuses one that a resume or fine-tuning would get wrong.
 
-    Both take a step at rate zero, which creates the state, set this state to zero, and fill in the checkpoint's state.
+    Every run takes a step at rate zero, which creates the state, and sets it to zero; a checkpoint then fills it in.
     So a step at rate zero must change no weight, the state must be tensors, and an optimizer with all of them zero
     must behave as if it had taken no step.
 

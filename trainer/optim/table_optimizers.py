@@ -32,23 +32,28 @@ class TableOptimizer:
             there is none.
         slots: Dimensions of each slot of its state, which for a table `[R, D]` is `[R, D]` or, row-wise, `[R]`.
         divides_by_update: Whether FBGEMM's kernel divides by the norm of a row's update, to NaN where that is 0.
+        joins_columns: Whether an update takes a mean or a norm over the columns of a row, of a column shard only those
+            that the shard has. Other column shards then train other weights.
     """
 
     fused: Optimizer
     replicated: Optimizer | None = None
     slots: tuple[int, ...] = ()
     divides_by_update: bool = False
+    joins_columns: bool = False
 
 
 TABLE_OPTIMIZERS = {
     "sgd": TableOptimizer(fused.SGD, torch.optim.SGD),
     "adagrad": TableOptimizer(fused.Adagrad, torch.optim.Adagrad, slots=(2,)),
-    "rowwise_adagrad": TableOptimizer(fused.RowWiseAdagrad, fused.RowWiseAdagrad, slots=(1,)),
+    "rowwise_adagrad": TableOptimizer(fused.RowWiseAdagrad, fused.RowWiseAdagrad, slots=(1,), joins_columns=True),
     "adam": TableOptimizer(fused.Adam, slots=(2, 2)),
-    "lamb": TableOptimizer(fused.LAMB, slots=(2, 2), divides_by_update=True),
-    "lars_sgd": TableOptimizer(fused.LarsSGD, slots=(2,), divides_by_update=True),
-    "partial_rowwise_adam": TableOptimizer(fused.PartialRowWiseAdam, slots=(2, 1)),
-    "partial_rowwise_lamb": TableOptimizer(fused.PartialRowWiseLAMB, slots=(2, 1), divides_by_update=True),
+    "lamb": TableOptimizer(fused.LAMB, slots=(2, 2), divides_by_update=True, joins_columns=True),
+    "lars_sgd": TableOptimizer(fused.LarsSGD, slots=(2,), divides_by_update=True, joins_columns=True),
+    "partial_rowwise_adam": TableOptimizer(fused.PartialRowWiseAdam, slots=(2, 1), joins_columns=True),
+    "partial_rowwise_lamb": TableOptimizer(
+        fused.PartialRowWiseLAMB, slots=(2, 1), divides_by_update=True, joins_columns=True
+    ),
 }
 REPLICABLE = [name for name, optimizer in TABLE_OPTIMIZERS.items() if optimizer.replicated]
 DECAY_MODES = {"decoupled": WeightDecayMode.DECOUPLE, "l2": WeightDecayMode.L2}

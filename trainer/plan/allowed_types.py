@@ -6,11 +6,12 @@ from planner.problem import SHARDING_TYPES
 from trainer.config.plan import PlannerConfig, TablePlan
 from trainer.config.root import Config
 from trainer.core.errors import InputError
-from trainer.optim.table_optimizers import REPLICABLE, is_replicable
+from trainer.optim.table_optimizers import REPLICABLE, TABLE_OPTIMIZERS, is_replicable
 from trainer.plan.sharding_plan import shards_of, table_plans
 
 # TorchRec's data_parallel fails for sequences on a CPU, and TorchRec lacks the other types.
 OF_SEQUENCES = ("table_wise", "row_wise", "column_wise")
+SHOWN = 3  # tables in a line
 
 
 def with_allowed_types(config: Config) -> PlannerConfig:
@@ -30,6 +31,24 @@ def with_allowed_types(config: Config) -> PlannerConfig:
         others = types or [kind for kind in SHARDING_TYPES if kind not in obstacles]
         tables[table] = tables.get(table, TablePlan()).model_copy(update={"sharding_types": others})
     return planner.model_copy(update={"tables": tables})
+
+
+def column_shards_in_words(plan: ShardingPlan, config: Config) -> str:
+    """Returns a line on the tables whose optimizer computes otherwise in other column shards; empty without any."""
+    found = [
+        table
+        for table, sharding in table_plans(plan).items()
+        if TABLE_OPTIMIZERS[config.optimizer.of_table(table).name].joins_columns
+        and len({shard.shard_offsets[1] for shard in shards_of(sharding)}) > 1
+    ]
+    if not found:
+        return ""
+    more = f" and {len(found) - SHOWN:,} more" if len(found) > SHOWN else ""
+    names = ", ".join(sorted({config.optimizer.of_table(table).name for table in found}))
+    return (
+        f"cut by columns: {', '.join(found[:SHOWN])}{more}; {names} joins the columns of each shard, so that a plan "
+        "with other column shards, as for another number of ranks, trains other weights; planner.sharding_types chooses"
+    )
 
 
 def check_types(plan: ShardingPlan, config: Config) -> None:

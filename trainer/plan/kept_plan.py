@@ -1,6 +1,5 @@
 """The plan of a run, which is kept when the run resumes and nothing that decides it has changed."""
 
-import json
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 from planner.plan import Problem
 from trainer.config.root import Config
 from trainer.core.digest import digest
-from trainer.core.run_directory import RunDirectory
+from trainer.core.errors import DamagedError
+from trainer.core.run_directory import RunDirectory, pass_over
 
 PLANNED_FOR = "planned_for"
 """The fact of run.json that names what its plan was made for."""
@@ -33,6 +33,12 @@ def what_decides(problem: Problem, config: Config) -> str:
 
 def find_kept_plan(run: RunDirectory, planned_for: str) -> str:
     """Returns the content of a run's plan.json if it was made for the same and not changed by hand; empty if not."""
-    facts = run.read_json("run.json") or {}
-    plan = run.read("plan.json")
-    return plan if plan and facts.get(PLANNED_FOR) == planned_for and facts["plan"] == digest(json.loads(plan)) else ""
+    facts = run.facts()
+    if facts.get(PLANNED_FOR) != planned_for:
+        return ""
+    try:
+        is_same = facts.get("plan") == digest(run.read_json("plan.json"))
+        return (run.read("plan.json") or "") if is_same else ""
+    except DamagedError as error:
+        pass_over(error)
+        return ""

@@ -48,7 +48,7 @@ def _table(name: str, shape: tuple[int, int], width: int, config: Config, planne
         state_per_row=slots.count(1),
         averages_per_value=STATE_BYTES + aside if ema.tables else 0,
         averages_per_row=STATE_BYTES if ema.tables else 0,
-        kinds=_kinds(name, config, planner, has_row_state=1 in slots),
+        kinds=kinds_to_choose(name, config, planner),
         kernels=_kernels(name, config.optimizer, planner, name in data.managed_tables),
         min_columns=planner.min_columns or LEAST_COLUMNS,
         skew=_skew(name, data),
@@ -64,13 +64,21 @@ def _skew(table: str, data: DataConfig) -> list[Zipf]:
     return found if any(zipf.exponent or zipf.ids < features[0].rows for zipf in found) else []
 
 
-def _kinds(table: str, config: Config, planner: PlannerConfig, has_row_state: bool) -> list[str]:
-    """Returns the sharding types that a table may have, without column types if these would change the losses."""
+def kinds_to_choose(table: str, config: Config, planner: PlannerConfig) -> list[str]:
+    """Returns the sharding types that a table may have, without column types if these would change the losses.
+
+    Args:
+        table: The table.
+        config: The configuration, which may name sharding types.
+        planner: The planner's section, without the sharding types that tables cannot have.
+    """
     kinds = kinds_of(table, planner)
     own = config.planner.tables.get(table, TablePlan()).sharding_types or config.planner.sharding_types
-    # A column shard has its own state for each row, so losses would depend on the plan and on the ranks.
+    # A column shard has means and norms of its own for each row, so losses would depend on the plan and on the ranks.
     whole = [kind for kind in kinds if KINDS.index(kind) not in OF_COLUMNS]
-    return whole if has_row_state and whole and not own else kinds
+    return (
+        whole if TABLE_OPTIMIZERS[config.optimizer.of_table(table).name].joins_columns and whole and not own else kinds
+    )
 
 
 def kinds_of(table: str, planner: PlannerConfig) -> list[str]:

@@ -29,7 +29,6 @@ from planner.options import LANES
 from planner.problem import Topology
 from planner.solve import NothingFits
 from planner.torchrec_memory import STATE_BYTES
-from trainer.config.data import DataConfig
 from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import PlannerConfig, TablePlan
 from trainer.config.root import Config
@@ -38,7 +37,7 @@ from trainer.models.embeddings import name_in_model, table_of_name
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
 from trainer.plan.sharding import sharders
 from trainer.plan.sharding_plan import shards_of, table_plans
-from trainer.plan.tables import kinds_of, no_option, odd_columns
+from trainer.plan.tables import kinds_to_choose, no_option, odd_columns
 
 # The message of a plain RuntimeError if a table's kernels and sharding types leave no choice.
 NO_OPTION = re.compile(
@@ -73,7 +72,7 @@ def torchrec_plan(model: nn.Module, config: Config, planner: PlannerConfig, topo
 
 
 def _planner(config: Config, planner: PlannerConfig, topology: Topology) -> EmbeddingShardingPlanner:
-    of_torchrec, constraints = topology_of(topology), _constraints(config.data, planner)
+    of_torchrec, constraints = topology_of(topology), _constraints(config, planner)
     estimators = [
         EmbeddingPerfEstimator(topology=of_torchrec, constraints=constraints),
         MemoryEstimator(of_torchrec, constraints, config.optimizer),
@@ -107,15 +106,15 @@ def topology_of(topology: Topology) -> TorchrecTopology:
     )
 
 
-def _constraints(data: DataConfig, planner: PlannerConfig) -> dict[str, ParameterConstraints]:
+def _constraints(config: Config, planner: PlannerConfig) -> dict[str, ParameterConstraints]:
     return {
         name_in_model(table): ParameterConstraints(
-            sharding_types=kinds_of(table, planner),
+            sharding_types=kinds_to_choose(table, config, planner),
             compute_kernels=planner.tables.get(table, TablePlan()).compute_kernels or KERNELS,
             min_partition=planner.min_columns,
-            pooling_factors=[data.sparse[name].hotness for name in names],
+            pooling_factors=[config.data.sparse[name].hotness for name in names],
         )
-        for table, names in data.features_of_tables().items()
+        for table, names in config.data.features_of_tables().items()
     }
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.core.errors import InputError, StorageError
+from trainer.core.errors import DamagedError, InputError, StorageError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
@@ -33,6 +33,7 @@ STALE_SECONDS = 3 * RENEW_SECONDS  # one renewal may fail, another be late
 SETTLE_SECONDS = 0.5  # of two jobs that take over one lock at once, the last to write it holds it
 POLL_SECONDS = 1.0
 
+HOLDER = ("token", "job", "host", "pids", "pid", "started")
 Holder = dict[str, Any]
 
 
@@ -79,14 +80,14 @@ class RunLock:
             LockLost: It is not.
         """
         holder = self._read()
-        if not self._is_mine(holder):
+        if self._is_lost(holder):
             raise LockLost(f"{self._run.url} was taken over by {_name(holder)}")
 
     def release(self) -> None:
         """Gives the lock back."""
         self._released.set()
         with suppress(OSError):  # without renewals it expires
-            if self._is_mine(self._read()):
+            if not self._is_lost(self._read()):
                 self._run.fs.rm_file(self._run.path(FILE))
 
     def _create(self) -> bool:
@@ -145,13 +146,23 @@ class RunLock:
                 url = without_secrets(self._run.url)
                 print(f"the lock of {url} cannot be renewed: {error}", file=sys.stderr, flush=True)
 
+    def _is_lost(self, holder: Holder | None) -> bool:
+        # A damaged lock is nobody else's: another job that takes over writes its name.
+        return holder != {} and not self._is_mine(holder)
+
     def _is_mine(self, holder: Holder | None) -> bool:
         return bool(holder) and holder["token"] == self._token
 
     def _read(self) -> Holder | None:
-        """Returns the holder, None if there is no lock; it is empty while it is written, or its writer was killed."""
-        text = self._run.read(FILE)
-        return None if text is None else json.loads(text or "{}")
+        """Returns the holder, None if there is no lock; empty while it is written, or if its writer was killed in that.
+
+        So it is of a damaged lock, too.
+        """
+        try:
+            holder = self._run.read_json(FILE)
+        except DamagedError:
+            return {}
+        return holder if holder is None or {*HOLDER} <= holder.keys() else {}
 
     def _describe(self) -> dict[str, Any]:
         return {

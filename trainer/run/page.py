@@ -1,6 +1,5 @@
 """The page of a run: one HTML file in its directory, with what the directory tells of the run."""
 
-import tomllib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,10 +50,10 @@ class Run:
     @classmethod
     def of(cls, directory: RunDirectory, name: str) -> "Run | None":
         """Reads a run; None if there is none."""
-        config, facts = directory.read("config.toml"), directory.read_json("run.json")
-        if config is None or facts is None:
+        config, facts = directory.read_toml("config.toml"), directory.facts()
+        if config is None or directory.read_bytes("run.json") is None:
             return None
-        keys = {".".join(path): value for path, value in flat(tomllib.loads(config)).items()}
+        keys = {".".join(path): value for path, value in flat(config).items()}
         metrics = _columns(directory.records("metrics.jsonl"), ("step", *CURVES))
         return cls(name, keys, facts, metrics, directory.read_records("evaluations.jsonl"))
 
@@ -73,6 +72,7 @@ class Run:
     @property
     def summary(self) -> dict[str, str]:
         """State, size and speed in words."""
+        measured = self.facts.get("measured", {})
         steps, later = self.metrics["step"], self.metrics["samples_per_second"][1:]  # the first interval warms up
         found = {
             "state": self.facts.get("state", ""),
@@ -81,7 +81,7 @@ class Run:
             "device": self.facts.get("device", ""),
             "plan": self.facts.get("plan", ""),
             "samples/s": f"{np.median(later):,.0f}" if len(later) else "",
-            "step ms": f"{self.facts['measured']['step_ms']:.2f}" if "measured" in self.facts else "",
+            "step ms": f"{measured['step_ms']:.2f}" if "step_ms" in measured else "",
             "input stall": f"{self.metrics['data_wait'].mean():.1%}" if len(steps) else "",
             "memory GiB": f"{self.metrics['memory_gib'].max():.2f}" if len(steps) else "",
         }
@@ -178,13 +178,16 @@ def _curve(columns: Mapping[str, np.ndarray], key: str) -> tuple[np.ndarray, np.
 
 def _starts(facts: Mapping[str, Any]) -> Table:
     starts = facts.get("starts", [])
-    rows = [[one["time"], f"{one['step']:,}", str(one["ranks"]), one["host"], one["after"]] for one in starts]
+    rows = [
+        [one.get("time", ""), f"{one.get('step', 0):,}", *(str(one.get(key, "")) for key in ("ranks", "host", "after"))]
+        for one in starts
+    ]
     return [["time", "after step", "ranks", "host of rank 0", "the attempt before"], *rows]
 
 
 def _plan(directory: RunDirectory) -> Table:
     rows = [
-        [table, _shape(one), one["sharding_type"], one["compute_kernel"], str(one["ranks"])]
+        [table, _shape(one), *(str(one.get(key, "")) for key in ("sharding_type", "compute_kernel", "ranks"))]
         for tables in (directory.read_json("plan.json") or {}).get("modules", {}).values()
         for table, one in tables.items()
     ]
@@ -192,7 +195,8 @@ def _plan(directory: RunDirectory) -> Table:
 
 
 def _shape(table: Mapping[str, Any]) -> str:
-    return f"{table['rows']:,} x {table['columns']}" if "rows" in table else ""  # a plan by hand need not have it
+    sizes = [table[key] for key in ("rows", "columns") if key in table]  # a plan by hand need not have them
+    return f"{sizes[0]:,} x {sizes[1]}" if len(sizes) == 2 else ""
 
 
 def _environment(facts: Mapping[str, Any]) -> Table:

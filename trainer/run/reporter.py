@@ -182,8 +182,7 @@ class Reporter:
         self._is_finite = False
         self.log(NOT_FINITE.format(loss=loss))
         with self.tolerate_failed_writes():
-            facts = self._run.read_json("run.json") or {}
-            self._run.write_json("run.json", facts | {"not_finite_at": step})
+            self._run.write_json("run.json", self._run.facts() | {"not_finite_at": step})
 
     def _line(self, record: dict[str, Any]) -> str:
         done = max(1, record["step"] - self._first_step)

@@ -1,6 +1,5 @@
 """Fine-tuning: a new run that starts from another run's checkpoint."""
 
-from collections.abc import Callable
 from typing import Any
 
 from tabulate import tabulate
@@ -32,7 +31,6 @@ def finetune(
     data: DataConfig,
     types: RecordedTypes,
     model: ShardedModel,
-    initialize: Callable[[], None],
     context: DistributedContext,
 ) -> dict[str, Any]:
     """Fills a fresh model from another run's checkpoint, if the configuration names one.
@@ -42,7 +40,6 @@ def finetune(
         data: The data of this run.
         types: The types of its columns.
         model: The model; weights that are not filled keep their initial values.
-        initialize: Initializes the optimizers' state.
         context: This process among the ranks.
 
     Returns:
@@ -55,8 +52,6 @@ def finetune(
     if url is None:
         return {}
     source = verify_together(context, lambda find: find_source(url, config.take, find))
-    if config.optimizer_state:
-        initialize()
     tensors = model.tensors() if config.optimizer_state else model.weights() | model.managed.tensors()
     # Rank 0 matches for all, so it needs the names of every rank: no rank holds the state of every table.
     here = shapes_of(tensors, context)

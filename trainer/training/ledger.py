@@ -47,12 +47,13 @@ class Ledger:
             if line["split"] == "validation"
         }
         facts = {name: value for name, value in asdict(place).items() if name != "reached"}
-        line = {"step": facts.pop("last_step"), "segment": facts.pop("name"), **facts}
-        self._write([*lines, line | {"before": evaluated.get(place.first_step) if place.samples else None}])
+        line: dict[str, Any] = {"step": facts.pop("last_step"), "segment": facts.pop("name"), **facts}
+        line |= {"before": evaluated.get(place.first_step) if place.samples else None}
+        self._write(sorted([*lines, line], key=lambda one: one["step"]))  # last, unless an earlier line was lost
 
     def _write(self, lines: Sequence[Line]) -> None:
         # Durable like checkpoints: a segment whose line a power cut took would seem to have come late.
-        self._run.write(LEDGER, "".join(f"{json.dumps(line)}\n" for line in lines), durable=True)
+        self._run.write(LEDGER, "".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 def fingerprints(lines: Sequence[Line]) -> dict[str, str]:

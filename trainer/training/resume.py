@@ -5,17 +5,21 @@ import tomllib
 from typing import Any, Literal
 
 from trainer.checkpoint.store import FOLDER, MANIFEST, Checkpoint, Checkpoints, FindDamage
-from trainer.config.may_change import changed_keys
+from trainer.config.may_change import changed_keys, named_on_one_side
 from trainer.config.root import Config, to_toml
-from trainer.core.errors import InputError
+from trainer.core.console import plural
+from trainer.core.errors import DamagedError, InputError
 from trainer.core.outcome import step_saved_before
-from trainer.core.run_directory import RunDirectory
-from trainer.core.secrets import place
+from trainer.core.run_directory import RunDirectory, pass_over
+from trainer.core.secrets import place, without_secrets
 from trainer.core.storage import named
 from trainer.data.dataset import FileSet
 from trainer.rules.vocabulary import check_fingerprints
 
 IN_THEIR_ROWS = ("error", "vocabulary", "managed")  # ids that stay in their rows when there are more rows
+SHOWN = 3  # names in a message
+REWIND = "rewind.json"
+"""The first file of a directory that `rewind` makes; run.json is the last."""
 Resume = Literal["auto", "never", "must"]
 
 
@@ -38,19 +42,26 @@ def open_run(directory: RunDirectory, config: Config) -> None:
     An attempt without a checkpoint left nothing to resume, so its configuration does not matter.
 
     Raises:
-        InputError: The directory cannot be written, or holds a configuration that is no run's, or checkpoints of a
-            configuration that may not change.
+        InputError: The directory cannot be written, or holds a configuration that is no run's, a part of a rewind, or
+            checkpoints of a configuration that may not change.
     """
     with named(directory.key, directory.url):
-        earlier, is_run = directory.read("config.toml"), directory.read("run.json") is not None
-    if earlier is not None and not is_run:
+        has_config, is_run = (directory.read_bytes(name) is not None for name in ("config.toml", "run.json"))
+        is_begun_rewind = not is_run and directory.read_bytes(REWIND) is not None
+    if is_begun_rewind:
+        raise InputError(
+            f"{directory.key} is {place(directory.url)}, which a rewind has begun and not completed; give "
+            "the same `rewind` command again"
+        )
+    if has_config and not is_run:
         raise InputError(
             f"{directory.key} is {place(directory.url)}, which holds a config.toml but no run; a run "
             "writes its own there: name another directory"
         )
     directory.create()
-    if earlier is not None and _has_checkpoints(directory):
-        _check_may_change(directory.url, tomllib.loads(earlier), config)
+    if has_config and _has_checkpoints(directory):
+        with named(directory.key, directory.url):
+            _check_may_change(directory, config)
 
 
 def _has_checkpoints(directory: RunDirectory) -> bool:
@@ -58,8 +69,37 @@ def _has_checkpoints(directory: RunDirectory) -> bool:
     return any(path.endswith(f"/{MANIFEST}") for path in directory.fs.find(directory.path(FOLDER)))
 
 
-def _check_may_change(url: str, earlier: dict[str, Any], config: Config) -> None:
-    for key, before, after in changed_keys(Config, earlier, tomllib.loads(to_toml(config))):
+def _check_may_change(directory: RunDirectory, config: Config) -> None:
+    """Refuses a configuration whose fixed keys are not those of the run.
+
+    The configuration in the newest checkpoint counts, whose manifest has its checksum. It is read only if that of the
+    run directory, which is alike, is damaged or differs.
+
+    Raises:
+        DamagedError: No configuration can be read.
+    """
+    try:
+        _check_keys(directory.url, directory.read_toml("config.toml") or {}, config)
+    except (InputError, DamagedError) as error:
+        checkpoints = Checkpoints(directory)
+        texts = (checkpoints.text(step, "config.toml") for step in reversed(checkpoints.steps()))
+        if (saved := next(filter(None, texts), None)) is None:
+            raise
+        _check_keys(directory.url, tomllib.loads(saved), config)
+        differs = directory.damaged("config.toml", why="the newest checkpoint has another")
+        pass_over(error if isinstance(error, DamagedError) else differs)
+
+
+def _check_keys(url: str, earlier: dict[str, Any], config: Config) -> None:
+    now = tomllib.loads(to_toml(config))
+    for table, (there, here) in named_on_one_side(Config, earlier, now).items():
+        sides = ((there, "there"), (here, "here"))
+        differ = " and ".join(f"{_listed(names)} only {where}" for names, where in sides if names)
+        raise InputError(
+            f"--out is '{url}', which holds a run of another configuration: {table} has {differ}, and may not change "
+            "when a run is resumed; set it back or choose another --out"
+        )
+    for key, before, after in changed_keys(Config, earlier, now):
         may_grow = _may_grow(config, key, before, after)
         if may_grow and config.checkpoint.grow_tables:
             continue
@@ -68,6 +108,11 @@ def _check_may_change(url: str, earlier: dict[str, Any], config: Config) -> None
             f"--out is '{url}', which holds a run of another configuration: {key} is {before!r} there and {after!r} "
             f"here, and may not change when a run is resumed; set it back or {way_out}"
         )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return ", ".join(f"'{name}'" for name in names[:SHOWN]) + more
 
 
 def _may_grow(config: Config, key: str, before: Any, after: Any) -> bool:
@@ -90,6 +135,12 @@ def find_start(checkpoints: Checkpoints, resume: Resume, url: str, find: FindDam
     """
     with named("--out", url):
         newest = checkpoints.newest(find)
+        committed = checkpoints.steps()
+    if newest is None and committed:
+        raise InputError(
+            f"--out is '{without_secrets(url)}', which holds {plural(len(committed), 'checkpoint')}, all damaged; put "
+            "copies of the files back, or delete its folder 'checkpoints' to start from scratch"
+        )
     if resume == "must" and newest is None:
         raise InputError(f"--resume is must, but '{url}' holds no committed checkpoint; use --resume auto")
     if resume == "never" and newest is not None:

@@ -50,7 +50,7 @@ class RowResets:
     @torch.no_grad()
     def __call__(self, table: str, rows: Tensor, step: int) -> None:
         """Resets rows `[N]` of a table, to values that depend on the step, too."""
-        if not self._parts:  # torch's optimizers have their state from their first step on
+        if not self._parts:  # few runs ever reset a row
             self._find()
         for part in self._parts.get(table, ()):  # none on a rank without a shard of the table
             local = rows[(rows >= part.first) & (rows < part.first + len(part.shard))].to(part.shard.device)

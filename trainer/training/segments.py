@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tabulate import tabulate
 
+from trainer.checkpoint.retention import ends_of_segments
 from trainer.checkpoint.store import Checkpoints
 from trainer.config.root import Config
 from trainer.core.console import plural
@@ -87,8 +88,8 @@ class Chain:
         broadcast_when_done(self._context, self._begin)
         while self._wanted() and (segment := self._next()):
             order = self._plan(segment)
-            if order is None:
-                self._pass_over(segment)
+            if isinstance(order, str):
+                self._pass_over(segment, order)
                 continue
             self._train(order)
         self._end()
@@ -105,7 +106,9 @@ class Chain:
         if not self._under_way:
             self._ledger.note(self._place)
         config, done = self._config.data.segments, self._place.number + (not self._under_way)
-        trained = [line["segment"] for line in self._ledger.lines() if line["samples"]]
+        if len(trained := self._trained()) != done:
+            self._restore_ledger()
+            trained = self._trained()
         if config.changed == "train" and len(trained) != done:
             raise InputError(
                 f"data.segments.changed is 'train', but '{self._directory.url_of(LEDGER)}' has {len(trained)} of "
@@ -120,8 +123,18 @@ class Chain:
         if left_out := [name for name in dict.fromkeys(trained) if is_left_out(config, name)]:
             self._tell(f"data.segments.skip leaves out {_listed(left_out)}, already trained on; {GO_BACK}")
 
-    def _pass_over(self, segment: Segment) -> None:
-        self._say(f"segment {segment.name} has no rows, and is passed over")
+    def _trained(self) -> list[str]:
+        return [line["segment"] for line in self._ledger.lines() if line["samples"]]
+
+    def _restore_ledger(self) -> None:
+        """Adds the lines that are lost of segments whose ends have checkpoints."""
+        checkpoints = self._job.claimed.checkpoints
+        for step in checkpoints.steps():
+            if step <= self._steps and step in ends_of_segments(checkpoints, [step]):
+                self._ledger.note(SegmentPlace(**{"reached": ""} | checkpoints.at(step).train_state["segment"]))
+
+    def _pass_over(self, segment: Segment, why: str) -> None:
+        self._say(f"segment {segment.name} has {why}, and is passed over")
         broadcast_from_rank0(self._context, lambda: self._ledger.note(self._place_of(segment, samples=0, steps=0)))
 
     @property
@@ -243,8 +256,8 @@ class Chain:
                 raise Stopped
             time.sleep(min(TICK_SECONDS, seconds))
 
-    def _plan(self, segment: Segment) -> EpochOrder | None:
-        """Decides the order of a segment's samples; None if it has none.
+    def _plan(self, segment: Segment) -> EpochOrder | str:
+        """Decides the order of a segment's samples; returns in words what it has if there is nothing to train on.
 
         Raises:
             InputError: The data cannot be used, or changed since the checkpoint.
@@ -261,10 +274,15 @@ class Chain:
                 return None
 
         if (files := broadcast_when_done(context, find)) is None:
-            return None
+            return "no rows"
         for reason in segment.left_out:
             self._say(f"segment {segment.name}: {reason}")
-        lanes = plan_lanes(config, files, self._start, context)
+        try:
+            lanes = plan_lanes(config, files, self._start, context)
+        except NoRows:
+            if self._under_way:
+                raise
+            return f"{plural(files.rows, 'sample')}, fewer than data.global_batch_size where data.last_batch is 'drop'"
         if self._start:
             check_start(self._start, lanes.lanes, config, files if self._under_way else None)
         self._types = held_types(config, files, f"segment {segment.name}", self._start, self._types)
@@ -306,7 +324,7 @@ class Chain:
         is_first, origin = self._model is None, {}
         if self._model is None:
             self._model = build_sharded_model(config, self._context, order.lanes, self._directory)
-            origin = restore_or_finetune(self._job.claimed, self._model, order)
+            origin = restore_or_finetune(self._job.claimed, self._model, order.types)
             continue_chain(self._job, self._model)
         with session_of(self._job, order, evaluator, self._model, self._step_state) as session:
             if is_first:
@@ -343,7 +361,7 @@ class Chain:
 
     def _record(self, state: str, outcome: str) -> None:
         if self._context.is_rank0:
-            facts = self._directory.read_json("run.json") or {}
+            facts = self._directory.facts()
             self._directory.write_json("run.json", facts | {"state": state, "step": self._steps, "outcome": outcome})
             write_outcome(without_secrets(outcome))
             write_page(self._directory, Checkpoints(self._directory))

@@ -336,7 +336,7 @@ class Session:
         self.reporter.close()
         if self.context.is_rank0:
             with self.reporter.tolerate_failed_writes():
-                facts = self.directory.read_json("run.json") or {}
+                facts = self.directory.facts()
                 facts |= {"state": state, "step": step, "outcome": without_secrets(outcome)}
                 facts |= {"measured": measured} if measured else {}
                 self.directory.write_json("run.json", facts)

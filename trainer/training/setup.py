@@ -18,7 +18,7 @@ from trainer.config.root import Config, to_toml
 from trainer.core.console import plural
 from trainer.core.digest import digest
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, NoRows
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet
@@ -83,7 +83,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
         order = plan_epochs(config, claimed.start, context)
         evaluator = Evaluator(config, context, order.types, order.catalogue)
         model = build_sharded_model(config, context, order.lanes, claimed.directory)
-        origin = restore_or_finetune(claimed, model, order)
+        origin = restore_or_finetune(claimed, model, order.types)
         continue_chain(job, model)
         with session_of(job, order, evaluator, model, first_step_state(claimed)) as session:
             announce(session, origin)
@@ -239,6 +239,7 @@ def plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context
     """Returns the lanes of a run; a resumed run keeps the lanes of its checkpoint.
 
     Raises:
+        NoRows: There is no whole batch, and the last is dropped; on every rank.
         InputError: Lanes, batches and ranks do not divide one another, or the checkpoint is of other data.
     """
     # A resumed run keeps its lanes, whatever its number of ranks, and with them its order of samples.
@@ -247,16 +248,17 @@ def plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context
     check_lanes(number, context.world_size, config.data.global_batch_size)
     lanes = Lanes(files.rows, number, config.data.global_batch_size, config.data.last_batch == "keep")
     if lanes.steps == 0:
-        raise InputError(
+        way_out = "use a smaller batch or 'keep'" if start is None else "put the files back that the run began with"
+        raise NoRows(
             f"data.global_batch_size is {lanes.global_batch_size}, more than the {plural(files.rows, 'sample')} to "
-            "train on, and data.last_batch is 'drop'; use a smaller batch or 'keep'"
+            f"train on, and data.last_batch is 'drop'; {way_out}"
         )
     check_micro_batches(config.train.micro_batches, lanes, context.world_size)
     check_units(config.named_tasks(), lanes, context.world_size, config.train.micro_batches)
     return lanes
 
 
-def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOrder) -> dict[str, Any]:
+def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, types: RecordedTypes) -> dict[str, Any]:
     """Fills a fresh model from the run's own checkpoint, from another run's, or from neither.
 
     Returns:
@@ -266,17 +268,13 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
         InputError: The checkpoint does not fit the model.
     """
     config, context = claimed.config, claimed.context
-
-    def initialize() -> None:  # by any batch, as the step changes no weight
-        model.initialize_optimizer_state(model.managed.looked_up(next(order.loader.batches(0, 1))).to(context.device))
-
+    model.optimizers.create_dense_state()  # or a restore would skip it, and a save before the first step lack it
     if claimed.start is None:
-        facts = finetune(config.finetune, config.data, order.types, model, initialize, context)
+        facts = finetune(config.finetune, config.data, types, model, context)
         if model.averages:
             model.averages.begin()
         return facts
     model.managed.keep_rules(claimed.start.train_state)
-    initialize()  # before the restore: without it torch's optimizers have no state to fill
     grows = config.checkpoint.grow_tables
     if grows and model.averages:
         model.averages.begin()  # of the new rows
@@ -284,7 +282,7 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, order: EpochOr
     restore(claimed.start, model.tensors(), context, grown=grows)
     model.optimizers.tables.earlier_steps = claimed.start.train_state.get("earlier_table_steps", 0)
     seconds = claimed.verify_seconds + time.monotonic() - started
-    earlier = broadcast_from_rank0(context, lambda: claimed.directory.read_json("run.json") or {})
+    earlier = broadcast_from_rank0(context, claimed.directory.facts)
     finetuned = {"finetune": earlier["finetune"]} if "finetune" in earlier else {}
     return {"restore_seconds": round(seconds, 3), **finetuned}
 
@@ -365,7 +363,7 @@ def announce(session: Session, origin: dict[str, Any]) -> None:
     """
     model, log = session.model, session.reporter.log
     if session.context.is_rank0:
-        earlier = session.directory.read_json("run.json") or {}
+        earlier = session.directory.facts()
         facts = {
             "plan": digest(model.plan_json),
             PLANNED_FOR: model.planned_for,

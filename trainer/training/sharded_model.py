@@ -8,12 +8,10 @@ import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan
 
-from trainer.checkpoint.state_dict import State, all_tensors, model_tensors, optimizer_tensors
+from trainer.checkpoint.state_dict import State, all_tensors, model_tensors
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
-from trainer.core.local_shards import local_shards_of
 from trainer.core.run_directory import RunDirectory
-from trainer.data.batch import Batch
 from trainer.data.lanes import Lanes
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import table_of_weight, table_shapes
@@ -25,7 +23,7 @@ from trainer.optim.dense_optimizers import freeze
 from trainer.optim.optimizers import Optimizers
 from trainer.optim.table_averages import check_kernels
 from trainer.optim.table_optimizers import check_table_optimizers, fuse
-from trainer.plan.allowed_types import check_types
+from trainer.plan.allowed_types import check_types, column_shards_in_words
 from trainer.plan.communication import check_comms, communication_volume
 from trainer.plan.make_plan import check_planner, make_plan
 from trainer.plan.memory import allocating
@@ -89,29 +87,6 @@ class ShardedModel:
         """Inside the block the weights are their averages, if these are to be evaluated."""
         return self.averages.swapped_in() if self.averages and self.averages.evaluated else nullcontext()
 
-    def initialize_optimizer_state(self, batch: Batch) -> None:
-        """Makes every optimizer allocate its state, by a step at learning rate zero, and zeroes that state.
-
-        Torch's optimizers have no state before their first step: a restore would skip it without an error.
-        """
-        # Weights that are not restored, as of a new table in fine-tuning, must stay as initialized. TorchRec's
-        # init_state() takes a step at the full rate with zero gradients, where weight decay would move them.
-        self.optimizers.set_rates_to_zero()
-        self.optimizers.combined.zero_grad()
-        loss, _ = self.model(batch)
-        loss.backward()
-        if self.cut:
-            for gradient in [*(weight.grad for weight in self.optimizers.dense_parameters), *self.cut.gradients]:
-                if gradient is not None:
-                    gradient.nan_to_num_(0.0, 0.0, 0.0)  # an overflow would move weights even at a rate of zero
-            self.cut.backward()
-        self.optimizers.combined.step()
-        for value in optimizer_tensors(self.optimizers).values():
-            for local_shard in local_shards_of(value):
-                local_shard.zero_()
-        self.optimizers.tables.fill_accumulators()
-        self.optimizers.tables.forget_cached_rows()
-
 
 def build_unsharded_model(config: Config, device: torch.device, lanes: Lanes | None = None) -> ModelWithLoss:
     """Builds the model with its loss, the tables on the meta device and marked for their fused optimizer.
@@ -158,7 +133,8 @@ def build_sharded_model(
     # Before `shard`, which replaces the tables inside the unsharded model.
     shapes = table_shapes(unsharded)
     plan_json = plan_to_json(plan, shapes, context.world_size)
-    plan_table = f"{render_plan(plan, unsharded, context.world_size)}\n\n{remark}".rstrip()
+    remarks = "\n".join(filter(None, [remark, column_shards_in_words(plan, config)]))
+    plan_table = f"{render_plan(plan, unsharded, context.world_size)}\n\n{remarks}".rstrip()
     communication_bytes = communication_volume(plan, unsharded, config.data, config.comms, context)
     if config.optimizer.ema.tables:
         check_kernels(plan)

@@ -13,6 +13,7 @@ from torchrec.distributed.train_pipeline.postproc import NoOpStream
 from planner.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, UPDATE
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
+from trainer.core.random_state import seed_step
 from trainer.data.batch import Batch
 from trainer.optim.clipping import clamp, clip
 from trainer.optim.gradient_average import GradientAverage
@@ -86,6 +87,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         self._cut, self._averages, self._managed = model.cut, model.averages, model.managed
         self._micro_batches, self._optim = config.train.micro_batches, config.optimizer
         self._world_size, self._step_state = context.world_size, state
+        self._seed, self._rank = config.train.seed, context.rank
         self._loss_scale = LossScale(config.train, state)
         self._finite = FiniteCheck(model, config.train, context, self._loss_scale, state, locate)
         self._reset = RowResets(model.tensors, config.optimizer, config.train.seed)
@@ -110,6 +112,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         with named_range("update: rates"):
             self._optimizers.set_rates(step, self._step_state.skipped)
         self._step = step
+        seed_step(self._seed, step, self._rank, self._device)
         loss = self.progress(batches)
         return StepResult(loss, self._skipped, self._gradient_norm)
 

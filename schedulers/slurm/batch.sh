@@ -24,7 +24,8 @@ mkdir -p "$index" && printf '%s\n' "$job_dir" > "$index/${id%%_*}"
 setup
 . "$job_dir/$environment_file" || end "failed: cannot read $job_dir/$environment_file" 1
 
-export "$rank0_variable=${nodes%%,*}" "$outcome_variable=$outcome_file"
+port=$(free_port) || end "failed: processes of ${nodes%%,*} hold all $ports ports from $first_port on" 1
+export "$rank0_variable=${nodes%%,*}" "$port_variable=$port" "$outcome_variable=$outcome_file"
 ((saved_step)) && export "$saved_step_variable=$saved_step"
 rm -rf "$outcome_file" "$record/layout" "$record/ended"
 mkdir "$record/ended"

@@ -8,7 +8,16 @@ from pathlib import Path
 
 from torchx.specs import AppDef, BindMount, Role, macros
 
-from schedulers.contract import ARRAY, RANK0_HOST, SHELL_CONTRACT, SHUTDOWN_TIMEOUT_SECONDS, assignments
+from schedulers.contract import (
+    ARRAY,
+    FIRST_PORT,
+    PORTS,
+    RANK0_HOST,
+    RANK0_PORT,
+    SHELL_CONTRACT,
+    SHUTDOWN_TIMEOUT_SECONDS,
+    assignments,
+)
 from schedulers.errors import SchedulerError
 from schedulers.slurm.options import SlurmOpts, dependency, sbatch_word
 from schedulers.slurm.record import INDEX, SCRIPT, About
@@ -19,10 +28,9 @@ COMMON = (
     "# ---- The same for every job from here on.\n\n"
     + assignments(environment_file=ENVIRONMENT, index_folder=f"{STATE_FOLDER}/{INDEX}")
     + assignments(wait_seconds=SHUTDOWN_TIMEOUT_SECONDS)
+    + assignments(port_variable=RANK0_PORT, first_port=FIRST_PORT, ports=PORTS)
     + SHELL_CONTRACT
-    + Path(__file__).with_name("requeue.sh").read_text()
-    + "\n"
-    + Path(__file__).with_name("batch.sh").read_text()
+    + "\n".join(Path(__file__).with_name(f"{name}.sh").read_text() for name in ("requeue", "start", "batch"))
 )
 
 # The most bytes of a replica's command: it is an argument of bash, with some code, and Linux takes no longer ones.

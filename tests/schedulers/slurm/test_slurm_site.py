@@ -1,6 +1,11 @@
 """Jobs of an ordinary account on a cluster as administrators set it up, with a second one on the same slurmdbd."""
 
+import contextlib
+import re
+import socket
+
 import pytest
+from slurm_shell import number
 
 pytestmark = pytest.mark.slurm
 
@@ -23,3 +28,29 @@ def test_a_second_cluster_is_reached_from_the_first(ordinary, second):
     )
     assert cluster.strip() == second.name
     ordinary.run("scancel", "-M", second.name, number)
+
+
+@contextlib.contextmanager
+def held(port):
+    """A process that takes connections and does not answer, at a port of this machine, where all nodes are."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        yield
+
+
+def test_nodes_meet_though_another_process_holds_their_port(ordinary):
+    """They end as they have no data; before they meet, they would not have looked."""
+    (ordinary.folder / "job.toml").write_text('base = "movielens"\n[data]\ntrain = ["nonesuch.parquet"]\n')
+    job = ("dlrm.multi_node", "--config", "job.toml", "-j", "2x1", "--cpu", "1", "--memMB", "1000")
+    handle = ordinary.submit(*job, cfg=f"{NO_MPI},sbatch_args=--hold")
+    first = 20000 + int(number(handle)) % 10000
+    with held(first):
+        ordinary.run("scontrol", "release", number(handle))
+        status = ordinary.wait(handle)
+    assert status["msg"].startswith("failed: wrong input"), ordinary.batch_log(handle)
+    (taken,) = re.findall(
+        r"1 ports of n\d are held by other processes: replicas meet at (\d+)", ordinary.batch_log(handle)
+    )
+    assert int(taken) != first

@@ -76,8 +76,8 @@ end_after_failure() {
 # (SBATCH_EXPORT=NONE).
 lines=$(wc -l < "$log")
 srun --kill-on-bad-exit=0 --wait=0 --distribution=block --open-mode="$open_mode" --export=ALL \
-    --output="${record//%/%%}/$role-%t.out" --error="${record//%/%%}/$role-%t.err" "${srun_args[@]}" \
-    bash -c "$(declare -f run_replica replica); run_replica \"\$@\"" bash "$record" "$signalled" &
+    --output="${record//%/%%}/$role-%t.out" --error="${record//%/%%}/$role-%t.err" "${container_args[@]}" \
+    "${srun_args[@]}" bash -c "$(declare -f run_replica replica); run_replica \"\$@\"" bash "$record" "$signalled" &
 step=$!
 end_after_failure "$((lines + 1))" &
 watcher=$!
@@ -132,12 +132,10 @@ if [[ $lost ]]; then
     again "the node $lost was lost"
 fi
 
-# The loss of a node first shows as a failure of the other nodes.
-answer=$(timeout 60 srun --overlap --quiet --export=ALL --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" \
-    --ntasks-per-node=1 bash -c 'echo "$SLURMD_NODENAME"') || {
-    silent=$(tr , '\n' <<< "$nodes" | grep -vxF "$answer")
-    [[ $answer ]] && echo "$silent" >> "$record/blamed"
-    again "no answer from $(paste -sd , <<< "$silent")"
-}
+silent=$(silent_nodes)
+if [[ $silent ]]; then
+    [[ $silent == "$nodes" ]] || tr , '\n' <<< "$silent" >> "$record/blamed"
+    again "no answer from $silent"
+fi
 
 fail "$(cause)"

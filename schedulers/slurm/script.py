@@ -137,7 +137,8 @@ def _script(name: str, roles: list[Role], opts: SlurmOpts, job_dir: Path, work_d
         f"max_retries={role.max_retries}",
         f"max_free_restarts={opts.max_free_restarts}",
         f"open_mode={opts.open_mode}",
-        f"srun_args=({shlex.join(_srun_args(role, opts, job_dir))})",
+        f"srun_args=({shlex.join(_srun_args(role, opts))})",
+        f"container_args=({shlex.join(_container_args(role, opts, job_dir))})",
         "",
         *("setup() {", *(f"    {line}" for line in opts.setup or [":"]), "}"),
         "",
@@ -177,7 +178,7 @@ def _replicas_on_a_node(role: Role, opts: SlurmOpts) -> int:
     return min(opts.ntasks_per_node, role.num_replicas)
 
 
-def _srun_args(role: Role, opts: SlurmOpts, job_dir: Path) -> list[str]:
+def _srun_args(role: Role, opts: SlurmOpts) -> list[str]:
     # srun does not inherit this option from sbatch.
     args = [f"--cpus-per-task={max(1, role.resource.cpu)}"]
     if _is_elastic(role):
@@ -185,12 +186,16 @@ def _srun_args(role: Role, opts: SlurmOpts, job_dir: Path) -> list[str]:
         args.append(f"--ntasks-per-node={on_node}")
         if on_node > 1 and role.resource.gpu > 0 and not opts.gres:
             args.append(f"--gpus-per-task={role.resource.gpu}")
+    return [*args, *(word for arg in opts.srun_args or [] for word in shlex.split(arg))]
+
+
+def _container_args(role: Role, opts: SlurmOpts, job_dir: Path) -> list[str]:
     if opts.container_image:
         mounts = [f"{job_dir}:{job_dir}", *map(_mount, role.mounts), *(opts.container_mounts or [])]
-        args += [f"--container-image={opts.container_image}", f"--container-mounts={','.join(mounts)}"]
-    elif role.mounts:
+        return [f"--container-image={opts.container_image}", f"--container-mounts={','.join(mounts)}"]
+    if role.mounts:
         log.warning("mounts take effect only in a container: -cfg container_image=...")
-    return [*args, *(word for arg in opts.srun_args or [] for word in shlex.split(arg))]
+    return []
 
 
 def _mount(mount: object) -> str:

@@ -54,3 +54,19 @@ def test_nodes_meet_though_another_process_holds_their_port(ordinary):
         r"1 ports of n\d are held by other processes: replicas meet at (\d+)", ordinary.batch_log(handle)
     )
     assert int(taken) != first
+
+
+def test_srun_that_fails_itself_is_no_lost_node(ordinary):
+    """And each replica that fails is the cause, whatever the site's defaults do to other steps of the job."""
+    causes = {
+        "": r"srun: mpi/pmix\S* init: .*can not load PMIx library",
+        "srun_args=--mpi none --nosuch": "srun: unrecognized option '--nosuch'",
+        f"{NO_MPI},container_image=x": "srun: unrecognized option '--container-image=x'",
+        f"{NO_MPI} --mem 200G": r"srun: Unable to create step for job \d+: Memory required by task is not available",
+        NO_MPI: r"replica \d on n\d: Exited with exit code 255;",
+    }
+    handles = {cfg: ordinary.shell_job("exit 255", "--num_replicas", "2", cfg=cfg) for cfg in causes}
+    for cfg, handle in handles.items():
+        status = ordinary.wait(handle)
+        assert (status["state"], status["num_restarts"]) == ("FAILED", 0), ordinary.batch_log(handle)
+        assert re.match(f"failed: {causes[cfg]}", status["msg"]), cfg

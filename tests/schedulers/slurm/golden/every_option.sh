@@ -40,7 +40,8 @@ role=trainer
 max_retries=2
 max_free_restarts=5
 open_mode=truncate
-srun_args=(--cpus-per-task=2 '--container-image=/images/trainer image.sqsh' --container-mounts=/here/job:/here/job,/host:/job:ro,/data:/data:ro --mpi none)
+srun_args=(--cpus-per-task=2 --mpi none)
+container_args=('--container-image=/images/trainer image.sqsh' --container-mounts=/here/job:/here/job,/host:/job:ro,/data:/data:ro)
 
 setup() {
     module load cuda

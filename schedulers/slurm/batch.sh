@@ -1,5 +1,7 @@
 # Runs a job: starts the replicas, and decides from what they leave how the job ends.
 
+unset "${!SCONTROL_@}" "${!SINFO_@}" SLURM_TIME_FORMAT SLURM_CLUSTERS # which change what the commands below print
+
 record=$job_dir/slurm-$id
 outcome_file=$record/outcome
 restarts=${SLURM_RESTART_COUNT:-0} # counted by Slurm: a full disk must not let a job start again for ever
@@ -21,7 +23,7 @@ bound "$restarts" "$last"
 index=${XDG_STATE_HOME:-$HOME/.local/state}/$index_folder/$SLURM_CLUSTER_NAME
 mkdir -p "$index" && printf '%s\n' "$job_dir" > "$index/${id%%_*}"
 
-setup
+prepare
 . "$job_dir/$environment_file" || end "failed: cannot read $job_dir/$environment_file" 1
 
 port=$(free_port) || end "failed: processes of ${nodes%%,*} hold all $ports ports from $first_port on" 1

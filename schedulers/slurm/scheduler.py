@@ -156,6 +156,8 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         return [ListAppResponse(record.job_id, state(record), name=record.about.name) for record in records]
 
     def _cancel_existing(self, app_id: str) -> None:
+        if record := self._index.find(app_id):
+            record.note_cancelled()
         slurm.run("scancel", app_id)
 
     def _delete_existing(self, app_id: str) -> None:
@@ -243,11 +245,15 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _check_lead(opts: SlurmOpts) -> None:
-    """Refuses a warning that would come before the job has begun, if its time limit is its partition's."""
-    if not opts.time:
-        limits = slurm.default_limits()
-        for partition in opts.partition or [None]:
-            opts.check_lead(limits.get(partition))
+    """Refuses a warning that would come before the job has begun, if the options do not say the time limit."""
+    if opts.time:
+        return
+    if limit := slurm.of_all_jobs("time"):
+        opts.check_lead(limit)
+        return
+    limits = slurm.default_limits()
+    for partition in opts.partition or (slurm.of_all_jobs("partition") or "").split(","):
+        opts.check_lead(limits.get(partition or None))
 
 
 def _copy(workspace: Workspace, target: Path) -> None:

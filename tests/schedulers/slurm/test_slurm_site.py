@@ -3,6 +3,7 @@
 import contextlib
 import re
 import socket
+import time
 
 import pytest
 from slurm_shell import number
@@ -70,3 +71,37 @@ def test_srun_that_fails_itself_is_no_lost_node(ordinary):
         status = ordinary.wait(handle)
         assert (status["state"], status["num_restarts"]) == ("FAILED", 0), ordinary.batch_log(handle)
         assert re.match(f"failed: {causes[cfg]}", status["msg"]), cfg
+
+
+def test_a_line_of_setup_that_fails_ends_the_job(ordinary):
+    good = "f() { false;true; };f;(false;true);false || true;[ -e nonesuch ] && false;if true;then echo well;fi"
+    bad = {"cd nonesuch": 1, "exit 0": 0}
+    well, *others = (ordinary.shell_job("true", cfg=f"{NO_MPI},setup={setup};true") for setup in (good, *bad))
+    assert ordinary.wait(well)["state"] == "SUCCEEDED", ordinary.batch_log(well)
+    for handle, (line, code) in zip(others, bad.items(), strict=True):
+        status = ordinary.wait(handle)
+        named = line if code else "a line that exits"
+        assert status["state"] == "FAILED"
+        assert status["msg"].startswith(f"failed: setup: {named} ended with exit code {code}")
+
+
+def test_a_job_that_waits_until_somebody_does_something_says_so(ordinary):
+    ordinary.cluster.run("scontrol", "create", "PartitionName=brief", "Nodes=ALL", "MaxTime=5")
+    waits = {
+        "sbatch_args=--hold": "held: JobHeldUser, until somebody releases it: scontrol release",
+        "partition=brief,time=9": "waits for ever: PartitionTimeLimit: cancel it, and submit it with what the cluster",
+    }
+    for cfg, said in waits.items():
+        handle = ordinary.shell_job("true", cfg=cfg)
+        while ordinary.run("squeue", "-h", "-j", number(handle), "-o", "%r").strip() not in said:
+            time.sleep(0.5)
+        status = ordinary.status(handle)
+        assert (status["state"], status["msg"][: len(said)]) == ("PENDING", said)
+        ordinary.torchx("cancel", handle)
+
+
+def test_a_time_limit_of_the_users_environment_counts(ordinary):
+    ordinary.env |= {"SBATCH_TIMELIMIT": "1"}
+    done = ordinary.try_torchx("run", "-s", "slurm", "utils.sh", "--memMB", "100", "true")
+    assert done.returncode == 2
+    assert "-cfg signal_lead=120: must be less than the time limit (1)" in done.stderr

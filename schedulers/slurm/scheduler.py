@@ -21,6 +21,7 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, Role, Workspac
 from torchx.workspace import WorkspaceMixin, walk_workspace
 
 from schedulers import log_files
+from schedulers.command_check import check_command
 from schedulers.errors import SchedulerError
 from schedulers.first_error import tail
 from schedulers.notify import check_tags, notifier
@@ -95,6 +96,8 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
                     " a directory that can, or give -cfg job_dir"
                 ) from error
             _check_lead(wanted.opts)
+            if app and not waits and not _changes_python(wanted.opts):
+                check_command(app.roles[0], wanted.job_dir if wanted.opts.job_dir is not None else Path.cwd())
             try:
                 job_id = slurm.submit(wanted.job_dir / SCRIPT, waits)
             except slurm.MaybeSubmitted:
@@ -242,6 +245,11 @@ def _missing(folder: Path) -> Iterator[Path]:
 def _remove_if_empty(folder: Path) -> None:
     with contextlib.suppress(OSError):  # another job is in it by now
         folder.rmdir()
+
+
+def _changes_python(opts: SlurmOpts) -> bool:
+    """Returns whether the job may find another Python, or other files, than a command here and now."""
+    return bool(opts.setup or opts.container_image or opts.dependency)
 
 
 def _check_lead(opts: SlurmOpts) -> None:

@@ -105,3 +105,15 @@ def test_a_time_limit_of_the_users_environment_counts(ordinary):
     done = ordinary.try_torchx("run", "-s", "slurm", "utils.sh", "--memMB", "100", "true")
     assert done.returncode == 2
     assert "-cfg signal_lead=120: must be less than the time limit (1)" in done.stderr
+
+
+def test_a_wrong_configuration_or_key_is_known_before_the_queue(ordinary):
+    cases = {
+        "nonesuch.toml": "configuration 'nonesuch.toml': no such file",
+        "movielens -- --train.stepz 3": "unknown flag --train.stepz; did you mean --train.steps?",
+    }
+    for words, said in cases.items():
+        done = ordinary.try_torchx("run", "-s", "slurm", "dlrm.multi_node", "--config", *words.split())
+        assert done.returncode == 2
+        assert said in done.stderr.splitlines()[-1]
+    assert not (ordinary.folder / "slurm-jobs").exists()

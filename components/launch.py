@@ -14,17 +14,13 @@ from torchx import specs
 from torchx.components.dist import parse_nnodes
 from torchx.specs import AppDef, Role, macros
 
-from schedulers.contract import ARRAY, SHUTDOWN_TIMEOUT_SECONDS
+from schedulers.contract import ARRAY, FIRST_PORT, PORTS, RANK0_PORT, SHUTDOWN_TIMEOUT_SECONDS
 
 # Each of them reaches every rank, which then has SHUTDOWN_TIMEOUT_SECONDS to leave.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 
 # The number of nodes that an elastic job may lose and continue; a node that returns does not count.
 ELASTIC_RESTARTS = 100
-
-# Below the ports that the system assigns by itself (32768 and up on Linux).
-FIRST_PORT = 20000
-PORTS = 10000
 
 LONGEST_NAME = 100
 MACROS = (macros.img_root, macros.app_id, macros.replica_id, macros.rank0_env)
@@ -192,12 +188,12 @@ def _torchrun_command(shape: Shape, trainer_args: list[str]) -> str:
 def _rdzv_endpoint(shape: Shape) -> str:
     """Returns the host and port at which the nodes meet, as a word for the shell.
 
-    The port is derived from the number of a Slurm job, which no other job has, or from a checksum of any other app id.
-    All nodes of a job compute the same port, and other jobs on a host another one.
+    The scheduler may publish a port that is free. Else it is derived from the app id: from a number, which no other
+    job has, or from a checksum. All nodes of a job compute the same port, and other jobs on a host another one.
     """
     if shape.nodes == 1:
         return "localhost:0"
     # TorchX turns `$$` into `$`. A missing host is an error: each node would wait for the others at its own localhost.
     host = f"$${{{macros.rank0_env}:?names the host of replica 0 and is not set}}"
     job = f"$$(id='{macros.app_id}'; if [ $${{id//[0-9]}} ]; then cksum <<< $$id | cut -d ' ' -f 1; else echo $$id; fi)"
-    return f'"{host}:$$(({FIRST_PORT} + {job} % {PORTS}))"'
+    return f'"{host}:$${{{RANK0_PORT}:-$$(({FIRST_PORT} + {job} % {PORTS}))}}"'

@@ -26,6 +26,13 @@ log = logging.getLogger(__name__)
 # The variable with the host of replica 0. TorchX's own schedulers use this name, but have no constant for it.
 RANK0_HOST = "TORCHX_RANK0_HOST"
 
+# The variable with a free port of that host, at which the nodes of a job meet, where the scheduler looks for one.
+RANK0_PORT = "TORCHX_RANK0_PORT"
+
+# The ports at which nodes meet: below those that the system assigns by itself (32768 and up on Linux).
+FIRST_PORT = 20000
+PORTS = 10000
+
 # The time that torchrun gives its ranks to save and leave after a signal; then it kills them.
 SHUTDOWN_TIMEOUT_SECONDS = 120
 

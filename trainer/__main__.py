@@ -16,13 +16,14 @@ import signal
 import sys
 from typing import NoReturn
 
-from trainer.commands import read_command, usage, versions
+from trainer.commands import check_command, read_command, usage, versions
 from trainer.core.console import write_whole_lines
 from trainer.core.errors import REPORTED_ERRORS, report_error
 from trainer.core.home import settle
 from trainer.core.logging import quiet_libraries
 from trainer.core.outcome import WRONG_INPUT
 
+CHECK = "--check"  # what schedulers put before the words of a command that a job is to run
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -41,7 +42,10 @@ def main(arguments: list[str]) -> int:
     # DLRM with 26 tables in batches of 65,536 on an H200.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     try:
-        read_command(arguments)()
+        if arguments[0] == CHECK:
+            check_command(arguments[1:])
+        else:
+            read_command(arguments)()
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except REPORTED_ERRORS as error:

@@ -143,6 +143,17 @@ def read_command(words: list[str]) -> Callable[[], Any]:
     Raises:
         InputError: There is no such command, the command is not installed, or an argument is wrong.
     """
+    module, function, bound = _bind(words)
+    return partial(getattr(import_quickly(module), function), *bound.args, **bound.keywords)
+
+
+def check_command(words: list[str]) -> None:
+    """Finds what is wrong with a command line, as `read_command` does, without torch."""
+    _bind(words)
+
+
+def _bind(words: list[str]) -> tuple[str, str, partial[Any]]:
+    """Returns the module of a command, its function there, and the function's arguments."""
     name, *arguments = words
     if name not in COMMANDS:
         raise InputError(f"unknown command '{name}'{nearest(name, COMMANDS)}")
@@ -153,8 +164,7 @@ def read_command(words: list[str]) -> Callable[[], Any]:
             f"{name} is part of the project's checkout, not of the installed package; run it in the root of a checkout"
         )
     # What is wrong is found before torch is imported, which takes longer than anything else.
-    bound = parse(declaration(module, function), arguments, f"{PROGRAM} {name}", example)
-    return partial(getattr(import_quickly(module), function), *bound.args, **bound.keywords)
+    return module, function, parse(declaration(module, function), arguments, f"{PROGRAM} {name}", example)
 
 
 def _is_there(module: str) -> bool:

@@ -1,5 +1,7 @@
 # Runs a job: starts the replicas, and decides from what they leave how the job ends.
 
+unset "${!SCONTROL_@}" "${!SINFO_@}" SLURM_TIME_FORMAT SLURM_CLUSTERS # which change what the commands below print
+
 record=$job_dir/slurm-$id
 outcome_file=$record/outcome
 restarts=${SLURM_RESTART_COUNT:-0} # counted by Slurm: a full disk must not let a job start again for ever
@@ -21,10 +23,11 @@ bound "$restarts" "$last"
 index=${XDG_STATE_HOME:-$HOME/.local/state}/$index_folder/$SLURM_CLUSTER_NAME
 mkdir -p "$index" && printf '%s\n' "$job_dir" > "$index/${id%%_*}"
 
-setup
+prepare
 . "$job_dir/$environment_file" || end "failed: cannot read $job_dir/$environment_file" 1
 
-export "$rank0_variable=${nodes%%,*}" "$outcome_variable=$outcome_file"
+port=$(free_port) || end "failed: processes of ${nodes%%,*} hold all $ports ports from $first_port on" 1
+export "$rank0_variable=${nodes%%,*}" "$port_variable=$port" "$outcome_variable=$outcome_file"
 ((saved_step)) && export "$saved_step_variable=$saved_step"
 rm -rf "$outcome_file" "$record/layout" "$record/ended"
 mkdir "$record/ended"
@@ -75,8 +78,8 @@ end_after_failure() {
 # (SBATCH_EXPORT=NONE).
 lines=$(wc -l < "$log")
 srun --kill-on-bad-exit=0 --wait=0 --distribution=block --open-mode="$open_mode" --export=ALL \
-    --output="${record//%/%%}/$role-%t.out" --error="${record//%/%%}/$role-%t.err" "${srun_args[@]}" \
-    bash -c "$(declare -f run_replica replica); run_replica \"\$@\"" bash "$record" "$signalled" &
+    --output="${record//%/%%}/$role-%t.out" --error="${record//%/%%}/$role-%t.err" "${container_args[@]}" \
+    "${srun_args[@]}" bash -c "$(declare -f run_replica replica); run_replica \"\$@\"" bash "$record" "$signalled" &
 step=$!
 end_after_failure "$((lines + 1))" &
 watcher=$!
@@ -131,12 +134,10 @@ if [[ $lost ]]; then
     again "the node $lost was lost"
 fi
 
-# The loss of a node first shows as a failure of the other nodes.
-answer=$(timeout 60 srun --overlap --quiet --export=ALL --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" \
-    --ntasks-per-node=1 bash -c 'echo "$SLURMD_NODENAME"') || {
-    silent=$(tr , '\n' <<< "$nodes" | grep -vxF "$answer")
-    [[ $answer ]] && echo "$silent" >> "$record/blamed"
-    again "no answer from $(paste -sd , <<< "$silent")"
-}
+silent=$(silent_nodes)
+if [[ $silent ]]; then
+    [[ $silent == "$nodes" ]] || tr , '\n' <<< "$silent" >> "$record/blamed"
+    again "no answer from $silent"
+fi
 
 fail "$(cause)"

@@ -42,6 +42,10 @@ DEFAULTS = {
     "SBATCH_TIMELIMIT": "time",
     "SBATCH_WCKEY": "wckey",
 }
+# By these, Slurm's commands find the cluster and are let in. All other variables of theirs filter, sort or format what
+# they print or, within a Slurm job, are about that job.
+ACCESS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+COMMANDS = ("SLURM", "SBATCH", "SRUN", "SQUEUE", "SACCT", "SCANCEL", "SCONTROL", "SINFO")
 # A controller that is restarted is back within minutes; `log -f` and `run --wait` must outlast that.
 PATIENCE_SECONDS = 600
 # Pauses before each look for a job that a controller may have taken without an answer, and may be slow to list.
@@ -86,7 +90,7 @@ def run(*command: str, env: dict[str, str] | None = None) -> str:
         SchedulerError: The command is not installed or failed; the message is Slurm's own.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=env)
+        done = subprocess.run(command, capture_output=True, text=True, env=env or _environment())
     except FileNotFoundError as error:
         raise SchedulerError(f"{command[0]} is not installed here: run torchx where Slurm's commands work") from error
     if done.returncode:
@@ -117,7 +121,7 @@ def submit(script: Path, options: Sequence[str] = ()) -> str:
         MaybeSubmitted: It gave no answer, and does not list the job.
     """
     try:
-        printed = run("sbatch", "--parsable", *options, str(script), env=_environment(script.read_text()))
+        printed = run("sbatch", "--parsable", *options, str(script), env=_environment() | _defaults(script.read_text()))
     except ControllerAway as error:
         if UNANSWERED not in str(error).lower():
             raise
@@ -146,17 +150,22 @@ def job_of(script: Path) -> str:
     return ""
 
 
-def _environment(script: str) -> dict[str, str]:
-    """Returns the environment for sbatch, which lets SBATCH_* variables override the script."""
+def of_all_jobs(option: str) -> str | None:
+    """Returns the value of an option that the user's environment sets for all jobs; None if it sets none."""
+    return next((os.environ.get(name) for name, each in DEFAULTS.items() if each == option), None)
+
+
+def _defaults(script: str) -> dict[str, str]:
+    """Returns the user's defaults for sbatch, to which they would be more than the script: those it says nothing of."""
     contradicting = {name for name, option in DEFAULTS.items() if f"\n#SBATCH --{option}=" in script}
+    return {name: os.environ[name] for name in DEFAULTS if name in os.environ and name not in contradicting}
 
-    def belongs(name: str) -> bool:
-        if name.startswith("SBATCH_"):
-            return name in DEFAULTS and name not in contradicting
-        # Within a Slurm job, the variables of that job would apply to the new one.
-        return name == "SLURM_CONF" or not name.startswith("SLURM_")
 
-    return {name: value for name, value in os.environ.items() if belongs(name)}
+def _environment() -> dict[str, str]:
+    """Returns the environment without the variables of Slurm's commands that would change what they do."""
+    return {
+        name: value for name, value in os.environ.items() if name in ACCESS or name.partition("_")[0] not in COMMANDS
+    }
 
 
 def cluster() -> str:

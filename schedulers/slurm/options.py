@@ -39,7 +39,7 @@ class SlurmOpts(StructuredOpts):
     """Quality of service."""
 
     time: str | None = None
-    """Time limit: MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS; the partition's if unset."""
+    """Time limit: MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS, 0 for none; the partition's if unset."""
 
     signal_lead: int = 120
     """Seconds before the time limit at which all ranks are signalled to save and the job is put back into the queue."""
@@ -211,11 +211,14 @@ def _value(value: str | int | list[str]) -> str:
 
 
 def _seconds(time: str) -> int | None:
-    """Returns a time limit in seconds, as Slurm reads it; None for any other text, which Slurm itself refuses."""
+    """Returns a time limit in seconds, as Slurm reads it.
+
+    None stands for no limit, which 0 asks for, and for any other text, which Slurm itself refuses.
+    """
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
     if not found:
         return None
     days, first, second, third = (int(group or 0) for group in found.groups())
     if found[1] or found[4]:  # days-hours:minutes:seconds, hours:minutes:seconds
-        return ((days * 24 + first) * 60 + second) * 60 + third
-    return first * 60 + second  # minutes:seconds
+        return (((days * 24 + first) * 60 + second) * 60 + third) or None
+    return (first * 60 + second) or None  # minutes:seconds

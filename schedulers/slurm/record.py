@@ -1,5 +1,6 @@
 """The record of a Slurm job: its directory, and the index in the user's home by which it is found."""
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from schedulers.state_directory import damaged_record, state_directory
 
 ABOUT = "torchx-job.json"
 SCRIPT = "torchx-job.sh"
+CANCELLED = "cancelled"
 INDEX = "slurm"  # folder below the state directory, which batch.sh writes to as well
 
 
@@ -81,6 +83,18 @@ class Record:
     def state(self) -> str:
         """The last state that the batch script wrote, such as `running on ...`; empty before the first attempt."""
         return self._read("state").strip()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `torchx cancel` was called for the job."""
+        return (self._folder / CANCELLED).exists()
+
+    def note_cancelled(self) -> None:
+        """Notes that the job is about to be cancelled: one that has not started leaves no other trace."""
+        with contextlib.suppress(OSError):  # Slurm has the last word
+            for one in (self, *self.tasks):
+                one._folder.mkdir(exist_ok=True)
+                (one._folder / CANCELLED).touch()
 
     @property
     def attempts(self) -> int:

@@ -1,11 +1,13 @@
 # How a job ends or is put back into the queue: functions for batch.sh, which follows and sets variables they use.
-# Assigned before, by script.py: job_dir log role max_retries max_free_restarts open_mode srun_args environment_file
-# index_folder wait_seconds outcome_variable saved_step_variable rank0_variable finished_word saved_word
+# Assigned before, by script.py: job_dir log role max_retries max_free_restarts open_mode srun_args container_args
+# environment_file index_folder wait_seconds outcome_variable saved_step_variable rank0_variable finished_word saved_word
 # stopped_word stopped_code wrong_input_words wrong_input_code; and id, by which scontrol knows the job, or the task of an
 # array: the number of an array's last task is the array's, too.
 
 # The beginning of srun's message on a replica that has failed.
 failed_replica='srun: error: \([^:]*\): tasks\? \([^:]*\): '
+# What srun says where a node did not answer it.
+node_trouble='on node|node failure|communicat|connect|contact|timed out|not respond|node not available|i/o error'
 
 report() { printf '[torchx] %(%F %T)T %s\n' -1 "$*"; }
 
@@ -86,15 +88,40 @@ lost_node() {
     [[ ! $number ]] || cut -d , -f $((number + 1)) <<< "$nodes"
 }
 
-# Prints srun's first message about a replica in this attempt, or else the exit code.
+# Prints the nodes that do not answer: the loss of a node first shows as a failure of the other nodes. srun gets the
+# options that the step had, but for MPI and containers, which nothing here needs. If srun itself fails, no node is blamed.
+silent_nodes() {
+    local said code answered
+    said=$(timeout 60 srun "${srun_args[@]}" --mpi=none --overlap --quiet --export=ALL --nodes="$SLURM_NNODES" \
+        --ntasks="$SLURM_NNODES" --ntasks-per-node=1 bash -c 'echo "answered: $SLURMD_NODENAME"' 2>&1)
+    code=$?
+    ((code == 0)) && return
+    answered=$(sed -n 's/.*answered: //p' <<< "$said")
+    if [[ $answered || $code == 124 ]] || grep -qiE "$node_trouble" <<< "$said"; then
+        tr , '\n' <<< "$nodes" | grep -vxF "$answered" | paste -sd ,
+    else
+        report "the nodes cannot be asked whether they answer: $(said_by_srun <<< "$said")" >&2
+    fi
+}
+
+# Prints the errors of srun in the text on stdin, in one line.
+said_by_srun() {
+    sed -nE '/^srun: (error|fatal|(unrecognized|invalid) option|option )/ s/^srun: (error: |fatal: )? */; /p' \
+        | tr -d '\n' | cut -c 3-1000
+}
+
+# Prints why the step failed: srun's first message about a replica in this attempt, or else what srun says of itself, or
+# else the exit code.
 cause() {
-    local first="s/^$failed_replica\(.*\)/replica \2 on \1: \3/p" found
+    local first="s/^$failed_replica\(.*\)/replica \2 on \1: \3/p" found signal
     found=$(this_attempt | sed -n "$first" | head -n 1)
+    [[ $found ]] || found=$(this_attempt | said_by_srun) found=${found:+srun: $found}
     found=${found:-exit code $code}
     if { echo "$found"; tail -qc 4000 "$record/$role"-*.err 2> /dev/null; } | grep -qi 'oom.kill\|out of memory'; then
         found="out of memory ($found)"
-    elif [[ $found =~ code\ ([0-9]+)$ ]] && ((BASH_REMATCH[1] > 128)); then
-        found="$found (SIG$(kill -l "$((BASH_REMATCH[1] - 128))"))"
+    elif [[ $found =~ code\ ([0-9]+)$ ]] && ((BASH_REMATCH[1] > 128)) \
+        && signal=$(kill -l $((BASH_REMATCH[1] - 128)) 2> /dev/null); then
+        found="$found (SIG$signal)"
     fi
     echo "$found"
 }

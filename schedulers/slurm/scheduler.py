@@ -21,6 +21,7 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, Role, Workspac
 from torchx.workspace import WorkspaceMixin, walk_workspace
 
 from schedulers import log_files
+from schedulers.command_check import check_command
 from schedulers.contract import warn_of_ignored
 from schedulers.errors import SchedulerError
 from schedulers.first_error import tail
@@ -97,6 +98,8 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
                     " a directory that can, or give -cfg job_dir"
                 ) from error
             _check_lead(wanted.opts)
+            if app and not waits and not _changes_python(wanted.opts):
+                check_command(app.roles[0], wanted.job_dir if wanted.opts.job_dir is not None else Path.cwd())
             try:
                 job_id = slurm.submit(wanted.job_dir / SCRIPT, waits)
             except slurm.MaybeSubmitted:
@@ -158,6 +161,8 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         return [ListAppResponse(record.job_id, state(record), name=record.about.name) for record in records]
 
     def _cancel_existing(self, app_id: str) -> None:
+        if record := self._index.find(app_id):
+            record.note_cancelled()
         slurm.run("scancel", app_id)
 
     def _delete_existing(self, app_id: str) -> None:
@@ -243,12 +248,21 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
+def _changes_python(opts: SlurmOpts) -> bool:
+    """Returns whether the job may find another Python, or other files, than a command here and now."""
+    return bool(opts.setup or opts.container_image or opts.dependency)
+
+
 def _check_lead(opts: SlurmOpts) -> None:
-    """Refuses a warning that would come before the job has begun, if its time limit is its partition's."""
-    if not opts.time:
-        limits = slurm.default_limits()
-        for partition in opts.partition or [None]:
-            opts.check_lead(limits.get(partition))
+    """Refuses a warning that would come before the job has begun, if the options do not say the time limit."""
+    if opts.time:
+        return
+    if limit := slurm.of_all_jobs("time"):
+        opts.check_lead(limit)
+        return
+    limits = slurm.default_limits()
+    for partition in opts.partition or (slurm.of_all_jobs("partition") or "").split(","):
+        opts.check_lead(limits.get(partition or None))
 
 
 def _copy(workspace: Workspace, target: Path) -> None:

@@ -8,7 +8,16 @@ from pathlib import Path
 
 from torchx.specs import AppDef, BindMount, Role, macros
 
-from schedulers.contract import ARRAY, RANK0_HOST, SHELL_CONTRACT, SHUTDOWN_TIMEOUT_SECONDS, assignments
+from schedulers.contract import (
+    ARRAY,
+    FIRST_PORT,
+    PORTS,
+    RANK0_HOST,
+    RANK0_PORT,
+    SHELL_CONTRACT,
+    SHUTDOWN_TIMEOUT_SECONDS,
+    assignments,
+)
 from schedulers.errors import SchedulerError
 from schedulers.slurm.options import SlurmOpts, dependency, sbatch_word
 from schedulers.slurm.record import INDEX, SCRIPT, About
@@ -19,10 +28,9 @@ COMMON = (
     "# ---- The same for every job from here on.\n\n"
     + assignments(environment_file=ENVIRONMENT, index_folder=f"{STATE_FOLDER}/{INDEX}")
     + assignments(wait_seconds=SHUTDOWN_TIMEOUT_SECONDS)
+    + assignments(port_variable=RANK0_PORT, first_port=FIRST_PORT, ports=PORTS)
     + SHELL_CONTRACT
-    + Path(__file__).with_name("requeue.sh").read_text()
-    + "\n"
-    + Path(__file__).with_name("batch.sh").read_text()
+    + "\n".join(Path(__file__).with_name(f"{name}.sh").read_text() for name in ("requeue", "start", "batch"))
 )
 
 # The most bytes of a replica's command: it is an argument of bash, with some code, and Linux takes no longer ones.
@@ -129,7 +137,8 @@ def _script(name: str, roles: list[Role], opts: SlurmOpts, job_dir: Path, work_d
         f"max_retries={role.max_retries}",
         f"max_free_restarts={opts.max_free_restarts}",
         f"open_mode={opts.open_mode}",
-        f"srun_args=({shlex.join(_srun_args(role, opts, job_dir))})",
+        f"srun_args=({shlex.join(_srun_args(role, opts))})",
+        f"container_args=({shlex.join(_container_args(role, opts, job_dir))})",
         "",
         *("setup() {", *(f"    {line}" for line in opts.setup or [":"]), "}"),
         "",
@@ -169,7 +178,7 @@ def _replicas_on_a_node(role: Role, opts: SlurmOpts) -> int:
     return min(opts.ntasks_per_node, role.num_replicas)
 
 
-def _srun_args(role: Role, opts: SlurmOpts, job_dir: Path) -> list[str]:
+def _srun_args(role: Role, opts: SlurmOpts) -> list[str]:
     # srun does not inherit this option from sbatch.
     args = [f"--cpus-per-task={max(1, role.resource.cpu)}"]
     if _is_elastic(role):
@@ -177,12 +186,16 @@ def _srun_args(role: Role, opts: SlurmOpts, job_dir: Path) -> list[str]:
         args.append(f"--ntasks-per-node={on_node}")
         if on_node > 1 and role.resource.gpu > 0 and not opts.gres:
             args.append(f"--gpus-per-task={role.resource.gpu}")
+    return [*args, *(word for arg in opts.srun_args or [] for word in shlex.split(arg))]
+
+
+def _container_args(role: Role, opts: SlurmOpts, job_dir: Path) -> list[str]:
     if opts.container_image:
         mounts = [f"{job_dir}:{job_dir}", *map(_mount, role.mounts), *(opts.container_mounts or [])]
-        args += [f"--container-image={opts.container_image}", f"--container-mounts={','.join(mounts)}"]
-    elif role.mounts:
+        return [f"--container-image={opts.container_image}", f"--container-mounts={','.join(mounts)}"]
+    if role.mounts:
         log.warning("mounts take effect only in a container: -cfg container_image=...")
-    return [*args, *(word for arg in opts.srun_args or [] for word in shlex.split(arg))]
+    return []
 
 
 def _mount(mount: object) -> str:

@@ -20,6 +20,12 @@ FINAL_STATES = {"succeeded": AppState.SUCCEEDED, "failed": AppState.FAILED, "can
 LAST_TO_END = (AppState.RUNNING, AppState.PENDING, AppState.FAILED, AppState.CANCELLED)
 SHOWN_REPLICAS = 8
 NOT_YET_MET, NEVER_MET = "Dependency", "DependencyNeverSatisfied"
+# Reasons of Slurm by which a job waits until somebody does something.
+HELD = re.compile("held|hold", re.IGNORECASE)
+NEVER = re.compile(
+    "BadConstraints|Invalid(Account|QOS)|(Account|QOS|AccountingPolicy)NotAllowed|ReservationDeleted|MaxMemPerLimit"
+    r"|(Partition|Association|QOS)(Time|Node)Limit|(Assoc|QOS)M(ax|in)\w*(PerJob|WallDuration)\w*"
+)
 # Slurm's line on a job that somebody cancelled; others go on with DUE TO and a reason.
 CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
 
@@ -45,13 +51,21 @@ class View:
     def state(self) -> AppState:
         """The state; a job that finished has succeeded, even if Slurm killed it while it ended."""
         if self.job is None:
-            # Slurm forgets no job before its end. A job that ended while it waited was cancelled.
-            ran = self._note.startswith("running") and not CANCELLED.search(self._last_log)
-            return self._noted or (AppState.FAILED if ran else AppState.CANCELLED)
+            return self._noted or (AppState.CANCELLED if self._was_cancelled else AppState.FAILED)
         if self.job.slurm_state == "COMPLETING":
             return self._noted or (AppState.PENDING if self._note.startswith("requeued") else AppState.RUNNING)
         finished = self._noted == AppState.SUCCEEDED and is_terminal(self.job.state)
         return AppState.SUCCEEDED if finished else self.job.state
+
+    @property
+    def _was_cancelled(self) -> bool:
+        """Whether a job was cancelled that has ended and noted no end: as Slurm or torchx has said, or while it waited.
+
+        One that has noted nothing at all was started all the same, where its node could not write.
+        """
+        if self._note.startswith("running"):
+            return bool(CANCELLED.search(self._last_log))
+        return bool(self._note or self._missed or (self.record and self.record.cancelled))
 
     def describe(self, app_id: str) -> DescribeAppResponse:
         """Returns the whole status."""
@@ -140,12 +154,12 @@ class View:
         if self.job is None:
             if self._noted:
                 return self._note
-            return (
-                f"ended, and left only: {self._note}" if self._note else self._missed or "ended, and left only: nothing"
-            )
+            if self._note or (self.record and self.record.cancelled):
+                return f"ended, and left only: {self._note or 'nothing'}"
+            return self._missed or "left nothing, if it was not cancelled by scancel while it waited"
         if self.state == AppState.PENDING:
             waits = waits_for(self._predecessors, self.look) if self.job.reason == NOT_YET_MET else ""
-            waiting = waits or f"waiting: {self.job.reason or 'not considered yet'}"
+            waiting = waits or _waiting(self.job.reason)
             expected = f"expected to start {self.job.start}" if self.job.start else ""
             return ", ".join(part for part in (waiting, expected, self._note) if part)
         if self._noted == self.state:
@@ -162,7 +176,7 @@ class View:
         assert self.job
         if self.job.reason == NEVER_MET:
             return f": {self._missed or f'a job that it depends on did not end as asked ({self.job.reason})'}"
-        if self.record and self.job.slurm_state == "FAILED" and self.job.signal:
+        if self.record and self.record.batch_log.exists() and self.job.slurm_state == "FAILED" and self.job.signal:
             again = f"submit it again to go on: sbatch {self.record.script}"
             return f": the batch script itself was killed, and nobody was left to retry; {again}"
         return ""
@@ -195,6 +209,14 @@ def describe_array(app_id: str, tasks: Sequence[DescribeAppResponse]) -> Describ
         roles=[role for task in tasks for role in task.roles],
         roles_statuses=[status for task in tasks for status in task.roles_statuses],
     )
+
+
+def _waiting(reason: str) -> str:
+    if HELD.search(reason):
+        return f"held: {reason}, until somebody releases it: scontrol release"
+    if NEVER.fullmatch(reason):
+        return f"waits for ever: {reason}: cancel it, and submit it with what the cluster allows"
+    return f"waiting: {reason or 'not considered yet'}"
 
 
 def _ending(job: SlurmJob) -> str:

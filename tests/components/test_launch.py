@@ -79,6 +79,11 @@ def test_jobs_of_slurm_do_not_share_a_port(fake_torchrun):
     assert ports == ["n:20006", "n:20384", "n:20006"]
 
 
+def test_nodes_meet_at_the_port_that_the_scheduler_found_free(fake_torchrun):
+    app = dlrm.multi_node(config="c.toml", j="2x1")
+    assert endpoint(launched(app, fake_torchrun, "6", RANK0_HOST="n", TORCHX_RANK0_PORT="23456")) == "n:23456"
+
+
 def test_nodes_do_not_start_without_the_host_of_replica_0(fake_torchrun):
     with pytest.raises(subprocess.CalledProcessError) as error:
         launched(dlrm.multi_node(config="c.toml", j="2x1"), fake_torchrun)

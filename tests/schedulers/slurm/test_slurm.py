@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import time
 
@@ -202,6 +203,40 @@ def test_options_count_more_than_the_users_variables(shell):
         assert f"{word} " in asked, word
     assert "ArrayTaskId" not in asked
     assert f"StdOut={shell.job_dir(handle)}/" in asked
+    shell.torchx("cancel", handle)
+
+
+def test_variables_of_slurms_commands_change_nothing(clusters, tmp_path):
+    """Filters would hide a job that runs: without accounting it would be FAILED, and `cancel` would do nothing."""
+    shell = Shell(clusters(False), tmp_path)
+    names = ("SQUEUE_PARTITION", "SQUEUE_ACCOUNT", "SQUEUE_NAMES", "SQUEUE_QOS", "SCANCEL_PARTITION", "SCANCEL_NAME")
+    own = {
+        **dict.fromkeys(names, "nonesuch"),
+        **{"SQUEUE_STATES": "completed", "SQUEUE_USERS": "games", "SCANCEL_STATE": "PENDING"},
+        **{"SLURM_TIME_FORMAT": "relative", "SLURM_CLUSTERS": "nonesuch", "SINFO_PARTITION": "nonesuch"},
+    }
+    shell.env |= own
+    handle = shell.shell_job("env | grep -E '^(SQUEUE|SCANCEL|SINFO)_'; echo ready; sleep 1000")
+    while "ready" not in shell.torchx("log", handle):
+        time.sleep(0.5)
+    assert shell.torchx("log", handle) == "sh/0 ready\n"
+    assert shell.listed()[handle] == "RUNNING"
+    shell.torchx("cancel", handle)
+    assert shell.wait(handle)["state"] == "CANCELLED"
+
+
+def test_every_command_of_slurm_gets_the_users_token(clusters, tmp_path):
+    shell = Shell(clusters(False), tmp_path)
+    wrappers = tmp_path / "bin"
+    wrappers.mkdir()
+    for name in ("sbatch", "scancel", "scontrol", "sinfo", "squeue"):
+        real = shutil.which(name, path=shell.env["PATH"])
+        lines = f'[ "$SLURM_JWT" = token ] || exit 9; unset SLURM_JWT; exec {real} "$@"'
+        (wrappers / name).write_text(f"#!/bin/bash\n{lines}\n")
+        (wrappers / name).chmod(0o755)
+    shell.env |= {"PATH": f"{wrappers}:{shell.env['PATH']}", "SLURM_JWT": "token"}
+    handle = shell.shell_job("true", cfg="begin=now+1hour")
+    assert handle in shell.listed()
     shell.torchx("cancel", handle)
 
 

@@ -12,7 +12,7 @@ from torchx.runner import get_runner
 from torchx.schedulers import get_scheduler_factories
 
 from schedulers import slurm
-from schedulers.slurm.record import Record
+from schedulers.slurm.record import About, Record
 from schedulers.slurm.status import View
 from trainer.core.outcome import FINISHED_WORD, OUTCOME_VARIABLE, STOPPED
 
@@ -217,7 +217,7 @@ def test_a_path_that_sbatch_cannot_take_is_refused(torchx):
     assert "sbatch takes no path with a backslash or a line break; rename it" in done.stderr
 
 
-@pytest.mark.parametrize("time", ["3", "2:01", "0:02:01", "1-0", "0-1:00", "UNLIMITED"])
+@pytest.mark.parametrize("time", ["3", "2:01", "0:02:01", "1-0", "0-1:00", "UNLIMITED", "0", "0:00"])
 def test_time_limits_that_leave_time_to_save(dry_run, time):
     assert f"--time={time}" in sbatch(dry_run("utils.sh", "true", time=time))
 
@@ -285,7 +285,7 @@ def test_other_schedulers_are_still_there(torchx):
         ("", "FAILED"),
     ],
 )
-def test_a_forgotten_job_that_noted_nothing_was_cancelled_if_slurm_said_so(ending, state, tmp_path):
+def test_a_forgotten_job_that_noted_no_end_was_cancelled_if_slurm_said_so(ending, state, tmp_path):
     """Without accounting, and where Slurm kills the batch script before it can say anything."""
     (tmp_path / "slurm-7").mkdir()
     (tmp_path / "slurm-7" / "state").write_text("running on n1,n2\n")
@@ -294,3 +294,13 @@ def test_a_forgotten_job_that_noted_nothing_was_cancelled_if_slurm_said_so(endin
     )
     (tmp_path / "slurm-7.log").write_text(f"[torchx] 1 1 running on n1,n2\n{again}{ending}\n")
     assert View(None, Record(tmp_path, "7")).state.name == state
+
+
+def test_a_forgotten_job_that_left_nothing_ran_where_it_could_not_write_unless_it_was_cancelled(tmp_path):
+    About("sh", "sh", 1).write(tmp_path)
+    record = Record(tmp_path, "7")
+    status = View(None, record).describe("7")
+    assert status.state.name == "FAILED"
+    assert "the job directory must be on storage that all nodes share" in status.msg
+    record.note_cancelled()
+    assert View(None, record).describe("7").state.name == "CANCELLED"

@@ -22,6 +22,7 @@ max_retries=0
 max_free_restarts=20
 open_mode=append
 srun_args=(--cpus-per-task=2)
+container_args=()
 
 setup() {
     :

@@ -1,0 +1,119 @@
+"""Jobs of an ordinary account on a cluster as administrators set it up, with a second one on the same slurmdbd."""
+
+import contextlib
+import re
+import socket
+import time
+
+import pytest
+from slurm_shell import number
+
+pytestmark = pytest.mark.slurm
+
+NO_MPI = "srun_args=--mpi none"  # in place of the site's default, which is broken
+
+
+def test_a_job_runs_to_its_end_as_the_user(ordinary):
+    handle = ordinary.shell_job("id -un; echo done", "--num_replicas", "2", cfg=NO_MPI)
+    assert ordinary.wait(handle)["state"] == "SUCCEEDED", ordinary.batch_log(handle)
+    lines = ordinary.torchx("log", handle).splitlines()
+    assert sorted(lines) == [f"sh/{replica} {line}" for replica in range(2) for line in ("done", ordinary.cluster.user)]
+    assert ordinary.job_dir(handle).owner() == ordinary.cluster.user
+    assert ordinary.listed() == {handle: "SUCCEEDED"}
+
+
+def test_a_second_cluster_is_reached_from_the_first(ordinary, second):
+    assert "idle" in ordinary.run("sinfo", "-M", second.name)
+    number, _, cluster = ordinary.run("sbatch", "--parsable", "-M", second.name, "--hold", "--wrap", "true").partition(
+        ";"
+    )
+    assert cluster.strip() == second.name
+    ordinary.run("scancel", "-M", second.name, number)
+
+
+@contextlib.contextmanager
+def held(port):
+    """A process that takes connections and does not answer, at a port of this machine, where all nodes are."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        yield
+
+
+def test_nodes_meet_though_another_process_holds_their_port(ordinary):
+    """They end as they have no data; before they meet, they would not have looked."""
+    (ordinary.folder / "job.toml").write_text('base = "movielens"\n[data]\ntrain = ["nonesuch.parquet"]\n')
+    job = ("dlrm.multi_node", "--config", "job.toml", "-j", "2x1", "--cpu", "1", "--memMB", "1000")
+    handle = ordinary.submit(*job, cfg=f"{NO_MPI},sbatch_args=--hold")
+    first = 20000 + int(number(handle)) % 10000
+    with held(first):
+        ordinary.run("scontrol", "release", number(handle))
+        status = ordinary.wait(handle)
+    assert status["msg"].startswith("failed: wrong input"), ordinary.batch_log(handle)
+    (taken,) = re.findall(
+        r"1 ports of n\d are held by other processes: replicas meet at (\d+)", ordinary.batch_log(handle)
+    )
+    assert int(taken) != first
+
+
+def test_srun_that_fails_itself_is_no_lost_node(ordinary):
+    """And each replica that fails is the cause, whatever the site's defaults do to other steps of the job."""
+    causes = {
+        "": r"srun: mpi/pmix\S* init: .*can not load PMIx library",
+        "srun_args=--mpi none --nosuch": "srun: unrecognized option '--nosuch'",
+        f"{NO_MPI},container_image=x": "srun: unrecognized option '--container-image=x'",
+        f"{NO_MPI} --mem 200G": r"srun: Unable to create step for job \d+: Memory required by task is not available",
+        NO_MPI: r"replica \d on n\d: Exited with exit code 255;",
+    }
+    handles = {cfg: ordinary.shell_job("exit 255", "--num_replicas", "2", cfg=cfg) for cfg in causes}
+    for cfg, handle in handles.items():
+        status = ordinary.wait(handle)
+        assert (status["state"], status["num_restarts"]) == ("FAILED", 0), ordinary.batch_log(handle)
+        assert re.match(f"failed: {causes[cfg]}", status["msg"]), cfg
+
+
+def test_a_line_of_setup_that_fails_ends_the_job(ordinary):
+    good = "f() { false;true; };f;(false;true);false || true;[ -e nonesuch ] && false;if true;then echo well;fi"
+    bad = {"cd nonesuch": 1, "exit 0": 0}
+    well, *others = (ordinary.shell_job("true", cfg=f"{NO_MPI},setup={setup};true") for setup in (good, *bad))
+    assert ordinary.wait(well)["state"] == "SUCCEEDED", ordinary.batch_log(well)
+    for handle, (line, code) in zip(others, bad.items(), strict=True):
+        status = ordinary.wait(handle)
+        named = line if code else "a line that exits"
+        assert status["state"] == "FAILED"
+        assert status["msg"].startswith(f"failed: setup: {named} ended with exit code {code}")
+
+
+def test_a_job_that_waits_until_somebody_does_something_says_so(ordinary):
+    ordinary.cluster.run("scontrol", "create", "PartitionName=brief", "Nodes=ALL", "MaxTime=5")
+    waits = {
+        "sbatch_args=--hold": "held: JobHeldUser, until somebody releases it: scontrol release",
+        "partition=brief,time=9": "waits for ever: PartitionTimeLimit: cancel it, and submit it with what the cluster",
+    }
+    for cfg, said in waits.items():
+        handle = ordinary.shell_job("true", cfg=cfg)
+        while ordinary.run("squeue", "-h", "-j", number(handle), "-o", "%r").strip() not in said:
+            time.sleep(0.5)
+        status = ordinary.status(handle)
+        assert (status["state"], status["msg"][: len(said)]) == ("PENDING", said)
+        ordinary.torchx("cancel", handle)
+
+
+def test_a_time_limit_of_the_users_environment_counts(ordinary):
+    ordinary.env |= {"SBATCH_TIMELIMIT": "1"}
+    done = ordinary.try_torchx("run", "-s", "slurm", "utils.sh", "--memMB", "100", "true")
+    assert done.returncode == 2
+    assert "-cfg signal_lead=120: must be less than the time limit (1)" in done.stderr
+
+
+def test_a_wrong_configuration_or_key_is_known_before_the_queue(ordinary):
+    cases = {
+        "nonesuch.toml": "configuration 'nonesuch.toml': no such file",
+        "movielens -- --train.stepz 3": "unknown flag --train.stepz; did you mean --train.steps?",
+    }
+    for words, said in cases.items():
+        done = ordinary.try_torchx("run", "-s", "slurm", "dlrm.multi_node", "--config", *words.split())
+        assert done.returncode == 2
+        assert said in done.stderr.splitlines()[-1]
+    assert not (ordinary.folder / "slurm-jobs").exists()

@@ -58,10 +58,9 @@ OF_LISTS = {"integers": "integer", "texts": "text"}
 def check_own_ids(checked: Checked) -> Iterator[Finding]:
     """Yields lists that begin or end with the id of the row itself: the action to predict is in its own history."""
     sparse = checked.config.sparse
-    for profile in checked.used("integers", "texts"):
-        for other in checked.used("integer", "text"):
-            alike = sparse[profile.name].rows == sparse[other.name].rows
-            if other.kind != OF_LISTS[profile.kind] or not alike:
+    for profile in (one for one in checked.of(sparse) if one.kind in OF_LISTS):
+        for other in (one for one in checked.of(sparse) if one.kind == OF_LISTS[profile.kind]):
+            if sparse[profile.name].rows != sparse[other.name].rows:
                 continue
             lists, ids = (profile.first.sample.column(name).combine_chunks() for name in (profile.name, other.name))
             shares = _shares_of_own(lists, ids)

@@ -134,6 +134,15 @@ def test_a_few_ids_have_a_vocabulary_beside_the_configuration(tmp_path, capsys):
     assert trainer([*again, str(tmp_path / "first.toml"), "--overwrite", "True"]) == 0
 
 
+def test_lists_of_ids_beside_whole_numbers_are_checked(tmp_path):
+    """A number has no table that a list could share."""
+    table = {"clicked": [n % 3 % 2 for n in range(2000)], "price": [n * 7 % 1000 for n in range(2000)]}
+    table |= {"tags": [["a", f"b {n % 5}"] for n in range(2000)], "seen": [[n % 7, n % 3] for n in range(2000)]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    data = written(tmp_path, tmp_path / "a.parquet")["data"]
+    assert (data["dense"].keys(), data["sparse"].keys()) == ({"price"}, {"tags", "seen"})
+
+
 def test_few_hashed_ids_get_rows_in_which_none_shares_one(tmp_path, capsys):
     for number in range(8):  # of four ports in eight rows, two share one more often than not
         table = {"port": [f"port {number} {n}" for n in range(4)] * 100, "label": [n % 3 % 2 for n in range(400)]}

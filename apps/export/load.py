@@ -419,10 +419,10 @@ class _Reader:
                 raise ColumnError(f"column '{name}' is {_of(values)}; it must be [B] of numbers")
             numbers = values
         else:
-            any_type = column["transform"] == "is_missing"
-            found = [
-                _number(name, row, 0 if any_type and value is not None else value) for row, value in enumerate(values)
-            ]
+            if column["transform"] == "is_missing":  # of a column of any type
+                found = [math.nan if _is_missing(value) else 0.0 for value in values]
+            else:
+                found = [_number(name, row, value) for row, value in enumerate(values)]
             numbers = library.asarray(found, dtype=library.float64)
         numbers = library.asarray(numbers, dtype=library.float32)
         transform, clip = column["transform"], column.get("clip")
@@ -525,6 +525,10 @@ def _weight(column: dict[str, Any], row: int, value: Any) -> float:
             f"column '{column['name']}', row {row}: {_shown(value)} is not a weight; weights of ids are {allowed}"
         )
     return float(value)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)  # as in training, where NaN is no number
 
 
 def _number(name: str, row: int, value: Any) -> float:

@@ -22,6 +22,7 @@ from apps.check_data.splits import (
     SPLITS,
     Split,
     chosen_groups,
+    not_measured,
     numbers_alike,
     open_split,
     split_sources,
@@ -110,6 +111,10 @@ def check_data(
     opened = [open_split(name, key.format(name), urls, data, choice) for name, urls in files.items()]
     splits = numbers_alike(opened, id_columns(data) if config else ())
     columns = data.columns if config else [*splits[0].kinds]
+    unmeasured = not_measured(splits[0])
+    for flag, name in (("--label", label), ("--time", time)):
+        if name in unmeasured:
+            raise InputError(f"{flag} is '{name}', a column {unmeasured[name]}; name another one")
     if time is not None and time not in splits[0].kinds:
         raise InputError(f"--time is '{time}', which is no column{nearest(time, splits[0].kinds)}")
     before = schema_findings(splits, data if config else None) + index_findings(splits)
@@ -130,6 +135,7 @@ def check_data(
                 columns_tree["sparse"][name] |= {"rows": one["rows"], "ids": "vocabulary", "vocabulary": one["url"]}
         guessed = guess_config(columns_tree, files, reader, splits[0].files.rows)
         data = validate(Config, guessed, lambda _: "--source: ").data
+    left_out |= {name: why for name, why in unmeasured.items() if not config or name in columns}
     checked = Checked(plain_features(data), measured, profiles, time)
     report = _reported(data, checked, before, [*CHECKS, *own], left_out)
     print(render(report))

@@ -208,6 +208,25 @@ def test_splits_and_columns_are_told_from_names_types_and_values(tmp_path, monke
     assert "same: one value" in printed
 
 
+def test_columns_of_types_that_are_not_looked_at_are_said(tmp_path, capsys):
+    times = pa.array([n * 1000 for n in range(400)], pa.time32("ms"))
+    table = {"clicked": [n % 3 % 2 for n in range(400)], "item": [n % 7 for n in range(400)], "at": times}
+    table |= {"shape": [[0.5, n / 4] for n in range(400)]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    of_times = "at: of type time32[ms], which is not looked at"
+    tree = written(tmp_path, tmp_path / "a.parquet")
+    assert of_times in capsys.readouterr().out
+    assert '"shape": of type list<element: double>' in (tmp_path / "first.toml").read_text()
+    tree["data"]["sparse"]["at"] = {"rows": 9, "ids": "hash"}
+    assert trainer(["check-data", str(write_config(tmp_path / "first.toml", tree))]) == 0
+    said = capsys.readouterr().out
+    assert of_times in said
+    assert "shape" not in said
+    for flag in ("--label", "--time"):
+        assert trainer(["check-data", "--source", str(tmp_path / "a.parquet"), flag, "at"]) == 2
+        assert f"{flag} is 'at', a column of type time32[ms], which is not looked at" in capsys.readouterr().err
+
+
 def test_a_label_is_suggested_where_several_would_do(tmp_path, capsys):
     flags = {"mobile": [n % 2 for n in range(400)], "came back": [n % 3 // 2 for n in range(400)]}
     pq.write_table(pa.table({"item_id": [n % 7 for n in range(400)], **flags}), tmp_path / "a.parquet")

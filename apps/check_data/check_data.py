@@ -136,7 +136,7 @@ def check_data(
         guessed = guess_config(columns_tree, files, reader, splits[0].files.rows)
         data = validate(Config, guessed, lambda _: "--source: ").data
     left_out |= {name: why for name, why in unmeasured.items() if not config or name in columns}
-    checked = Checked(plain_features(data), measured, profiles, time)
+    checked = Checked(plain_features(data), measured, profiles, time, _retrieved(config) if config else ())
     report = _reported(data, checked, before, [*CHECKS, *own], left_out)
     print(render(report))
     tree = as_tree(report)
@@ -206,6 +206,13 @@ def _read(
 def _probabilities(data: DataConfig) -> list[str]:
     """Returns the labels in [0, 1]."""
     return [name for name in data.labels if name not in data.numeric_labels]
+
+
+def _retrieved(config: Config) -> list[str]:
+    """Returns the labels that only losses of vectors learn."""
+    tasks = config.named_tasks().values()
+    others = {task.label for task in tasks if task.output != "vectors"}
+    return [str(task.label) for task in tasks if task.label not in others]
 
 
 def _reported(

@@ -14,7 +14,7 @@ from apps.check_data.label_checks import LEAK, deciding_value
 from apps.check_data.profile import FEW, Profile
 from trainer.config.data import DataConfig
 from trainer.core.console import plural
-from trainer.core.errors import InputError, nearest
+from trainer.core.errors import InputError, nearest, some_of
 from trainer.core.section import Tree
 
 LABEL = re.compile(
@@ -78,7 +78,7 @@ def guess_label(profiles: Mapping[str, Profile], label: str | None) -> str:
         return found[0]
     if like := [name for name in faults if _named_like_a_label(name) and name not in binary]:
         raise InputError(f"--label is unset, and '{like[0]}' is named like one, {faults[like[0]]}")
-    has = f"these have 0 and 1: {', '.join(binary)}" if binary else "none has only the values 0 and 1"
+    has = f"these have 0 and 1: {some_of(binary)}" if binary else "none has only the values 0 and 1"
     if not binary and (with_nulls := [name for name, profile in profiles.items() if _is_binary(profile)]):
         raise InputError(f"--label is unset, and '{with_nulls[0]}' would do, {faults[with_nulls[0]]}")
     # Who writes a table by hand, or exports one to train on, puts the label last.

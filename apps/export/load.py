@@ -42,6 +42,7 @@ ONNX = "model.onnx"
 ROWS, TABLES = "rows.pt2", "tables.json"  # of a model with tables in shards
 CHANGES, INDEX = "changes.bin", "changes.json"  # of an export that holds what differs from its predecessor
 NO_ID = -(2**63)  # of a missing id, for exports of version 1; later ones are told which are there
+MOST_NAMED = 20  # columns in a message
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 
 
@@ -241,10 +242,10 @@ class Model:
     def _check(self, columns: dict[str, Any]) -> None:
         for name in columns:
             if name not in self._names:
-                raise ColumnError(f"column '{name}' is unknown; the model takes {', '.join(self._names)}")
+                raise ColumnError(f"column '{name}' is unknown; the model takes {_some_of(self._names)}")
         for name in self._names:
             if name not in columns:
-                raise ColumnError(f"column '{name}' is missing; the model takes {', '.join(self._names)}")
+                raise ColumnError(f"column '{name}' is missing; the model takes {_some_of(self._names)}")
             values = columns[name]
             is_scalar = not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0
             if isinstance(values, str | bytes | dict) or is_scalar:
@@ -583,6 +584,11 @@ def _check_range(column: dict[str, Any], ids: Tensor) -> None:
     if len(wrong):
         noun = "time" if column["kind"] == "time" else "id"
         raise ColumnError(f"column '{column['name']}': {noun} {wrong[0].item()} is outside [{low}, {high})")
+
+
+def _some_of(names: list[str]) -> str:
+    more = [f"and {len(names) - MOST_NAMED:,} more in signature.json"] if len(names) > MOST_NAMED else []
+    return ", ".join([*names[:MOST_NAMED], *more])
 
 
 def _kind(value: Any) -> str:

@@ -31,6 +31,7 @@ ID = re.compile(
     re.IGNORECASE,
 )
 TIME = re.compile(r"(\w+_)?(time|timestamp|ts|date|datetime)|\w+_at", re.IGNORECASE)
+INPUTS = ("present", "values", "lengths", "weights")  # of an exported model, behind the name of a feature
 COMPACT = 4  # ids are numbered if the highest is below this many times their number
 ROUNDED = 1000
 FEW_IDS = 10_000  # an estimate of a sample is low, but a longer vocabulary is no less exact
@@ -134,7 +135,7 @@ def guess_config(data: Tree, files: Mapping[str, Sequence[str]], reader: str, ro
     """
     head: Tree = {} if reader == "parquet" else {"reader": reader}
     head |= {name: [*urls] for name, urls in files.items()} | {"global_batch_size": batch_size_for(rows)}
-    tree: Tree = {"data": head | data}
+    tree: Tree = {"data": head | _renamed(data)}
     if not data["sparse"]:
         raise InputError("--source has no column of ids that could be a feature, which every model needs; add one")
     model: Tree = {"name": "dlrm"} if data["dense"] else {"name": "wide_deep"}
@@ -146,6 +147,26 @@ def guess_config(data: Tree, files: Mapping[str, Sequence[str]], reader: str, ro
         "dense": {"name": "adam", "learning_rate": 1e-3},
     }
     return tree
+
+
+def _renamed(data: Tree) -> Tree:
+    """Gives a feature that is named like an input of another one, such as NAME.values, a name that exports take."""
+    kinds = ("dense", "sparse")
+    known = [name for kind in kinds for name in data[kind]]
+
+    def renamed(name: str) -> str:
+        feature, _, ending = name.rpartition(".")
+        new = f"{feature}_{ending}"
+        return new if ending in INPUTS and feature in known and new not in known else name
+
+    named = {
+        kind: {
+            renamed(name): keys | ({"column": name} if renamed(name) != name else {})
+            for name, keys in data[kind].items()
+        }
+        for kind in kinds
+    }
+    return data | named
 
 
 def suggestions(config: DataConfig, profiles: Mapping[str, Profile]) -> list[Suggestion]:

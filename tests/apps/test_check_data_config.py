@@ -143,6 +143,15 @@ def test_lists_of_ids_beside_whole_numbers_are_checked(tmp_path):
     assert (data["dense"].keys(), data["sparse"].keys()) == ({"price"}, {"tags", "seen"})
 
 
+def test_a_feature_that_is_named_like_an_input_of_another_one_gets_a_name_that_exports_take(tmp_path):
+    table = {"clicked": [n % 3 % 2 for n in range(400)], "tags": [[n % 7, n % 3] for n in range(400)]}
+    table |= {"tags.values": [n % 5 for n in range(400)], "size.values": [n % 11 for n in range(400)]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    sparse = written(tmp_path, tmp_path / "a.parquet")["data"]["sparse"]
+    assert sparse.keys() == {"tags", "tags_values", "size.values"}
+    assert sparse["tags_values"] == {"rows": 5, "column": "tags.values"}
+
+
 def test_few_hashed_ids_get_rows_in_which_none_shares_one(tmp_path, capsys):
     for number in range(8):  # of four ports in eight rows, two share one more often than not
         table = {"port": [f"port {number} {n}" for n in range(4)] * 100, "label": [n % 3 % 2 for n in range(400)]}

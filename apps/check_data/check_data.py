@@ -22,6 +22,7 @@ from apps.check_data.splits import (
     SPLITS,
     Split,
     chosen_groups,
+    not_measured,
     numbers_alike,
     open_split,
     split_sources,
@@ -112,6 +113,10 @@ def check_data(
     opened = [open_split(name, key.format(name), urls, data, choice) for name, urls in files.items()]
     splits = numbers_alike(opened, id_columns(data) if config else ())
     columns = data.columns if config else [*splits[0].kinds]
+    unmeasured = not_measured(splits[0])
+    for flag, name in (("--label", label), ("--time", time)):
+        if name in unmeasured:
+            raise InputError(f"{flag} is '{name}', a column {unmeasured[name]}; name another one")
     if time is not None and time not in splits[0].kinds:
         raise InputError(f"--time is '{time}', which is no column{nearest(time, splits[0].kinds)}")
     before = schema_findings(splits, data if config else None) + index_findings(splits)
@@ -132,7 +137,8 @@ def check_data(
                 columns_tree["sparse"][name] |= {"rows": one["rows"], "ids": "vocabulary", "vocabulary": one["url"]}
         guessed = guess_config(columns_tree, files, reader, splits[0].files.rows)
         data = validate(Config, guessed, lambda _: "--source: ").data
-    checked = Checked(plain_features(data), measured, profiles, time)
+    left_out |= {name: why for name, why in unmeasured.items() if not config or name in columns}
+    checked = Checked(plain_features(data), measured, profiles, time, _retrieved(config) if config else ())
     report = _reported(data, checked, before, [*CHECKS, *own], left_out)
     print(render(report))
     tree = as_tree(report)
@@ -207,6 +213,13 @@ def _read(
 def _probabilities(data: DataConfig) -> list[str]:
     """Returns the labels in [0, 1]."""
     return [name for name in data.labels if name not in data.numeric_labels]
+
+
+def _retrieved(config: Config) -> list[str]:
+    """Returns the labels that only losses of vectors learn."""
+    tasks = config.named_tasks().values()
+    others = {task.label for task in tasks if task.output != "vectors"}
+    return [str(task.label) for task in tasks if task.label not in others]
 
 
 def _reported(

@@ -1,6 +1,6 @@
 """What a check looks at: the configuration, what was read of each split, and the figures of each column."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -20,12 +20,14 @@ class Checked:
         splits: What was read of each split; the first is the one to train on.
         profiles: Figures of each column, by name.
         time: A column to compare label rates along. Unset: files only.
+        retrieved: Labels that only losses of vectors learn: these compare a sample's item with others, so all may be 1.
     """
 
     config: DataConfig
     splits: Sequence[Measured]
     profiles: Mapping[str, Profile]
     time: str | None = None
+    retrieved: Collection[str] = ()
 
     @property
     def first(self) -> Measured:

@@ -8,7 +8,7 @@ from apps.check_data.checked import Checked
 from apps.check_data.finding import Finding
 from apps.check_data.splits import Split
 from trainer.config.data import DataConfig
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, some_of
 from trainer.core.secrets import without_secrets
 from trainer.data.columns import id_columns
 from trainer.data.dataset import check_files
@@ -51,7 +51,7 @@ def _differences(name: str, splits: Sequence[Split], of_ids: bool) -> Iterator[t
     first: tuple[str, DataFile] | None = None
     for file in (file for split in splits for file in split.files.files):
         if name not in file.schema.names:
-            yield file.name, f"there is no such column; the file has: {', '.join(file.schema.names)}"
+            yield file.name, f"there is no such column; the file has: {some_of(file.schema.names)}"
             continue
         here = meaning_in_lists(file.schema.field(name).type, of_ids)
         if first and here and here != first[0]:

@@ -14,7 +14,7 @@ from apps.check_data.label_checks import LEAK, deciding_value
 from apps.check_data.profile import FEW, Profile
 from trainer.config.data import DataConfig
 from trainer.core.console import plural
-from trainer.core.errors import InputError, nearest
+from trainer.core.errors import InputError, nearest, some_of
 from trainer.core.section import Tree
 
 LABEL = re.compile(
@@ -31,6 +31,7 @@ ID = re.compile(
     re.IGNORECASE,
 )
 TIME = re.compile(r"(\w+_)?(time|timestamp|ts|date|datetime)|\w+_at", re.IGNORECASE)
+INPUTS = ("present", "values", "lengths", "weights")  # of an exported model, behind the name of a feature
 COMPACT = 4  # ids are numbered if the highest is below this many times their number
 ROUNDED = 1000
 FEW_IDS = 10_000  # an estimate of a sample is low, but a longer vocabulary is no less exact
@@ -78,7 +79,7 @@ def guess_label(profiles: Mapping[str, Profile], label: str | None) -> str:
         return found[0]
     if like := [name for name in faults if _named_like_a_label(name) and name not in binary]:
         raise InputError(f"--label is unset, and '{like[0]}' is named like one, {faults[like[0]]}")
-    has = f"these have 0 and 1: {', '.join(binary)}" if binary else "none has only the values 0 and 1"
+    has = f"these have 0 and 1: {some_of(binary)}" if binary else "none has only the values 0 and 1"
     if not binary and (with_nulls := [name for name, profile in profiles.items() if _is_binary(profile)]):
         raise InputError(f"--label is unset, and '{with_nulls[0]}' would do, {faults[with_nulls[0]]}")
     # Who writes a table by hand, or exports one to train on, puts the label last.
@@ -134,7 +135,7 @@ def guess_config(data: Tree, files: Mapping[str, Sequence[str]], reader: str, ro
     """
     head: Tree = {} if reader == "parquet" else {"reader": reader}
     head |= {name: [*urls] for name, urls in files.items()} | {"global_batch_size": batch_size_for(rows)}
-    tree: Tree = {"data": head | data}
+    tree: Tree = {"data": head | _renamed(data)}
     if not data["sparse"]:
         raise InputError("--source has no column of ids that could be a feature, which every model needs; add one")
     model: Tree = {"name": "dlrm"} if data["dense"] else {"name": "wide_deep"}
@@ -146,6 +147,26 @@ def guess_config(data: Tree, files: Mapping[str, Sequence[str]], reader: str, ro
         "dense": {"name": "adam", "learning_rate": 1e-3},
     }
     return tree
+
+
+def _renamed(data: Tree) -> Tree:
+    """Gives a feature that is named like an input of another one, such as NAME.values, a name that exports take."""
+    kinds = ("dense", "sparse")
+    known = [name for kind in kinds for name in data[kind]]
+
+    def renamed(name: str) -> str:
+        feature, _, ending = name.rpartition(".")
+        new = f"{feature}_{ending}"
+        return new if ending in INPUTS and feature in known and new not in known else name
+
+    named = {
+        kind: {
+            renamed(name): keys | ({"column": name} if renamed(name) != name else {})
+            for name, keys in data[kind].items()
+        }
+        for kind in kinds
+    }
+    return data | named
 
 
 def suggestions(config: DataConfig, profiles: Mapping[str, Profile]) -> list[Suggestion]:

@@ -29,10 +29,11 @@ def check_label_range(checked: Checked) -> Iterator[Finding]:
 
 
 def check_label_classes(checked: Checked) -> Iterator[Finding]:
-    """Yields labels that are all the same."""
+    """Yields labels that are all the same, but for those of retrieval that are all 1."""
     for profile, measured, tally in checked.columns(checked.config.labels):
         is_refused = profile.name in checked.probabilities and not 0 <= tally.minimum <= 1
-        if tally.minimum == tally.maximum and not is_refused:
+        is_implicit = profile.name in checked.retrieved and tally.minimum > 0
+        if tally.minimum == tally.maximum and not (is_refused or is_implicit):
             found = f"every label is {tally.minimum:g}; there is nothing to learn"
             remedy = "look at how the label is made"
             yield Finding("error", "label of one class", measured.name, profile.name, found, remedy)

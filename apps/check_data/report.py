@@ -34,7 +34,7 @@ class Report:
         profiles: Figures of its columns.
         findings: What is wrong, the worst first.
         suggestions: Keys to set.
-        left_out: Columns that a guessed configuration leaves out, each with the reason.
+        left_out: Columns that a guessed configuration, or the check of a given one, leaves out, each with the reason.
         time: The column of times, if one is named.
     """
 

@@ -10,6 +10,7 @@ from apps.check_data.checked import Checked
 from apps.check_data.finding import Finding, percent
 from apps.check_data.hashes import different, hash_rows
 from apps.check_data.profile import Profile
+from trainer.core.errors import some_of
 
 COPIES = 0.01
 
@@ -49,7 +50,7 @@ def check_near_copies(checked: Checked) -> Iterator[Finding]:
     copies = rows - len(different(hash_rows([one.bits for one in kept])))
     exact = rows - len(different(hash_rows([one.bits for one in profiles])))
     if copies - exact > COPIES * rows:
-        but = ", ".join(one.name for one in profiles if one not in kept)
+        but = some_of(one.name for one in profiles if one not in kept)
         found = f"{percent(copies - exact, rows)} of the rows are copies of others but for {but}"
         yield Finding("warning", "near copies", first.name, "", found, "keep one row of each event")
 

@@ -97,6 +97,17 @@ def open_split(name: str, key: str, patterns: Sequence[str], config: DataConfig,
     return Split(name, files, _common_kinds(files))
 
 
+def not_measured(split: Split) -> dict[str, str]:
+    """Returns the columns of the first file that cannot be measured in all files, each with the reason."""
+    schema = split.files.files[0].schema
+    types = {name: schema.field(name).type for name in schema.names if name and name not in split.kinds}
+    several = "not in all files, or of another kind in some"
+    return {
+        name: f"of type {dtype}, which is not looked at" if kind_of(dtype) == "other" else several
+        for name, dtype in types.items()
+    }
+
+
 def numbers_alike(splits: Sequence[Split], but: Collection[str]) -> list[Split]:
     """Returns splits in which a column that is of integers in some and of numbers in others is of numbers in all.
 

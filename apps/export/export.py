@@ -40,7 +40,7 @@ from trainer.config.features import columns_of
 from trainer.config.publish import PublishConfig
 from trainer.config.root import Config, load_config
 from trainer.core.digest import digest
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, some_of
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import read_text
@@ -191,9 +191,7 @@ def _check_features(config: Config, chosen: Checkpoint) -> None:
     for kind, ours in config.data.rules().items():
         theirs = trained[kind]
         if [*ours] != [*theirs]:
-            raise InputError(
-                f"data.{kind} names {', '.join(ours)}, but the run has {', '.join(theirs)}; make them equal"
-            )
+            raise InputError(f"data.{kind} names {some_of(ours)}, but the run has {some_of(theirs)}; make them equal")
         for name in ours:
             for key, now in ours[name].items():
                 if now != (then := theirs[name][key]):

@@ -43,6 +43,7 @@ ROWS, TABLES = "rows.pt2", "tables.json"  # of a model with tables in shards
 CHANGES, INDEX = "changes.bin", "changes.json"  # of an export that holds what differs from its predecessor
 SMALL_BYTES = 1 << 20  # of files whose checksum is always compared
 NO_ID = -(2**63)  # of a missing id, for exports of version 1; later ones are told which are there
+MOST_NAMED = 20  # columns in a message
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 
 
@@ -257,10 +258,10 @@ class Model:
     def _check(self, columns: dict[str, Any]) -> None:
         for name in columns:
             if name not in self._names:
-                raise ColumnError(f"column '{name}' is unknown; the model takes {', '.join(self._names)}")
+                raise ColumnError(f"column '{name}' is unknown; the model takes {_some_of(self._names)}")
         for name in self._names:
             if name not in columns:
-                raise ColumnError(f"column '{name}' is missing; the model takes {', '.join(self._names)}")
+                raise ColumnError(f"column '{name}' is missing; the model takes {_some_of(self._names)}")
             values = columns[name]
             is_scalar = not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0
             if isinstance(values, str | bytes | dict) or is_scalar:
@@ -436,10 +437,10 @@ class _Reader:
                 raise ColumnError(f"column '{name}' is {_of(values)}; it must be [B] of numbers")
             numbers = values
         else:
-            any_type = column["transform"] == "is_missing"
-            found = [
-                _number(name, row, 0 if any_type and value is not None else value) for row, value in enumerate(values)
-            ]
+            if column["transform"] == "is_missing":  # of a column of any type
+                found = [math.nan if _is_missing(value) else 0.0 for value in values]
+            else:
+                found = [_number(name, row, value) for row, value in enumerate(values)]
             numbers = library.asarray(found, dtype=library.float64)
         numbers = library.asarray(numbers, dtype=library.float32)
         transform, clip = column["transform"], column.get("clip")
@@ -544,6 +545,10 @@ def _weight(column: dict[str, Any], row: int, value: Any) -> float:
     return float(value)
 
 
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)  # as in training, where NaN is no number
+
+
 def _number(name: str, row: int, value: Any) -> float:
     if value is None:
         return math.nan
@@ -596,6 +601,11 @@ def _check_range(column: dict[str, Any], ids: Tensor) -> None:
     if len(wrong):
         noun = "time" if column["kind"] == "time" else "id"
         raise ColumnError(f"column '{column['name']}': {noun} {wrong[0].item()} is outside [{low}, {high})")
+
+
+def _some_of(names: list[str]) -> str:
+    more = [f"and {len(names) - MOST_NAMED:,} more in signature.json"] if len(names) > MOST_NAMED else []
+    return ", ".join([*names[:MOST_NAMED], *more])
 
 
 def _kind(value: Any) -> str:

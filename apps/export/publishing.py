@@ -18,7 +18,7 @@ from apps.export.load import ColumnError, load
 from trainer.checkpoint.store import Checkpoint, FileEntry
 from trainer.config.data import DataConfig
 from trainer.config.publish import PublishConfig
-from trainer.core.errors import InputError, nearest
+from trainer.core.errors import InputError, nearest, some_of
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import place, without_secrets
 from trainer.core.storage import named
@@ -182,7 +182,7 @@ def _worse(rules: PublishConfig, before: Sequence[Line], newest: Line) -> str:
 def _value(line: Line, metric: str, rule: str) -> float:
     found = _before(line, rule)
     if metric not in found:
-        raise InputError(f"publish.{rule} needs '{metric}', which evaluate.metrics has not; it has: {', '.join(found)}")
+        raise InputError(f"publish.{rule} needs '{metric}', which evaluate.metrics has not; it has: {some_of(found)}")
     return found[metric]
 
 

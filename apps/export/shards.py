@@ -6,10 +6,8 @@ The first program returns the rows of ids. The second takes the embeddings of th
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +25,12 @@ from apps.export.weights import SavedWeights, load_dense
 from trainer.checkpoint.store import FileEntry, add_to, entry_of
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
+from trainer.core.digest import as_file_name
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch
 from trainer.data.jagged import with_values
 from trainer.models.embeddings import table_of_weight
 from trainer.models.outputs import ModelOutput, compute_outputs, model_outputs
-
-LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ class TableShards:
         count = -(-rows // at_most)
         return [
             {
-                "name": f"{SHARDS}/{_as_file(table)}-{number:05d}-of-{count:05d}.bin",
+                "name": f"{SHARDS}/{as_file_name(table)}-{number:05d}-of-{count:05d}.bin",
                 "first_row": number * at_most,
                 "rows": min(at_most, rows - number * at_most),
             }
@@ -151,12 +148,6 @@ def write_in_shards(
     looked_up = LookedUpModel(model, rules({}), outputs).eval()
     save_program(export_program(looked_up, described, name, given), folder / "model.pt2")
     return written, entries
-
-
-def _as_file(table: str) -> str:
-    """Returns the name of a table as part of a file name, which has at most 255 bytes."""
-    name = quote(table, safe="")
-    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}-{sha256(table.encode()).hexdigest()[:16]}"
 
 
 def _picking(blocks: Iterable[tuple[int, Tensor]], wanted: Tensor, found: Tensor) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ from trainer.checkpoint.retention import best_step, ends_of_segments, reasons_to
 from trainer.checkpoint.store import MANIFEST, Checkpoints
 from trainer.config.checkpoint import Retention
 from trainer.core.console import next_commands, plural, python_command
-from trainer.core.errors import DamagedError, InputError
+from trainer.core.errors import DamagedError, InputError, some_of
 from trainer.core.run_directory import RunDirectory, pass_over
 from trainer.core.secrets import without_secrets
 from trainer.core.section import validate
@@ -71,7 +71,7 @@ def checkpoints(
 def _nothing(step: int | None, found: Checkpoints) -> str:
     if step is None or not (steps := found.steps()):
         return "there is no good checkpoint" if found.steps() else "there is no checkpoint"
-    return f"there is no checkpoint of step {step}; there are those of {', '.join(map(str, steps))}"
+    return f"there is no checkpoint of step {step}; there are those of {some_of(steps)}"
 
 
 def _damages(found: Checkpoints, steps: list[int]) -> dict[int, str]:

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +25,7 @@ from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
 from trainer.config.root import load_config
 from trainer.core.console import plural
+from trainer.core.digest import as_file_name
 from trainer.core.errors import InputError
 from trainer.core.progress import progress_bar
 from trainer.core.secrets import place, without_secrets
@@ -286,7 +286,7 @@ def _keep(
 
 
 def _url(out: str, name: str) -> str:
-    return below(out, f"{quote(name, safe='')}.parquet")
+    return below(out, f"{as_file_name(name)}.parquet")
 
 
 def _write(flag: str, kept: pa.RecordBatchReader, about: dict[str, Any]) -> None:

@@ -344,6 +344,26 @@ def test_clean_movielens_and_synthetic_data_have_no_fault(tmp_path):
         assert faults(check(tmp_path, tree | {"data": tree["data"] | folders}, "--all", "True")) == set()
 
 
+def test_implicit_feedback_has_no_error_where_items_are_compared(tmp_path):
+    made, items = clean_data(), {"name": "two_tower", "embedding_dim": 8, "item_features": ["item"]}
+    for label in (1.0, 0.0):
+        for split in made.splits:
+            made.change("label", lambda values, _, label=label: np.full(len(values), label), split)
+        tree = made.write(tmp_path / f"data {label}") | {"model": items}
+        for loss in ("in_batch_softmax", "binary"):
+            tree["tasks"] = {"label": {"loss": loss}}
+            tree["model"] = items if loss != "binary" else {"name": "wide_deep"}
+            wrong = {one for one in faults(check(tmp_path, tree)) if one[1] == "label of one class"}
+            assert len(wrong) == (0 if (label, loss) == (1.0, "in_batch_softmax") else 3)
+
+
+@pytest.mark.parametrize("name", ["movielens_next_sasrec", "movielens_next_hstu"])
+def test_ready_made_retrieval_is_strictly_clean(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    movielens("data/movielens")
+    assert trainer(["check-data", name, "--strict", "True"]) == 0
+
+
 def test_faults_of_rows_that_are_not_in_the_sample_are_found(tmp_path):
     made = clean_data()
     outside(made)

@@ -134,6 +134,24 @@ def test_a_few_ids_have_a_vocabulary_beside_the_configuration(tmp_path, capsys):
     assert trainer([*again, str(tmp_path / "first.toml"), "--overwrite", "True"]) == 0
 
 
+def test_lists_of_ids_beside_whole_numbers_are_checked(tmp_path):
+    """A number has no table that a list could share."""
+    table = {"clicked": [n % 3 % 2 for n in range(2000)], "price": [n * 7 % 1000 for n in range(2000)]}
+    table |= {"tags": [["a", f"b {n % 5}"] for n in range(2000)], "seen": [[n % 7, n % 3] for n in range(2000)]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    data = written(tmp_path, tmp_path / "a.parquet")["data"]
+    assert (data["dense"].keys(), data["sparse"].keys()) == ({"price"}, {"tags", "seen"})
+
+
+def test_a_feature_that_is_named_like_an_input_of_another_one_gets_a_name_that_exports_take(tmp_path):
+    table = {"clicked": [n % 3 % 2 for n in range(400)], "tags": [[n % 7, n % 3] for n in range(400)]}
+    table |= {"tags.values": [n % 5 for n in range(400)], "size.values": [n % 11 for n in range(400)]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    sparse = written(tmp_path, tmp_path / "a.parquet")["data"]["sparse"]
+    assert sparse.keys() == {"tags", "tags_values", "size.values"}
+    assert sparse["tags_values"] == {"rows": 5, "column": "tags.values"}
+
+
 def test_few_hashed_ids_get_rows_in_which_none_shares_one(tmp_path, capsys):
     for number in range(8):  # of four ports in eight rows, two share one more often than not
         table = {"port": [f"port {number} {n}" for n in range(4)] * 100, "label": [n % 3 % 2 for n in range(400)]}
@@ -197,6 +215,25 @@ def test_splits_and_columns_are_told_from_names_types_and_values(tmp_path, monke
     printed = capsys.readouterr().out
     assert "secret: an AUC of 1.000 alone" in printed
     assert "same: one value" in printed
+
+
+def test_columns_of_types_that_are_not_looked_at_are_said(tmp_path, capsys):
+    times = pa.array([n * 1000 for n in range(400)], pa.time32("ms"))
+    table = {"clicked": [n % 3 % 2 for n in range(400)], "item": [n % 7 for n in range(400)], "at": times}
+    table |= {"shape": [[0.5, n / 4] for n in range(400)]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    of_times = "at: of type time32[ms], which is not looked at"
+    tree = written(tmp_path, tmp_path / "a.parquet")
+    assert of_times in capsys.readouterr().out
+    assert '"shape": of type list<element: double>' in (tmp_path / "first.toml").read_text()
+    tree["data"]["sparse"]["at"] = {"rows": 9, "ids": "hash"}
+    assert trainer(["check-data", str(write_config(tmp_path / "first.toml", tree))]) == 0
+    said = capsys.readouterr().out
+    assert of_times in said
+    assert "shape" not in said
+    for flag in ("--label", "--time"):
+        assert trainer(["check-data", "--source", str(tmp_path / "a.parquet"), flag, "at"]) == 2
+        assert f"{flag} is 'at', a column of type time32[ms], which is not looked at" in capsys.readouterr().err
 
 
 def test_a_label_is_suggested_where_several_would_do(tmp_path, capsys):

@@ -62,7 +62,7 @@ def own(place):
 
 FAULTS = {
     "later actions": (late(20, 5), {("error", "late actions", "at", "train")}),
-    "actions of the same second": (late(20, 0), {("error", "late actions", "at", "train")}),
+    "actions of the same second": (late(20, 0), {("warning", "late actions", "at", "train")}),
     "a few later actions": (late(900, 5, "test"), {("error", "late actions", "at", "test")}),
     "the own item last": (own(99), {("error", "own id in history", "seen", "train")}),
     "the own item first": (own(0), {("error", "own id in history", "seen", "train")}),

@@ -72,6 +72,14 @@ def test_least_count_and_most_rows(columns, tmp_path, capsys):
     assert f"{about['covered'] / about['occurrences']:.2%}" in capsys.readouterr().out
 
 
+def test_columns_of_long_names(tmp_path):
+    """A letter that is not ASCII takes 6 of the 255 bytes of a file name."""
+    names = [f"{'название столбца ' * 9}{number}" for number in range(2)]
+    pq.write_table(pa.table({name: [number] * 3 for number, name in enumerate(names)}), tmp_path / "a.parquet")
+    found = vocabulary((str(tmp_path / "a.parquet"),), tuple(names), str(tmp_path / "out"))
+    assert [written(found[name]["url"])[0] for name in names] == [[(0, 3)], [(1, 3)]]
+
+
 def test_several_columns_as_one(columns, tmp_path, capsys):
     source, values = columns
     vocabulary((source,), ("single", "other"), str(tmp_path), together="number")

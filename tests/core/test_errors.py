@@ -11,6 +11,7 @@ from trainer.core.errors import (
     StoragePermissionError,
     nearest,
     report_error,
+    some_of,
 )
 
 
@@ -28,6 +29,24 @@ from trainer.core.errors import (
 def test_expected_errors_are_one_line(capsys, error, code):
     assert report_error(error) == code
     assert capsys.readouterr().err == "error: train.steps is 0; use 1\n"
+
+
+def test_many_names_are_a_few_and_their_number():
+    names = [f"column_{number}" for number in range(20_000)]
+    assert some_of([1, 2]) == "1, 2"
+    assert some_of([]) == ""
+    assert some_of(names, 2) == "column_0, column_1, and 19,998 more"
+    assert len(nearest("zzz", names)) < 400
+    assert nearest("column_19999x", names) == "; did you mean 'column_19999'?"
+
+
+def test_an_error_that_repeats_a_long_value_keeps_its_key_and_remedy(capsys):
+    report_error(InputError(f"data.train is {[*range(50_000)]}; use fewer"))
+    line = capsys.readouterr().err
+    assert len(line) < 4200
+    assert line.startswith("error: data.train is [0, 1, 2")
+    assert line.endswith("49999]; use fewer\n")
+    assert "characters are left out" in line
 
 
 @pytest.mark.parametrize("error", [ValueError("x is 1"), OSError(28, "No space left on device"), KeyError("x")])

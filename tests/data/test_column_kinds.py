@@ -35,6 +35,17 @@ from column_kinds import (
 from jobs import config as job_config
 from jobs import launch, losses
 
+from trainer.config.data import DataConfig
+from trainer.core.errors import InputError
+from trainer.data.columns import check_columns
+
+
+def test_a_column_that_is_missing_among_many_is_said_in_a_short_line():
+    schema = pa.schema([(f"column_{number}", pa.int64()) for number in range(20_000)])
+    with pytest.raises(InputError, match=r"no column 'label'; the file has: column_0, .* and 19,980 more$") as refused:
+        check_columns("a.parquet", schema, DataConfig())
+    assert len(str(refused.value)) < 400
+
 
 def test_every_type_of_arrow_is_among_these():
     arrays = [*NUMERIC.values(), *TEXTUAL.values(), *MEANINGLESS.values(), NULL]

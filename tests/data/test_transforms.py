@@ -103,6 +103,7 @@ EXPECTED_DENSE = {
     "price_log": ("price", lambda x: math.log1p(min(max(-4.0 if x is None else x, 0.0), 1e6)) - 1.0),
     "price_missing": ("price", lambda x: ((x is None) - 0.25) / 0.5),
     "word_missing": ("word", lambda x: float(x is None)),
+    "ratio_missing": ("ratio", lambda x: float(x is None or math.isnan(x))),
     "hour": ("seen", lambda x: (or_else(-1, hour)(x) - 12) / 6),
     "weekday": ("seen", or_else(7, weekday)),
     "age": ("born", lambda x: min(max(or_else(-5, age)(x), 0), 20_000) / 5000),

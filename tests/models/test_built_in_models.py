@@ -15,7 +15,7 @@ from ready_made import NAMES, ready_made, sampled, write_ratings
 STEPS, HALF = 12, 6
 SEVERAL = (2, 4)
 RATES = {"optimizer__sparse__learning_rate": 0.1, "optimizer__dense__learning_rate": 0.01}
-WITHOUT_DENSE = ["wide_deep", "deepfm", "mmoe", "ple", "esmm", "dbmtl"]
+WITHOUT_DENSE = ["dlrm", "dlrm_dcn", "wide_deep", "deepfm", "mmoe", "ple", "esmm", "dbmtl"]
 
 
 def settings(data, name, steps=STEPS, evaluate=0, **changes):

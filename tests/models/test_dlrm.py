@@ -1,5 +1,6 @@
 """DLRM's own parts, against TorchRec's."""
 
+import numpy as np
 import pytest
 import torch
 from torchrec.models.dlrm import InteractionArch, SparseArch
@@ -14,10 +15,13 @@ from trainer.models.dlrm import PairwiseProducts, PooledVectors
 DIMENSION, SAMPLES = 8, 64
 
 
-def model_of(features):
+def model_of(features, dense=("d",), **model):
     settings = {
-        "data": {"dense": {"d": {}}, "sparse": {f"s{number}": {"rows": 5} for number in range(features)}},
-        "model": {"embedding_dim": DIMENSION},
+        "data": {
+            "dense": {name: {} for name in dense},
+            "sparse": {f"s{number}": {"rows": 5} for number in range(features)},
+        },
+        "model": {"embedding_dim": DIMENSION} | model,
     }
     config = Config.model_validate(settings)
     return build_model(config.data, config.model, config.predictions(), torch.device("cpu"))
@@ -37,6 +41,25 @@ def test_products_and_gradients_are_torchrecs_bit_for_bit(features):
         results.append((products, dense.grad, sparse.grad))
     assert products.shape == (SAMPLES, DIMENSION + features * (features + 1) // 2)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("features", [1, 3])
+def test_without_numbers_a_learned_vector_takes_part_in_the_products(features):
+    model = model_of(features, dense=(), over_layers=[5]).double()
+    weights = {name: value.numpy() for name, value in model.state_dict().items() if not value.is_meta}
+    embedded = np.random.default_rng(0).standard_normal((SAMPLES, features, DIMENSION))
+    learned = np.tile(weights["dense_arch.vector"], (SAMPLES, 1, 1))
+    vectors = np.concatenate([learned, embedded], axis=1)
+    rows, columns = np.triu_indices(features + 1, k=1)
+    x = np.concatenate([learned[:, 0], (vectors[:, rows] * vectors[:, columns]).sum(2)], axis=1)
+    for layer in ("over_arch.model.0._mlp.0._linear", "over_arch.model.1"):
+        x = np.maximum(x, 0) if layer.endswith("1") else x
+        x = x @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
+    dense = model.get_submodule("dense_arch")(torch.empty(SAMPLES, 0))
+    products = model.get_submodule("inter_arch")(dense, torch.from_numpy(embedded))
+    found = model.get_submodule("over_arch")(products).detach().numpy()
+    np.testing.assert_allclose(found, x, rtol=0, atol=1e-12)
+    assert np.ptp(found) > 0
 
 
 def test_embeddings_are_torchrecs_in_their_order():

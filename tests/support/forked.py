@@ -94,6 +94,15 @@ def trainer(*words: str) -> None:
     runpy.run_module("trainer", run_name="__main__", alter_sys=True)
 
 
+def trainers(*lines: tuple[str, ...]) -> None:
+    """One `python -m trainer WORDS` after another in one process, until one fails."""
+    from trainer.__main__ import leave, main
+
+    for words in lines:
+        if code := main([*words]):
+            leave(code)
+
+
 def torchrun(*words: str) -> None:
     """`python -m trainer.launch WORDS`."""
     from trainer.launch import main

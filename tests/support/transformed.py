@@ -17,6 +17,7 @@ DENSE = {
     "price_log": {"column": "price", "clip": [0.0, 1e6], "transform": "log1p", "missing": -4.0, "mean": 1.0},
     "price_missing": {"column": "price", "transform": "is_missing", "mean": 0.25, "std": 0.5},
     "word_missing": {"column": "word", "transform": "is_missing"},
+    "ratio_missing": {"column": "ratio", "transform": "is_missing"},
     "hour": {"column": "seen", "transform": "hour", "missing": -1.0, "mean": 12.0, "std": 6.0},
     "weekday": {"column": "seen", "transform": "weekday", "missing": 7.0},
     "age": {"column": "born", "transform": "age", "now": NOW, "clip": [0.0, 20_000.0], "missing": -5.0, "std": 5000.0},
@@ -69,6 +70,7 @@ def write_transformed(folder: Path, seed: int = 0) -> Path:
         "word": pa.array(some([words[n] for n in random.integers(0, 20, ROWS)], 8)),
         "tags": pa.array(some(lists([*range(30), None]), 10), pa.list_(pa.int16())),
         "terms": pa.array(some(lists([*words, None]), 12), pa.list_(pa.string())),
+        "ratio": pa.array([(None, float("nan"), row / 7)[row % 3] for row in range(ROWS)]),
         "label": pa.array(random.integers(0, 2, ROWS).astype(np.float32)),
     }
     pq.write_table(pa.table(columns), folder / "part.parquet", row_group_size=64)

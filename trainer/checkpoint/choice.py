@@ -4,7 +4,7 @@ import re
 
 from trainer.checkpoint.retention import Evaluations, ranking, scores
 from trainer.checkpoint.store import Checkpoint, Checkpoints, FindDamage
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, some_of
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
 
@@ -62,7 +62,7 @@ def checkpoint_of_step(checkpoints: Checkpoints, step: int, given: str, find: Fi
         InputError: There is no such checkpoint, or it is damaged.
     """
     steps = checkpoints.steps()
-    known = ", ".join(str(other) for other in steps if other != step) or "none"
+    known = some_of(other for other in steps if other != step) or "none"
     if step not in steps:
         raise InputError(f"{given}, which is no committed checkpoint; that run has checkpoints of steps: {known}")
     if damage := checkpoints.damage(step, find=find):

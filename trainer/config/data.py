@@ -11,7 +11,7 @@ from trainer.config.features import DenseFeature, SparseFeature, check_dense, ch
 from trainer.config.may_change import fixed_values
 from trainer.config.segments import SegmentsConfig
 from trainer.config.select import SelectConfig
-from trainer.core.errors import InputError, nearest
+from trainer.core.errors import InputError, nearest, some_of
 from trainer.core.section import MayChange, Section
 from trainer.rules.registry import lists_ids
 
@@ -152,7 +152,8 @@ class DataConfig(Section):
             )
         if catalogue.items and catalogue.id not in self.groups:
             raise InputError(
-                f"data.catalogue.id is {catalogue.id!r}, which data.groups does not name; it has: {self.groups}"
+                f"data.catalogue.id is {catalogue.id!r}, which data.groups does not name; it has: "
+                f"{some_of(self.groups)}"
             )
         if catalogue.hard_negatives is None and catalogue.hard_negatives_per_sample != 1:
             raise InputError(

@@ -69,7 +69,8 @@ class ModelConfig(Section):
     table_precision: Literal["fp32", "fp16"] = "fp32"
     """Precision of the tables' weights; fp16 halves their memory. Their optimizer's state stays float32."""
     dense_layers: list[pydantic.PositiveInt] = [512, 256]
-    """Hidden layers of dlrm and dlrm_dcn over the dense features; a layer of embedding_dim follows."""
+    """Hidden layers of dlrm and dlrm_dcn over the dense features; a layer of embedding_dim follows. Without dense
+    features: unused, a learned vector takes their place."""
     over_layers: list[pydantic.PositiveInt] = [512, 512, 256]
     """Hidden layers over all features or, in dlrm and dlrm_dcn, over their interactions; a layer with an output per
     label follows. In dbmtl, the layers that all tasks share."""

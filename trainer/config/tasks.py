@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, get_args
 import pydantic
 
 from trainer.config.data import DataConfig
-from trainer.core.errors import InputError, nearest
+from trainer.core.errors import InputError, nearest, some_of
 from trainer.core.section import MayChange, Section
 
 Output = Literal["logit", "log_probability", "value", "vectors"]
@@ -171,7 +171,7 @@ def _check_columns(key: str, task: TaskConfig, data: DataConfig) -> None:
     for field, column, kind in named:
         known = getattr(data, kind)
         if column is not None and column not in known:
-            raise InputError(f"{key}.{field} is '{column}', which data.{kind} does not name; it has: {known}")
+            raise InputError(f"{key}.{field} is '{column}', which data.{kind} does not name; it has: {some_of(known)}")
     if task.where.outside and task.where.column is None:
         raise InputError(f"{key}.where.outside is {task.where.outside:g}, but {key}.where.column is unset; set both")
 

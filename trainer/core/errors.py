@@ -12,6 +12,9 @@ from pathlib import Path
 from trainer.core.outcome import FAILED, WRONG_INPUT, WRONG_INPUT_WORDS, write_outcome
 from trainer.core.secrets import without_secrets
 
+MOST_NAMED = 20  # names in a message
+LONGEST_LINE = 4000  # characters of an error
+
 
 class InputError(ValueError):
     """The user's mistake: a key, a flag, a file or data that cannot be used.
@@ -77,11 +80,19 @@ def report_error(error: BaseException) -> int:
 
 
 def _say(error: BaseException) -> None:
-    line = " ".join(without_secrets(error).split())
+    line = _shortened(" ".join(without_secrets(error).split()))
     print(f"error: {line}", file=sys.stderr, flush=True)
     # Unreachable storage may be back at the next attempt.
     if isinstance(error, InputError) and type(error.__cause__) is not StorageError:
         write_outcome(f"{WRONG_INPUT_WORDS}: {line}")
+
+
+def _shortened(line: str) -> str:
+    """Returns a line without the middle of a very long one, which repeats a value; the remedy is at the end."""
+    left = len(line) - LONGEST_LINE
+    if left <= 0:
+        return line
+    return f"{line[: LONGEST_LINE // 2]} ... ({left:,} characters are left out) ... {line[-LONGEST_LINE // 2 :]}"
 
 
 @contextmanager
@@ -106,8 +117,15 @@ def _once_on_this_host() -> Iterator[bool]:
             file.flush()
 
 
+def some_of(names: Iterable[object], most: int = MOST_NAMED) -> str:
+    """Returns names for a message, of many only the first: `a, b, and 19,998 more`."""
+    listed = [str(name) for name in names]
+    more = [f"and {len(listed) - most:,} more"] if len(listed) > most else []
+    return ", ".join([*listed[:most], *more])
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns `; did you mean 'x'?` for the known name closest to `name`, or the known names if none is close."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {some_of(known)}"

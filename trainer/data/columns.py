@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, columns_of, takes
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, some_of
 from trainer.rules.cross import check_single
 from trainer.rules.earlier import check_earlier
 from trainer.rules.max_ids import check_lists
@@ -90,7 +90,7 @@ def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
     for name in config.columns:
         if schema.names.count(name) != 1:
             number = "no column" if name not in schema.names else "more than one column"
-            raise InputError(f"{file}: {number} '{name}'; the file has: {', '.join(schema.names)}")
+            raise InputError(f"{file}: {number} '{name}'; the file has: {some_of(schema.names)}")
     weight = [config.weight] if config.weight else []
     features = _check_features(file, schema, config)
     for name in (*features, *config.labels, *weight):

@@ -34,6 +34,25 @@ class PooledVectors(SparseArch):
         return self.embedding_bag_collection(features).values().view(-1, self.F, self.D)
 
 
+class LearnedVector(nn.Module):
+    """A learned vector in place of that of the dense features, where there are none.
+
+    Its product with an embedding is a term of that feature alone, beside the terms of pairs.
+
+    Args:
+        dimension: Its size, `D`.
+        device: Its device.
+    """
+
+    def __init__(self, dimension: int, device: torch.device) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.randn(dimension, device=device) / dimension**0.5)
+
+    def forward(self, dense_features: Tensor) -> Tensor:
+        """Returns the vector for each sample, `[B, 0]` to `[B, D]`."""
+        return self.vector.expand(dense_features.shape[0], -1)
+
+
 class PairwiseProducts(nn.Module):
     """The inner products of all pairs of embeddings, beside the dense features: TorchRec's interaction, bit for bit.
 
@@ -65,18 +84,18 @@ class PairwiseProducts(nn.Module):
 
 def _build(model: Callable[..., nn.Module], inputs: ModelInputs, **options: int) -> nn.Module:
     config = inputs.config
-    if inputs.dense_features == 0:
-        raise InputError(f"model.name is '{config.name}', which needs dense features; name one in data.dense")
     if not config.over_layers:
         raise InputError("model.over_layers is empty; name at least one hidden layer")
     dimension = equal_dimension(inputs)  # the interaction multiplies embeddings of all tables with one another
     built = model(
         inputs.tables,
-        inputs.dense_features,
-        [*config.dense_layers, dimension],
+        max(1, inputs.dense_features),
+        [*config.dense_layers, dimension] if inputs.dense_features else [dimension],
         [*config.over_layers, sum(inputs.columns)],
         dense_device=inputs.device,
         **options,
     )
     built.sparse_arch = PooledVectors(inputs.tables)
+    if inputs.dense_features == 0:
+        built.dense_arch = LearnedVector(dimension, inputs.device)
     return built

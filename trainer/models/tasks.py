@@ -10,7 +10,7 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.config.tasks import TaskConfig
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, some_of
 from trainer.core.registry import find_by_name
 from trainer.data.batch import Batch
 from trainer.models.base import BatchOutputs, Predictions
@@ -85,7 +85,7 @@ class TaskLoss:
         task, name = self._task, str(self._task.prediction)
         if name not in predictions:
             raise InputError(
-                f"{self._key}.prediction is '{name}', which the model does not give; it gives {', '.join(predictions)}"
+                f"{self._key}.prediction is '{name}', which the model does not give; it gives {some_of(predictions)}"
             )
         kind, shape = task.kind, predictions[name].shape[1:]
         if not kind.takes(shape):

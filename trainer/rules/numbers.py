@@ -29,8 +29,8 @@ class NumberKeys(Section):
     """[low, high]: lower values become low, higher ones high, before the transform; of an age, its days. Unset: all
     values stay."""
     transform: Literal["none", "log1p", "log3", "is_missing", "hour", "weekday", "age"] = "none"
-    """log1p is log(x + 1), log3 is log(x + 3), the usual one for Criteo's counts, is_missing 1 for a null and else 0.
-    The others take times: hour of the day and weekday (0 is Monday) in UTC, and age, the days until `now`."""
+    """log1p is log(x + 1), log3 is log(x + 3), the usual one for Criteo's counts, is_missing 1 for a null or NaN, else
+    0. The others take times: hour of the day and weekday (0 is Monday) in UTC, and age, the days until `now`."""
     now: str | None = None
     """For age: the day at whose beginning, in UTC, an age is 0, such as "2026-01-31"."""
     mean: float = 0.0

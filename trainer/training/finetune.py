@@ -14,7 +14,7 @@ from trainer.config.data import DataConfig
 from trainer.config.root import load_config
 from trainer.config.train import FinetuneConfig
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, some_of
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
@@ -157,11 +157,6 @@ def _check_numbers(types: RecordedTypes, there: RecordedTypes, source: Checkpoin
 
 def render(found: WeightMap, optimizer_state: bool) -> str:
     """Returns a table of the outcomes of all weights."""
-    rows = [[outcome.replace("_", " "), len(names), _some(names)] for outcome, names in found.outcomes.items()]
+    rows = [[outcome.replace("_", " "), len(names), some_of(names, SHOWN)] for outcome, names in found.outcomes.items()]
     state = "loaded" if optimizer_state else "from scratch"
     return tabulate(rows, headers=["outcome", "weights", "which"]) + f"\n\noptimizer state: {state}"
-
-
-def _some(names: list[str]) -> str:
-    more = [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
-    return ", ".join([*names[:SHOWN], *more])

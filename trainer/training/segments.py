@@ -13,7 +13,7 @@ from trainer.checkpoint.store import Checkpoints
 from trainer.config.root import Config
 from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done
-from trainer.core.errors import InputError, NoRows
+from trainer.core.errors import InputError, NoRows, some_of
 from trainer.core.outcome import FINISHED_WORD, SAVED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.secrets import without_secrets
 from trainer.data.catalogue import Catalogue
@@ -385,5 +385,4 @@ class Chain:
 
 def _listed(names: Sequence[str]) -> str:
     """Returns segments in words, the first few by name."""
-    more = f", and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return f"{'segment' if len(names) == 1 else 'segments'} {', '.join(names[:SHOWN])}{more}"
+    return f"{'segment' if len(names) == 1 else 'segments'} {some_of(names, SHOWN)}"

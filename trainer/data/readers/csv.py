@@ -18,7 +18,7 @@ from isal.isal_zlib import crc32
 
 from trainer.config.data import DataConfig
 from trainer.config.features import columns_of, takes
-from trainer.core.errors import InputError, first_line
+from trainer.core.errors import InputError, first_line, some_of
 from trainer.core.secrets import without_secrets
 from trainer.data.cache import Cache
 from trainer.data.partitions import texts_in_path
@@ -135,7 +135,7 @@ class CsvReader:
             raise InputError(f"{where}: the header has column '{twice[0]}' twice; every column needs a name of its own")
         given = texts_in_path(url, self._expected)
         if missing := [name for name in self._expected if name not in columns and name not in given]:
-            found = ", ".join(columns)
+            found = some_of(columns)
             if not self._csv.header:
                 raise InputError(f"data.csv.columns has no column '{missing[0]}', which is read; it has: {found}")
             raise InputError(

@@ -21,7 +21,8 @@ from trainer.data.row_groups import RowGroupReader
 from trainer.data.transforms import earlier_lists, seconds_of
 from trainer.models.base import Predictions
 from trainer.models.outputs import ModelOutput, compute_outputs
-from trainer.rules.plain_types import as_lists
+from trainer.rules.plain_types import as_lists, id_type, is_string
+from trainer.rules.strings import to_texts
 from trainer.training.managed_ids import ManagedIds
 
 ALONE = DistributedContext(0, 1, 0, 1, torch.device("cpu"))
@@ -87,7 +88,7 @@ def _raw_column(column: str, chunk: Chunk, uses: set[str], timed: SparseFeature 
     array = chunk.ids(column) if "ids" in uses else chunk.numbers(column)
     if timed:  # a client has no later ones to send
         array = earlier_lists(column, timed, chunk, as_lists(array))
-    return array.to_pylist()
+    return to_texts(array) if is_string(id_type(array.type)) else array.to_pylist()
 
 
 def first_rows(rows: Callable[..., Iterator[SplitRows]], number: int) -> list[SplitRows]:

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from torch import Tensor
 
 from apps.export.load import ColumnError
 from apps.serve.batching import Batcher
@@ -18,6 +19,14 @@ from apps.serve.batching import Batcher
 # Starlette, not FastAPI: FastAPI makes schemas from classes, but the columns are known only once a model is loaded.
 # Not the standard library's server either: it uses a thread for each connection.
 LARGEST_BODY = 16 << 20
+
+
+class Answer(JSONResponse):
+    """A response of JSON in ASCII: a name that is refused may have half of a character, which UTF-8 cannot encode."""
+
+    def render(self, content: Any) -> bytes:
+        """Returns the body."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> Starlette:
@@ -36,7 +45,7 @@ def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Corout
         for worker in workers:
             worker.cancel()
 
-    async def predict(request: Request) -> JSONResponse:
+    async def predict(request: Request) -> Answer:
         columns = await _columns(request)
         model = batcher.model
         inputs = model.inputs(columns)
@@ -44,14 +53,15 @@ def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Corout
         if count > samples:
             raise HTTPException(413, f"{count} samples are more than the {samples} that are answered at once")
         outputs = await batcher.answer(model, inputs, count)
-        return JSONResponse({"outputs": {name: output.tolist() for name, output in outputs.items()}})
+        _check_finite(outputs)
+        return Answer({"outputs": {name: output.tolist() for name, output in outputs.items()}})
 
-    async def health(_: Request) -> JSONResponse:
+    async def health(_: Request) -> Answer:
         signature = batcher.model.signature
-        return JSONResponse({"status": "ok", "model": signature["model"], "step": signature["step"]})
+        return Answer({"status": "ok", "model": signature["model"], "step": signature["step"]})
 
-    async def signature(_: Request) -> JSONResponse:
-        return JSONResponse(batcher.model.signature)
+    async def signature(_: Request) -> Answer:
+        return Answer(batcher.model.signature)
 
     routes = [
         Route("/predict", predict, methods=["POST"]),
@@ -80,12 +90,22 @@ async def _columns(request: Request) -> dict[str, Any]:
     return content["columns"]
 
 
-async def _wrong_columns(_: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"error": str(error)}, 400)
+def _check_finite(outputs: dict[str, Tensor]) -> None:
+    """Refuses samples of which a model computes no number: JSON has none for it, and it is no prediction."""
+    for name, output in outputs.items():
+        if not (good := output.isfinite()).all():
+            row, *_ = (~good).nonzero()[0].tolist()
+            raise HTTPException(
+                400, f"row {row}: {name} is {output[~good][0]}; its numbers are too large for the model in float32"
+            )
 
 
-async def _wrong(request: Request, error: Exception) -> JSONResponse:
+async def _wrong_columns(_: Request, error: Exception) -> Answer:
+    return Answer({"error": str(error)}, 400)
+
+
+async def _wrong(request: Request, error: Exception) -> Answer:
     assert isinstance(error, HTTPException)
     known = {404: "there are /predict, /health and /signature", 405: f"{request.url.path} does not take it"}
     message = f"{request.method} {request.url.path}: {known[error.status_code]}" if error.status_code in known else None
-    return JSONResponse({"error": message or error.detail}, error.status_code, error.headers)
+    return Answer({"error": message or error.detail}, error.status_code, error.headers)

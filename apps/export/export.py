@@ -26,14 +26,15 @@ from apps.export.reference import (
     parity,
     plain_answers,
     read_rows,
-    torchrec_answers,
+    rows_of_samples,
+    trained_parity,
 )
 from apps.export.rules import ids_with_rows
 from apps.export.served import Rules, ServedModel
 from apps.export.shards import TableShards, write_in_shards
 from apps.export.signature import column_types, lists_in, signature, type_of_ids
 from apps.export.tables import replace_tables
-from apps.export.weights import SavedWeights, load_model, read_managed
+from apps.export.weights import SavedWeights, load_dense, load_model, read_managed
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.checkpoint.store import MANIFEST, Checkpoint, FileEntry
 from trainer.config.features import columns_of
@@ -46,12 +47,11 @@ from trainer.core.secrets import without_secrets
 from trainer.core.storage import read_text
 from trainer.data.dataset import find_files
 from trainer.data.segments import data_of_segment
-from trainer.models.embeddings import name_in_model
+from trainer.models.embeddings import name_in_model, table_of_weight
 from trainer.models.outputs import model_outputs
 from trainer.rules.vocabulary import check_fingerprints
 
-PARITY_ROWS = 64
-TOLERANCE = 1e-6  # of a probability in float32; compilers and processors add up in different orders
+TOLERANCE = 1e-6  # of answers in float32; compilers and processors add up in different orders
 
 
 def export(
@@ -228,7 +228,7 @@ def _write(
     rules = partial(Rules, data, lists, unsigned)
     known: dict[str, FileEntry] = {}
     if choices.shard_bytes:
-        shards, samples = TableShards(weights, data, choices.shard_bytes), first_rows(rows, PARITY_ROWS)
+        shards, samples = TableShards(weights, data, choices.shard_bytes), first_rows(rows)
         written, known = write_in_shards(config, shards, samples, rules, listed, described, folder)
     else:
         written = _write_whole(config, weights, choices, rows, rules(listed), described, folder)
@@ -256,11 +256,17 @@ def _write_whole(
         choices.quantize,
     )
     _check_finite(model, weights.url)
-    written = parity(model, torchrec_answers, outputs, rows(), PARITY_ROWS)
+    samples = first_rows(rows)
+    tables = {table_of_weight(name): one for name, one in model.named_parameters()}
+    rows_of = rows_of_samples(samples, config.data)
+    needed = {
+        table: tables[table][one] for table, one in rows_of.items() if table in tables
+    }  # a model may leave some out
+    written = trained_parity(load_dense(config, weights), needed, outputs, samples, config.data)
     replace_tables(model, config.data)
     if quantize != "none":
         described |= {"tables": quantize, "quality": _quantize(model, config, rows, split, quantize)}
-        written = parity(model, plain_answers, outputs, rows(), PARITY_ROWS)
+        written = parity(model, plain_answers, outputs, samples)
     program = export_program(ServedModel(model, rules, outputs).eval(), described, config.model.name)
     if choices.compile:
         compile_program(program, folder / "compiled.pt2")

@@ -110,7 +110,7 @@ def check_parity(directory: Path, parity: dict[str, Any], name: str, compiled: b
             raise
         raise InputError(f"model.name is '{name}', whose exported form does not run: {first_line(error)}") from error
     worst = max(
-        (torch.as_tensor(found[output]) - torch.tensor(values, dtype=torch.float32)).abs().max().item()
+        _difference(torch.as_tensor(found[output]), torch.tensor(values, dtype=torch.float32))
         for output, values in parity["answers"].items()
     )
     if not worst <= parity["tolerance"]:
@@ -119,6 +119,11 @@ def check_parity(directory: Path, parity: dict[str, Any], name: str, compiled: b
             f"{parity['tolerance']:g} is allowed; it must not depend on other samples, or branch on values"
         )
     return worst
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """Returns the greatest difference; of answers above 1, as float32 rounds them, in parts of the largest."""
+    return ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
 
 
 def save_program(program: ExportedProgram, file: Path) -> None:

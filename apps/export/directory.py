@@ -1,7 +1,12 @@
-"""The directory of an export: files first, the manifest that commits them, then current.json."""
+"""The directory of an export: files first, the manifest that commits them, then current.json.
+
+One command at a time writes to a directory of exports; others wait for it, and then look again at what is there.
+"""
 
 import json
 import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,11 +15,34 @@ from apps.export.load import CHANGES, Export, chain_of, export_in
 from trainer.checkpoint.store import READ_BYTES, FileEntry, add_to, entry_of, find_damage
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
 from trainer.core.storage import Storage, named
+from trainer.run.lock import RunLock
 
 MANIFEST, CURRENT = "manifest.json", "current.json"
+LOCK = "exports.lock.json"  # beside lock.json, as a run directory may hold its exports
 SHARDS = "tables"  # the folder of tables in separate files
 WEIGHTS = ("model.pt2", "compiled.pt2", CHANGES)
+
+
+@contextmanager
+def alone_in(target: RunDirectory) -> Iterator[RunLock]:
+    """Keeps other commands from writing to a directory of exports, and waits for one that does.
+
+    Raises:
+        InputError: The directory cannot be written.
+    """
+    lock = RunLock(target, file=LOCK, waits=True)
+    lock.take()
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def current_of(target: RunDirectory) -> str | None:
+    """Returns the name of the export that current.json names; None if there is no such file."""
+    return (target.read_json(CURRENT) or {}).get("directory")
 
 
 def is_there(to: str, name: str, fingerprint: str) -> bool:
@@ -33,19 +61,28 @@ def is_there(to: str, name: str, fingerprint: str) -> bool:
         current = target.read(CURRENT)
         if current is not None and '"directory"' not in current:
             raise InputError(f"--to is '{to}', whose {CURRENT} is of something else; name another directory")
-        written = target.read(name, MANIFEST)
-        if written is None:
+        if not _holds(target, name, fingerprint):
             return False
-        manifest = json.loads(written)
-        reason = "made of another checkpoint or configuration, or with other flags"
-        if manifest.get("fingerprint") == fingerprint:
-            reason = _damage(target.fs, target.path(name))
-        if reason:
-            raise InputError(
-                f"--to is '{to}', which holds {name} already: {reason}; name another directory, or delete that"
-            )
-        target.write_json(CURRENT, {"directory": name}, durable=True)
+        with alone_in(target):
+            target.write_json(CURRENT, {"directory": name}, durable=True)
         return True
+
+
+def _holds(target: RunDirectory, name: str, fingerprint: str) -> bool:
+    """Returns whether a directory holds the same whole export; the errors of `is_there`."""
+    written = target.read(name, MANIFEST)
+    if written is None:
+        return False
+    manifest = json.loads(written)
+    reason = "made of another checkpoint or configuration, or with other flags"
+    if manifest.get("fingerprint") == fingerprint:
+        reason = _damage(target.fs, target.path(name))
+    if reason:
+        url = without_secrets(target.url)
+        raise InputError(
+            f"--to is '{url}', which holds {name} already: {reason}; name another directory, or delete that"
+        )
+    return True
 
 
 def _damage(fs: Storage, directory: str) -> str | None:
@@ -126,34 +163,54 @@ def entries_of(folder: Path, known: dict[str, FileEntry]) -> dict[str, FileEntry
     return found
 
 
-def publish(folder: Path, to: str, name: str) -> str:
+def publish(folder: Path, to: str, name: str, before: str | None) -> str:
     """Copies the files of a local folder into `to/name`, the manifest last, then points current.json there.
+
+    If another command has published the same export meanwhile, it stays. Of two steps, the newer is current.
 
     Args:
         folder: The folder.
         to: Any fsspec URL.
         name: Name of the directory.
+        before: The `current_of` the directory when the command began.
 
     Returns:
         The URL of the directory.
 
     Raises:
-        InputError: The directory cannot be written.
+        InputError: The directory cannot be written, or holds another export of that name by now.
     """
-    target, names = RunDirectory(to, "--to"), files_of(folder)
-    with named("--to", to):
-        _remove_interrupted(target, name, names)
-        for file_name in names:
-            file, path = folder / file_name, target.path(name, file_name)
-            target.fs.makedirs(posixpath.dirname(path))
-            if file_name == MANIFEST:
-                target.fs.write(path, file.read_bytes(), durable=True)
-            else:
-                with file.open("rb") as source, target.fs.durable(path) as sink:
-                    while block := source.read(READ_BYTES):
-                        sink.write(block)
-        target.write_json(CURRENT, {"directory": name}, durable=True)
+    target = RunDirectory(to, "--to")
+    fingerprint = json.loads((folder / MANIFEST).read_text())["fingerprint"]
+    with named("--to", to), alone_in(target) as lock:
+        if not _holds(target, name, fingerprint):
+            _copy(folder, target, name, lock)
+        now = current_of(target)
+        if now not in (None, before) and _step_of(now) > _step_of(name):
+            print(f"{now} was published meanwhile, and stays the current one")
+        else:
+            lock.check()
+            target.write_json(CURRENT, {"directory": name}, durable=True)
     return posixpath.join(target.url, name)
+
+
+def _copy(folder: Path, target: RunDirectory, name: str, lock: RunLock) -> None:
+    names = files_of(folder)
+    _remove_interrupted(target, name, names)
+    for file_name in names:
+        file, path = folder / file_name, target.path(name, file_name)
+        target.fs.makedirs(posixpath.dirname(path))
+        if file_name == MANIFEST:
+            lock.check()
+            target.fs.write(path, file.read_bytes(), durable=True)
+        else:
+            with file.open("rb") as source, target.fs.durable(path) as sink:
+                while block := source.read(READ_BYTES):
+                    sink.write(block)
+
+
+def _step_of(name: str | None) -> int:
+    return int(str(name).removeprefix("step-"))
 
 
 def _remove_interrupted(target: RunDirectory, name: str, kept: list[str]) -> None:

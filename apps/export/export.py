@@ -14,7 +14,7 @@ from torch import nn
 from apps.export import load
 from apps.export.carried import write_loader
 from apps.export.delta import Delta, WholeExportError, keep_changes
-from apps.export.directory import files_of, is_there, publish, write_manifest
+from apps.export.directory import current_of, files_of, is_there, publish, write_manifest
 from apps.export.onnx import check_onnx, save_onnx
 from apps.export.program import check_compiler, check_parity, compile_program, export_program, save_program
 from apps.export.publishing import check_beside_current, check_rules, refusals_noted, segments_of
@@ -44,7 +44,7 @@ from trainer.core.digest import digest
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import read_text
+from trainer.core.storage import named, read_text
 from trainer.data.dataset import find_files
 from trainer.data.segments import data_of_segment
 from trainer.models.embeddings import name_in_model, table_of_weight
@@ -120,6 +120,8 @@ def export(
     if is_there(to, name, fingerprint):
         print(f"step {chosen.step:,} is in {without_secrets(to)} already, and is whole")
         return
+    with named("--to", to):
+        before = current_of(RunDirectory(to, "--to"))
     _check_features(config, chosen)
     check_fingerprints(config.data.sparse, chosen.train_state.get("vocabularies", {}), chosen.url)
     with tempfile.TemporaryDirectory() as temporary:
@@ -136,7 +138,7 @@ def export(
         forms = (False, True) if compile else (False,)
         worst = max(check_parity(folder, expected, config.model.name, form) for form in forms)
         size = sum(Path(folder, file).stat().st_size for file in files_of(folder))
-        url = publish(folder, to, name)
+        url = publish(folder, to, name, before)
     print(f"step {chosen.step:,}: {size / 2**20:,.1f} MiB are in {without_secrets(url)}")
     if changes:
         print(f"{changes.rows:,} rows differ from {Path(changes.predecessor.directory).name}, which has to stay there")

@@ -8,12 +8,12 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 from torch import Tensor
 
-from apps.export.load import ColumnError
+from apps.export.load import ColumnError, Model
 from apps.serve.batching import Batcher
 
 # Starlette, not FastAPI: FastAPI makes schemas from classes, but the columns are known only once a model is loaded.
@@ -46,15 +46,11 @@ def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Corout
             worker.cancel()
 
     async def predict(request: Request) -> Answer:
-        columns = await _columns(request)
-        model = batcher.model
-        inputs = model.inputs(columns)
-        count = len(next(iter(columns.values())))
-        if count > samples:
-            raise HTTPException(413, f"{count} samples are more than the {samples} that are answered at once")
+        body, model = await _body(request), batcher.model
+        # In threads, as a large request takes seconds, and small ones are answered meanwhile.
+        inputs, count = await asyncio.to_thread(_inputs, model, body, samples)
         outputs = await batcher.answer(model, inputs, count)
-        _check_finite(outputs)
-        return Answer({"outputs": {name: output.tolist() for name, output in outputs.items()}})
+        return await asyncio.to_thread(_answer, outputs)
 
     async def health(_: Request) -> Answer:
         signature = batcher.model.signature
@@ -69,17 +65,37 @@ def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Corout
         Route("/signature", signature),
     ]
     return Starlette(
-        routes=routes, lifespan=working, exception_handlers={ColumnError: _wrong_columns, HTTPException: _wrong}
+        routes=routes,
+        lifespan=working,
+        exception_handlers={ColumnError: _wrong_columns, HTTPException: _wrong, ClientDisconnect: _gone},
     )
 
 
-async def _columns(request: Request) -> dict[str, Any]:
-    """Returns the columns of a request's body, `{"columns": {NAME: [VALUE, ...]}}`."""
+async def _body(request: Request) -> bytearray:
+    """Returns the body of a request, of which no more is read than is answered."""
+    too_large = HTTPException(413, f"the body has more than {LARGEST_BODY} bytes; send fewer samples at once")
+    if int(request.headers.get("content-length", 0)) > LARGEST_BODY:
+        raise too_large
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > LARGEST_BODY:
-            raise HTTPException(413, f"the body has more than {LARGEST_BODY} bytes; send fewer samples at once")
+            raise too_large
+    return body
+
+
+def _inputs(model: Model, body: bytearray, most: int) -> tuple[dict[str, Tensor], int]:
+    """Returns the inputs of a body, and the number of its samples, which are counted first."""
+    columns = _columns(body)
+    first = next(iter(columns.values()), None)
+    count = len(first) if isinstance(first, list) else 0
+    if count > most:
+        raise HTTPException(413, f"{count} samples are more than the {most} that are answered at once")
+    return model.inputs(columns), count
+
+
+def _columns(body: bytearray) -> dict[str, Any]:
+    """Returns the columns of a body, `{"columns": {NAME: [VALUE, ...]}}`."""
     try:
         content = json.loads(body.decode())
     except (ValueError, RecursionError) as error:
@@ -88,6 +104,11 @@ async def _columns(request: Request) -> dict[str, Any]:
     if not isinstance(content, dict) or [*content] != ["columns"] or not isinstance(content["columns"], dict):
         raise HTTPException(400, 'the body must be {"columns": {NAME: [VALUE, ...]}}; /signature names the columns')
     return content["columns"]
+
+
+def _answer(outputs: dict[str, Tensor]) -> Answer:
+    _check_finite(outputs)
+    return Answer({"outputs": {name: output.tolist() for name, output in outputs.items()}})
 
 
 def _check_finite(outputs: dict[str, Tensor]) -> None:
@@ -109,3 +130,8 @@ async def _wrong(request: Request, error: Exception) -> Answer:
     known = {404: "there are /predict, /health and /signature", 405: f"{request.url.path} does not take it"}
     message = f"{request.method} {request.url.path}: {known[error.status_code]}" if error.status_code in known else None
     return Answer({"error": message or error.detail}, error.status_code, error.headers)
+
+
+async def _gone(_: Request, __: Exception) -> Answer:
+    """Returns what nobody reads: a client that goes away while it sends is no mistake of ours to report."""
+    return Answer(None, 499)

@@ -111,7 +111,7 @@ class Exports:
 
     def _publish(self, folder: Path, predecessor: Export | None) -> None:
         write_manifest(folder, "", {}, predecessor)
-        publish(folder, str(self.directory), folder.name)
+        publish(folder, str(self.directory), folder.name, before=None)
         for file in folder.iterdir():
             file.unlink()
         gc.collect()

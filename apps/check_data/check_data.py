@@ -11,7 +11,7 @@ import tomli_w
 from apps.check_data.checked import Check, Checked
 from apps.check_data.checks import CHECKS, own_checks
 from apps.check_data.csv_types import csv_keys, guess_types
-from apps.check_data.file_checks import index_findings, schema_findings
+from apps.check_data.file_checks import index_findings, refuse_repeated, repeated_columns, schema_findings
 from apps.check_data.finding import Finding, by_severity
 from apps.check_data.guess import columns_of_few_ids, guess_config, guess_data, guess_label, suggestions
 from apps.check_data.page import draw_report
@@ -113,6 +113,7 @@ def check_data(
     opened = [open_split(name, key.format(name), urls, data, choice) for name, urls in files.items()]
     splits = numbers_alike(opened, id_columns(data) if config else ())
     columns = data.columns if config else [*splits[0].kinds]
+    refuse_repeated(splits, {"--label": label, "--time": time})
     unmeasured = not_measured(splits[0])
     for flag, name in (("--label", label), ("--time", time)):
         if name in unmeasured:
@@ -125,7 +126,7 @@ def check_data(
     if config:
         guessed, left_out, profiles = {}, {}, profiles_of(measured, _probabilities(data))
     else:
-        target = guess_label(profiles_of(measured, []), label)
+        target = guess_label(profiles_of(measured, []), label, repeated_columns(splits))
         profiles = profiles_of(measured, [target])
         columns_tree, left_out = guess_data(profiles, target)
         if csv := csv_keys(data.csv, [*columns_tree["sparse"], *columns_tree.get("groups", ())]):

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from apps.check_data.checked import Checked
-from apps.check_data.figures import middle_std
+from apps.check_data.figures import middle_std, readable
 from apps.check_data.finding import Finding, percent
 from apps.check_data.profile import Profile
 from apps.check_data.reading import Measured, Tally
@@ -39,7 +39,8 @@ def check_constant(checked: Checked) -> Iterator[Finding]:
     """Yields features with one value."""
     for profile, measured, tally in checked.columns(checked.features):
         if _is_constant(profile, measured, tally):
-            found = f"every value is {measured.sample.column(profile.name).drop_null()[0].as_py()!r}"
+            value = readable(measured.sample.column(profile.name).drop_null()[0].as_py())
+            found = f"every value is {value!r}"
             remedy = "leave it out: it carries no signal"
             yield Finding("warning", "constant", measured.name, profile.name, found, remedy)
 

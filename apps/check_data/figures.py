@@ -161,7 +161,12 @@ class Ids:
         least = np.partition(self.counts, -number)[-number] if number < len(self.counts) else 0
         often = np.flatnonzero(self.counts >= least)
         best = often[np.argsort(-self.counts[often], kind="stable")][:number]
-        return [(self.distinct[int(one)].as_py(), int(one), int(self.counts[one])) for one in best]
+        return [(readable(self.distinct[int(one)].as_py()), int(one), int(self.counts[one])) for one in best]
+
+
+def readable(value: object) -> object:
+    """Returns a value of a column; of a string its text, in which a byte that is not UTF-8 is written in hex."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 def ids_of(column: pa.ChunkedArray | pa.Array) -> Ids:

@@ -1,6 +1,7 @@
 """Checks of the files of a data set: their columns, sizes and row groups."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -19,12 +20,12 @@ from trainer.rules.plain_types import meaning_in_lists
 def schema_findings(splits: Sequence[Split], config: DataConfig | None) -> list[Finding]:
     """Returns the columns that files of any split lack or have in different types."""
     ids = id_columns(config) if config else []
-    names = config.columns if config else [name for name in splits[0].files.files[0].schema.names if name]
-    severity, remedy = "error" if config else "warning", "write all files with the same columns"
+    names = config.columns if config else list(dict.fromkeys(filter(None, splits[0].files.files[0].schema.names)))
+    severity = "error" if config else "warning"
     found = [
         Finding(severity, "schema", file, name, difference, remedy)
         for name in names
-        for file, difference in _differences(name, splits, of_ids=name in ids)
+        for file, difference, remedy in _differences(name, splits, of_ids=name in ids)
     ]
     return found or (_refused(splits, config) if config else [])
 
@@ -46,17 +47,46 @@ def index_findings(splits: Sequence[Split]) -> list[Finding]:
     return [Finding("note", "row index", first.name, "", found, remedy)]
 
 
-def _differences(name: str, splits: Sequence[Split], of_ids: bool) -> Iterator[tuple[str, str]]:
-    """Yields each file that lacks a column or has another type than the first file with values, and what differs."""
+def refuse_repeated(splits: Sequence[Split], flags: Mapping[str, str | None]) -> None:
+    """Refuses a flag that names a column of which a file has more than one.
+
+    Raises:
+        InputError: The message names the flag and the file.
+    """
+    repeated = repeated_columns(splits)
+    for flag, name in flags.items():
+        if name in repeated:
+            raise InputError(f"{flag} is '{name}', and {repeated[name]} has more than one such column; name each apart")
+
+
+def repeated_columns(splits: Sequence[Split]) -> dict[str, str]:
+    """Returns the names that a file has more than one column of, each with the first such file."""
+    found: dict[str, str] = {}
+    for file in (file for split in splits for file in split.files.files.first_of_schemas().values()):
+        for name, times in Counter(file.schema.names).items():
+            if times > 1:
+                found.setdefault(name, file.name)
+    return found
+
+
+def _differences(name: str, splits: Sequence[Split], of_ids: bool) -> Iterator[tuple[str, str, str]]:
+    """Yields each file that lacks a column, has it twice, or has another type than the first file with values.
+
+    Beside the file: what differs, and what to do.
+    """
+    remedy = "write all files with the same columns"
     first: tuple[str, DataFile] | None = None
     for file in (file for split in splits for file in split.files.files):
         if name not in file.schema.names:
-            yield file.name, f"there is no such column; the file has: {some_of(file.schema.names)}"
+            yield file.name, f"there is no such column; the file has: {some_of(file.schema.names)}", remedy
+            continue
+        if file.schema.get_field_index(name) < 0:
+            yield file.name, "there is more than one column of that name, so that none can be used", "name each apart"
             continue
         here = meaning_in_lists(file.schema.field(name).type, of_ids)
         if first and here and here != first[0]:
             there = first[1].schema.field(name).type
-            yield file.name, f"it is of type {file.schema.field(name).type}, but {there} in {first[1].name}"
+            yield file.name, f"it is of type {file.schema.field(name).type}, but {there} in {first[1].name}", remedy
         first = first or ((here, file) if here else None)
 
 

@@ -59,8 +59,13 @@ class Suggestion:
     why: str
 
 
-def guess_label(profiles: Mapping[str, Profile], label: str | None) -> str:
+def guess_label(profiles: Mapping[str, Profile], label: str | None, repeated: Mapping[str, str] = {}) -> str:
     """Returns the column to predict: `label`, or the column that looks most like a label.
+
+    Args:
+        profiles: The columns.
+        label: The column, if it is given.
+        repeated: Names that a file has more than one column of, each with the file.
 
     Raises:
         InputError: The column is missing or has values other than 0 and 1, or no column looks like a label.
@@ -79,6 +84,11 @@ def guess_label(profiles: Mapping[str, Profile], label: str | None) -> str:
         return found[0]
     if like := [name for name in faults if _named_like_a_label(name) and name not in binary]:
         raise InputError(f"--label is unset, and '{like[0]}' is named like one, {faults[like[0]]}")
+    if twice := [name for name in repeated if _named_like_a_label(name)]:
+        raise InputError(
+            f"--label is unset, and '{twice[0]}' is named like one, but {repeated[twice[0]]} has more than one such "
+            "column; name each apart"
+        )
     has = f"these have 0 and 1: {some_of(binary)}" if binary else "none has only the values 0 and 1"
     if not binary and (with_nulls := [name for name, profile in profiles.items() if _is_binary(profile)]):
         raise InputError(f"--label is unset, and '{with_nulls[0]}' would do, {faults[with_nulls[0]]}")

@@ -45,7 +45,7 @@ def bits_of(values: pa.Array, kind: Kind) -> np.ndarray:
     return bits if missing is None else np.where(missing, NULL, bits)
 
 
-def _hash_texts(values: pa.LargeStringArray) -> np.ndarray:
+def _hash_texts(values: pa.LargeBinaryArray) -> np.ndarray:
     """Returns hashes of texts: eight bytes of every text at a time, which takes a tenth of the time of BLAKE2b."""
     _, places, content = values.buffers()
     ends = np.frombuffer(places, np.int64)[values.offset : values.offset + len(values) + 1]

@@ -15,7 +15,7 @@ from trainer.data.dataset import FileSet, RowGroup, inspect_files
 from trainer.data.listing import list_files
 from trainer.data.readers.registry import make_reader
 from trainer.data.selected_files import find_evaluated_files, find_training_files
-from trainer.rules.plain_types import is_list, is_moment, plain_type
+from trainer.rules.plain_types import is_list, is_moment, is_string, plain_type
 
 SPLITS = ("train", "validation", "test")
 GROUPS = 64  # row groups that a sample is spread over, at least
@@ -27,9 +27,9 @@ Kind = Literal["integer", "number", "text", "integers", "texts", "time", "empty"
 COMPUTED: dict[Kind, pa.DataType] = {
     "integer": pa.int64(),
     "number": pa.float64(),
-    "text": pa.large_string(),
+    "text": pa.large_binary(),  # strings need not be UTF-8, and bytes are strings to training
     "integers": pa.large_list(pa.int64()),
-    "texts": pa.large_list(pa.large_string()),
+    "texts": pa.large_list(pa.large_binary()),
     "time": pa.int64(),
     "empty": pa.float64(),
 }
@@ -147,7 +147,7 @@ def kind_of(dtype: pa.DataType) -> Kind:
         return "integer"
     if pa.types.is_floating(dtype) or pa.types.is_decimal(dtype):
         return "number"
-    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
+    if is_string(dtype):
         return "text"
     if is_moment(dtype):
         return "time"
@@ -177,8 +177,11 @@ def _common_kinds(files: FileSet) -> dict[str, Kind]:
 
 
 def _common_kind(files: FileSet, name: str) -> Kind:
+    """Returns the kind of a column; `other` if a file lacks it, or has two columns of that name."""
     schemas = files.files.first_of_schemas()
-    kinds: set[Kind] = {kind_of(schema.field(name).type) if name in schema.names else "other" for schema in schemas}
+    kinds: set[Kind] = {
+        "other" if schema.get_field_index(name) < 0 else kind_of(schema.field(name).type) for schema in schemas
+    }
     if len(kinds) > 1:
         kinds.discard("empty")
     # Whole numbers are written as floating point by programs that have no other way to write a null.

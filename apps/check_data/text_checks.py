@@ -4,13 +4,17 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
+import pyarrow as pa
 
 from apps.check_data.checked import Checked
+from apps.check_data.figures import readable
 from apps.check_data.finding import Finding, percent
 from apps.check_data.profile import Profile
 from trainer.core.console import plural
+from trainer.rules.plain_types import is_list, plain_type
 
 FEW = 0.001  # of the occurrences; less is left alone
 ALIKE = str.maketrans("АВЕКМНОРСТХасеорхуіјѕΑΒΕΖΗΙΚΜΝΟΡΤΥΧο", "ABEKMHOPCTXaceopxyijsABEZHIKMNOPTYXo")  # noqa: RUF001
@@ -45,6 +49,8 @@ def check_broken_text(checked: Checked) -> Iterator[Finding]:
     """Yields texts that were read in a wrong encoding: no later data has these ids."""
     for profile in checked.used("text", "texts"):
         broken = [(place, text) for place, text in _texts(profile) if BROKEN.search(text)]
+        if not _is_binary(checked.dtype(profile.name)):
+            broken += _undecodable(profile)
         if (share := _share(profile, [place for place, _ in broken])) > FEW:
             found = f"{percent(share)} of the values are in a wrong encoding, such as {broken[0][1]!r}"
             remedy = "read them as UTF-8 where they are written, and write them again"
@@ -92,9 +98,24 @@ def check_numbers_as_text(checked: Checked) -> Iterator[Finding]:
 
 
 def _texts(profile: Profile) -> Iterator[tuple[int, str]]:
+    """Yields the different ids that are text, each with its place among the ids."""
     for place, value in enumerate(profile.first_ids.distinct.to_pylist()):
-        if isinstance(value, str):
-            yield place, value
+        with suppress(UnicodeDecodeError):
+            yield place, value.decode()
+
+
+def _undecodable(profile: Profile) -> Iterator[tuple[int, str]]:
+    """Yields the others."""
+    texts = {place for place, _ in _texts(profile)}
+    for place, value in enumerate(profile.first_ids.distinct.to_pylist()):
+        if place not in texts:
+            yield place, str(readable(value))
+
+
+def _is_binary(dtype: pa.DataType) -> bool:
+    plain = plain_type(dtype)
+    plain = plain.value_type if is_list(plain) else plain
+    return pa.types.is_binary(plain) or pa.types.is_large_binary(plain)
 
 
 def _count(profile: Profile, place: int) -> int:

@@ -1,8 +1,13 @@
-"""The directory of an export: files first, the manifest that commits them, then current.json."""
+"""The directory of an export: files first, the manifest that commits them, then current.json.
+
+One command at a time writes to a directory of exports; others wait for it, and then look again at what is there.
+"""
 
 import json
 import posixpath
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +18,28 @@ from trainer.core.errors import DamagedError, InputError
 from trainer.core.run_directory import RunDirectory, pass_over
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import Storage, named
+from trainer.run.lock import RunLock
 
 MANIFEST, CURRENT = "manifest.json", "current.json"
 NAME = re.compile(r"step-\d+")  # of the directory of an export
+LOCK = "exports.lock.json"  # beside lock.json, as a run directory may hold its exports
 SHARDS = "tables"  # the folder of tables in separate files
 WEIGHTS = ("model.pt2", "compiled.pt2", CHANGES)
+
+
+@contextmanager
+def alone_in(target: RunDirectory) -> Iterator[RunLock]:
+    """Keeps other commands from writing to a directory of exports, and waits for one that does.
+
+    Raises:
+        InputError: The directory cannot be written.
+    """
+    lock = RunLock(target, file=LOCK, waits=True)
+    lock.take()
+    try:
+        yield lock
+    finally:
+        lock.release()
 
 
 def is_there(to: str, name: str, fingerprint: str) -> bool:
@@ -34,20 +56,29 @@ def is_there(to: str, name: str, fingerprint: str) -> bool:
     target = RunDirectory(to, "--to")
     with named("--to", to):
         current_or_none(target)
-        if target.read_bytes(name, MANIFEST) is None:
+        if not _holds(target, name, fingerprint):
             return False
-        reason = "made of another checkpoint or configuration, or with other flags"
-        try:
-            is_same = (target.read_json(name, MANIFEST) or {}).get("fingerprint") == fingerprint
-            reason = _damage(target.fs, target.path(name)) if is_same else reason
-        except DamagedError as error:
-            reason = str(error)
-        if reason:
-            raise InputError(
-                f"--to is '{to}', which holds {name} already: {reason}; name another directory, or delete that"
-            )
-        target.write_json(CURRENT, {"directory": name})
+        with alone_in(target):
+            target.write_json(CURRENT, {"directory": name})
         return True
+
+
+def _holds(target: RunDirectory, name: str, fingerprint: str) -> bool:
+    """Returns whether a directory holds the same whole export; the errors of `is_there`."""
+    if target.read_bytes(name, MANIFEST) is None:
+        return False
+    reason = "made of another checkpoint or configuration, or with other flags"
+    try:
+        is_same = (target.read_json(name, MANIFEST) or {}).get("fingerprint") == fingerprint
+        reason = _damage(target.fs, target.path(name)) if is_same else reason
+    except DamagedError as error:
+        reason = str(error)
+    if reason:
+        url = without_secrets(target.url)
+        raise InputError(
+            f"--to is '{url}', which holds {name} already: {reason}; name another directory, or delete that"
+        )
+    return True
 
 
 def read_current(target: RunDirectory) -> str | None:
@@ -157,34 +188,54 @@ def entries_of(folder: Path, known: dict[str, FileEntry]) -> dict[str, FileEntry
     return found
 
 
-def publish(folder: Path, to: str, name: str) -> str:
+def publish(folder: Path, to: str, name: str, before: str | None) -> str:
     """Copies the files of a local folder into `to/name`, the manifest last, then points current.json there.
+
+    If another command has published the same export meanwhile, it stays. Of two steps, the newer is current.
 
     Args:
         folder: The folder.
         to: Any fsspec URL.
         name: Name of the directory.
+        before: What `current_or_none` returned when the command began.
 
     Returns:
         The URL of the directory.
 
     Raises:
-        InputError: The directory cannot be written.
+        InputError: The directory cannot be written, or holds another export of that name by now.
     """
-    target, names = RunDirectory(to, "--to"), files_of(folder)
-    with named("--to", to):
-        _remove_interrupted(target, name, names)
-        for file_name in names:
-            file, path = folder / file_name, target.path(name, file_name)
-            target.fs.makedirs(posixpath.dirname(path))
-            if file_name == MANIFEST:
-                target.fs.write(path, file.read_bytes())
-            else:
-                with file.open("rb") as source, target.fs.durable(path) as sink:
-                    while block := source.read(READ_BYTES):
-                        sink.write(block)
-        target.write_json(CURRENT, {"directory": name})
+    target = RunDirectory(to, "--to")
+    fingerprint = json.loads((folder / MANIFEST).read_text())["fingerprint"]
+    with named("--to", to), alone_in(target) as lock:
+        if not _holds(target, name, fingerprint):
+            _copy(folder, target, name, lock)
+        now = current_or_none(target)
+        if now not in (None, before) and _step_of(now) > _step_of(name):
+            print(f"{now} was published meanwhile, and stays the current one")
+        else:
+            lock.check()
+            target.write_json(CURRENT, {"directory": name})
     return posixpath.join(target.url, name)
+
+
+def _copy(folder: Path, target: RunDirectory, name: str, lock: RunLock) -> None:
+    names = files_of(folder)
+    _remove_interrupted(target, name, names)
+    for file_name in names:
+        file, path = folder / file_name, target.path(name, file_name)
+        target.fs.makedirs(posixpath.dirname(path))
+        if file_name == MANIFEST:
+            lock.check()
+            target.fs.write(path, file.read_bytes())
+        else:
+            with file.open("rb") as source, target.fs.durable(path) as sink:
+                while block := source.read(READ_BYTES):
+                    sink.write(block)
+
+
+def _step_of(name: str | None) -> int:
+    return int(str(name).removeprefix("step-"))
 
 
 def _remove_interrupted(target: RunDirectory, name: str, kept: list[str]) -> None:

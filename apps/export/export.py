@@ -14,7 +14,7 @@ from torch import nn
 from apps.export import load
 from apps.export.carried import write_loader
 from apps.export.delta import Delta, WholeExportError, keep_changes
-from apps.export.directory import files_of, is_there, publish, write_manifest
+from apps.export.directory import current_or_none, files_of, is_there, publish, write_manifest
 from apps.export.onnx import check_onnx, save_onnx
 from apps.export.program import check_compiler, check_parity, compile_program, export_program, save_program
 from apps.export.publishing import check_beside_current, check_rules, refusals_noted, segments_of
@@ -26,14 +26,15 @@ from apps.export.reference import (
     parity,
     plain_answers,
     read_rows,
-    torchrec_answers,
+    rows_of_samples,
+    trained_parity,
 )
 from apps.export.rules import ids_with_rows
 from apps.export.served import Rules, ServedModel
 from apps.export.shards import TableShards, write_in_shards
 from apps.export.signature import column_types, lists_in, signature, type_of_ids
 from apps.export.tables import replace_tables
-from apps.export.weights import SavedWeights, load_model, read_managed
+from apps.export.weights import SavedWeights, load_dense, load_model, read_managed
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.checkpoint.store import MANIFEST, Checkpoint, FileEntry
 from trainer.config.features import columns_of
@@ -43,16 +44,15 @@ from trainer.core.digest import digest
 from trainer.core.errors import InputError, some_of
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import read_text
+from trainer.core.storage import named, read_text
 from trainer.data.dataset import find_files
 from trainer.data.recorded_types import RecordedTypes
 from trainer.data.segments import data_of_segment
-from trainer.models.embeddings import name_in_model
+from trainer.models.embeddings import name_in_model, table_of_weight
 from trainer.models.outputs import model_outputs
 from trainer.rules.vocabulary import check_fingerprints
 
-PARITY_ROWS = 64
-TOLERANCE = 1e-6  # of a probability in float32; compilers and processors add up in different orders
+TOLERANCE = 1e-6  # of answers in float32; compilers and processors add up in different orders
 
 
 def export(
@@ -121,6 +121,8 @@ def export(
     if is_there(to, name, fingerprint):
         print(f"step {chosen.step:,} is in {without_secrets(to)} already, and is whole")
         return
+    with named("--to", to):
+        before = current_or_none(RunDirectory(to, "--to"))
     _check_features(config, chosen)
     check_fingerprints(config.data.sparse, chosen.train_state.get("vocabularies", {}), chosen.url)
     with tempfile.TemporaryDirectory() as temporary:
@@ -137,7 +139,7 @@ def export(
         forms = (False, True) if compile else (False,)
         worst = max(check_parity(folder, expected, config.model.name, form) for form in forms)
         size = sum(Path(folder, file).stat().st_size for file in files_of(folder))
-        url = publish(folder, to, name)
+        url = publish(folder, to, name, before)
     print(f"step {chosen.step:,}: {size / 2**20:,.1f} MiB are in {without_secrets(url)}")
     if changes:
         print(f"{changes.rows:,} rows differ from {Path(changes.predecessor.directory).name}, which has to stay there")
@@ -228,7 +230,7 @@ def _write(
     rules = partial(Rules, data, lists, unsigned)
     known: dict[str, FileEntry] = {}
     if choices.shard_bytes:
-        shards, samples = TableShards(weights, data, choices.shard_bytes), first_rows(rows, PARITY_ROWS)
+        shards, samples = TableShards(weights, data, choices.shard_bytes), first_rows(rows)
         written, known = write_in_shards(config, shards, samples, rules, listed, described, folder)
     else:
         written = _write_whole(config, weights, choices, rows, rules(listed), described, folder)
@@ -256,11 +258,17 @@ def _write_whole(
         choices.quantize,
     )
     _check_finite(model, weights.url)
-    written = parity(model, torchrec_answers, outputs, rows(), PARITY_ROWS)
+    samples = first_rows(rows)
+    tables = {table_of_weight(name): one for name, one in model.named_parameters()}
+    rows_of = rows_of_samples(samples, config.data)
+    needed = {
+        table: tables[table][one] for table, one in rows_of.items() if table in tables
+    }  # a model may leave some out
+    written = trained_parity(load_dense(config, weights), needed, outputs, samples, config.data)
     replace_tables(model, config.data)
     if quantize != "none":
         described |= {"tables": quantize, "quality": _quantize(model, config, weights.types, rows, split, quantize)}
-        written = parity(model, plain_answers, outputs, rows(), PARITY_ROWS)
+        written = parity(model, plain_answers, outputs, samples)
     program = export_program(ServedModel(model, rules, outputs).eval(), described, config.model.name)
     if choices.compile:
         compile_program(program, folder / "compiled.pt2")

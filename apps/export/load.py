@@ -9,7 +9,9 @@ A directory with changes.bin holds what differs from the export that its manifes
 directory must be beside it. A model can take these changes in place: model.apply(read_changes(directory)).
 
 A column is a list with a value for each sample, None where it is missing, or a tensor; of model.onnx a NumPy array. A
-tensor or an array of integers has an id for every sample. Columns of strings are hashed here, as numbers of 64 bits.
+tensor or an array of integers has an id for every sample. Columns of strings are hashed here, as numbers of 64 bits; a
+string may be bytes, and in text, such as JSON, a byte that is not UTF-8 is one of U+DC80 to U+DCFF, as Python's error
+handler surrogateescape writes it.
 Rules of the user's own that have no form in torch are run here, from rules/, and need NumPy. Every other rule is in the
 model. signature.json describes the columns.
 """
@@ -29,9 +31,9 @@ from typing import Any, NamedTuple
 
 from trainer.rules.error import is_outside
 from trainer.rules.max_ids import kept_range
-from trainer.rules.numbers import is_above
+from trainer.rules.numbers import has_dense_value
 from trainer.rules.own import checked_rows
-from trainer.rules.strings import hash_bytes
+from trainer.rules.strings import bytes_of, hash_bytes
 from trainer.rules.weights import allowed_weights, is_weight
 
 Tensor = Any
@@ -419,6 +421,8 @@ class _Reader:
         self._rules = rules
         self._library = importlib.import_module(library)
         self._array = getattr(self._library, array)
+        # NumPy warns of numbers that are infinite in float32, which are refused.
+        self._quiet = partial(self._library.errstate, all="ignore") if library == "numpy" else contextlib.nullcontext
 
     def __call__(self, column: dict[str, Any], columns: dict[str, Any]) -> dict[str, Tensor]:
         """Returns the inputs of one of the columns by name; the errors of `Model.inputs`."""
@@ -442,14 +446,15 @@ class _Reader:
             else:
                 found = [_number(name, row, value) for row, value in enumerate(values)]
             numbers = library.asarray(found, dtype=library.float64)
-        numbers = library.asarray(numbers, dtype=library.float32)
-        transform, clip = column["transform"], column.get("clip")
-        used = numbers.clip(*clip) if clip else numbers
-        wrong = (library.isinf(used) | (used <= is_above(transform))) & (not column.get("buckets"))
-        if wrong.any():
-            row = int(library.argwhere(wrong)[0, 0])
+        with self._quiet():
+            numbers = library.asarray(numbers, dtype=library.float32)
+            takes_any = column.get("buckets") or column["transform"] == "is_missing"
+            good = library.ones_like(numbers, dtype=bool) if takes_any else has_dense_value(numbers, column, library)
+        if not good.all():
+            row = int(library.argwhere(~good)[0, 0])
+            value = "null" if values[row] is None else values[row]
             raise ColumnError(
-                f"column '{name}', row {row}: {values[row]} has no finite value under the transform '{transform}'"
+                f"column '{name}', row {row}: {value} has no finite value under the transform '{column['transform']}'"
             )
         return {column["input"]: numbers}
 
@@ -568,15 +573,26 @@ def _id(column: dict[str, Any], row: int, value: Any) -> int:
     if column["kind"] == "time":
         value = _seconds(value)
     if column["type"] == "string":
-        if not isinstance(value, str):
-            raise ColumnError(f"column '{column['name']}', row {row}: {_shown(value)} is not a string")
-        return int.from_bytes(hash_bytes(value.encode()), "little", signed=True)
+        return int.from_bytes(hash_bytes(_bytes(column, row, value)), "little", signed=True)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ColumnError(f"column '{column['name']}', row {row}: {_shown(value)} is not an integer")
     low, high = (0, 2**64) if column["type"] == "uint64" else (-(2**63), 2**63)
     if not low <= value < high:
         raise ColumnError(f"column '{column['name']}', row {row}: {value} is not a number of type {column['type']}")
     return value - 2**64 if value >= 2**63 else value
+
+
+def _bytes(column: dict[str, Any], row: int, value: Any) -> bytes:
+    value = getattr(value, "bytes", value)  # of a UUID
+    if type(value) is bytes:  # one of NumPy's lacks zeros at its end
+        return value
+    if not isinstance(value, str):
+        raise ColumnError(f"column '{column['name']}', row {row}: {_shown(value)} is not a string")
+    try:
+        return bytes_of(value)
+    except UnicodeEncodeError as error:
+        half = f"{_shown(value[error.start])} is half of a character"
+        raise ColumnError(f"column '{column['name']}', row {row}: {_shown(value)} is no text: {half}") from error
 
 
 def _seconds(value: Any) -> Any:

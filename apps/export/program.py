@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.export import Dim, ExportedProgram
 
-from apps.export.load import load
+from apps.export.load import ColumnError, load
 from trainer.core.errors import InputError, first_line
 
 # Node metadata with paths and source code of the exporting machine.
@@ -98,16 +98,19 @@ def check_parity(directory: Path, parity: dict[str, Any], name: str, compiled: b
     """Returns the greatest difference between the answers of an exported model and those of the trainer.
 
     Raises:
-        InputError: The difference is greater than allowed, or the exported form of a user's own model does not run.
+        InputError: The difference is greater than allowed, a row has a value that exports do not take, or the exported
+            form of a user's own model does not run.
     """
     try:
         found = load(directory, compiled)(parity["columns"])
+    except ColumnError as error:  # such as a decimal beyond the integers of its column
+        raise InputError(f"an exported model refuses rows of the split: {error}; write other values") from error
     except Exception as error:
         if ":" not in name:
             raise
         raise InputError(f"model.name is '{name}', whose exported form does not run: {first_line(error)}") from error
     worst = max(
-        (torch.as_tensor(found[output]) - torch.tensor(values, dtype=torch.float32)).abs().max().item()
+        _difference(torch.as_tensor(found[output]), torch.tensor(values, dtype=torch.float32))
         for output, values in parity["answers"].items()
     )
     if not worst <= parity["tolerance"]:
@@ -116,6 +119,11 @@ def check_parity(directory: Path, parity: dict[str, Any], name: str, compiled: b
             f"{parity['tolerance']:g} is allowed; it must not depend on other samples, or branch on values"
         )
     return worst
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """Returns the greatest difference; of answers above 1, as float32 rounds them, in parts of the largest."""
+    return ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
 
 
 def save_program(program: ExportedProgram, file: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from apps.check_data.shift import measure_shift
-from apps.export.directory import CURRENT, MANIFEST, current_or_none, read_chain, read_current
+from apps.export.directory import CURRENT, MANIFEST, alone_in, current_or_none, read_chain, read_current
 from apps.export.load import ColumnError, load
 from trainer.checkpoint.store import Checkpoint, FileEntry
 from trainer.config.data import DataConfig
@@ -284,11 +284,10 @@ def refusals_noted(to: str, step: int) -> Iterator[None]:
     except NotPublished as refused:
         note = {"step": step, "segment": refused.segment, "rule": refused.rule, "figures": refused.why}
         target = RunDirectory(to, "--to")
-        with named("--to", to):
+        with named("--to", to), alone_in(target):
             lines = target.read_records(REFUSED)
             if not any(note.items() <= line.items() for line in lines):  # the same command again
                 lines.append({"time": datetime.now().astimezone().isoformat(timespec="seconds"), **note})
-                target.fs.makedirs(target.path())
                 target.write(REFUSED, "".join(f"{json.dumps(line)}\n" for line in lines))
         raise
 
@@ -304,16 +303,23 @@ def rollback(to: str) -> None:
     """
     target = RunDirectory(to, "--to")
     with named("--to", to):
-        current = read_current(target)
-        if current is None:
+        if read_current(target) is None:
             raise InputError(f"--to is {place(to)}, where nothing is exported; name a directory of exports")
-        folders = target.fs.glob(target.path("step-*", MANIFEST))
-        steps = sorted(int(path.split("/")[-2].removeprefix("step-")) for path in folders)
-        earlier = [step for step in steps if step < int(current.removeprefix("step-")) and _is_linked(target, step)]
-        if not earlier:
-            raise InputError(f"--to is '{without_secrets(to)}', which has no export before {current}")
-        target.write_json(CURRENT, {"directory": f"step-{earlier[-1]}"})
-    print(f"{without_secrets(target.url_of(CURRENT))} names step-{earlier[-1]}, before it was {current}")
+        with alone_in(target):
+            current, earlier = _go_back(target)
+    print(f"{without_secrets(target.url_of(CURRENT))} names {earlier}, before it was {current}")
+
+
+def _go_back(target: RunDirectory) -> tuple[str, str]:
+    """Points current.json at the export before; returns the names of the one that it named and of the one before."""
+    current = str(read_current(target))
+    folders = target.fs.glob(target.path("step-*", MANIFEST))
+    steps = sorted(int(path.split("/")[-2].removeprefix("step-")) for path in folders)
+    earlier = [step for step in steps if step < int(current.removeprefix("step-")) and _is_linked(target, step)]
+    if not earlier:
+        raise InputError(f"--to is '{without_secrets(target.url)}', which has no export before {current}")
+    target.write_json(CURRENT, {"directory": f"step-{earlier[-1]}"})
+    return current, f"step-{earlier[-1]}"
 
 
 def _is_linked(target: RunDirectory, step: int) -> bool:

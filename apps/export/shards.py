@@ -17,7 +17,7 @@ from apps.export.directory import SHARDS
 from apps.export.features import Table
 from apps.export.load import TABLES
 from apps.export.program import export_program, save_program
-from apps.export.reference import SplitRows, parity, torchrec_answers
+from apps.export.reference import SplitRows, rows_of_samples, trained_parity
 from apps.export.rules import ListedIds
 from apps.export.served import Rules, names_of_list
 from apps.export.tables import replace_tables
@@ -27,8 +27,6 @@ from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.digest import as_file_name
 from trainer.core.errors import InputError
-from trainer.data.batch import Batch
-from trainer.data.jagged import with_values
 from trainer.models.embeddings import table_of_weight
 from trainer.models.outputs import ModelOutput, compute_outputs, model_outputs
 
@@ -135,12 +133,10 @@ def write_in_shards(
         The `parity` of the samples, and size and checksum of each table file.
     """
     data, outputs, name = config.data, model_outputs(config), config.model.name
-    model, needed = load_dense(config, shards.weights), rows_of_samples(samples, data)
-    rows, entries = shards.write(folder, needed)
+    model = load_dense(config, shards.weights)
+    rows, entries = shards.write(folder, rows_of_samples(samples, data))
     described["shards"] = load.TABLES
-    put_rows(model, rows)
-    number = sum(len(part.batch.weights) for part in samples)
-    written = parity(model, torchrec_answers, outputs, renumbered(samples, needed, data), number)
+    written = trained_parity(model, rows, outputs, samples, data)
     replace_tables(model, data)
     _remove_tables(model)
     save_program(export_program(RowNumbers(rules(listed), data.raw), described, name), folder / load.ROWS)
@@ -166,37 +162,6 @@ def _write(file: Path, blocks: Iterable[Tensor]) -> FileEntry:
             sink.write(content)
             add_to(entry, content)
     return entry
-
-
-def rows_of_samples(samples: list[SplitRows], data: DataConfig) -> dict[str, Tensor]:
-    """Returns the rows of each table that samples need, at least one, in ascending order."""
-    found = {}
-    for table, names in data.features_of_tables().items():
-        ids = [part.batch.sparse[name].values().long() for part in samples for name in names]
-        found[table] = torch.cat([torch.zeros(1, dtype=torch.int64), *ids]).unique()
-    return found
-
-
-def renumbered(samples: list[SplitRows], rows: dict[str, Tensor], data: DataConfig) -> Iterator[SplitRows]:
-    """Yields samples with renumbered ids, for tables with only these rows."""
-    for part in samples:
-        yield SplitRows(part.columns, _renumbered(part.batch, rows, data))
-
-
-def _renumbered(batch: Batch, rows: dict[str, Tensor], data: DataConfig) -> Batch:
-    ids = {name: one.values().long() for name, one in batch.sparse.to_dict().items()}
-    values = [
-        one if name in data.raw else torch.searchsorted(rows[data.table_of(name)], one) for name, one in ids.items()
-    ]
-    return replace(batch, sparse=with_values(batch.sparse, torch.cat(values)))
-
-
-def put_rows(model: nn.Module, rows: dict[str, Tensor]) -> None:
-    """Cuts TorchRec's tables in a model to a few rows each."""
-    for path, _ in [*model.named_parameters(remove_duplicate=False)]:
-        if table := table_of_weight(path):
-            module = model.get_submodule(path.rpartition(".")[0])
-            module.weight = nn.Parameter(rows[table], requires_grad=False)
 
 
 class _GivenEmbeddings(nn.Module):

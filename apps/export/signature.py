@@ -12,7 +12,7 @@ from trainer.core.errors import InputError
 from trainer.data.dataset import FileSet
 from trainer.models.outputs import ModelOutput
 from trainer.rules.cross import inputs_of_cross
-from trainer.rules.plain_types import has_values, id_type, is_list, is_moment, is_string, plain_type
+from trainer.rules.plain_types import SECOND, has_values, id_type, is_list, is_moment, is_string, plain_type
 from trainer.rules.registry import id_rule
 from trainer.rules.times import SECONDS
 
@@ -84,20 +84,26 @@ def type_of_ids(dtype: pa.DataType) -> str:
 
 
 def _check_times(data: DataConfig, types: dict[str, pa.DataType]) -> None:
-    """Refuses a column that is times to one feature and numbers or ids to another, as clients send one list."""
+    """Refuses a column of times that are other numbers to one feature than to another, as clients send one list."""
     uses: dict[str, dict[str, str]] = {}
     for kind, features in (("dense", data.dense), ("sparse", data.sparse)):
         for name, feature in features.items():
             for column in columns_of(name, feature):
-                if is_moment(types[column]) and feature.transform != "is_missing":
+                if feature.transform != "is_missing":
                     uses.setdefault(column, {})[takes(feature)] = f"data.{kind}.{name}"
     for column, found in uses.items():
-        if "times" in found and len(found) > 1:
-            other = next(use for use in found if use != "times")
+        differ = is_moment(types[column]) if "times" in found else _has_ticks(types[column])
+        if differ and len(found) > 1:
+            one, other, *_ = sorted(found, reverse=True)  # times before others
             raise InputError(
-                f"column '{column}' has times to {found['times']}, but {other} to {found[other]}; an exported model "
+                f"column '{column}' has {one} to {found[one]}, but {other} to {found[other]}; an exported model "
                 "takes a column in one way: write it as two"
             )
+
+
+def _has_ticks(dtype: pa.DataType) -> bool:
+    """Returns whether times are other numbers as ids, in ticks, than as numbers, in seconds."""
+    return SECOND.get(getattr(dtype, "unit", "s"), 1) > 1
 
 
 def _check_earlier(data: DataConfig) -> None:

@@ -8,16 +8,25 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from torch import Tensor
 
-from apps.export.load import ColumnError
+from apps.export.load import ColumnError, Model
 from apps.serve.batching import Batcher
 
 # Starlette, not FastAPI: FastAPI makes schemas from classes, but the columns are known only once a model is loaded.
 # Not the standard library's server either: it uses a thread for each connection.
 LARGEST_BODY = 16 << 20
+
+
+class Answer(JSONResponse):
+    """A response of JSON in ASCII: a name that is refused may have half of a character, which UTF-8 cannot encode."""
+
+    def render(self, content: Any) -> bytes:
+        """Returns the body."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> Starlette:
@@ -36,22 +45,19 @@ def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Corout
         for worker in workers:
             worker.cancel()
 
-    async def predict(request: Request) -> JSONResponse:
-        columns = await _columns(request)
-        model = batcher.model
-        inputs = model.inputs(columns)
-        count = len(next(iter(columns.values())))
-        if count > samples:
-            raise HTTPException(413, f"{count} samples are more than the {samples} that are answered at once")
+    async def predict(request: Request) -> Answer:
+        body, model = await _body(request), batcher.model
+        # In threads, as a large request takes seconds, and small ones are answered meanwhile.
+        inputs, count = await asyncio.to_thread(_inputs, model, body, samples)
         outputs = await batcher.answer(model, inputs, count)
-        return JSONResponse({"outputs": {name: output.tolist() for name, output in outputs.items()}})
+        return await asyncio.to_thread(_answer, outputs)
 
-    async def health(_: Request) -> JSONResponse:
+    async def health(_: Request) -> Answer:
         signature = batcher.model.signature
-        return JSONResponse({"status": "ok", "model": signature["model"], "step": signature["step"]})
+        return Answer({"status": "ok", "model": signature["model"], "step": signature["step"]})
 
-    async def signature(_: Request) -> JSONResponse:
-        return JSONResponse(batcher.model.signature)
+    async def signature(_: Request) -> Answer:
+        return Answer(batcher.model.signature)
 
     routes = [
         Route("/predict", predict, methods=["POST"]),
@@ -59,17 +65,37 @@ def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Corout
         Route("/signature", signature),
     ]
     return Starlette(
-        routes=routes, lifespan=working, exception_handlers={ColumnError: _wrong_columns, HTTPException: _wrong}
+        routes=routes,
+        lifespan=working,
+        exception_handlers={ColumnError: _wrong_columns, HTTPException: _wrong, ClientDisconnect: _gone},
     )
 
 
-async def _columns(request: Request) -> dict[str, Any]:
-    """Returns the columns of a request's body, `{"columns": {NAME: [VALUE, ...]}}`."""
+async def _body(request: Request) -> bytearray:
+    """Returns the body of a request, of which no more is read than is answered."""
+    too_large = HTTPException(413, f"the body has more than {LARGEST_BODY} bytes; send fewer samples at once")
+    if int(request.headers.get("content-length", 0)) > LARGEST_BODY:
+        raise too_large
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > LARGEST_BODY:
-            raise HTTPException(413, f"the body has more than {LARGEST_BODY} bytes; send fewer samples at once")
+            raise too_large
+    return body
+
+
+def _inputs(model: Model, body: bytearray, most: int) -> tuple[dict[str, Tensor], int]:
+    """Returns the inputs of a body, and the number of its samples, which are counted first."""
+    columns = _columns(body)
+    first = next(iter(columns.values()), None)
+    count = len(first) if isinstance(first, list) else 0
+    if count > most:
+        raise HTTPException(413, f"{count} samples are more than the {most} that are answered at once")
+    return model.inputs(columns), count
+
+
+def _columns(body: bytearray) -> dict[str, Any]:
+    """Returns the columns of a body, `{"columns": {NAME: [VALUE, ...]}}`."""
     try:
         content = json.loads(body.decode())
     except (ValueError, RecursionError) as error:
@@ -80,12 +106,32 @@ async def _columns(request: Request) -> dict[str, Any]:
     return content["columns"]
 
 
-async def _wrong_columns(_: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"error": str(error)}, 400)
+def _answer(outputs: dict[str, Tensor]) -> Answer:
+    _check_finite(outputs)
+    return Answer({"outputs": {name: output.tolist() for name, output in outputs.items()}})
 
 
-async def _wrong(request: Request, error: Exception) -> JSONResponse:
+def _check_finite(outputs: dict[str, Tensor]) -> None:
+    """Refuses samples of which a model computes no number: JSON has none for it, and it is no prediction."""
+    for name, output in outputs.items():
+        if not (good := output.isfinite()).all():
+            row, *_ = (~good).nonzero()[0].tolist()
+            raise HTTPException(
+                400, f"row {row}: {name} is {output[~good][0]}; its numbers are too large for the model in float32"
+            )
+
+
+async def _wrong_columns(_: Request, error: Exception) -> Answer:
+    return Answer({"error": str(error)}, 400)
+
+
+async def _wrong(request: Request, error: Exception) -> Answer:
     assert isinstance(error, HTTPException)
     known = {404: "there are /predict, /health and /signature", 405: f"{request.url.path} does not take it"}
     message = f"{request.method} {request.url.path}: {known[error.status_code]}" if error.status_code in known else None
-    return JSONResponse({"error": message or error.detail}, error.status_code, error.headers)
+    return Answer({"error": message or error.detail}, error.status_code, error.headers)
+
+
+async def _gone(_: Request, __: Exception) -> Answer:
+    """Returns what nobody reads: a client that goes away while it sends is no mistake of ours to report."""
+    return Answer(None, 499)

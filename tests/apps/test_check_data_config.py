@@ -114,6 +114,45 @@ def test_csv_with_an_index_of_rows_is_checked_trained_on_and_exported_as_it_is(w
     assert "600 rows in 1 part in parts" in capfd.readouterr().out
 
 
+def test_of_two_columns_with_one_name_none_is_used(tmp_path, capsys):
+    """Training refuses such a column, and takes the others."""
+    draw = np.random.default_rng(0)
+    columns = [pa.array(draw.integers(0, 9, 600)), pa.array(draw.integers(0, 2, 600))]
+
+    def write(*names):
+        table = pa.Table.from_arrays([columns[name in ("clicked", "label")] for name in names], [*names])
+        pq.write_table(table, tmp_path / "a.parquet")
+        return tmp_path / "a.parquet"
+
+    def refused(*words):
+        assert trainer([*map(str, words)]) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1
+        return line
+
+    first = tmp_path / "first.toml"
+    data = written(tmp_path, write("item", "user", "price", "price", "clicked"))["data"]
+    assert "more than one column of that name" in " ".join(capsys.readouterr().out.split())
+    assert "price" not in {*data["dense"], *data["sparse"]}
+    assert trainer(["check-data", str(first)]) == 0
+    run = tmp_path / "run"
+    assert trainer(["train", str(first), "--out", str(run), "--train.steps", "1"]) == 0
+    predict = ["predict", first, "--out", run, "--source", tmp_path / "a.parquet"]
+    for keep in ((), ("--keep-columns", "price")):
+        line = refused(*predict, "--to", tmp_path / "to", *keep)
+        assert "more than one column 'price', of which none can be kept" in line
+    assert trainer([*map(str, [*predict, "--keep-columns", "item", "--to", tmp_path / "to"])]) == 0
+    tree = tomllib.loads(first.read_text())
+    tree["data"]["select"] = {"filter": [["price", ">", 1]]}
+    filtered = write_config(tmp_path / "filtered.toml", tree)
+    line = refused("train", filtered, "--out", tmp_path / "filtered")
+    assert "more than one column 'price', which data.select.filter names" in line
+    check = ["check-data", "--source", write("item", "item", "user", "label", "label")]
+    assert "'label' is named like one, but" in refused(*check)
+    assert "--label is 'label', and" in refused(*check, "--label", "label")
+    assert "--time is 'item', and" in refused(*check, "--time", "item")
+
+
 def test_a_few_ids_have_a_vocabulary_beside_the_configuration(tmp_path, capsys):
     """It has the ids of all rows, of which the sample has some."""
     ports = [f"port {n % 40}" for n in range(4000)] + ["port of the last row"]

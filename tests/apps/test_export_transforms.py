@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -136,9 +137,17 @@ def test_parity_rows_are_of_all_columns(exported, columns):
     json.dumps(parity_of(exported))
 
 
-def test_a_column_of_times_in_two_roles_is_refused():
-    data = DataConfig(dense={"age": {"column": "born", "transform": "age", "now": "2026-01-31"}, "born": {}})
-    with pytest.raises(
-        InputError, match=r"column 'born' has times to data\.dense\.age, but numbers to data\.dense\.born"
-    ):
-        signature(data, {"born": pa.date32()}, [], [])
+@pytest.mark.parametrize(
+    ("dtype", "dense", "sparse", "words"),
+    [
+        (pa.date32(), {"transform": "age", "now": "2026-01-31"}, {"rows": 9}, "times to data.dense.age, but ids to"),
+        (pa.timestamp("us"), {}, {"rows": 9, "ids": "hash"}, "numbers to data.dense.age, but ids to"),
+        (pa.duration("ms"), {}, {"rows": 9, "ids": "hash"}, "numbers to data.dense.age, but ids to"),
+        (pa.timestamp("us"), {}, {"rows": 24, "transform": "hour"}, "times to data.sparse.born, but numbers to"),
+    ],
+)
+def test_a_column_of_times_in_two_roles_is_refused(dtype, dense, sparse, words):
+    """As ids they are ticks, as numbers seconds."""
+    data = DataConfig(dense={"age": {"column": "born", **dense}}, sparse={"born": sparse})
+    with pytest.raises(InputError, match=f"column 'born' has {re.escape(words)}"):
+        signature(data, {"born": dtype}, [], [])

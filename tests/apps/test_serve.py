@@ -191,6 +191,52 @@ def test_too_many_samples_and_none(served, parity):
     assert "column 'count' is empty" in two["error"]
 
 
+def test_samples_are_counted_before_they_are_read(served, parity):
+    many = {name: [values[0]] * 257 for name, values in parity["columns"].items()}
+    many["plain"][-1] = "no id"
+    ((status, content),) = served.ask({"columns": many})
+    assert (status, content) == (413, {"error": "257 samples are more than the 256 that are answered at once"})
+
+
+def test_small_requests_are_answered_while_a_large_one_is_read(served, parity):
+    small = {"columns": first_rows(parity["columns"], slice(1))}
+    large = {"columns": small["columns"] | {"tags": [[7] * 1_500_000]}}
+    answered = []
+
+    async def ask(session, body):
+        async with session.post(f"{served.url}/predict", data=json.dumps(body)) as response:
+            answered.append((len(body["columns"]["tags"][0] or ()), response.status))
+
+    async def ask_all():
+        async with aiohttp.ClientSession() as session:
+            asked = asyncio.create_task(ask(session, large))
+            while not asked.done():
+                await ask(session, small)
+            await asked
+
+    asyncio.run(ask_all())
+    assert {status for _, status in answered} == {200}
+    assert [size for size, _ in answered].index(1_500_000) > 5
+
+
+def test_a_client_that_goes_away_leaves_no_trace(served, parity):
+    host, port = served.url.removeprefix("http://").rsplit(":", 1)
+    body = json.dumps({"columns": parity["columns"]}).encode()
+    head = f"POST /predict HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    for sent in (head, head + body[:100], head + body):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(sent)
+    assert served.ask({"columns": parity["columns"]})[0][0] == 200
+    assert served.errors.read_text() == ""
+
+
+def test_a_body_that_says_that_it_is_too_large_is_not_read(served):
+    host, port = served.url.removeprefix("http://").rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=600) as connection:
+        connection.sendall(f"POST /predict HTTP/1.1\r\nHost: {host}\r\nContent-Length: {1 << 40}\r\n\r\n".encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 413")
+
+
 def test_other_paths_and_methods(served):
     assert [served.ask(b"", path=path)[0][0] for path in ("/", "/predictions", "/health")] == [404, 404, 405]
     ((status, content),) = served.ask(b"", method="GET")

@@ -42,6 +42,8 @@ def check_clauses(clauses: Sequence[Clause], file: str, schema: pa.Schema) -> No
                 f"{file}: no column '{clause.column}', which data.select.filter names"
                 f"{nearest(clause.column, schema.names)}"
             )
+        if schema.get_field_index(clause.column) < 0:
+            raise InputError(f"{file}: more than one column '{clause.column}', which data.select.filter names")
         dtype = schema.field(clause.column).type
         for value in clause.values:
             if allowed := _allowed_instead(comparable_type(dtype), value):

@@ -42,6 +42,10 @@ def _check(
     key: str, file: str, extra: Collection[str], wanted: Sequence[str], schema: pa.Schema, first: pa.Schema
 ) -> None:
     for name in (*extra, *wanted):
+        if schema.names.count(name) > 1:
+            raise InputError(
+                f"{file}: more than one column '{name}', of which none can be kept; name the other columns in {key}"
+            )
         if wanted.count(name) > 1:
             raise InputError(f"{key} has '{name}' twice; name each column once")
         if name in extra or (name not in schema.names and name in first.names):

@@ -69,9 +69,22 @@ TORCH_FUNCTIONS: "dict[str, Callable[[Tensor], Tensor]]" = {
 }
 
 
-def is_above(transform: str) -> float:
-    """Returns the number that values must exceed for a finite transform."""
-    return {"log1p": -1.0, "log3": -3.0}.get(transform, -float("inf"))
+def has_dense_value(numbers: Any, feature: dict[str, Any], library: Any) -> Any:
+    """Returns which numbers have a finite dense value, `[B]`; NaN is missing.
+
+    Args:
+        numbers: float32, in an array of NumPy or torch.
+        feature: The keys of the feature, but for is_missing and times.
+        library: NumPy or torch.
+    """
+    values = library.where(numbers != numbers, library.full_like(numbers, feature["missing"]), numbers)
+    if feature["clip"]:
+        values = values.clip(*feature["clip"])
+    if feature["transform"] == "log1p":
+        values = library.log1p(values)
+    if feature["transform"] == "log3":
+        values = library.log(values + 3)
+    return library.isfinite((values - feature["mean"]) / feature["std"])
 
 
 def filled(array: pa.Array, feature: NumberKeys) -> np.ndarray:

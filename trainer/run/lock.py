@@ -47,11 +47,14 @@ class RunLock:
     Args:
         run: The run directory.
         job: The name of the TorchX job that takes it; None outside one.
+        file: The name of its file.
+        waits: Whether to wait for a living holder, once a line says so.
     """
 
-    def __init__(self, run: RunDirectory, job: str | None = None) -> None:
+    def __init__(self, run: RunDirectory, job: str | None = None, file: str = FILE, waits: bool = False) -> None:
         self._run = run
         self._job = job
+        self._file, self._waits, self._is_told = file, waits, False
         self._token = uuid.uuid4().hex
         self._released = threading.Event()
 
@@ -88,11 +91,11 @@ class RunLock:
         self._released.set()
         with suppress(OSError):  # without renewals it expires
             if not self._is_lost(self._read()):
-                self._run.fs.rm_file(self._run.path(FILE))
+                self._run.fs.rm_file(self._run.path(self._file))
 
     def _create(self) -> bool:
         try:
-            with self._run.fs.open(self._run.path(FILE), "xb") as file:
+            with self._run.fs.open(self._run.path(self._file), "xb") as file:
                 file.write(json.dumps(self._describe()).encode())
         except FileExistsError:
             return self._is_mine(self._read())  # a retry of the library finds the file of the first attempt
@@ -102,20 +105,20 @@ class RunLock:
         """Returns whether a holder is dead, which can take a while to see; False if it gives the lock back.
 
         Raises:
-            InputError: It is alive.
+            InputError: It is alive, and this lock does not wait.
         """
         if holder and (_has_ended(holder) or (self._job and self._job == holder["job"])):
             return True
-        print(
-            f"{without_secrets(self._run.url)} is locked by {_name(holder)}; waiting to see whether it is alive",
-            flush=True,
-        )
+        if not self._is_told:
+            waiting = "for it to end" if self._waits else "to see whether it is alive"
+            print(f"{without_secrets(self._run.url)} is locked by {_name(holder)}; waiting {waiting}", flush=True)
+        self._is_told = True
         deadline = time.monotonic() + STALE_SECONDS
         while (now := self._read()) == holder:
             if time.monotonic() > deadline:
                 return True
             time.sleep(POLL_SECONDS)
-        if now and now["token"] == holder.get("token"):
+        if now and now["token"] == holder.get("token") and not self._waits:
             raise InputError(
                 f"{self._run.key} is '{self._run.url}', which {_name(now)} is writing to; wait for it, stop it or "
                 f"choose another {self._run.key} (the lock of a dead job expires after {STALE_SECONDS:.0f} s)"
@@ -123,7 +126,7 @@ class RunLock:
         return False
 
     def _replace(self) -> None:
-        self._run.write_json(FILE, self._describe())
+        self._run.write_json(self._file, self._describe())
         time.sleep(SETTLE_SECONDS)
         try:
             self.check()
@@ -138,7 +141,7 @@ class RunLock:
         while not self._released.wait(RENEW_SECONDS):
             try:
                 self.check()
-                self._run.write_json(FILE, self._describe())
+                self._run.write_json(self._file, self._describe())
             except LockLost as error:
                 print(without_secrets(f"error: {error}; this job ends"), file=sys.stderr, flush=True)
                 os._exit(1)
@@ -159,7 +162,7 @@ class RunLock:
         So it is of a damaged lock, too.
         """
         try:
-            holder = self._run.read_json(FILE)
+            holder = self._run.read_json(self._file)
         except DamagedError:
             return {}
         return holder if holder is None or {*HOLDER} <= holder.keys() else {}

@@ -123,7 +123,10 @@ def _opened(fs: AbstractFileSystem, path: str) -> Iterator[tuple[Any, Callable[[
 
 
 def _bounds(found: pq.Statistics) -> Statistics:
-    low, high = (found.min, found.max) if found.has_min_max else (None, None)
+    try:
+        low, high = (found.min, found.max) if found.has_min_max else (None, None)
+    except UnicodeDecodeError:  # a string that is not UTF-8
+        low, high = None, None
     # The bounds of decimals, dates and times are not the objects that a filter compares.
     known = isinstance(low, (bool, int, float, str))
     return Statistics(low if known else None, high, found.null_count if found.has_null_count else None)

@@ -1,7 +1,8 @@
 """`python -m trainer check-data`: finds what is wrong with a data set before a job is spent on it."""
 
 import json as json_format
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any
 
@@ -38,7 +39,7 @@ from trainer.core.console import next_commands, plural
 from trainer.core.errors import InputError, nearest
 from trainer.core.progress import progress_bar
 from trainer.core.section import Tree, validate
-from trainer.core.storage import refuse_existing, write_file
+from trainer.core.storage import open_storage, refuse_existing, write_file
 from trainer.data.columns import id_columns
 
 LOGARITHMS = ("none", "log1p", "log3")
@@ -123,34 +124,35 @@ def check_data(
     before = schema_findings(splits, data if config else None) + index_findings(splits)
     computer = engine_of(engine, "check-data")
     measured = _read(splits, data, [*columns, *([time] if time else [])], rows, all, seed, computer)
-    if config:
-        guessed, left_out, profiles = {}, {}, profiles_of(measured, _probabilities(data))
-    else:
-        target = guess_label(profiles_of(measured, []), label, repeated_columns(splits))
-        profiles = profiles_of(measured, [target])
-        columns_tree, left_out = guess_data(profiles, target)
-        if csv := csv_keys(data.csv, [*columns_tree["sparse"], *columns_tree.get("groups", ())]):
-            columns_tree["csv"] = csv
-        if write_config and (few := columns_of_few_ids(columns_tree, profiles)):
-            beside = _vocabularies(write_config)
-            found = write_vocabularies(files["train"], few, data, beside, flag="--write-config")
-            for name, one in found.items():
-                columns_tree["sparse"][name] |= {"rows": one["rows"], "ids": "vocabulary", "vocabulary": one["url"]}
-        guessed = guess_config(columns_tree, files, reader, splits[0].files.rows)
-        data = validate(Config, guessed, lambda _: "--source: ").data
-    left_out |= {name: why for name, why in unmeasured.items() if not config or name in columns}
-    checked = Checked(plain_features(data), measured, profiles, time, _retrieved(config) if config else ())
-    report = _reported(data, checked, before, [*CHECKS, *own], left_out)
-    print(render(report))
-    tree = as_tree(report)
-    if json:
-        write_file("--json", json, json_format.dumps(tree, indent=2, default=str))
-    if page:
-        write_file("--page", page, draw_report(report))
-    if statistics:
-        write_file("--statistics", statistics, statistics_of(data, report.profiles).model_dump_json(indent=2))
-    if write_config:
-        write_file("--write-config", write_config, _as_toml(guessed, left_out))
+    with _removed_after_a_failure(write_config and _vocabularies(write_config), overwrite):
+        if config:
+            guessed, left_out, profiles = {}, {}, profiles_of(measured, _probabilities(data))
+        else:
+            target = guess_label(profiles_of(measured, []), label, repeated_columns(splits))
+            profiles = profiles_of(measured, [target])
+            columns_tree, left_out = guess_data(profiles, target)
+            if csv := csv_keys(data.csv, [*columns_tree["sparse"], *columns_tree.get("groups", ())]):
+                columns_tree["csv"] = csv
+            if write_config and (few := columns_of_few_ids(columns_tree, profiles)):
+                beside = _vocabularies(write_config)
+                found = write_vocabularies(files["train"], few, data, beside, flag="--write-config")
+                for name, one in found.items():
+                    columns_tree["sparse"][name] |= {"rows": one["rows"], "ids": "vocabulary", "vocabulary": one["url"]}
+            guessed = guess_config(columns_tree, files, reader, splits[0].files.rows)
+            data = validate(Config, guessed, lambda _: "--source: ").data
+        left_out |= {name: why for name, why in unmeasured.items() if not config or name in columns}
+        checked = Checked(plain_features(data), measured, profiles, time, _retrieved(config) if config else ())
+        report = _reported(data, checked, before, [*CHECKS, *own], left_out)
+        print(render(report))
+        tree = as_tree(report)
+        if json:
+            write_file("--json", json, json_format.dumps(tree, indent=2, default=str))
+        if page:
+            write_file("--page", page, draw_report(report))
+        if statistics:
+            write_file("--statistics", statistics, statistics_of(data, report.profiles).model_dump_json(indent=2))
+        if write_config:
+            write_file("--write-config", write_config, _as_toml(guessed, left_out))
     _print_next(write_config, report)
     if strict and (wrong := [one for one in report.findings if one.severity == "error"]):
         first = wrong[0]
@@ -239,6 +241,19 @@ def _reported(
 def _vocabularies(write_config: str) -> str:
     """Returns the directory beside a configuration for its vocabularies."""
     return f"{write_config.removesuffix('.toml')}-vocabulary"
+
+
+@contextmanager
+def _removed_after_a_failure(folder: str | None, overwrite: bool) -> Iterator[None]:
+    """Removes the vocabularies of a configuration that is not written in the end."""
+    try:
+        yield
+    except BaseException:
+        if folder and not overwrite:
+            fs, path = open_storage(folder)
+            with suppress(FileNotFoundError):
+                fs.rm(path, recursive=True)
+        raise
 
 
 def _as_toml(tree: Tree, left_out: Mapping[str, str]) -> str:

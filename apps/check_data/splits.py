@@ -98,9 +98,13 @@ def open_split(name: str, key: str, patterns: Sequence[str], config: DataConfig,
 
 
 def not_measured(split: Split) -> dict[str, str]:
-    """Returns the columns of the first file that cannot be measured in all files, each with the reason."""
+    """Returns the columns of the first file that cannot be measured in all files, each with the reason.
+
+    Not those of which there are two by one name; `refuse_repeated` names them.
+    """
     schema = split.files.files[0].schema
-    types = {name: schema.field(name).type for name in schema.names if name and name not in split.kinds}
+    types = {field.name: field.type for field in schema if field.name and field.name not in split.kinds}
+    types = {name: dtype for name, dtype in types.items() if schema.get_field_index(name) >= 0}
     several = "not in all files, or of another kind in some"
     return {
         name: f"of type {dtype}, which is not looked at" if kind_of(dtype) == "other" else several

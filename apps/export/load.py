@@ -426,11 +426,11 @@ class _Reader:
 
     def __call__(self, column: dict[str, Any], columns: dict[str, Any]) -> dict[str, Tensor]:
         """Returns the inputs of one of the columns by name; the errors of `Model.inputs`."""
-        values = columns[column["name"]]
+        values = self._with_none(columns[column["name"]], column["kind"] == "number")
         if column["kind"] == "weight":
-            return self._single_weights(column, values, columns[column["ids"]])
+            return self._single_weights(column, values, self._with_none(columns[column["ids"]]))
         if column["kind"] == "weights":
-            return self._weights(column, values, columns[column["ids"]])
+            return self._weights(column, values, self._with_none(columns[column["ids"]]))
         kinds = {"number": self._numbers, "id": self._single, "time": self._single, "list": self._lists}
         return kinds[column["kind"]](column, values)
 
@@ -442,7 +442,7 @@ class _Reader:
             numbers = values
         else:
             if column["transform"] == "is_missing":  # of a column of any type
-                found = [math.nan if _is_missing(value) else 0.0 for value in values]
+                found = [math.nan if _is_null(value) else 0.0 for value in values]
             else:
                 found = [_number(name, row, value) for row, value in enumerate(values)]
             numbers = library.asarray(found, dtype=library.float64)
@@ -476,7 +476,7 @@ class _Reader:
         ids: list[int] = []
         lengths = []
         for row, one in enumerate(values):
-            present = [value for value in self._list(column, row, one, "ids") if value is not None]
+            present = [value for value in self._list(column, row, one, "ids") if not _is_null(value)]
             kept = _kept(column, present)
             ids += (_id(column, row, value) for value in kept)
             lengths.append(len(kept))
@@ -512,7 +512,7 @@ class _Reader:
                     f"{_plural(len(one), 'id')} of '{column['ids']}'; each id needs one"
                 )
             pairs = zip(one, weights, strict=True)
-            found += _kept(column, [_weight(column, row, value) for id, value in pairs if id is not None])
+            found += _kept(column, [_weight(column, row, value) for id, value in pairs if not _is_null(id)])
         return self._of_weights(column, found)
 
     def _of_weights(self, column: dict[str, Any], weights: list[float]) -> dict[str, Tensor]:
@@ -524,6 +524,14 @@ class _Reader:
         if one is not None and is_one:
             raise ColumnError(f"column '{column['name']}', row {row}: {_shown(one)} is not a list of {noun}")
         return one.tolist() if isinstance(one, self._array) else [*(one or ())]
+
+    def _with_none(self, values: Any, of_numbers: bool = False) -> Any:
+        """Returns values with None for each null; a NaN of a column of numbers stays, as it is none in training."""
+        if self._is_array(values):
+            return values
+        return [
+            None if _is_null(value) and not (of_numbers and isinstance(value, float)) else value for value in values
+        ]
 
     def _is_array(self, values: Any) -> bool:
         """Returns whether values are an array of numbers; one of objects or strings is read as a list is."""
@@ -550,8 +558,11 @@ def _weight(column: dict[str, Any], row: int, value: Any) -> float:
     return float(value)
 
 
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)  # as in training, where NaN is no number
+def _is_null(value: Any) -> bool:
+    """Returns whether a value is a null: None, NaN, and what pandas has for it in columns of text and times."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float) and value != value
 
 
 def _number(name: str, row: int, value: Any) -> float:

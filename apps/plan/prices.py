@@ -37,8 +37,8 @@ class Prices(Section):
             raise InputError(f"--find names '{name}', but takes hosts without a number; write {host}, or --on {name}")
         if name not in self.hosts:
             raise InputError(
-                f"--find names '{name}', which the price file has no price of{nearest(name, self.hosts)}; add it "
-                "under [hosts] to a copy of the file, and name that with --prices"
+                f"--find names '{name}', which the price file has no price of"
+                f"{nearest(name, self.hosts, 'add it to [hosts] of a copy of the file, and name that with --prices')}"
             )
         return self.hosts[name]
 

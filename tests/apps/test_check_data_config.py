@@ -173,6 +173,21 @@ def test_a_few_ids_have_a_vocabulary_beside_the_configuration(tmp_path, capsys):
     assert trainer([*again, str(tmp_path / "first.toml"), "--overwrite", "True"]) == 0
 
 
+def broken(checked):
+    raise RuntimeError("planted")
+
+
+def test_a_failure_leaves_no_vocabularies_for_the_next_try_to_be_refused_for(tmp_path, capsys):
+    table = {"clicked": [n % 3 % 2 for n in range(2000)], "shop": [f"shop {n % 11}" for n in range(2000)]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    again = ["check-data", "--source", f"{tmp_path}/a.parquet", "--write-config", f"{tmp_path}/mine.toml"]
+    with pytest.raises(RuntimeError, match="planted"):
+        trainer([*again, "--checks", f"{__name__}:broken"])
+    assert [file.name for file in tmp_path.iterdir()] == ["a.parquet"]
+    assert trainer(again) == 0
+    assert {file.name for file in tmp_path.iterdir()} == {"a.parquet", "mine.toml", "mine-vocabulary"}
+
+
 def test_lists_of_ids_beside_whole_numbers_are_checked(tmp_path):
     """A number has no table that a list could share."""
     table = {"clicked": [n % 3 % 2 for n in range(2000)], "price": [n * 7 % 1000 for n in range(2000)]}

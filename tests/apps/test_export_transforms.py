@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import re
 from datetime import UTC, datetime, timedelta
 
@@ -112,6 +113,19 @@ def test_times_are_taken_as_objects_and_text_too(loaded, columns):
     assert model(columns | {"seen": times})["label_probability"].tolist() == plain
     text = [None if one is None else one.replace(tzinfo=None).isoformat() for one in times]
     assert model(columns | {"seen": text})["label_probability"].tolist() == plain
+
+
+def test_what_pandas_has_for_a_null_is_one(loaded, columns):
+    _, model = loaded
+    plain = model(columns)["label_probability"].tolist()
+    for name in ("word", "seen", "tags", "terms"):
+        assert None in columns[name]
+        for null in (math.nan, type("NAType", (), {})(), type("NaTType", (), {})()):
+            values = [
+                null if value is None else [null if one is None else one for one in value] if name == "terms" else value
+                for value in columns[name]
+            ]
+            assert model(columns | {name: values})["label_probability"].tolist() == plain
 
 
 WRONG = {

@@ -76,6 +76,12 @@ def test_a_base_is_joined_with_what_is_said_over_it(tmp_path):
     assert load_config(str(tmp_path / "run.toml")) == whole
 
 
+def test_segments_take_the_place_of_the_length_of_the_base(tmp_path):
+    file = "base = '{base}'\n[data.segments]\npath = 'days/{{segment}}'\n"
+    paths = written(tmp_path, base="[train]\nepochs = 3\n", file=file)
+    assert load_config(paths["file"]).train.epochs is None
+
+
 def test_a_length_replaces_that_of_the_base_and_features_may_have_its_name(tmp_path):
     path = written(
         tmp_path,

@@ -21,7 +21,7 @@ rows = 5
     [
         ("[tasks.click]\nloss = 'binry'", ["tasks.click.loss is 'binry'", "did you mean 'binary'?", "for your own"]),
         ("[model]\nloss = 'focl'", ["model.loss is 'focl'", "'focal'"]),
-        ("[tasks.buy]", ["tasks.buy.label is 'buy'", "data.labels does not name", "['click', 'seconds']"]),
+        ("[tasks.buy]", ["tasks.buy.label is 'buy'", "data.labels does not name", "it has: click, seconds"]),
         ("[tasks.click]\ngroup = 'click'", ["tasks.click.group is 'click'", "data.groups does not name", "user"]),
         ("[tasks.click]\nwhere = { column = 'user' }", ["tasks.click.where.column is 'user'", "data.labels"]),
         ("[tasks.click]\nwhere = { outside = 0.5 }", ["tasks.click.where.outside is 0.5", "where.column is unset"]),

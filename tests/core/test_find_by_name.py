@@ -18,8 +18,8 @@ def test_names_lead_to_objects(name, expected):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("objet", "model.loss is 'objet'; did you mean 'object'?, or package.module:name for your own"),
-        ("xyz", "model.loss is 'xyz'; known: lazy, object, or package.module:name for your own"),
+        ("objet", "model.loss is 'objet'; did you mean 'object'? If not, name package.module:object for your own"),
+        ("xyz", "model.loss is 'xyz'; known: lazy, object; name package.module:object for your own"),
         ("nowhere:x", "model.loss is 'nowhere:x', which cannot be imported: No module named 'nowhere'"),
         ("fractions:x", "model.loss is 'fractions:x', which cannot be imported: module 'fractions' has no attribute"),
     ],

@@ -27,7 +27,7 @@ OPTIONS = sorted({option for options in DENSE_OPTIONS.values() for option in opt
 
 def _known(name: str) -> str:
     if name not in DENSE_OPTIONS and ":" not in name:
-        raise InputError(f"{{key}} is '{name}'{nearest(name, DENSE_OPTIONS)}, or package.module:Class for your own")
+        raise InputError(f"{{key}} is '{name}'{nearest(name, DENSE_OPTIONS, 'name your own as package.module:Class')}")
     return name
 
 

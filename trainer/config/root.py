@@ -19,7 +19,7 @@ from trainer.config.tasks import TaskConfig, check_task
 from trainer.config.train import EvaluateConfig, FinetuneConfig, TrainConfig
 from trainer.core.errors import InputError, StorageError, StorageNotFoundError
 from trainer.core.secrets import place
-from trainer.core.section import Section, Tree, validate
+from trainer.core.section import Section, Tree, flat, validate
 from trainer.core.storage import read_text
 
 ALTERNATIVES = ("steps", "epochs"), ("max_norm", "max_value"), ("column", "columns")
@@ -164,7 +164,10 @@ def load_tree(name: str, above: tuple[str, ...] = ()) -> Tree:
         return tree
     if not isinstance(base, str) or base in (name, *above):
         raise InputError(f"configuration '{name}': base is {base!r}; it must name another configuration")
-    return _joined(load_tree(base, (name, *above)), tree)
+    below = load_tree(base, (name, *above))
+    if ("data", "segments", "path") in flat(tree) and isinstance(below.get("train"), dict):  # instead of a length
+        below["train"] = {key: value for key, value in below["train"].items() if key not in ALTERNATIVES[0]}
+    return _joined(below, tree)
 
 
 def _joined(base: Tree, tree: Tree) -> Tree:

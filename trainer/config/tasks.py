@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, get_args
 import pydantic
 
 from trainer.config.data import DataConfig
-from trainer.core.errors import InputError, nearest, some_of
+from trainer.core.errors import OWN, InputError, nearest, some_of
 from trainer.core.section import MayChange, Section
 
 Output = Literal["logit", "log_probability", "value", "vectors"]
@@ -132,9 +132,7 @@ def check_task(key: str, task: TaskConfig, data: DataConfig) -> None:
         InputError: The message names the key.
     """
     if task.loss not in LOSS_KINDS and ":" not in task.loss:
-        raise InputError(
-            f"{key}.loss is '{task.loss}'{nearest(task.loss, LOSS_KINDS)}, or package.module:name for your own"
-        )
+        raise InputError(f"{key}.loss is '{task.loss}'{nearest(task.loss, LOSS_KINDS, OWN)}")
     if data.balance.features and task.compares_samples and task.across == "lane":
         raise InputError(
             f"{key}.loss is '{task.loss}', which compares the samples of a lane, but data.balance.features is "

@@ -12,6 +12,7 @@ from pathlib import Path
 from trainer.core.outcome import FAILED, WRONG_INPUT, WRONG_INPUT_WORDS, write_outcome
 from trainer.core.secrets import without_secrets
 
+OWN = "name package.module:object for your own"  # for `nearest`
 MOST_NAMED = 20  # names in a message
 LONGEST_LINE = 4000  # characters of an error
 
@@ -124,8 +125,15 @@ def some_of(names: Iterable[object], most: int = MOST_NAMED) -> str:
     return ", ".join([*listed[:most], *more])
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean 'x'?` for the known name closest to `name`, or the known names if none is close."""
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Returns `; did you mean 'x'?` for the known name closest to `name`, or the known names if none is close.
+
+    Args:
+        name: An unknown name.
+        known: The known names.
+        otherwise: What else the user can do; it follows the names.
+    """
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else f"; known: {some_of(known)}"
+    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
+        return f"; did you mean '{close[0]}'?" + (f" If not, {otherwise}" if otherwise else "")
+    return f"; known: {some_of(known)}" + (f"; {otherwise}" if otherwise else "")

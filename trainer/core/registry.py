@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.core.errors import InputError, nearest
+from trainer.core.errors import OWN, InputError, nearest
 
 
 def find_by_name(key: str, name: str, registry: Mapping[str, Any]) -> Any:
@@ -20,7 +20,7 @@ def find_by_name(key: str, name: str, registry: Mapping[str, Any]) -> Any:
         InputError: There is no such name, or the user's own object cannot be imported.
     """
     if name not in registry and ":" not in name:
-        raise InputError(f"{key} is '{name}'{nearest(name, registry)}, or package.module:name for your own")
+        raise InputError(f"{key} is '{name}'{nearest(name, registry, OWN)}")
     found = registry.get(name, name)
     if not isinstance(found, str):
         return found

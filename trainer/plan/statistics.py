@@ -51,8 +51,8 @@ def with_statistics(config: Config) -> Config:
     for name, feature in config.data.sparse.items():
         if name not in found.features:
             raise InputError(
-                f"planner.statistics is '{url}', which has no feature '{name}'{nearest(name, found.features)}; measure "
-                "the data that it is in, or leave planner.statistics out"
+                f"planner.statistics is '{url}', which has no feature '{name}'"
+                f"{nearest(name, found.features, 'measure the data that it is in, or leave planner.statistics out')}"
             )
         sparse[name] = _measured(feature, found.features[name], found.rows)
     return config.model_copy(update={"data": config.data.model_copy(update={"sparse": sparse})})

@@ -1,6 +1,6 @@
 """Finds the rules of features by their keys."""
 
-from trainer.core.errors import InputError, nearest
+from trainer.core.errors import OWN, InputError, nearest
 from trainer.rules.base import IdRule, SparseKeys
 from trainer.rules.error import Error
 from trainer.rules.hash import Hash
@@ -25,9 +25,7 @@ def check_id_rule(key: str, feature: SparseKeys) -> None:
         InputError: The message names the key.
     """
     if feature.ids not in ID_RULES and ":" not in feature.ids:
-        raise InputError(
-            f"{key}.ids is '{feature.ids}'{nearest(feature.ids, ID_RULES)}, or package.module:Rule for your own"
-        )
+        raise InputError(f"{key}.ids is '{feature.ids}'{nearest(feature.ids, ID_RULES, OWN)}")
     if feature.options and feature.ids in ID_RULES:
         raise InputError(
             f"{key}.options is {feature.options}, but {key}.ids is '{feature.ids}', which is no rule of your own; "

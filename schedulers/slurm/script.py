@@ -22,6 +22,7 @@ from schedulers.errors import SchedulerError
 from schedulers.slurm.options import SlurmOpts, dependency, sbatch_word
 from schedulers.slurm.record import INDEX, SCRIPT, About
 from schedulers.state_directory import STATE_FOLDER
+from trainer.core.secrets import has_secrets
 
 ENVIRONMENT = "torchx-job.env"
 COMMON = (
@@ -56,7 +57,9 @@ class SlurmRequest:
     def write(self) -> None:
         """Writes the files into the job directory, which exists."""
         self.about.write(self.job_dir)
-        (self.job_dir / SCRIPT).write_text(self.script)
+        script = self.job_dir / SCRIPT
+        script.touch(mode=0o600 if has_secrets(self.script) else 0o666)
+        script.write_text(self.script)
         environment = self.job_dir / ENVIRONMENT
         environment.touch(mode=0o600)
         environment.write_text(self.environment)

@@ -6,7 +6,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from command import run_trainer, write_config
-from jobs import config
+from jobs import config, write_rows
 
 from trainer.core.secrets import without_secrets
 
@@ -61,5 +61,20 @@ def test_data_that_is_not_there(address, tmp_path, ranks):
     file = write_config(tmp_path / "config.toml", config(tmp_path, data__train=[url]))
     done = run_trainer("train", file, "--out", tmp_path / "out", ranks=ranks)
     assert f"data.train: no Parquet file at 'http://***@{address}/x.parquet?token=***'" in done.stderr
+    for secret in ("PASSWORD", "TOKEN"):
+        assert secret not in done.stdout + done.stderr
+
+
+def test_only_the_configuration_of_a_run_has_them_and_only_its_owner_reads_it(address, tmp_path):
+    write_rows(tmp_path / "rows", [128], row_group_size=128)
+    url = f"simplecache::http://user:PASSWORD@{address}/rows/part-00.parquet?pwd=TOKEN"
+    file = write_config(tmp_path / "config.toml", config(tmp_path, data__train=[url], train__steps=2))
+    done = run_trainer("train", file, "--out", tmp_path / "out", "--data.validation", url)
+    assert done.returncode == 0, done.stderr
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    found = {path for path in files if any(word in path.read_bytes() for word in (b"PASSWORD", b"TOKEN"))}
+    assert found == {path for path in files if path.name == "config.toml"}
+    assert len(found) == 2
+    assert {path.stat().st_mode & 0o777 for path in found} == {0o600}
     for secret in ("PASSWORD", "TOKEN"):
         assert secret not in done.stdout + done.stderr

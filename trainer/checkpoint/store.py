@@ -27,6 +27,7 @@ from isal.isal_zlib import crc32
 from trainer.core.console import plural
 from trainer.core.errors import DamagedError
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import has_secrets
 from trainer.core.storage import Storage, os_errors
 
 FOLDER = "checkpoints"
@@ -212,7 +213,8 @@ class Checkpoints:
             OSError: A file cannot be written, or the predecessor is gone.
         """
         for name, text in texts.items():
-            with self._run.fs.durable(self._run.path(FOLDER, _name(step), name)) as file:
+            private = name.endswith(".toml") and has_secrets(text)
+            with self._run.fs.durable(self._run.path(FOLDER, _name(step), name), private) as file:
                 file.write(text.encode())
         entries = entries | {name: entry_of(text.encode()) for name, text in texts.items()}
         manifest: dict[str, Any] = {"version": 1, "files": entries}

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from fsspec.implementations.local import LocalFileSystem
 
 from trainer.core.errors import DamagedError, StorageUnsupportedError
-from trainer.core.secrets import without_secrets
+from trainer.core.secrets import has_secrets, without_secrets
 from trainer.core.storage import Storage, named, open_storage, os_errors
 
 LOCAL = Storage(LocalFileSystem())
@@ -157,8 +157,11 @@ class RunDirectory:
             self.fs.get_file(self.path(name), path)
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file whole: a reader finds the old or the new text, even after a power cut."""
-        self.fs.write(self.path(name), text.encode())
+        """Writes a file whole: a reader finds the old or the new text, even after a power cut.
+
+        A configuration with a password in a URL, which it needs to be run again, is for its owner alone.
+        """
+        self.fs.write(self.path(name), text.encode(), private=name.endswith(".toml") and has_secrets(text))
 
     def write_json(self, name: str, content: Any) -> None:
         """Writes an indented JSON file."""

@@ -31,6 +31,11 @@ def without_secrets(text: object) -> str:
     return SECRETS.sub(hidden, str(text))
 
 
+def has_secrets(text: str) -> bool:
+    """Returns whether a URL in a text has a secret."""
+    return SECRETS.search(text) is not None
+
+
 def place(url: str) -> str:
     """Returns a URL for messages: quoted, without secrets, and a relative path with the absolute one."""
     is_relative = not re.match(r"[\w.+-]+:|/|~", url)

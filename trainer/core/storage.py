@@ -92,20 +92,28 @@ class Storage:
             raise StorageError(f"{'/'.join(sorted(schemes))} can be read here, but not written to")
 
     @contextmanager
-    def durable(self, path: str) -> Iterator[Any]:
-        """Opens a file to write, durable after the block."""
+    def durable(self, path: str, private: bool = False) -> Iterator[Any]:
+        """Opens a file to write, durable after the block; on a local disk a private one is for its owner alone."""
         with os_errors(path), self._fs.open(path, "wb") as file:
+            if private and self.is_local:
+                os.fchmod(file.fileno(), 0o600)
             yield file
             if self.is_local:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def write(self, path: str, content: bytes) -> None:
-        """Writes a file whole: a reader finds the old or the new content, even after a power cut."""
+    def write(self, path: str, content: bytes, private: bool = False) -> None:
+        """Writes a file whole: a reader finds the old or the new content, even after a power cut.
+
+        Args:
+            path: The path.
+            content: The new content.
+            private: Whether the file is for its owner alone; on an object store the bucket decides.
+        """
         if self.is_object_store:  # replaces whole objects; a write elsewhere and a move take six requests
             self.pipe_file(path, content)
             return
-        with self.whole(path) as file:
+        with self._replacing(path) as partial, self.durable(partial, private) as file:
             file.write(content)
 
     def upload(self, file: str, path: str) -> None:

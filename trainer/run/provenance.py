@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from trainer.core.distributed import DistributedContext
+from trainer.core.secrets import without_secrets
 from trainer.plan.memory import GIB, host_memory_bytes
 
 
@@ -16,7 +17,7 @@ def describe_run(context: DistributedContext, **facts: Any) -> dict[str, Any]:
     """Returns the content of run.json: command, versions, ranks, and the given facts."""
     packages = ("torchx-recsys", "torch", "torchrec", "torchx-nightly", "pyarrow", "fsspec")
     return {
-        "command": shlex.join([sys.executable, "-m", "trainer", *sys.argv[1:]]),
+        "command": without_secrets(shlex.join([sys.executable, "-m", "trainer", *sys.argv[1:]])),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         "world_size": context.world_size,
         "local_world_size": context.local_world_size,

@@ -4,6 +4,7 @@ torchrun itself ends with 1 whatever its ranks end with, and adds some sixty lin
 that a rank has said already, or to a stop that somebody has asked for.
 """
 
+import argparse
 import logging
 import os
 import subprocess
@@ -24,7 +25,8 @@ LEVELS = {
     f"{ELASTIC}.multiprocessing.errors.error_handler": logging.CRITICAL,  # that nobody asked for a file of errors
     f"{ELASTIC}.agent.server.api": logging.ERROR,  # which signal it got
 }
-RANK_COMMAND = (sys.executable, "-u", "-m", "trainer")
+# As this process was started: -P leaves a `trainer` in the working directory alone (trainer/core/own_modules.py).
+RANK_COMMAND = (sys.executable, *(["-P"] if sys.flags.safe_path else []), "-u", "-m", "trainer")
 
 
 def run_ranks(arguments: list[str], template: RankTemplate | None) -> int:
@@ -40,7 +42,7 @@ def run_ranks(arguments: list[str], template: RankTemplate | None) -> int:
     if template:
         _fork_ranks(template)
     try:
-        record(run)(parse_args(arguments))
+        record(run)(_with_rank_command(parse_args(arguments)))
     except SignalException:
         return FAILED
     except ChildFailedError as error:
@@ -50,6 +52,15 @@ def run_ranks(arguments: list[str], template: RankTemplate | None) -> int:
         print(error.format_msg(), file=sys.stderr, flush=True)
         return FAILED
     return DONE
+
+
+def _with_rank_command(parsed: argparse.Namespace) -> argparse.Namespace:
+    """Has ranks of the trainer start by their command, for which torchrun knows no option of the interpreter."""
+    if parsed.module and parsed.training_script == "trainer" and "PYTHON_EXEC" not in os.environ:
+        program, *options = RANK_COMMAND
+        parsed.module, parsed.no_python, parsed.training_script = False, True, program
+        parsed.training_script_args = [*options, *parsed.training_script_args]
+    return parsed
 
 
 def _fork_ranks(template: RankTemplate) -> None:

@@ -157,9 +157,9 @@ def one_run_for_each(seeds: list[str], out: str, run: Callable[[str, str], AppDe
 
 
 def python(*args: str, name: str, node: Role, port_map: dict[str, int] | None = None) -> AppDef:
-    """Returns an app of one process, `python -m ARGS`."""
+    """Returns an app of one process, `python -P -m ARGS`."""
     env = {"PYTHONUNBUFFERED": "1"} | node.env
-    words = ["-m", *map(literal, args)]
+    words = ["-P", "-m", *map(literal, args)]
     role = replace(node, name=name, entrypoint="python", args=words, env=env, port_map=port_map or {})
     return AppDef(name=name, roles=[role])
 
@@ -168,8 +168,8 @@ def _torchrun_command(shape: Shape, trainer_args: list[str]) -> str:
     # Every argument is quoted, and TorchX still substitutes its macros inside the quotes.
     return " ".join(
         [
-            # Signals are for torchrun, not for a shell in between.
-            "exec python -m trainer.launch",
+            # Signals are for torchrun, not for a shell in between. A `trainer` in the user's directory is not ours: -P.
+            "exec python -P -m trainer.launch",
             f"--nnodes {shape.nnodes}",
             f"--nproc-per-node {shape.procs}",
             "--rdzv-backend c10d",

@@ -8,6 +8,7 @@ from torchx.runner.config import get_config
 from torchx.schedulers import get_scheduler_factories
 
 from components.cli.base import errors_in_one_line
+from trainer.core.own_modules import find_own_first
 
 
 class PipelineCommand(SubCommand):
@@ -45,6 +46,7 @@ class PipelineCommand(SubCommand):
     def run(self, args: argparse.Namespace) -> None:
         """Runs one of the commands."""
         logging.getLogger("torchx.runner").setLevel(logging.WARNING)  # it says something about each request
+        find_own_first()
         with errors_in_one_line("torchx pipeline"):
             from pipelines import actions
 

@@ -1,7 +1,7 @@
 """Tells people how a job ended, by Apprise: mail, Slack, Teams, webhooks and a hundred more.
 
-The message is sent by a small job that waits for the other: `python -m schedulers.notify HANDLE NAME TAG ...`. A job of
-its own, as everything that runs a job can be lost with it: ranks and supervisors are killed, nodes lose power. It is
+The message is sent by a small job that waits for the other: `python -P -m schedulers.notify HANDLE NAME TAG ...`. A job
+of its own, as everything that runs a job can be lost with it: ranks and supervisors are killed, nodes lose power. It is
 never started again, so a message is sent at most once.
 
 Where messages go is in the user's own Apprise configuration, by tag. So no password is in an option, in the request of
@@ -73,7 +73,7 @@ def notifier(handle: str, name: str, tags: Sequence[str]) -> AppDef:
         name: Its name.
         tags: Tags of Apprise's configuration.
     """
-    words = ["-m", "schedulers.notify", handle, name, *tags]
+    words = ["-P", "-m", "schedulers.notify", handle, name, *tags]
     return AppDef("notify", [Role("notify", "", entrypoint="python", args=words, resource=Resource(1, 0, 256))])
 
 

@@ -8,6 +8,7 @@ from torchx.cli.cmd_base import SubCommand
 from components.cli.base import errors_in_one_line
 from pipelines.command import add_target
 from trainer.core.errors import InputError
+from trainer.core.own_modules import find_own_first
 
 
 class SweepCommand(SubCommand):
@@ -32,6 +33,7 @@ class SweepCommand(SubCommand):
     def run(self, args: argparse.Namespace) -> None:
         """Runs one of the commands."""
         logging.getLogger("torchx.runner").setLevel(logging.WARNING)  # it says something about each request
+        find_own_first()  # a metric of the user's own may be the aim
         with errors_in_one_line("torchx sweep"):
             try:
                 from sweeps import actions

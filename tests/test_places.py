@@ -13,6 +13,7 @@ FREE_OF_TORCH = (
         "core.digest",
         "core.errors",
         "core.outcome",
+        "core.own_modules",
         "core.run_directory",
         "core.secrets",
         "core.section",

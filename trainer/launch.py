@@ -2,9 +2,12 @@
 # An interrupt is to be quiet from the first line on, also while torch is imported.
 
 from trainer.core.interrupts import default_to_quiet
+from trainer.core.own_modules import find_own_first, run_copy_here
 
 if __name__ == "__main__":
     default_to_quiet()
+    run_copy_here()
+    find_own_first()
 
 import io
 import sys

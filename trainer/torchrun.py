@@ -27,7 +27,8 @@ LEVELS = {
     f"{ELASTIC}.multiprocessing.errors.error_handler": logging.CRITICAL,  # that nobody asked for a file of errors
     f"{ELASTIC}.agent.server.api": logging.ERROR,  # which signal it got
 }
-RANK_COMMAND = (sys.executable, "-u", "-m", "trainer")
+# As this process was started: -P leaves a `trainer` in the working directory alone (trainer/core/own_modules.py).
+RANK_COMMAND = (sys.executable, *(["-P"] if sys.flags.safe_path else []), "-u", "-m", "trainer")
 
 
 def run_ranks(arguments: list[str], template: RankTemplate | None) -> int:
@@ -43,7 +44,7 @@ def run_ranks(arguments: list[str], template: RankTemplate | None) -> int:
     if template:
         _fork_ranks(template)
     try:
-        record(_run_nodes)(parse_args(arguments))
+        record(_run_nodes)(_with_rank_command(parse_args(arguments)))
     except LostRankError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return FAILED
@@ -61,6 +62,15 @@ def run_ranks(arguments: list[str], template: RankTemplate | None) -> int:
 def _run_nodes(arguments: argparse.Namespace) -> None:
     with errors_in_one_line(prepare(arguments)):
         run(arguments)
+
+
+def _with_rank_command(parsed: argparse.Namespace) -> argparse.Namespace:
+    """Has ranks of the trainer start by their command, for which torchrun knows no option of the interpreter."""
+    if parsed.module and parsed.training_script == "trainer" and "PYTHON_EXEC" not in os.environ:
+        program, *options = RANK_COMMAND
+        parsed.module, parsed.no_python, parsed.training_script = False, True, program
+        parsed.training_script_args = [*options, *parsed.training_script_args]
+    return parsed
 
 
 def _fork_ranks(template: RankTemplate) -> None:

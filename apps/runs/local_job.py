@@ -29,7 +29,7 @@ def start_job(ranks: int, log: Path, *arguments: str) -> Iterator[subprocess.Pop
         arguments: The trainer's command and flags.
     """
     torchrun = ["trainer.launch", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [sys.executable, "-m", *torchrun, "-m", "trainer", *arguments]
+    command = [sys.executable, "-P", "-m", *torchrun, "-m", "trainer", *arguments]
     with log.open("wb") as output:
         job = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment_of_child_job())
         try:

@@ -33,7 +33,7 @@ def tensorboard(*arguments: str, logdir: str = "runs", port: int = 6006, host: s
         print(f"'{shown}' holds no events yet; the page shows them once a run there has written some", flush=True)
     source = _as_run(directory) if is_run else ["--logdir", directory.url]
     words = [*source, "--port", str(port), "--host", host, *arguments]
-    os.execv(sys.executable, [sys.executable, "-m", "tensorboard.main", *words])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "tensorboard.main", *words])
 
 
 def _as_run(directory: RunDirectory) -> list[str]:

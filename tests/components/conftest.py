@@ -36,6 +36,6 @@ def fake_torchrun(tmp_path_factory):
     """A PATH on which `python -m trainer.launch` only prints its arguments, one a line."""
     bin_dir = tmp_path_factory.mktemp("bin")
     script = bin_dir / "python"
-    script.write_text("#!/bin/sh\nshift 2\nprintf '%s\\n' \"$@\"\n")
+    script.write_text("#!/bin/sh\nshift 3\nprintf '%s\\n' \"$@\"\n")
     script.chmod(0o755)
     return f"{bin_dir}:{os.environ['PATH']}"

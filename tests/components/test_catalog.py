@@ -24,7 +24,7 @@ def compact(value):
         return {key: item for key, item in items.items() if item not in (None, {}, [], "")}
     if isinstance(value, list):
         return [compact(item) for item in value]
-    if isinstance(value, str) and value.startswith("exec python -m trainer.launch"):
+    if isinstance(value, str) and value.startswith("exec python -P -m trainer.launch"):
         return re.split(r" (?=--|-m )", value)
     return value
 

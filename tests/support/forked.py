@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import BinaryIO
 
 from apps.runs import local_job
+from trainer.core.own_modules import find_own_first
 
 QUIET = {"TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
 """Variables of every trainer: no progress bar, no GPU."""
@@ -107,6 +108,7 @@ def torchrun(*words: str) -> None:
     """`python -m trainer.launch WORDS`."""
     from trainer.launch import main
 
+    find_own_first()
     sys.exit(main([*words]))
 
 
@@ -118,6 +120,7 @@ def torchx(*words: str) -> None:
     logging.getLogger().handlers.clear()  # TorchX sets logs up, unless somebody has
     DEFAULT_CONFIG_DIRS[:] = [str(Path.home()), str(Path.cwd())]  # which TorchX looks up when it is imported
     sys.argv[:] = ["torchx", *words]
+    sys.path.remove(str(Path.cwd()))  # where a program that is no module is not looked for
     sys.exit(main([*words]))
 
 
@@ -152,4 +155,4 @@ def _become(user: str) -> None:
 
 def _fork_job(command: list[str], env: dict[str, str], stdout: BinaryIO, **_: object) -> ForkedProcess:
     log = Path(stdout.name)
-    return start_forked(torchrun, *command[3:], environment=env, output=log, errors=log)
+    return start_forked(torchrun, *command[4:], environment=env, output=log, errors=log)

@@ -18,13 +18,14 @@ from forked import start_forked, torchrun, torchx, trainer
 PROGRAM = """#!{python} -IS
 import json, os, signal, socket, sys
 name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
-if name == "python" and words[:2] not in (["-m", "trainer"], ["-m", "trainer.launch"]):
+module = [word for word in words[:3] if word != "-P"][:2]
+if name == "python" and module not in (["-m", "trainer"], ["-m", "trainer.launch"]):
     os.execv({python!r}, [{python!r}, *words])
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, _: server.send(bytes([number])))
-asked = [os.getpid(), os.getcwd(), name, words, dict(os.environ)]
+asked = [os.getpid(), os.getcwd(), name, words[words[:1] == ["-P"]:], dict(os.environ)]
 server.sendall(json.dumps(asked).encode() + b"\\n")
 code = int(server.makefile().readline())
 if code < 0:

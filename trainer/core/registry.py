@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.core.errors import OWN, InputError, nearest
+from trainer.core.own_modules import rename
 
 
 def find_by_name(key: str, name: str, registry: Mapping[str, Any]) -> Any:
@@ -30,4 +31,5 @@ def find_by_name(key: str, name: str, registry: Mapping[str, Any]) -> Any:
     except (ImportError, AttributeError) as error:
         if name in registry:
             raise
-        raise InputError(f"{key} is '{name}', which cannot be imported: {error}") from error
+        missing = error.name if isinstance(error, ImportError) and error.name else module
+        raise InputError(f"{key} is '{name}', which cannot be imported: {error}{rename(missing)}") from error

@@ -29,6 +29,6 @@ setup() {
 }
 
 replica() {
-    exec bash -c 'exec python -m trainer.launch --nnodes 1 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id '"'""$SLURM_JOB_ID""'"' --rdzv-endpoint localhost:0 --max-restarts 0 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 --shutdown-timeout 120 --tee 3 -m trainer train c.toml --out '"'"'runs/'"$SLURM_JOB_ID""'"' --resume auto --train.steps 100 --note '"'"'it'"'"'"'"'"'"'"'"'s $HOME'"'"
+    exec bash -c 'exec python -P -m trainer.launch --nnodes 1 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id '"'""$SLURM_JOB_ID""'"' --rdzv-endpoint localhost:0 --max-restarts 0 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 --shutdown-timeout 120 --tee 3 -m trainer train c.toml --out '"'"'runs/'"$SLURM_JOB_ID""'"' --resume auto --train.steps 100 --note '"'"'it'"'"'"'"'"'"'"'"'s $HOME'"'"
 }
 

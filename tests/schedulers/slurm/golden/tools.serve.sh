@@ -29,6 +29,6 @@ setup() {
 }
 
 replica() {
-    exec python -m trainer serve --directory s3://b/exports --port 9000 --host 0.0.0.0 --wait-ms 5
+    exec python -P -m trainer serve --directory s3://b/exports --port 9000 --host 0.0.0.0 --wait-ms 5
 }
 

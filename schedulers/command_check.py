@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 from torchx.specs import Role, macros
@@ -11,6 +12,7 @@ from schedulers.errors import SchedulerError
 from trainer.core.outcome import WRONG_INPUT, environment_of_child_job
 
 TRAINER = ["-m", "trainer"]
+SECONDS = 60  # for reading a configuration from remote storage
 
 
 def check_command(role: Role, folder: Path) -> None:
@@ -29,11 +31,14 @@ def check_command(role: Role, folder: Path) -> None:
     words = _words_of_trainer([word for arg in filled.args for word in _split(arg)])
     if not words:
         return
-    command = ("python", *TRAINER, "--check", *words)
+    command = ("python", "-P", *TRAINER, "--check", *words)
     env = environment_of_child_job() | filled.env
     try:
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS)
     except FileNotFoundError:
+        return
+    except subprocess.TimeoutExpired:
+        print(f"the command of the job was not checked: that took more than {SECONDS} s", file=sys.stderr)
         return
     if done.returncode == WRONG_INPUT:
         raise SchedulerError(f"{done.stderr.strip().removeprefix('error: ')}; nothing was submitted")

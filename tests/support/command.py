@@ -34,11 +34,12 @@ def start_trainer(
     return start_forked(torchrun, *flags.split(), *words, environment=variables, output=output, errors=errors)
 
 
-def run_torchx(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs `torchx WORDS` in a directory and returns how it ended."""
+def run_torchx(*words: str, cwd: Path, user: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs `torchx WORDS` in a directory, as a user, who is ours if unset, and returns how it ended."""
     with tempfile.TemporaryDirectory() as folder:
         output, errors, variables = Path(folder, "output"), Path(folder, "errors"), os.environ | environment
-        process = start_forked(torchx, *words, environment=variables, output=output, errors=errors, folder=cwd)
+        streams = {"output": output, "errors": errors}
+        process = start_forked(torchx, *words, environment=variables, folder=cwd, user=user, **streams)
         return subprocess.CompletedProcess(words, process.wait(600), output.read_text(), errors.read_text())
 
 

@@ -6,6 +6,7 @@ Importing takes 4 of the 5 processor seconds that a small run needs; the rest of
 import logging
 import multiprocessing
 import os
+import pwd
 import runpy
 import signal
 import subprocess
@@ -64,12 +65,16 @@ def start_forked(
     output: Path,
     errors: Path,
     folder: Path | None = None,
+    user: str = "",
 ) -> ForkedProcess:
-    """Starts a process that calls a function, in a session of its own, and in a folder, which is ours if unset."""
+    """Starts a process that calls a function, in a session of its own, and in a folder, which is ours if unset.
+
+    The process belongs to a user, who is ours if unset.
+    """
     # Read by tqdm and torch when they are imported, in the process that all others come from.
     os.environ |= QUIET | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     sys.audit("subprocess.Popen", sys.executable, arguments, None, None)  # which multiprocessing does not tell
-    return ForkedProcess(FORKS, _call, function, arguments, environment, output, errors, folder or Path.cwd())
+    return ForkedProcess(FORKS, _call, function, arguments, environment, output, errors, folder or Path.cwd(), user)
 
 
 def run_forked(function: Callable[..., None], *arguments: object, folder: Path) -> str:
@@ -114,6 +119,7 @@ def _call(
     output: Path,
     errors: Path,
     folder: Path,
+    user: str,
 ) -> None:
     assert "preloaded" in sys.modules, "preloaded.py cannot be imported, of which the forkserver says nothing"
     os.setsid()
@@ -121,9 +127,18 @@ def _call(
     os.environ.update(environment)
     for stream, file in ((1, output), (2, errors)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    if user:
+        _become(user)
     os.chdir(folder)
     sys.path[:0] = [str(folder), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     function(*arguments)
+
+
+def _become(user: str) -> None:
+    account = pwd.getpwnam(user)
+    os.initgroups(user, account.pw_gid)
+    os.setgid(account.pw_gid)
+    os.setuid(account.pw_uid)
 
 
 def _fork_job(command: list[str], env: dict[str, str], stdout: BinaryIO, **_: object) -> ForkedProcess:

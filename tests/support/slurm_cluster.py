@@ -22,6 +22,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 NODES = ("n1", "n2", "n3")
+USER = "games"
+"""An ordinary account of every Debian, which has jobs on a strict cluster."""
+ACCOUNT, FEW = "lab", "few"
+"""The account that the jobs of USER are charged to, and a quality of service that allows two jobs at a time."""
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 PACKAGES = {
     "munged": "munge",
@@ -36,7 +40,7 @@ SlurmctldHost=localhost
 SlurmctldPort={ctld_port}
 AuthType=auth/munge
 # A requeued job waits cred_expire seconds before it may start again.
-AuthInfo=socket={folder}/munge.sock,cred_expire=5
+AuthInfo=socket={munge}/munge.sock,cred_expire=5
 SlurmUser=root
 SlurmdUser=root
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -49,7 +53,6 @@ SlurmdParameters=config_overrides
 ProctrackType={proctrack}
 TaskPlugin={task}
 JobAcctGatherType=jobacct_gather/none
-MpiDefault=none
 ReturnToService=2
 SlurmdTimeout=20
 # Answers may take long on a machine that is busy.
@@ -66,12 +69,22 @@ SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_continue
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-{more}
+{settings}
 NodeName={nodes} NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{slurmd_ports}] CPUs=68 Boards=1 SocketsPerBoard=1 \
 CoresPerSocket=68 ThreadsPerCore=1 RealMemory=100000 Gres=gpu:2 Feature=fast,new State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=10
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
+LENIENT = {"MpiDefault": "none"}
+"""Settings of a cluster whose only user is root, whom nothing is refused."""
+STRICT = {
+    "AccountingStorageEnforce": "associations,limits,qos",
+    "PrivateData": "accounts,events,jobs,reservations,usage,users",
+    "KillOnBadExit": "1",
+    "DefMemPerCPU": "200",
+    "MpiDefault": "pmix",  # whose library is not there
+}
+"""Settings that administrators make, or leave to vendors."""
 CGROUPS = "needs cgroups v1, mounted and writable below /sys/fs/cgroup"
 CGROUP_CONF = """\
 CgroupPlugin=cgroup/v1
@@ -80,7 +93,7 @@ ConstrainRAMSpace=yes
 """
 SLURMDBD_CONF = """\
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock
+AuthInfo=socket={munge}/munge.sock
 DbdHost=localhost
 DbdPort={dbd_port}
 SlurmUser=root
@@ -92,7 +105,7 @@ StoragePort={sql_port}
 StorageUser=slurm
 StoragePass=slurm
 StorageLoc=slurm_acct_db
-{more}
+{settings}
 """
 
 
@@ -133,11 +146,26 @@ class Cluster:
         dbd: Whether there is accounting.
         prefix: Folder into which another Slurm than the system's was unpacked (see slurm24.py).
         proctrack: Slurm's ProctrackType.
+        strict: Set up as administrators do, for USER: an ordinary account, with limits and without the right to see
+            the jobs of others.
+        beside: Another cluster, whose accounting and keys this one shares: each knows the other's jobs, by `-M`.
     """
 
-    def __init__(self, folder: Path, dbd: bool, prefix: Path | None = None, proctrack: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dbd: bool,
+        prefix: Path | None = None,
+        proctrack: str | None = None,
+        strict: bool = False,
+        beside: "Cluster | None" = None,
+    ) -> None:
         self.folder, self.dbd, self.prefix = folder, dbd, prefix
         self.proctrack = proctrack or default_proctrack()
+        self.user, self.settings = (USER, STRICT) if strict else ("root", LENIENT)
+        self.beside = beside
+        self.nodes = ("e1",) if beside else NODES
+        self.name = "test" + re.sub(r"\W", "", folder.name).lower()
         self.env = {"SLURM_CONF": f"{folder}/slurm.conf"}
         if prefix:
             self.env["PATH"] = f"{prefix}/bin:{os.environ['PATH']}"
@@ -148,11 +176,14 @@ class Cluster:
         with contextlib.ExitStack() as on_failure:
             on_failure.enter_context(self._stopping)
             self._write_files()
-            self._start_munge()
-            if self.dbd:
-                self._start_accounting()
+            if not self.beside:
+                self._start_munge()
+                if self.dbd:
+                    self._start_accounting()
+            if self.user != "root":
+                self._open_account()
             self._daemon("slurmctld", self.folder / "slurmctld.pid")
-            for node in NODES:
+            for node in self.nodes:
                 self.start_node(node)
             self._stopping.callback(self._stop_nodes)
             self._wait_for(self._has_idle_nodes)
@@ -161,7 +192,7 @@ class Cluster:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.run("scancel", "--user=root", check=False)
+        self.run("scancel", f"--user={self.user}", check=False)
         self._stopping.close()
 
     def run(self, *command: str, check: bool = True) -> str:
@@ -172,7 +203,7 @@ class Cluster:
 
     def _has_idle_nodes(self) -> bool:
         states = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False).split()
-        return states.count("idle") == len(NODES)
+        return states.count("idle") == len(self.nodes)
 
     def start_node(self, node: str) -> None:
         """Switches a node on."""
@@ -227,43 +258,50 @@ class Cluster:
     def _write_files(self) -> None:
         (self.folder / "state").mkdir()
         (self.folder / "spool").mkdir()
-        names = "".join(f"127.0.0.1 {name}\n" for name in NODES)
+        self.folder.chmod(0o755)
+        names = "".join(f"127.0.0.1 {name}\n" for name in self.nodes)
         (self.folder / "hosts").write_text(f"{Path('/etc/hosts').read_text()}\n{names}")
-        nodes = f"n[1-{len(NODES)}]"
+        nodes = ",".join(self.nodes)
         for gpu in range(2):
             os.mknod(self.folder / f"nvidia{gpu}", 0o20666, os.makedev(1, 3))
         gres = f"NodeName={nodes} Name=gpu File={self.folder}/nvidia[0-1] Flags=nvidia_gpu_env\n"
         (self.folder / "gres.conf").write_text(gres)
-        plugins = f"PluginDir={self.prefix}/root/usr/lib/x86_64-linux-gnu/slurm-wlm" if self.prefix else ""
+        plugins = {"PluginDir": f"{self.prefix}/root/usr/lib/x86_64-linux-gnu/slurm-wlm"} if self.prefix else {}
         version = re.search(r"\d+", self.run("slurmctld", "-V"))
         if self.proctrack == "proctrack/cgroup":
             (self.folder / "cgroup.conf").write_text(CGROUP_CONF)
         elif version and int(version[0]) >= 23:  # Older ones do not know this value, these look for cgroups without it.
             (self.folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
-        self._ports = _claim_ports(6, self._stopping)
+        self._ports = _claim_ports(3 + len(self.nodes), self._stopping)
+        owner = self.beside or self  # of accounting and keys
         values = {
-            "name": "test" + re.sub(r"\W", "", self.folder.name),
+            "name": self.name,
             "folder": self.folder,
             "nodes": nodes,
             "ctld_port": self._ports[0],
-            "slurmd_ports": ",".join(map(str, self._ports[1:4])),
-            "dbd_port": self._ports[4],
+            "slurmd_ports": ",".join(map(str, self._ports[3:])),
+            "dbd_port": owner._ports[1],
+            "munge": owner.folder,
             "proctrack": self.proctrack,
             "task": "task/cgroup" if self.proctrack == "proctrack/cgroup" else "task/none",
             # Slurm's default, and one that is too short for many a save.
             "kill_wait": 30 if self.dbd else 5,
-            "first_job": 1000 * self._ports[0],
-            "sql_port": self._ports[5],
+            "first_job": 1000 * owner._ports[0],
+            "sql_port": self._ports[2],
             # Without accounting, a job that has ended is forgotten at the next purge, which comes once a minute.
             "min_job_age": 300 if self.dbd else 2,
         }
-        accounting = "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=localhost\n" + (
-            f"AccountingStoragePort={values['dbd_port']}\nAccountingStoragePass={self.folder}/munge.sock"
-        )
-        more = plugins + "\n" + (accounting if self.dbd else "")
-        (self.folder / "slurm.conf").write_text(SLURM_CONF.format(more=more, **values))
+        accounting = {
+            "AccountingStorageType": "accounting_storage/slurmdbd",
+            "AccountingStorageHost": "localhost",
+            "AccountingStoragePort": owner._ports[1],
+            "AccountingStoragePass": f"{owner.folder}/munge.sock",
+        }
+        settings = self.settings | plugins | (accounting if self.dbd else {})
+        (self.folder / "slurm.conf").write_text(SLURM_CONF.format(settings=_lines(settings), **values))
         dbd_conf = self.folder / "slurmdbd.conf"
-        dbd_conf.write_text(SLURMDBD_CONF.format(more=plugins, **values))
+        private = {"PrivateData": "accounts,events,jobs,usage,users"} if self.user != "root" else {}
+        dbd_conf.write_text(SLURMDBD_CONF.format(settings=_lines(plugins | private), **values))
         dbd_conf.chmod(0o600)
 
     def _start_munge(self) -> None:
@@ -283,7 +321,7 @@ class Cluster:
         everywhere = ("--no-defaults", "--user=root", f"--datadir={data}", f"--tmpdir={self.folder}/mysql-tmp")
         self.run("mariadb-install-db", *everywhere, "--auth-root-authentication-method=normal", "--skip-test-db")
         database = self._spawn(
-            *("mariadbd", *everywhere, f"--socket={sock}", "--bind-address=127.0.0.1", f"--port={self._ports[5]}"),
+            *("mariadbd", *everywhere, f"--socket={sock}", "--bind-address=127.0.0.1", f"--port={self._ports[2]}"),
             *("--innodb-lock-wait-timeout=900", "--innodb-flush-log-at-trx-commit=0"),
             log="mariadbd",
         )
@@ -291,10 +329,18 @@ class Cluster:
         client = ("mariadb", "--no-defaults", "-uroot", "-S", str(sock), "-e")
         user = "create user 'slurm'@'127.0.0.1' identified by 'slurm'"
         grant = "grant all on slurm_acct_db.* to 'slurm'@'127.0.0.1'"
-        self._wait_for(lambda: sock.exists() and _listens(self._ports[5]))
+        self._wait_for(lambda: sock.exists() and _listens(self._ports[2]))
         self.run(*client, f"{user}; {grant}")
         self._daemon("slurmdbd", self.folder / "slurmdbd.pid")
-        self._wait_for(lambda: _listens(self._ports[4]))
+        self._wait_for(lambda: _listens(self._ports[1]))
+
+    def _open_account(self) -> None:
+        """Lets USER submit jobs, as many as wanted unless with `--qos=few`."""
+        self.run("sacctmgr", "-i", "add", "cluster", self.name)
+        if not self.beside:
+            self.run("sacctmgr", "-i", "add", "qos", FEW, "MaxSubmitJobsPerUser=2")
+        self.run("sacctmgr", "-i", "add", "account", ACCOUNT, f"cluster={self.name}", f"qos=normal,{FEW}")
+        self.run("sacctmgr", "-i", "add", "user", self.user, f"account={ACCOUNT}", f"cluster={self.name}")
 
     def _start_ticker(self) -> None:
         """Lets the scheduler look once a second: an idle one may let a requeued job wait for minutes."""
@@ -302,12 +348,16 @@ class Cluster:
 
         def tick() -> None:
             while not stop.wait(1):
-                self.run("scontrol", "update", "NodeName=n1", "Comment=tick", check=False)
+                self.run("scontrol", "update", f"NodeName={self.nodes[0]}", "Comment=tick", check=False)
 
         thread = threading.Thread(target=tick, daemon=True)
         thread.start()
         self._stopping.callback(thread.join)
         self._stopping.callback(stop.set)
+
+
+def _lines(settings: dict[str, object]) -> str:
+    return "\n".join(f"{name}={value}" for name, value in settings.items())
 
 
 def _stop(pid_file: Path) -> None:

@@ -1,4 +1,4 @@
-"""A shell of a user of a Slurm cluster."""
+"""A shell of the user of a Slurm cluster."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from slurm_cluster import Cluster
 
 
 class Shell:
-    """A shell in an empty directory, set up for a cluster."""
+    """A shell of a cluster's user, in an empty directory."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
-        own = {"HOME": str(folder), "XDG_STATE_HOME": str(folder / "state"), "COLUMNS": "200"}
+        own = {"HOME": str(folder), "XDG_STATE_HOME": str(folder / "state"), "COLUMNS": "200", "USER": cluster.user}
         self.env = os.environ | cluster.env | own
 
     def torchx(self, *args: str, code: int = 0, cwd: Path | None = None) -> str:
@@ -26,7 +26,14 @@ class Shell:
         return done.stdout
 
     def try_torchx(self, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        return run_torchx(*args, cwd=cwd or self.folder, **self.env)
+        return run_torchx(*args, cwd=cwd or self.folder, user=self.cluster.user, **self.env)
+
+    def run(self, *command: str) -> str:
+        """Runs a command of Slurm as the user, and returns what it printed."""
+        as_user = {"user": self.cluster.user, "group": self.cluster.user, "extra_groups": []}
+        done = subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, **as_user)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def submit(self, *args: str, cfg: str = "") -> str:
         """Submits a component and returns the handle."""

@@ -9,25 +9,26 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-from slurm_cluster import Cluster, default_proctrack, missing
+from slurm_cluster import USER, Cluster, default_proctrack, missing
 from slurm_shell import Shell
 
 
 @pytest.fixture(scope="session")
 def clusters():
-    """Brings up a cluster when it is first needed: one with slurmdbd (True), and one without (False)."""
+    """Brings up a cluster when it is first needed: one with slurmdbd (True), one without (False); or a strict one."""
     prefix = os.environ.get("SLURM_PREFIX")
     with contextlib.ExitStack() as stack:
 
         @functools.cache
-        def cluster(dbd: bool, proctrack: str = default_proctrack()) -> Cluster:
+        def cluster(dbd: bool, proctrack: str = default_proctrack(), **kind: Any) -> Cluster:
             if lacking := missing(dbd):
                 pytest.skip(lacking)
             folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short, for the sake of sockets
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            return stack.enter_context(Cluster(folder, dbd, Path(prefix) if prefix else None, proctrack))
+            return stack.enter_context(Cluster(folder, dbd, Path(prefix) if prefix else None, proctrack, **kind))
 
         yield cluster
 
@@ -43,3 +44,23 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture
 def shell(accounting, clusters, tmp_path):
     return Shell(clusters(accounting), tmp_path)
+
+
+@pytest.fixture(scope="session")
+def strict(clusters):
+    """A cluster as administrators set it up."""
+    return clusters(True, strict=True)
+
+
+@pytest.fixture(scope="session")
+def second(clusters, strict):
+    """Another cluster on the same slurmdbd."""
+    return clusters(True, strict=True, beside=strict)
+
+
+@pytest.fixture
+def ordinary(strict):
+    """A shell of an ordinary account on the strict cluster."""
+    folder = Path(tempfile.mkdtemp(prefix="home-", dir=strict.folder))  # pytest's own are for root alone
+    shutil.chown(folder, USER)
+    return Shell(strict, folder)

@@ -16,7 +16,7 @@ from torchx.cli.cmd_status import CmdStatus
 from torchx.runner import Runner, get_runner
 from torchx.runner.config import apply
 from torchx.schedulers import get_scheduler_factories
-from torchx.specs import NONE, AppDef, AppState, AppStatus
+from torchx.specs import NONE, AppDef, AppState, AppStatus, parse_app_handle
 from torchx.specs.api import is_started
 
 from components.cli.base import check_handle, check_scheduler_args, default_to_local, errors_in_one_line, require_job
@@ -119,6 +119,17 @@ class _List(CmdList):
         print(tabulate([row[:shown] for row in rows], HEADERS[:shown]))
 
 
+class _Cancel(CmdCancel):
+    """TorchX's own `cancel`, which does not pass over a job that its scheduler does not know."""
+
+    def run_with_runner(self, args: argparse.Namespace, runner: Runner) -> None:
+        """Runs the command."""
+        backend, session, app_id = parse_app_handle(args.app_handle)
+        if check := getattr(get_scheduler_factories()[backend](session), "check_known", None):
+            check(app_id)
+        super().run_with_runner(args, runner)
+
+
 class _Status(CmdStatus):
     """TorchX's own `status`, with the first error in plain text."""
 
@@ -155,6 +166,6 @@ def _for_known_jobs(name: str, command: type[AppHandleSubCommand]) -> type[SubCo
 
 Status = _with_errors_in_one_line("status", _Status)
 List = _with_errors_in_one_line("list", _List)
-Cancel = _for_known_jobs("cancel", CmdCancel)
+Cancel = _for_known_jobs("cancel", _Cancel)
 Delete = _for_known_jobs("delete", CmdDelete)
 Describe = _with_errors_in_one_line("describe", CmdDescribe)

@@ -1,5 +1,6 @@
 # Runs a job: starts the replicas, and decides from what they leave how the job ends.
 
+unset SLURM_CLUSTERS # of the submitter: scontrol would ask there
 record=$job_dir/slurm-$id
 outcome_file=$record/outcome
 restarts=${SLURM_RESTART_COUNT:-0} # counted by Slurm: a full disk must not let a job start again for ever

@@ -197,5 +197,5 @@ def _table(looks: Mapping[str, Look]) -> str:
 def _with_names(text: str, handles: Mapping[str, str]) -> str:
     """Returns a text with the names of steps in place of their handles."""
     for name, handle in handles.items():
-        text = re.sub(rf"{re.escape(handle)}(?![\w-])", name, text)
+        text = re.sub(rf"{re.escape(handle)}(?![\w@-])", name, text)
     return text

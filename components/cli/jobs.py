@@ -16,7 +16,7 @@ from torchx.cli.cmd_status import CmdStatus
 from torchx.runner import Runner, get_runner
 from torchx.runner.config import apply
 from torchx.schedulers import get_scheduler_factories
-from torchx.specs import NONE, AppDef, AppState, AppStatus
+from torchx.specs import NONE, AppDef, AppState, AppStatus, parse_app_handle
 from torchx.specs.api import is_started
 
 from components.cli.base import check_handle, check_scheduler_args, default_to_local, errors_in_one_line, require_job
@@ -120,10 +120,13 @@ class _List(CmdList):
 
 
 class _Cancel(CmdCancel):
-    """TorchX's own `cancel`, which says what becomes of the job: it may save first, and still runs meanwhile."""
+    """TorchX's own `cancel`, which refuses a job that its scheduler does not know, and says what becomes of it."""
 
     def run_with_runner(self, args: argparse.Namespace, runner: Runner) -> None:
-        """Cancels the job."""
+        """Cancels the job, which may save first, and still runs meanwhile."""
+        backend, session, app_id = parse_app_handle(args.app_handle)
+        if check := getattr(get_scheduler_factories()[backend](session), "check_known", None):
+            check(app_id)
         super().run_with_runner(args, runner)
         if status := runner.status(args.app_handle):
             _say_state("torchx cancel", args.app_handle, status)

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_expo
 from torchx.specs import AppState
 
 from schedulers.errors import SchedulerError
+from schedulers.slurm.app_id import AppId
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ STATES = {
 UNKNOWN_JOB = "Invalid job id specified"
 # sbatch has sent the job but got no answer.
 UNANSWERED = "timed out"
-AWAY = re.compile("contact|connect|communication|timed out", re.IGNORECASE)
+AWAY = re.compile("contact|connect|communication|timed out|reached now", re.IGNORECASE)
+NO_CLUSTER = "known by database"  # said beside "can't be reached now"
 # Variables that users may set for all jobs, and the options that they stand for. The options of a job win.
 DEFAULTS = {
     "SBATCH_ACCOUNT": "account",
@@ -95,7 +97,8 @@ def run(*command: str, env: dict[str, str] | None = None) -> str:
         raise SchedulerError(f"{command[0]} is not installed here: run torchx where Slurm's commands work") from error
     if done.returncode:
         lines = [re.sub(rf"^{command[0]}: (error: )?", "", line.strip()) for line in done.stderr.splitlines()]
-        kind = ControllerAway if AWAY.search(done.stderr) else SchedulerError
+        is_away = AWAY.search(done.stderr) and NO_CLUSTER not in done.stderr
+        kind = ControllerAway if is_away else SchedulerError
         raise kind(f"{command[0]}: {'; '.join(filter(None, lines)) or f'exit code {done.returncode}'}")
     return done.stdout
 
@@ -109,12 +112,30 @@ _patiently = retry(
 )
 
 
-def submit(script: Path, options: Sequence[str] = ()) -> str:
+def default_clusters() -> list[str]:
+    """Returns the clusters that the user's variables name for all jobs; empty for this machine's own."""
+    named = os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS")
+    return named.split(",") if named else []
+
+
+def _at(*clusters: str) -> list[str]:
+    """Returns the option that sends a command to these clusters; to this machine's own if none is named."""
+    named = ",".join(filter(None, clusters))
+    return [f"--clusters={named}"] if named else []
+
+
+def _among(*clusters: str) -> list[str]:
+    """Returns the option for jobs of these clusters; if none is named, of the federation of this machine's own."""
+    return _at(*clusters) or ["--federation"]
+
+
+def submit(script: Path, options: Sequence[str] = (), clusters: Sequence[str] = ()) -> AppId:
     """Submits a batch script and returns the job's id.
 
     Args:
         script: The script, in a directory that no other job has.
         options: Options of sbatch beside those in the script.
+        clusters: The clusters that these name, to one of which it goes.
 
     Raises:
         SchedulerError: Slurm refuses it.
@@ -126,28 +147,32 @@ def submit(script: Path, options: Sequence[str] = ()) -> str:
         if UNANSWERED not in str(error).lower():
             raise
         log.warning("%s; looking whether the job was submitted all the same", error)
-        if found := job_of(script):
+        if found := job_of(script, clusters):
             return found
         raise MaybeSubmitted(
-            f"{error}; Slurm does not list the job, but may do so later: look with squeue --me, and if it stays away, "
-            f"submit it again: sbatch {script}"
+            f"{error}; Slurm does not list the job, but may do so later: look with {_squeue(clusters)}, and if it stays"
+            f" away, submit it again: sbatch {script}"
         ) from error
     # NUMBER or NUMBER;CLUSTER; a site's wrapper of sbatch may print a banner, too.
-    found = re.findall(r"^(\d+)(?:;.*)?$", printed, re.MULTILINE)
+    found = re.findall(r"^(\d+)(?:;(.*))?$", printed, re.MULTILINE)
     if not found:
-        raise SchedulerError(f"sbatch: printed no job number: {printed.strip()!r}; see squeue --me")
-    return found[-1]
+        raise SchedulerError(f"sbatch: printed no job number: {printed.strip()!r}; see {_squeue(clusters)}")
+    number, where = found[-1]
+    return AppId(number, where.strip())
 
 
-def job_of(script: Path) -> str:
-    """Returns the id of the job that runs a batch script; empty if Slurm lists none."""
+def _squeue(clusters: Sequence[str]) -> str:
+    return " ".join(["squeue", "--me", *_at(*clusters)])
+
+
+def job_of(script: Path, clusters: Sequence[str] = ()) -> AppId | None:
+    """Returns the id of the job that runs a batch script on one of these clusters; None if Slurm lists none."""
     for pause in LOOKS_AFTER_SECONDS:
         time.sleep(pause)
-        for line in _commands().splitlines():
-            job_id, _, command = line.partition("|")
+        for app_id, command in _commands(clusters):
             if command == str(script):
-                return job_id
-    return ""
+                return app_id
+    return None
 
 
 def of_all_jobs(option: str) -> str | None:
@@ -175,38 +200,68 @@ def cluster() -> str:
 
 
 @_patiently
-def _commands() -> str:
-    return run("squeue", "--me", "--states=all", "--noheader", "--format=%F|%o")  # %F: an array's own number
+def _commands(clusters: Sequence[str]) -> list[tuple[AppId, str]]:
+    return [*_listed(clusters, "%F|%o")]  # %F: an array's own number
+
+
+def _listed(clusters: Sequence[str], form: str) -> Iterator[tuple[AppId, str]]:
+    """Yields the user's jobs and what squeue prints of each after its number."""
+    cluster = ""
+    for line in run("squeue", *_among(*clusters), "--me", "--states=all", f"--format={form}").splitlines():
+        number, _, rest = line.partition("|")
+        if number.startswith("CLUSTER: "):  # a part of headers, which name the cluster of what follows
+            cluster = number.partition(": ")[2].strip()
+        elif number.isdecimal():
+            yield AppId(number, cluster), rest
 
 
 @_patiently
-def job(job_id: str) -> SlurmJob | None:
+def job(app_id: AppId) -> SlurmJob | None:
     """Returns a job; None if Slurm has no job of that number, or has forgotten it.
 
     Raises:
         ControllerAway: It did not answer for PATIENCE_SECONDS.
     """
     try:
-        return _from_scontrol(run("scontrol", "show", "job", job_id))
+        return _from_scontrol(run("scontrol", *_among(app_id.cluster), "show", "job", app_id.number))
     except SchedulerError as error:
         if UNKNOWN_JOB not in str(error):
             raise
-    return _from_accounting([job_id]).get(job_id)
+    return _from_accounting([app_id]).get(app_id)
 
 
-@_patiently
-def states(job_ids: list[str]) -> dict[str, SlurmJob]:
-    """Returns the states of several jobs, by two commands; jobs that Slurm has forgotten are left out."""
-    listed = run("squeue", "--me", "--states=all", "--noheader", "--format=%A|%T").splitlines()
-    known = {number: SlurmJob(state) for number, state in (line.split("|") for line in listed)}
-    missing = [number for number in job_ids if number not in known]
-    return {number: known[number] for number in job_ids if number in known} | _from_accounting(missing)
+def states(app_ids: list[AppId]) -> dict[AppId, SlurmJob]:
+    """Returns the states of several jobs, by two commands a cluster; jobs that Slurm has forgotten are left out.
+
+    The state of jobs on another cluster that does not answer is UNKNOWN: they are no reason to wait.
+    """
+    own = [app_id for app_id in app_ids if not app_id.cluster]
+    found = _patiently(_states)("", own) if own else {}
+    for cluster in sorted({app_id.cluster for app_id in app_ids} - {""}):
+        there = [app_id for app_id in app_ids if app_id.cluster == cluster]
+        try:
+            found |= _states(cluster, there)
+        except SchedulerError as error:
+            log.warning("the states of %d jobs on the cluster %s are unknown: %s", len(there), cluster, error)
+            found |= dict.fromkeys(there, SlurmJob("UNKNOWN"))
+    return found
 
 
-def default_limits() -> dict[str | None, str]:
+def _states(cluster: str, app_ids: list[AppId]) -> dict[AppId, SlurmJob]:
+    known = {app_id: SlurmJob(state) for app_id, state in _listed([cluster], "%A|%T")}
+    missing = [app_id for app_id in app_ids if app_id not in known]
+    return {app_id: known[app_id] for app_id in app_ids if app_id in known} | _from_accounting(missing)
+
+
+def cancel(app_id: AppId) -> None:
+    """Asks Slurm to end a job. A job that Slurm does not know is passed over without a word."""
+    run("scancel", *_at(app_id.cluster), app_id.number)  # which asks all of the federation anyway
+
+
+def default_limits(cluster: str = "") -> dict[str | None, str]:
     """Returns the time limit of a job that asks for none, by partition; None stands for the default partition."""
     limits: dict[str | None, str] = {}
-    for line in run("sinfo", "--noheader", "--format=%P|%L|%l").splitlines():
+    for line in run("sinfo", *_at(cluster), "--noheader", "--format=%P|%L|%l").splitlines():
         name, default, longest = line.split("|")
         limit = longest if default == "n/a" else default
         limits |= {name.rstrip("*"): limit} | ({None: limit} if name.endswith("*") else {})
@@ -233,13 +288,16 @@ def _from_scontrol(text: str) -> SlurmJob:
     )
 
 
-def _from_accounting(job_ids: list[str]) -> dict[str, SlurmJob]:
-    if not job_ids:
+def _from_accounting(app_ids: list[AppId]) -> dict[AppId, SlurmJob]:
+    """Returns the jobs, all of one cluster, that the accounting knows."""
+    if not app_ids:
         return {}
+    cluster = app_ids[0].cluster
     wanted = ("--allocations", "--noheader", "--parsable2", "--format=JobID,State,ExitCode")
     try:
-        lines = run("sacct", *wanted, f"--jobs={','.join(job_ids)}").splitlines()
+        jobs = ",".join(app_id.number for app_id in app_ids)
+        lines = run("sacct", *_among(cluster), *wanted, f"--jobs={jobs}").splitlines()
     except SchedulerError:  # no accounting here: the record of the job must suffice
         return {}
     found = (line.split("|") for line in lines)
-    return {number: SlurmJob(state.partition(" ")[0], exit_code=exit_code) for number, state, exit_code in found}
+    return {AppId(number, cluster): SlurmJob(state.partition(" ")[0], exit_code=code) for number, state, code in found}

@@ -9,11 +9,12 @@ from torchx.schedulers.api import StructuredOpts
 from schedulers.contract import MAX_FREE_RESTARTS
 from schedulers.errors import SchedulerError, check_least
 from schedulers.predecessors import Predecessor, predecessors
+from schedulers.slurm.app_id import AppId
 
 # Options of sbatch that are passed on as they are, under the same name.
 PASSED_ON = (
     *("account", "partition", "qos", "time", "constraint", "nodelist", "exclude", "reservation", "gres", "nice"),
-    *("dependency", "begin", "comment", "mail_user", "mail_type"),
+    *("dependency", "begin", "comment", "mail_user", "mail_type", "clusters"),
 )
 IF_MISSED = "--kill-on-invalid-dep=yes"  # by default, a job whose dependency has failed would wait for ever
 OPEN_MODES = ("append", "truncate")
@@ -22,6 +23,7 @@ REFUSED = {
     **dict.fromkeys(("-a", "--array"), "submit one job for each"),
     **dict.fromkeys(("-o", "--output", "-e", "--error"), "torchx log needs the logs in the job directory"),
     **dict.fromkeys(("-D", "--chdir"), "submit it there, or give job_dir"),
+    **dict.fromkeys(("-M", "--clusters"), "give -cfg clusters"),
 }
 
 
@@ -31,6 +33,9 @@ class SlurmOpts(StructuredOpts):
 
     partition: list[str] | None = None
     """Partitions, the first free one is used; the cluster's default if unset."""
+
+    clusters: list[str] | None = None
+    """Clusters that share a slurmdbd, the job goes to the one that starts it first; this machine's own if unset."""
 
     account: str | None = None
     """Account that the job is charged to."""
@@ -133,7 +138,7 @@ class SlurmOpts(StructuredOpts):
         check_least("ntasks_per_node", self.ntasks_per_node, 1)
         check_least("max_free_restarts", self.max_free_restarts, 0)
         for one in self.predecessors:
-            if not one.app_id.isdecimal():
+            if not AppId.parse(one.app_id).number.isdecimal():
                 raise SchedulerError(f"{one.option}: must end with the number of a Slurm job")
         if self.predecessors and self.dependency:
             raise SchedulerError(
@@ -141,7 +146,7 @@ class SlurmOpts(StructuredOpts):
                 " all of it as a dependency"
             )
         for arg in _with_commas(self.sbatch_args or []):
-            if why := REFUSED.get(re.split(r"[ =]", arg)[0]):
+            if why := _why_refused(arg):
                 raise SchedulerError(f"-cfg sbatch_args={arg}: cannot be used: {why}")
         if self.open_mode not in OPEN_MODES:
             raise SchedulerError(f"-cfg open_mode={self.open_mode}: must be {' or '.join(OPEN_MODES)}")
@@ -153,6 +158,27 @@ class SlurmOpts(StructuredOpts):
     def predecessors(self) -> list[Predecessor]:
         """The jobs that this one waits for."""
         return predecessors("slurm", self.after, self.after_any)
+
+    def place(self, own: str, waits: list[Predecessor]) -> str:
+        """Returns the one of several clusters that has the jobs that this one waits for; empty if any will do.
+
+        Args:
+            own: The name of this machine's cluster.
+            waits: The jobs that it waits for.
+
+        Raises:
+            SchedulerError: They are on a cluster to which it does not go, or on several.
+        """
+        asked, there = self.clusters or [own], ""
+        for one in waits:
+            cluster = AppId.parse(one.app_id).cluster or own
+            if (cluster not in asked and asked != ["all"]) or there not in ("", cluster):
+                raise SchedulerError(
+                    f"{one.option}: is on the cluster {cluster}, and a job waits only for jobs on its own cluster; give"
+                    f" -cfg clusters={cluster}"
+                )
+            there = cluster
+        return there if self.clusters else ""
 
     def check_lead(self, limit: str | None) -> None:
         """Refuses a warning that would come before the job has begun.
@@ -181,13 +207,22 @@ class SlurmOpts(StructuredOpts):
         ]
 
 
-def dependency(found: list[Predecessor]) -> list[str]:
-    """Returns the options of sbatch for jobs that must end first.
+def dependency(found: list[Predecessor], cluster: str = "") -> list[str]:
+    """Returns the options of sbatch for jobs that must end first, and for the cluster that they are on.
 
     They are no lines of the script, by which a user may run the job again when those jobs are long gone.
     """
-    kinds = [f"{'afterany' if one.any_end else 'afterok'}:{one.app_id}" for one in found]
-    return [f"--dependency={','.join(kinds)}", IF_MISSED] if found else []
+    kinds = [f"{'afterany' if one.any_end else 'afterok'}:{AppId.parse(one.app_id).number}" for one in found]
+    there = [f"--clusters={cluster}"] if cluster else []
+    return [f"--dependency={','.join(kinds)}", IF_MISSED, *there] if found else []
+
+
+def _why_refused(arg: str) -> str:
+    """Returns why an option of sbatch cannot be used, however it is abbreviated; empty if it can."""
+    given = re.split(r"[ =]", arg)[0]
+    if given.startswith("--"):
+        return next((why for name, why in REFUSED.items() if len(given) > 3 and name.startswith(given)), "")
+    return REFUSED.get(given[:2], "")
 
 
 def _with_commas(args: list[str]) -> list[str]:

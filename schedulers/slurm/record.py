@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from schedulers.predecessors import Predecessor
+from schedulers.slurm.app_id import AppId
 from schedulers.state_directory import damaged_record, state_directory
 
 ABOUT = "torchx-job.json"
@@ -26,6 +27,17 @@ class About:
     replicas: int
     predecessors: list[Predecessor] = field(default_factory=list)  # records of earlier versions do not have it
     array: list[str] = field(default_factory=list)  # the roles of the tasks, if the job is an array; nor this
+    clusters: list[str] = field(default_factory=list)  # to one of which it goes, if not this machine's own; nor this
+
+    @classmethod
+    def read(cls, job_dir: Path) -> "About":
+        """Reads them from the job directory."""
+        try:
+            content = json.loads((job_dir / ABOUT).read_text())
+            waits_for = [Predecessor(**one) for one in content.pop("predecessors", ())]
+            return cls(**content, predecessors=waits_for)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise damaged_record(job_dir / ABOUT) from error
 
     def write(self, job_dir: Path) -> None:
         """Writes them into the job directory."""
@@ -36,34 +48,29 @@ class About:
 class Record:
     """The files of one Slurm job in a job directory, in which plain `sbatch` makes further jobs.
 
-    A task of an array is a job of its own, NUMBER_TASK.
+    A task of an array is a job of its own.
     """
 
     job_dir: Path
-    job_id: str
+    app_id: AppId
 
     @cached_property
     def about(self) -> About:
         """The job as it was submitted."""
-        try:
-            content = json.loads((self.job_dir / ABOUT).read_text())
-            waits_for = [Predecessor(**one) for one in content.pop("predecessors", ())]
-            return About(**content, predecessors=waits_for)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise damaged_record(self.job_dir / ABOUT) from error
+        return About.read(self.job_dir)
 
     @property
     def role(self) -> str:
         """The role of the job, or of the task."""
-        _, _, task = self.job_id.partition("_")
+        task = self.app_id.task
         return self.about.array[int(task)] if task else self.about.role
 
     @property
     def tasks(self) -> "list[Record]":
         """The tasks of an array; empty for any other job."""
-        if "_" in self.job_id:
+        if self.app_id.task:
             return []
-        return [Record(self.job_dir, f"{self.job_id}_{task}") for task, _ in enumerate(self.about.array)]
+        return [Record(self.job_dir, self.app_id.with_task(task)) for task, _ in enumerate(self.about.array)]
 
     @property
     def script(self) -> Path:
@@ -73,7 +80,7 @@ class Record:
     @property
     def batch_log(self) -> Path:
         """The output of the batch script, of srun and of Slurm itself."""
-        return self.job_dir / f"slurm-{self.job_id}.log"
+        return self.job_dir / f"slurm-{self.app_id.number}.log"
 
     def replica_log(self, replica: int, stream: str) -> Path:
         """Returns the log of a replica; `stream` is out or err."""
@@ -116,7 +123,7 @@ class Record:
 
     @property
     def _folder(self) -> Path:
-        return self.job_dir / f"slurm-{self.job_id}"
+        return self.job_dir / f"slurm-{self.app_id.number}"
 
     def _read(self, name: str) -> str:
         file = self._folder / name
@@ -125,7 +132,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Index:
-    """The directories of the jobs of a cluster: one file for each job, which holds the path."""
+    """The directories of the jobs that were submitted on a cluster: one file for each job, which holds the path."""
 
     cluster: str
 
@@ -133,31 +140,33 @@ class Index:
     def _folder(self) -> Path:
         return state_directory(INDEX) / self.cluster
 
-    def add(self, job_id: str, job_dir: Path) -> None:
+    def add(self, app_id: AppId, job_dir: Path) -> None:
         """Adds a job."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / job_id).write_text(f"{job_dir}\n")
+        (self._folder / str(app_id)).write_text(f"{job_dir}\n")
 
-    def remove(self, job_id: str) -> None:
+    def remove(self, app_id: AppId) -> None:
         """Removes a job, whose directory stays."""
-        (self._folder / job_id).unlink(missing_ok=True)
+        (self._folder / str(app_id)).unlink(missing_ok=True)
 
-    def find(self, job_id: str) -> Record | None:
+    def find(self, app_id: AppId) -> Record | None:
         """Returns the record of a job; None if it is unknown, or its directory is gone or another user's."""
-        number, _, task = job_id.partition("_")
-        file = self._folder / number
-        if not number.isdecimal() or not file.exists():
+        whole = app_id.whole
+        # A job that was not submitted from here has noted itself where it runs.
+        noted_there = [state_directory(INDEX) / whole.cluster / whole.number] if whole.cluster else []
+        files = [file for file in (self._folder / str(whole), *noted_there) if file.exists()]
+        if not whole.number.isdecimal() or not files:
             return None
-        job_dir = Path(file.read_text().rstrip("\n"))
-        found = Record(job_dir, number) if os.access(job_dir / ABOUT, os.R_OK) else None
-        return next((one for one in found.tasks if one.job_id == job_id), None) if found and task else found
+        job_dir = Path(files[0].read_text().rstrip("\n"))
+        found = Record(job_dir, whole) if os.access(job_dir / ABOUT, os.R_OK) else None
+        return next((one for one in found.tasks if one.app_id == app_id), None) if found and app_id.task else found
 
     def records(self) -> list[Record]:
         """Returns all jobs whose directories still exist, the newest first; removes the others from the index."""
         found = []
         for file in self._folder.iterdir() if self._folder.exists() else ():
-            if record := self.find(file.name):
+            if record := self.find(AppId.parse(file.name)):
                 found.append(record)
             else:
                 file.unlink(missing_ok=True)
-        return sorted(found, key=lambda record: -int(record.job_id))
+        return sorted(found, key=lambda record: -int(record.app_id.number))

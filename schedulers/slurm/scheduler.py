@@ -8,7 +8,8 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -28,8 +29,9 @@ from schedulers.first_error import tail
 from schedulers.notify import check_tags, notifier
 from schedulers.predecessors import outstanding
 from schedulers.slurm import commands as slurm
+from schedulers.slurm.app_id import AppId
 from schedulers.slurm.options import SlurmOpts, dependency
-from schedulers.slurm.record import SCRIPT, Index, Record
+from schedulers.slurm.record import SCRIPT, About, Index, Record
 from schedulers.slurm.script import SlurmRequest, request
 from schedulers.slurm.status import View, describe_array
 from schedulers.state_directory import check_state_directory
@@ -68,10 +70,11 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             if job_dir.exists():
                 again = f", or submit it again: sbatch {job_dir / SCRIPT}" if (job_dir / SCRIPT).exists() else ""
                 raise SchedulerError(f"-cfg job_dir={cfg.job_dir}: exists already: name a new directory{again}")
-        return AppDryRunInfo(request(app, cfg, job_dir, work_dir), str)
+        opts = replace(cfg, clusters=cfg.clusters or slurm.default_clusters() or None)
+        return AppDryRunInfo(request(app, opts, job_dir, work_dir), str)
 
     def schedule(self, dryrun_info: AppDryRunInfo[SlurmRequest]) -> str:
-        """Writes the job directory, submits the script in it, and returns the number of the Slurm job.
+        """Writes the job directory, submits the script in it, and returns the job's id.
 
         Raises:
             SchedulerError: Slurm refuses the job, a directory cannot be written, or a job to wait for is not there or
@@ -81,7 +84,8 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         wanted, app = dryrun_info.request, dryrun_info.app
         check_state_directory()
         check_tags(wanted.opts.notify or [])
-        waits = dependency(outstanding(wanted.opts.predecessors, self._look))
+        waits = outstanding(wanted.opts.predecessors, self._look)
+        options = dependency(waits, wanted.opts.place(self._index.cluster, waits)) if waits else []
         with contextlib.ExitStack() as if_refused:
             try:
                 for folder in reversed([*_missing(wanted.job_dir.parent)]):
@@ -101,25 +105,30 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             if app and not waits and not _changes_python(wanted.opts):
                 check_command(app.roles[0], wanted.job_dir if wanted.opts.job_dir is not None else Path.cwd())
             try:
-                job_id = slurm.submit(wanted.job_dir / SCRIPT, waits)
+                app_id = slurm.submit(wanted.job_dir / SCRIPT, options, wanted.about.clusters)
             except slurm.MaybeSubmitted:
                 if_refused.pop_all()
                 raise
             if_refused.pop_all()
-        self._index.add(job_id, wanted.job_dir)
+        app_id = self._shortest(app_id)
+        self._index.add(app_id, wanted.job_dir)
         if wanted.opts.notify and app:
-            self._submit_notifier(job_id, app.name, wanted.opts)
-        return job_id
+            self._submit_notifier(str(app_id), app.name, wanted.opts)
+        return str(app_id)
 
-    def _submit_notifier(self, job_id: str, name: str, opts: SlurmOpts) -> None:
-        handle = make_app_handle(self.backend, self.session_name, job_id)
-        same = {key: getattr(opts, key) for key in ("partition", "account", "qos", "reservation", "setup")}
+    def _shortest(self, app_id: AppId) -> AppId:
+        """Returns an id without the name of this machine's own cluster."""
+        return replace(app_id, cluster="") if app_id.cluster == self._index.cluster else app_id
+
+    def _submit_notifier(self, app_id: str, name: str, opts: SlurmOpts) -> None:
+        handle = make_app_handle(self.backend, self.session_name, app_id)
+        same = {key: getattr(opts, key) for key in ("partition", "account", "qos", "reservation", "setup", "clusters")}
         own = SlurmOpts(after_any=[handle], time=NOTIFIER_TIME, requeue=False, **same)
         request: Any = self.submit_dryrun(notifier(handle, name, opts.notify or []), own)
         try:
             self.schedule(request)
         except SchedulerError as error:  # the job itself is submitted
-            log.warning("nobody will be told how job %s ends: %s", job_id, error)
+            log.warning("nobody will be told how job %s ends: %s", app_id, error)
 
     def identity(self, request: SlurmRequest) -> str:
         """Returns a name for the job of a request, known before the job is submitted."""
@@ -130,8 +139,11 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         script = Path(identity)
         if not script.exists():
             return None
-        noted = (record.job_id for record in self._index.records() if record.job_dir == script.parent)
-        return next(noted, None) or slurm.job_of(script) or None
+        noted = (record.app_id for record in self._index.records() if record.job_dir == script.parent)
+        if found := next(noted, None):
+            return str(found)
+        listed = slurm.job_of(script, About.read(script.parent).clusters)
+        return str(self._shortest(listed)) if listed else None
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
         """Returns the status of a job, even if Slurm has forgotten it; None if it has no record either."""
@@ -143,33 +155,48 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             return answer
 
     def _describe(self, app_id: str) -> DescribeAppResponse | None:
-        record = self._index.find(app_id)
-        if record and record.tasks:
-            return describe_array(app_id, [self._view(task.job_id).describe(task.job_id) for task in record.tasks])
+        tasks = self._tasks(app_id)
+        if tasks:
+            return describe_array(app_id, [self._view(task).describe(task) for task in tasks])
         view = self._view(app_id)
         return view.describe(app_id) if view.job or view.record else None
+
+    def _tasks(self, app_id: str) -> Sequence[str]:
+        """Returns the ids of the tasks of an array; empty for any other job."""
+        record = self._index.find(AppId.parse(app_id))
+        return [str(task.app_id) for task in record.tasks] if record else []
 
     def list(self, cfg: Mapping[str, CfgVal] | None = None) -> list[ListAppResponse]:
         """Returns the jobs that TorchX has submitted from this account, the newest first."""
         records = self._index.records()
-        jobs = slurm.states([record.job_id for record in records if not record.tasks])
+        jobs = slurm.states([record.app_id for record in records if not record.tasks])
 
         def state(record: Record) -> AppState:
-            answer = self.describe(record.job_id) if record.tasks else None
-            return answer.state if answer else View(jobs.get(record.job_id), record).state
+            answer = self.describe(str(record.app_id)) if record.tasks else None
+            return answer.state if answer else View(jobs.get(record.app_id), record).state
 
-        return [ListAppResponse(record.job_id, state(record), name=record.about.name) for record in records]
+        return [ListAppResponse(str(record.app_id), state(record), name=record.about.name) for record in records]
+
+    def check_known(self, app_id: str) -> None:
+        """Refuses a job of which only its record is left, and not its end.
+
+        Raises:
+            SchedulerError: Slurm does not know it.
+        """
+        if not any(self._view(one).is_known for one in self._tasks(app_id) or [app_id]):
+            handle = make_app_handle(self.backend, self.session_name, app_id)
+            raise SchedulerError(f"{handle}: Slurm knows no such job; if it was one of another cluster, look there")
 
     def _cancel_existing(self, app_id: str) -> None:
-        if record := self._index.find(app_id):
+        if record := self._index.find(AppId.parse(app_id)):
             record.note_cancelled()
-        slurm.run("scancel", app_id)
+        slurm.cancel(AppId.parse(app_id))
 
     def _delete_existing(self, app_id: str) -> None:
         if not self._ended(app_id):
             self._cancel_existing(app_id)
         if record := self._view(app_id).record:
-            self._index.remove(app_id)
+            self._index.remove(AppId.parse(app_id))
             log.info("job %s is not listed any more; its files are still in %s", app_id, record.job_dir)
 
     def log_iter(
@@ -196,7 +223,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
                 " another user, or is gone"
             )
         if task := next((task for task in record.tasks if task.role == role_name), None):
-            return self.log_iter(task.job_id, role_name, k, regex, since, until, should_tail, streams)
+            return self.log_iter(str(task.app_id), role_name, k, regex, since, until, should_tail, streams)
         last = record.about.replicas - 1
         if role_name != record.role or k > last:
             raise SchedulerError(f"{role_name}/{k}: job {app_id} has {record.role}/0 to {record.role}/{last}")
@@ -217,18 +244,18 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         return Index(slurm.cluster())
 
     def _view(self, app_id: str) -> View:
-        job, record = slurm.job(app_id), self._index.find(app_id)
+        named = AppId.parse(app_id)
+        job, record = slurm.job(named), self._index.find(named)
         if job and job.command:
             script = Path(job.command)
             # A cluster that was set up again counts jobs from 1 again, and plain sbatch adds no job to the index.
             if record is None or record.job_dir != script.parent:
-                record = Record(script.parent, app_id) if script.name == SCRIPT and os.access(script, os.R_OK) else None
+                record = Record(script.parent, named) if script.name == SCRIPT and os.access(script, os.R_OK) else None
         return View(job, record, self._look)
 
     def _look(self, app_id: str) -> tuple[str | None, str]:
         """Returns the state of another job, None if nothing is known of it, and the end of its first replica's log."""
-        record = self._index.find(app_id)
-        if record and record.tasks and (answer := self._describe(app_id)):
+        if self._tasks(app_id) and (answer := self._describe(app_id)):
             return answer.state.name, ""
         view = self._view(app_id)
         if not (view.job or view.record):
@@ -260,9 +287,10 @@ def _check_lead(opts: SlurmOpts) -> None:
     if limit := slurm.of_all_jobs("time"):
         opts.check_lead(limit)
         return
-    limits = slurm.default_limits()
-    for partition in opts.partition or (slurm.of_all_jobs("partition") or "").split(","):
-        opts.check_lead(limits.get(partition or None))
+    for cluster in opts.clusters or [""]:
+        limits = slurm.default_limits(cluster)
+        for partition in opts.partition or (slurm.of_all_jobs("partition") or "").split(","):
+            opts.check_lead(limits.get(partition or None))
 
 
 def _copy(workspace: Workspace, target: Path) -> None:

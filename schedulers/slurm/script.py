@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 # Marks for values that are known only when the job runs. No argument can hold a NUL, and shlex quotes text that does.
 APP_ID, REPLICA_ID = "\0app_id\0", "\0replica_id\0"
 JOB, TASK = "$SLURM_JOB_ID", "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+AT_CLUSTER = "@$SLURM_CLUSTER_NAME"
 
 
 @dataclass(frozen=True)
@@ -96,22 +97,22 @@ def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> Slur
     values = macros.Values(str(work_dir), APP_ID, REPLICA_ID, RANK0_HOST)
     roles = [values.apply(role) for role in app.roles]
     role, array = roles[0], [role.name for role in roles] if len(roles) > 1 else []
-    app_id = TASK if array else JOB
+    app_id = (TASK if array else JOB) + (AT_CLUSTER if opts.clusters else "")
     for name in role.env:
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise SchedulerError(f"--env {name}: must be the name of a variable: letters, digits and _")
     return SlurmRequest(
-        about=About(app.name, role.name, role.num_replicas, opts.predecessors, array),
+        about=About(app.name, role.name, role.num_replicas, opts.predecessors, array, opts.clusters or []),
         opts=opts,
         job_dir=job_dir,
-        script=_script(app.name, roles, opts, job_dir, work_dir),
+        script=_script(app.name, roles, opts, job_dir, work_dir, app_id),
         environment="".join(_export(name, value, app_id) for name, value in role.env.items() if not _is_own(value)),
     )
 
 
-def _script(name: str, roles: list[Role], opts: SlurmOpts, job_dir: Path, work_dir: Path) -> str:
+def _script(name: str, roles: list[Role], opts: SlurmOpts, job_dir: Path, work_dir: Path, app_id: str) -> str:
     role, is_array = roles[0], len(roles) > 1
-    replica = _one_of(roles) if is_array else _replica(role, JOB)
+    replica = _one_of(roles, app_id) if is_array else _replica(role, app_id)
     if (size := len("\n".join(replica).encode())) > MOST_COMMAND_BYTES:
         raise SchedulerError(
             f"the command of {role.name} has {size:,} bytes: a replica can be given {MOST_COMMAND_BYTES:,} at most; put"
@@ -211,9 +212,9 @@ def _role_of_task(roles: list[Role]) -> str:
     return f"roles=({shlex.join(role.name for role in roles)}) role=${{roles[SLURM_ARRAY_TASK_ID]}}"
 
 
-def _one_of(roles: list[Role]) -> list[str]:
+def _one_of(roles: list[Role], app_id: str) -> list[str]:
     """Returns the commands of a replica of any task of an array."""
-    cases = [line for task, role in enumerate(roles) for line in (f"{task})", *_replica(role, TASK), ";;")]
+    cases = [line for task, role in enumerate(roles) for line in (f"{task})", *_replica(role, app_id), ";;")]
     return ["case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]
 
 

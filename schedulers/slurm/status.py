@@ -47,6 +47,11 @@ class View:
         """The final state that the batch script has written, if it has."""
         return FINAL_STATES.get(self._note.partition(":")[0])
 
+    @property
+    def is_known(self) -> bool:
+        """Whether Slurm knows the job, or the job has noted its end."""
+        return self.job is not None or self._noted is not None
+
     @cached_property
     def state(self) -> AppState:
         """The state; a job that finished has succeeded, even if Slurm killed it while it ended."""

@@ -57,17 +57,18 @@ class Shell:
 
     def _wait_for_news(self, handle: str) -> None:
         """Waits until Slurm says something else of a job, or a while: `torchx status` takes a processor second."""
-        query, until = ("squeue", "-h", "-j", number(handle), "-o", "%T %r %N"), time.monotonic() + 5
+        where = ["-M", cluster] if (cluster := app_id(handle).partition("@")[2]) else []
+        query, until = ("squeue", *where, "-h", "-j", number(handle), "-o", "%T %r %N"), time.monotonic() + 5
         seen = self.cluster.run(*query, check=False)
         while time.monotonic() < until and self.cluster.run(*query, check=False) == seen:
             time.sleep(0.5)
 
     def listed(self) -> dict[str, str]:
         """The output of `torchx list`: state by handle."""
-        return dict(re.findall(r"^(slurm://\S+) .* (\S+)$", self.torchx("list", "-s", "slurm"), re.MULTILINE))
+        return dict(re.findall(r"^(slurm://\S+) +\S+ +([A-Z]+)\b", self.torchx("list", "-s", "slurm"), re.MULTILINE))
 
     def job_dir(self, handle: str) -> Path:
-        (entry,) = (self.folder / "state").glob(f"torchx-recsys/slurm/*/{number(handle)}")
+        entry = self.folder / "state/torchx-recsys/slurm" / self.cluster.name / app_id(handle)
         return Path(entry.read_text().strip())
 
     def batch_log(self, handle: str) -> str:
@@ -75,5 +76,9 @@ class Shell:
         return file.read_text() if file.exists() else ""
 
 
-def number(handle: str) -> str:
+def app_id(handle: str) -> str:
     return handle.rpartition("/")[2]
+
+
+def number(handle: str) -> str:
+    return app_id(handle).partition("@")[0]

@@ -94,5 +94,5 @@ def test_a_job_that_is_found_again_is_the_array(shell, submit, monkeypatch):
     handle = submit("sleep 600")
     for name in ("SLURM_CONF", "PATH"):
         monkeypatch.setenv(name, shell.env[name])
-    assert job_of(shell.job_dir(handle) / SCRIPT) == number(handle)
+    assert str(job_of(shell.job_dir(handle) / SCRIPT)) == number(handle)
     shell.torchx("cancel", handle)

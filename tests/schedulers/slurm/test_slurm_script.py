@@ -12,6 +12,7 @@ from torchx.runner import get_runner
 from torchx.schedulers import get_scheduler_factories
 
 from schedulers import slurm
+from schedulers.slurm.app_id import AppId
 from schedulers.slurm.record import About, Record
 from schedulers.slurm.status import View
 from trainer.core.outcome import FINISHED_WORD, OUTCOME_VARIABLE, STOPPED
@@ -27,6 +28,7 @@ EVERY_OPTION = {
     "requeue": "False",
     "max_free_restarts": "5",
     "ntasks_per_node": "2",
+    "clusters": "east,west",
     "constraint": "a100&nvlink",
     "nodelist": "node[01-04]",
     "exclude": "node02,node03",
@@ -177,7 +179,11 @@ def test_memory(dry_run, mem, expected):
         ("open_mode=w", "-cfg open_mode=w: must be append or truncate"),
         ("max_free_restarts=-1", "-cfg max_free_restarts=-1: must be 0 or more"),
         ("sbatch_args=--array 1-9", "-cfg sbatch_args=--array 1-9: cannot be used: submit one job for each"),
+        ("sbatch_args=--arr 1-9", "-cfg sbatch_args=--arr 1-9: cannot be used: submit one job for each"),
         ("sbatch_args=-D /x", "-cfg sbatch_args=-D /x: cannot be used: submit it there, or give job_dir"),
+        ("sbatch_args=-ox", "-cfg sbatch_args=-ox: cannot be used: torchx log needs the logs in the job directory"),
+        ("sbatch_args=--clusters a,b", "-cfg sbatch_args=--clusters a,b: cannot be used: give -cfg clusters"),
+        ("sbatch_args=-M a", "-cfg sbatch_args=-M a: cannot be used: give -cfg clusters"),
     ],
 )
 def test_options_that_cannot_work(torchx, cfg, error):
@@ -293,12 +299,12 @@ def test_a_forgotten_job_that_noted_no_end_was_cancelled_if_slurm_said_so(ending
         "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-24T23:40:00 ***\n[torchx] 1 2 running on n1,n2\n"
     )
     (tmp_path / "slurm-7.log").write_text(f"[torchx] 1 1 running on n1,n2\n{again}{ending}\n")
-    assert View(None, Record(tmp_path, "7")).state.name == state
+    assert View(None, Record(tmp_path, AppId("7"))).state.name == state
 
 
 def test_a_forgotten_job_that_left_nothing_ran_where_it_could_not_write_unless_it_was_cancelled(tmp_path):
     About("sh", "sh", 1).write(tmp_path)
-    record = Record(tmp_path, "7")
+    record = Record(tmp_path, AppId("7"))
     status = View(None, record).describe("7")
     assert status.state.name == "FAILED"
     assert "the job directory must be on storage that all nodes share" in status.msg

@@ -22,6 +22,7 @@
 #SBATCH --comment='it'"'"'s $5'
 #SBATCH --mail-user=me@example.org
 #SBATCH --mail-type=END,FAIL
+#SBATCH --clusters=east,west
 #SBATCH --exclusive
 #SBATCH --kill-on-invalid-dep=yes
 #SBATCH --signal=B:USR1@300
@@ -49,6 +50,6 @@ setup() {
 }
 
 replica() {
-    exec bash -c 'exec python -P -m trainer.launch --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id '"'""$SLURM_JOB_ID""'"' --rdzv-endpoint "${TORCHX_RANK0_HOST:?names the host of replica 0 and is not set}:${TORCHX_RANK0_PORT:-$((20000 + $(id='"'""$SLURM_JOB_ID""'"'; if [ ${id//[0-9]} ]; then cksum <<< $id | cut -d '"'"' '"'"' -f 1; else echo $id; fi) % 10000))}" --max-restarts 0 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 --shutdown-timeout 120 --tee 3 -m trainer train c.toml --out '"'"'runs/'"$SLURM_JOB_ID""'"' --resume auto'
+    exec bash -c 'exec python -P -m trainer.launch --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id '"'""$SLURM_JOB_ID@$SLURM_CLUSTER_NAME""'"' --rdzv-endpoint "${TORCHX_RANK0_HOST:?names the host of replica 0 and is not set}:${TORCHX_RANK0_PORT:-$((20000 + $(id='"'""$SLURM_JOB_ID@$SLURM_CLUSTER_NAME""'"'; if [ ${id//[0-9]} ]; then cksum <<< $id | cut -d '"'"' '"'"' -f 1; else echo $id; fi) % 10000))}" --max-restarts 0 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 --shutdown-timeout 120 --tee 3 -m trainer train c.toml --out '"'"'runs/'"$SLURM_JOB_ID@$SLURM_CLUSTER_NAME""'"' --resume auto'
 }
 

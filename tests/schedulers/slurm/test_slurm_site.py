@@ -120,7 +120,7 @@ def test_a_time_limit_of_the_users_environment_counts(ordinary):
 
 def test_a_wrong_configuration_or_key_is_known_before_the_queue(ordinary):
     cases = {
-        "nonesuch.toml": "configuration 'nonesuch.toml': no such file",
+        "nonesuch.toml": "configuration 'nonesuch.toml' (",
         "movielens -- --train.stepz 3": "unknown flag --train.stepz; did you mean --train.steps?",
     }
     for words, said in cases.items():

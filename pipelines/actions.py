@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from tabulate import tabulate
@@ -23,6 +24,7 @@ from pipelines.jobs import Jobs, Look, Target
 from pipelines.record import Record
 from pipelines.tasks import Task, tasks_of
 from schedulers.errors import SchedulerError
+from schedulers.room import when_there_is_room
 from trainer.core.errors import InputError, nearest
 from trainer.core.outcome import FAILED
 
@@ -73,6 +75,10 @@ def _submit_all(jobs: Jobs, target: Target, looks: Mapping[str, Look], tasks: Ma
     handles = {name: look.handle for name, look in looks.items() if look.is_active}
     width = max(map(len, looks))
     lost: list[str] = []
+
+    def say(name: str, line: str) -> None:
+        print(f"{name:{width}}  {line}", flush=True)
+
     for name, look in looks.items():
         task = tasks.get(name)
         if task is None:
@@ -82,13 +88,14 @@ def _submit_all(jobs: Jobs, target: Target, looks: Mapping[str, Look], tasks: Ma
             line = f"refused    needs {', '.join(missing)}"
         else:
             after = [handles[before] for before in task.step.after if before in handles]
+            submit = partial(jobs.submit, task.step, target, look, task.inputs, after)
             try:
-                handles[name] = jobs.submit(task.step, target, look, task.inputs, after)
+                handles[name] = when_there_is_room(submit, partial(say, name))
                 line = f"submitted  {handles[name]}"
             except SchedulerError as error:
                 lost.append(name)
                 line = f"refused    {_with_names(str(error), handles)}"
-        print(f"{name:{width}}  {line}", flush=True)
+        say(name, line)
     return bool(lost)
 
 

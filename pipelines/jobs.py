@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from components.cli.base import check_scheduler_args
 from components.cli.defaults import cast, check_arguments, check_options
 from components.launch import ArgumentError
 from pipelines.record import Record, Submission
-from schedulers.errors import SchedulerError
+from schedulers.errors import MaybeSubmitted, SchedulerError
 from trainer.core.errors import InputError
 
 LOCAL = "local_cwd"
@@ -221,7 +222,8 @@ class Jobs:
             after: The handles of the jobs that it waits for.
 
         Raises:
-            SchedulerError: The scheduler refuses it, as one of these jobs has failed above all.
+            SchedulerError: The scheduler refuses it, as one of these jobs has failed above all. Only if it may be
+                submitted all the same is it noted.
             InputError: Somebody else submits it at the same time.
         """
         self._clear(before)
@@ -238,7 +240,15 @@ class Jobs:
                 after=after or [],
             )
         )
-        handle = self._runner.schedule(dry_run)
+        try:
+            handle = self._runner.schedule(dry_run)
+        except MaybeSubmitted:
+            raise
+        except SchedulerError:
+            with suppress(SchedulerError):  # if it cannot be told, the note stays
+                if findable(target.scheduler).find(submission.identity) is None:
+                    self._record.retract(submission)
+            raise
         self._record.update(submission, handle=handle)
         return handle
 

@@ -131,6 +131,15 @@ class Record:
             self._directory.fs.write(self._directory.path(self._folder, changed.file), _bytes(asdict(changed)))
         return changed
 
+    def retract(self, submission: Submission) -> None:
+        """Removes the note of a submission that was refused, after which there is no job.
+
+        Raises:
+            InputError: The directory cannot be written.
+        """
+        with named("out", self._directory.url):
+            self._directory.fs.rm_file(self._directory.path(self._folder, submission.file))
+
     def _read(self, step: str, number: int) -> Submission:
         unwritten = Submission(step=step, number=number)
         if not self._directory.read_bytes(self._folder, unwritten.file):

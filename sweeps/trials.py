@@ -5,6 +5,7 @@ on: jobs that run are followed, and those that failed are submitted again and re
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -16,7 +17,8 @@ from torchx.specs import AppState
 
 from components.cli.ending import first_error
 from pipelines.jobs import Jobs, Look, Target
-from schedulers.errors import SchedulerError
+from schedulers.errors import MaybeSubmitted, SchedulerError
+from schedulers.room import PAUSE_SECONDS, NoRoom
 from sweeps.file import Sweep
 from sweeps.study import STOPPED_EARLY, WHY, Study
 from trainer.core.errors import InputError
@@ -30,7 +32,7 @@ MOST_SUBMISSIONS = 3
 FAILED_AT_FIRST = 3
 
 
-@dataclass(frozen=True)
+@dataclass
 class Course:
     """A sweep on its way.
 
@@ -41,6 +43,9 @@ class Course:
         say: Prints a line.
         seen: Names of the trials whose jobs this process has submitted, or found active. If one is cancelled, somebody
             wants it gone; one that was cancelled before goes on.
+        refusals: How often this process could not submit each of them.
+        waiting: Names of the trials for which there was no room on the cluster.
+        next_attempt: When a job is submitted next, by the monotonic clock, if there was no room for one.
     """
 
     sweep: Sweep
@@ -48,12 +53,15 @@ class Course:
     jobs: Jobs
     say: Callable[[str], None]
     seen: set[str] = field(default_factory=set)
+    refusals: Counter[str] = field(default_factory=Counter)
+    waiting: set[str] = field(default_factory=set)
+    next_attempt: float = 0.0
 
     def run(self, target: Target) -> bool:
         """Begins and follows trials until the budget is used up and all have ended; returns False if it was cancelled.
 
         Raises:
-            InputError: The first trials have all failed.
+            InputError: The first trials have all failed, or a trial cannot be submitted.
         """
         self.study.cancelled = False
         while not self.study.cancelled:
@@ -62,7 +70,7 @@ class Course:
             for trial in running:
                 self._follow(trial, looks[name_of(trial)], target)
             self._check_failures()
-            while len(self.study.running()) < self.sweep.settings.at_once and self._has_budget():
+            while self._may_submit and len(self.study.running()) < self.sweep.settings.at_once and self._has_budget():
                 self._begin(self.study.ask(), Look(None), target)
             if not self.study.running():
                 return True
@@ -79,6 +87,10 @@ class Course:
             self.jobs.cancel(look)
         return len(active)
 
+    @property
+    def _may_submit(self) -> bool:
+        return time.monotonic() >= self.next_attempt
+
     def _has_budget(self) -> bool:
         trials, hours = self.study.trials, self.sweep.settings.hours
         began = min((trial.datetime_start for trial in trials if trial.datetime_start), default=None)
@@ -86,18 +98,38 @@ class Course:
         return len(trials) < self.sweep.trials and not late
 
     def _begin(self, trial: FrozenTrial, before: Look, target: Target) -> None:
+        if not self._may_submit:
+            return
         job = self.sweep.job(trial.number, trial.params)
         try:
             handle = self.jobs.submit(job, target, before)
-        except SchedulerError as error:  # a cluster that is away may be back soon
-            if before.number + 1 < MOST_SUBMISSIONS:
-                self.say(f"trial {trial.number:3}  not submitted yet: {error}")
-            else:
-                self._end(trial, TrialState.FAIL, f"not submitted: {error}")
+        except SchedulerError as error:
+            self._wait(trial, error)
             return
         self.seen.add(name_of(trial))
         again = f"again, attempt {before.number + 1}" if before.number else "with " + values_of(trial)
         self.say(f"trial {trial.number:3}  begins {again}  {handle}")
+
+    def _wait(self, trial: FrozenTrial, error: SchedulerError) -> None:
+        """Leaves a trial for later that could not be submitted: it has not failed.
+
+        Raises:
+            InputError: It was refused too often.
+        """
+        name = name_of(trial)
+        if isinstance(error, NoRoom):
+            self.next_attempt = time.monotonic() + PAUSE_SECONDS
+            if name not in self.waiting:
+                self.say(f"trial {trial.number:3}  waits until there is room for its job: {error}")
+            self.waiting.add(name)
+            return
+        self.refusals[name] += 1  # a cluster that is away may be back soon
+        if self.refusals[name] >= MOST_SUBMISSIONS and not isinstance(error, MaybeSubmitted):
+            raise InputError(
+                f"{self.sweep.source}trial {trial.number} cannot be submitted: {error}; jobs that run go on, and so"
+                " does the sweep when it is run again"
+            ) from error
+        self.say(f"trial {trial.number:3}  not submitted yet: {error}")
 
     def _follow(self, trial: FrozenTrial, look: Look, target: Target) -> None:
         """Reports what a trial has reached, and stops it early, ends it or begins it again."""

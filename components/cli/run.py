@@ -27,6 +27,7 @@ from components.cli.ending import Ending
 from components.cli.words import complete_words, flags_of, parse_all
 from components.launch import ArgumentError, check_seeds
 from schedulers.errors import SchedulerError
+from schedulers.room import when_there_is_room
 from trainer.core.outcome import WRONG_INPUT, WRONG_INPUT_WORDS, is_wrong_input
 from trainer.core.secrets import without_secrets
 
@@ -71,6 +72,7 @@ class Run(CmdRun):
         args = without_workspace_that_cannot_be_built(runner, args)
         warn_of_what_docker_ignores(runner, args.scheduler)
         codes = []
+        _wait_for_room(runner)
         for one in [args] if args.scheduler in RUN_ARRAYS else one_for_each_seed(args):
             try:
                 super()._run_inner(runner, one, json_output)
@@ -166,6 +168,16 @@ def one_for_each_seed(args: TorchXRunArgs) -> list[TorchXRunArgs]:
             check_seeds(seeds)
             return [replace(args, component_args_str=[*before, SEEDS, seed, *after]) for seed in seeds]
     return [args]
+
+
+def _wait_for_room(runner: Runner) -> None:
+    """Makes a runner submit each job as soon as there is room for it."""
+    schedule = runner.schedule
+
+    def say(line: str) -> None:
+        print(f"torchx run: {line}", file=sys.stderr, flush=True)
+
+    runner.schedule = lambda request: when_there_is_room(lambda: schedule(request), say)
 
 
 def hide_credentials(runner: Runner) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_exponential
 from torchx.specs import AppState
 
-from schedulers.errors import SchedulerError
+from schedulers.errors import MaybeSubmitted, SchedulerError
+from schedulers.room import NoRoom
 from schedulers.slurm.app_id import AppId
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,9 @@ UNKNOWN_JOB = "Invalid job id specified"
 UNANSWERED = "timed out"
 AWAY = re.compile("contact|connect|communication|timed out|reached now", re.IGNORECASE)
 NO_CLUSTER = "known by database"  # said beside "can't be reached now"
+# Limits on the jobs in the queue, of an association, a quality of service or a controller; and on those of others, too.
+FULL = re.compile(r"(Max|Grp)SubmitJobs?\w*Limit|job queue full|Unable to create job record")
+FULL_OF_OTHERS = re.compile(r"GrpSubmitJob|PerAccount|job queue full|Unable to create job record")
 # Variables that users may set for all jobs, and the options that they stand for. The options of a job win.
 DEFAULTS = {
     "SBATCH_ACCOUNT": "account",
@@ -56,10 +60,6 @@ LOOKS_AFTER_SECONDS = (0, 1, 2, 4, 8)
 
 class ControllerAway(SchedulerError):
     """The controller of the cluster does not answer."""
-
-
-class MaybeSubmitted(SchedulerError):
-    """The controller did not answer a submission, and may still start the job."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,14 @@ def run(*command: str, env: dict[str, str] | None = None) -> str:
         raise SchedulerError(f"{command[0]} is not installed here: run torchx where Slurm's commands work") from error
     if done.returncode:
         lines = [re.sub(rf"^{command[0]}: (error: )?", "", line.strip()) for line in done.stderr.splitlines()]
-        is_away = AWAY.search(done.stderr) and NO_CLUSTER not in done.stderr
-        kind = ControllerAway if is_away else SchedulerError
-        raise kind(f"{command[0]}: {'; '.join(filter(None, lines)) or f'exit code {done.returncode}'}")
+        raise _kind(done.stderr)(f"{command[0]}: {'; '.join(filter(None, lines)) or f'exit code {done.returncode}'}")
     return done.stdout
+
+
+def _kind(errors: str) -> type[SchedulerError]:
+    if FULL.search(errors):
+        return NoRoom
+    return ControllerAway if AWAY.search(errors) and NO_CLUSTER not in errors else SchedulerError
 
 
 _patiently = retry(
@@ -139,10 +143,11 @@ def submit(script: Path, options: Sequence[str] = (), clusters: Sequence[str] = 
 
     Raises:
         SchedulerError: Slurm refuses it.
+        NoRoom: It does so until other jobs have ended.
         MaybeSubmitted: It gave no answer, and does not list the job.
     """
     try:
-        printed = run("sbatch", "--parsable", *options, str(script), env=_environment() | _defaults(script.read_text()))
+        printed = _sbatch(script, options, clusters)
     except ControllerAway as error:
         if UNANSWERED not in str(error).lower():
             raise
@@ -159,6 +164,19 @@ def submit(script: Path, options: Sequence[str] = (), clusters: Sequence[str] = 
         raise SchedulerError(f"sbatch: printed no job number: {printed.strip()!r}; see {_squeue(clusters)}")
     number, where = found[-1]
     return AppId(number, where.strip())
+
+
+def _sbatch(script: Path, options: Sequence[str], clusters: Sequence[str]) -> str:
+    for _ in range(2):  # the last job may end after a refusal
+        try:
+            return run(
+                "sbatch", "--parsable", *options, str(script), env=_environment() | _defaults(script.read_text())
+            )
+        except NoRoom as error:
+            refusal = error
+            if FULL_OF_OTHERS.search(str(error)) or run("squeue", *_among(*clusters), "--me", "--noheader"):
+                raise
+    raise SchedulerError(f"{refusal}; and you have no job whose end could make room for this one")
 
 
 def _squeue(clusters: Sequence[str]) -> str:

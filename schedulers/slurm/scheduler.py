@@ -24,7 +24,7 @@ from torchx.workspace import WorkspaceMixin, walk_workspace
 from schedulers import log_files
 from schedulers.command_check import check_command
 from schedulers.contract import warn_of_ignored
-from schedulers.errors import SchedulerError
+from schedulers.errors import MaybeSubmitted, SchedulerError
 from schedulers.first_error import tail
 from schedulers.notify import check_tags, notifier
 from schedulers.predecessors import outstanding
@@ -79,6 +79,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         Raises:
             SchedulerError: Slurm refuses the job, a directory cannot be written, or a job to wait for is not there or
                 has failed; nothing is left behind.
+            NoRoom: It does so until other jobs have ended; nothing is left behind.
             MaybeSubmitted: Slurm gave no answer; the job directory stays, as the job may run yet.
         """
         wanted, app = dryrun_info.request, dryrun_info.app
@@ -106,7 +107,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
                 check_command(app.roles[0], wanted.job_dir if wanted.opts.job_dir is not None else Path.cwd())
             try:
                 app_id = slurm.submit(wanted.job_dir / SCRIPT, options, wanted.about.clusters)
-            except slurm.MaybeSubmitted:
+            except MaybeSubmitted:
                 if_refused.pop_all()
                 raise
             if_refused.pop_all()

@@ -6,8 +6,14 @@ import shutil
 import socket
 import time
 
+import curve
+import job_array
 import pytest
-from pipelines_of_shell import done, held, submitted, table, verbs, write_pipeline
+import tomli_w
+from forked import start_forked, torchx
+from pipelines_of_shell import done, held, submissions, submitted, table, verbs, write_pipeline
+from shells import wait_for
+from slurm_cluster import FEW, USER
 from slurm_shell import app_id, number
 
 pytestmark = pytest.mark.slurm
@@ -15,6 +21,7 @@ pytestmark = pytest.mark.slurm
 NO_MPI = "srun_args=--mpi none"  # in place of the site's default, which is broken
 
 LATER = "begin=now+1hour"
+ARRAY = ("arrays.py:bash", "--line", "true", "--seeds", "5,6,7")
 
 
 @pytest.fixture
@@ -213,3 +220,69 @@ def test_what_slurm_does_not_know_cannot_be_cancelled(shell):
     done = shell.try_torchx("status", f"slurm://torchx/{number(handle)}@nowhere")
     assert done.returncode == 2
     assert "No cluster 'nowhere' known by database" in done.stderr
+
+
+class Waiting:
+    """`torchx WORDS`, which waits for room on the cluster."""
+
+    def __init__(self, shell, *words):
+        self.output, self.errors = shell.folder / "output", shell.folder / "errors"
+        as_user = {"environment": shell.env, "folder": shell.folder, "user": USER}
+        self.process = start_forked(torchx, *words, output=self.output, errors=self.errors, **as_user)
+
+    def said(self):
+        return "".join(file.read_text() for file in (self.output, self.errors) if file.exists())
+
+    def until(self, line):
+        wait_for(lambda: line in self.said() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.said()
+
+    def end(self):
+        assert self.process.wait(600) == 0, self.said()
+        return self.said()
+
+
+def test_a_job_waits_until_there_is_room_and_says_so_once(shell):
+    others = [shell.shell_job("true", cfg=f"qos={FEW},{LATER}") for _ in range(2)]
+    third = Waiting(shell, "run", "-s", "slurm", "-cfg", f"qos={FEW},{LATER}", "utils.echo")
+    third.until("torchx run: sbatch: QOSMaxSubmitJobPerUserLimit; ")
+    shell.torchx("cancel", others[0])
+    assert third.end().count("waiting until a job has ended; Ctrl-C gives up") == 1
+    assert sorted(shell.listed().values()) == ["CANCELLED", "PENDING", "PENDING"]
+    shell.run("scancel", "--me")
+
+
+def test_what_there_will_never_be_room_for_is_refused(shell):
+    shutil.copy(job_array.__file__, shell.folder / "arrays.py")
+    wait_for(lambda: not shell.run("squeue", "--me", "--noheader"))
+    done = shell.try_torchx("run", "-s", "slurm", "-cfg", f"qos={FEW}", *ARRAY)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("; and you have no job whose end could make room for this one")
+    assert not (shell.folder / "slurm-jobs").exists()
+
+
+def test_the_steps_of_a_pipeline_for_which_there_is_no_room_wait(shell):
+    file = write_pipeline(shell.folder / "p.toml", a=(held(),), b=("true", "a"), c=("true", "b"))
+    run = Waiting(shell, "pipeline", "run", "-s", "slurm", "-cfg", f"qos={FEW}", "p.toml", "--wait")
+    run.until("c  sbatch: QOSMaxSubmitJobPerUserLimit; ")
+    (shell.folder / "go").touch()
+    assert set(verbs(run.end()).values()) == {"submitted"}
+    assert done(file) == ["a", "b", "c"]
+    assert [note["number"] for note in submissions(file, "c")] == [1]
+
+
+def test_a_trial_that_was_never_submitted_has_not_failed(shell, second):
+    shutil.copy(curve.__file__, shell.folder)
+    space = {"optimizer": {"dense": {"learning_rate": {"range": [0.0001, 1.0]}}}}
+    tree = {
+        **{"out": "out", "component": "curve.py:train", "trials": 3, "at_once": 3, "pruner": "none", "space": space},
+        "arguments": {"config": "movielens", "seconds": 0.3},
+    }
+    (shell.folder / "s.toml").write_text(tomli_w.dumps(tree))
+    refused = shell.try_torchx("sweep", "run", "s.toml", "-s", "slurm", "-cfg", "partition=nope")
+    assert (refused.returncode, refused.stdout.count("not submitted yet: sbatch: invalid partition")) == (2, 2)
+    assert "trial 0 cannot be submitted: sbatch: invalid partition specified: nope; " in refused.stderr
+    said = shell.torchx("sweep", "run", "s.toml", "-s", "slurm", "-cfg", f"qos={FEW},clusters={second.name}")
+    assert said.count("trial   2  waits until there is room for its job: sbatch: QOSMaxSubmitJobPerUserLimit; ") == 1
+    assert (said.count("  done at step 90"), said.count("  failed: ")) == (3, 0)
+    assert [*shell.listed().values()] == ["SUCCEEDED"] * 3

@@ -1,0 +1,34 @@
+"""A refusal of a job for want of room is a queue: the job is submitted once another has ended."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from schedulers.errors import SchedulerError
+
+# Between two attempts: each asks the controller of a cluster that is full.
+PAUSE_SECONDS = 10
+
+_Submitted = TypeVar("_Submitted")
+
+
+class NoRoom(SchedulerError):
+    """The scheduler takes no more jobs until others have ended; nothing was submitted."""
+
+
+def when_there_is_room(submit: Callable[[], _Submitted], say: Callable[[str], None]) -> _Submitted:
+    """Submits a job as soon as there is room for it; says once that there is none.
+
+    Args:
+        submit: Submits it and returns what it got.
+        say: Prints a line.
+    """
+    told = False
+    while True:
+        try:
+            return submit()
+        except NoRoom as error:
+            if not told:
+                say(f"{error}; waiting until a job has ended; Ctrl-C gives up")
+            told = True
+        time.sleep(PAUSE_SECONDS)

@@ -177,7 +177,7 @@ def _wait_for_room(runner: Runner) -> None:
     def say(line: str) -> None:
         print(f"torchx run: {line}", file=sys.stderr, flush=True)
 
-    runner.schedule = lambda request: when_there_is_room(lambda: schedule(request), say)
+    runner.schedule = lambda dryrun_info: when_there_is_room(lambda: schedule(dryrun_info), say)
 
 
 def hide_credentials(runner: Runner) -> None:

@@ -95,7 +95,7 @@ WRONG = [
     ),
     ("trials = 20", 'component = "data.movielens"', "component: must take `config`, `out` and overrides"),
     ('config = "movielens"', "", "arguments.config is missing; name the configuration whose keys the space has"),
-    ('config = "movielens"', 'config = "nosuch"', "configuration 'nosuch': no such file"),
+    ('config = "movielens"', 'config = "nosuch"', "configuration 'nosuch' ("),
     ("nproc = 2", 'out = "a"', "arguments.out: each trial has a run directory of its own"),
     ("nproc = 2", "nprocs = 2", "arguments: unknown argument 'nprocs'; did you mean 'nproc'?"),
     ('["--evaluate.every_steps", "20"]', '"--a"', "arguments.trainer_args is '--a': must be a list"),

@@ -204,7 +204,7 @@ def test_a_wrong_option_of_the_file_names_its_step(run):
 
 
 def test_a_file_that_is_not_there_names_the_ready_made_ones():
-    with pytest.raises(InputError, match=r"/nosuch): no such file; ready-made ones: .*movielens"):
+    with pytest.raises(InputError, match=r"/nosuch\): no such file; ready-made ones: .*movielens"):
         read_pipeline("nosuch", {}, {})
 
 

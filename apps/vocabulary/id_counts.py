@@ -121,8 +121,7 @@ def plain_ids(ids: pa.Array) -> pa.Array:
 
 
 def _table(kind: str, name: str) -> str:
-    quoted = f"{kind} of {name}".replace('"', '""')
-    return f'"{quoted}"'
+    return f"{kind}_{name.encode().hex()}"  # to DuckDB, `Class` and `class` are one name
 
 
 def _batches(ids: Iterable[pa.Array], schema: pa.Schema, failures: list[BaseException]) -> Iterator[pa.RecordBatch]:

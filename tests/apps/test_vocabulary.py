@@ -72,6 +72,15 @@ def test_least_count_and_most_rows(columns, tmp_path, capsys):
     assert f"{about['covered'] / about['occurrences']:.2%}" in capsys.readouterr().out
 
 
+def test_names_that_differ_in_case_alone(tmp_path):
+    table = {"Class": ["a"] * 3, "class": ["b"] * 3, 'a "quoted" name': ["c"] * 3}
+    pq.write_table(pa.table(table), tmp_path / "ids.parquet")
+    found = vocabulary((f"{tmp_path}/ids.parquet",), tuple(table), f"{tmp_path}/out")
+    assert {name: written(one["url"])[0] for name, one in found.items()} == {
+        name: naive(ids) for name, ids in table.items()
+    }
+
+
 def test_columns_of_long_names(tmp_path):
     """A letter that is not ASCII takes 6 of the 255 bytes of a file name."""
     names = [f"{'название столбца ' * 9}{number}" for number in range(2)]

@@ -115,6 +115,14 @@ def matrix(request):
     return request.module.MATRIX[1](request.config.getoption("all"))
 
 
+@pytest.fixture(autouse=True)
+def path_of_modules():
+    """Takes back what a command in this process has put on sys.path: a directory of the test, with modules in it."""
+    before = sys.path[:]
+    yield
+    sys.path[:] = before
+
+
 def pytest_runtest_setup(item):
     """Skips at once what needs a cluster, whose stand-ins start processes in threads that the test waits for."""
     if item.config.getoption("unit") and "cluster" in item.fixturenames:

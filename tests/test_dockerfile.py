@@ -84,7 +84,7 @@ def wheel(tmp_path_factory):
 
 def test_what_it_copies_is_enough_to_install_the_project(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {*PLACES}
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {*PLACES, "torchx_recsys_home.pth"}
     assert {
         "components/dlrm.py",
         "schedulers/jobset/scheduler.py",

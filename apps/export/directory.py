@@ -88,10 +88,14 @@ def read_current(target: RunDirectory) -> str | None:
         InputError: The file is of something else.
         DamagedError: It is damaged.
     """
-    current = target.read_json(CURRENT)
-    if current is None:
+    content = target.read(CURRENT)
+    if content is None:
         return None
-    if "directory" not in current:
+    try:
+        current = json.loads(content)
+    except ValueError as error:
+        raise target.damaged(CURRENT, why=error) from error
+    if not isinstance(current, dict) or "directory" not in current:
         raise InputError(
             f"{target.key} is '{without_secrets(target.url)}', whose {CURRENT} is of something else, or damaged; name "
             "another directory, or delete that file"

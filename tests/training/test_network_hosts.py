@@ -37,7 +37,7 @@ def train(rows, tmp_path):
         shape = "2x1" if place else "1x2"
         app = dlrm.multi_node(config=str(file), out=str(tmp_path / job), j=shape, cpu=1)
         role = macros.Values(img_root="", app_id=job, replica_id="0", rank0_env="RANK0_HOST").apply(app.roles[0])
-        flags = shlex.split(role.args[1])[4:]
+        flags = shlex.split(role.args[1])[5:]
         if place:
             flags[flags.index("--rdzv-endpoint") + 1] = place
         log = tmp_path / f"{job}.{host.name}.log"

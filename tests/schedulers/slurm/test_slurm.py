@@ -213,7 +213,7 @@ def test_variables_of_slurms_commands_change_nothing(clusters, tmp_path):
     own = {
         **dict.fromkeys(names, "nonesuch"),
         **{"SQUEUE_STATES": "completed", "SQUEUE_USERS": "games", "SCANCEL_STATE": "PENDING"},
-        **{"SLURM_TIME_FORMAT": "relative", "SLURM_CLUSTERS": "nonesuch", "SINFO_PARTITION": "nonesuch"},
+        **{"SLURM_TIME_FORMAT": "relative", "SINFO_PARTITION": "nonesuch"},
     }
     shell.env |= own
     handle = shell.shell_job("env | grep -E '^(SQUEUE|SCANCEL|SINFO)_'; echo ready; sleep 1000")

@@ -96,7 +96,7 @@ def test_the_last_attempt_counts(shell):
 
 def test_an_elastic_job_gets_all_nodes_that_are_free(shell):
     job = ("dlrm.multi_node", "--config", "nowhere.toml", "-j", "1:3x1", "--cpu", "1", "--memMB", "2000")
-    handle = shell.submit(*job)
+    handle = shell.submit(*job, cfg="setup=true")  # with which the configuration is not looked at before the queue
     shell.wait(handle, "RUNNING")
     assert "NumNodes=3 " in shell.cluster.run("scontrol", "show", "job", number(handle))
     shell.torchx("cancel", handle)

@@ -280,7 +280,7 @@ def test_a_trial_that_was_never_submitted_has_not_failed(shell, second):
     }
     (shell.folder / "s.toml").write_text(tomli_w.dumps(tree))
     refused = shell.try_torchx("sweep", "run", "s.toml", "-s", "slurm", "-cfg", "partition=nope")
-    assert (refused.returncode, refused.stdout.count("not submitted yet: sbatch: invalid partition")) == (2, 2)
+    assert (refused.returncode, refused.stdout.count("not submitted yet: sbatch: invalid partition")) == (2, 6)
     assert "trial 0 cannot be submitted: sbatch: invalid partition specified: nope; " in refused.stderr
     said = shell.torchx("sweep", "run", "s.toml", "-s", "slurm", "-cfg", f"qos={FEW},clusters={second.name}")
     assert said.count("trial   2  waits until there is room for its job: sbatch: QOSMaxSubmitJobPerUserLimit; ") == 1

@@ -39,4 +39,4 @@ def has_secrets(text: str) -> bool:
 def place(url: str) -> str:
     """Returns a URL for messages: quoted, without secrets, and a relative path with the absolute one."""
     is_relative = not re.match(r"[\w.+-]+:|/|~", url)
-    return f"'{without_secrets(url)}'" + (f" ({os.path.abspath(url)})" if is_relative else "")
+    return f"'{without_secrets(url)}'" + (f" ({without_secrets(os.path.abspath(url))})" if is_relative else "")

@@ -32,12 +32,9 @@ LABEL org.opencontainers.image.title="torchx-recsys" \
       org.opencontainers.image.licenses="BSD-3-Clause" \
       org.opencontainers.image.base.name="python:3.11-slim-bookworm"
 COPY pyproject.toml README.md LICENSE /src/
-COPY apps /src/apps
 COPY components /src/components
-COPY pipelines /src/pipelines
-COPY planner /src/planner
 COPY schedulers /src/schedulers
-COPY sweeps /src/sweeps
+COPY torchx_recsys /src/torchx_recsys
 COPY trainer /src/trainer
 RUN pip install --quiet "/src${EXTRAS:+[$EXTRAS]}" \
     && python -c "import torch, torchrec, fbgemm_gpu" \

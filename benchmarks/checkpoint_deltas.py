@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from apps.calibrate.calibrate import processor_name
 from benchmarks.machine import available_cores
 from docs.generate import ROOT, table, write_measured
+from torchx_recsys.apps.calibrate.calibrate import processor_name
 from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.state_dict import State
 from trainer.config.root import Config, load_config

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from apps.pages.chart import FAINT, Svg
-from apps.runs.local_job import run_job
 from benchmarks.bench.growth import BATCHES, TABLES
 from docs.generate import ROOT, table, write_measured
+from torchx_recsys.apps.pages.chart import FAINT, Svg
+from torchx_recsys.apps.runs.local_job import run_job
 
 PAGE, FIGURE = ROOT / "docs" / "explanation" / "step_limits.md", ROOT / "docs" / "step_growth.svg"
 RANKS = (1, 2, 4)

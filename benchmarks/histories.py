@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from apps.calibrate.steps import MEMORY_BATCHES, batches_in_memory
 from benchmarks.bench.comparison import alternate, median_and_spread
 from benchmarks.machine import describe_machine
 from benchmarks.ranks import run_on_ranks
 from docs.generate import ROOT, table, write_measured
+from torchx_recsys.apps.calibrate.steps import MEMORY_BATCHES, batches_in_memory
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
 from trainer.core.logging import quiet_libraries

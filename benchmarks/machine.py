@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import torch
 
-from apps.calibrate.calibrate import processor_name
+from torchx_recsys.apps.calibrate.calibrate import processor_name
 
 
 def available_cores() -> int:

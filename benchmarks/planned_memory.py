@@ -22,8 +22,8 @@ from torchrec.distributed.types import ShardingPlan
 
 from benchmarks.ranks import run_on_ranks
 from docs.generate import ROOT, table, write_measured
-from planner.hardware import Cluster
-from planner.rank_memory import NONE, memory_of
+from torchx_recsys.planner.hardware import Cluster
+from torchx_recsys.planner.rank_memory import NONE, memory_of
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, process_group
 from trainer.core.logging import quiet_libraries

@@ -27,10 +27,10 @@ import pyarrow.parquet as pq
 import torch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from apps.calibrate.steps import batches_in_memory
 from benchmarks.machine import describe_machine
 from docs.generate import ROOT, table, write_measured
-from planner.hardware import Cluster
+from torchx_recsys.apps.calibrate.steps import batches_in_memory
+from torchx_recsys.planner.hardware import Cluster
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
 from trainer.core.logging import quiet_libraries

@@ -19,8 +19,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from benchmarks.machine import describe_machine
 from docs.generate import ROOT, table, write_measured
-from planner.hardware import Cluster
-from planner.problem import SHARDING_TYPES, Topology
+from torchx_recsys.planner.hardware import Cluster
+from torchx_recsys.planner.problem import SHARDING_TYPES, Topology
 from trainer.config.root import Config
 from trainer.models.embeddings import name_in_model, table_configs
 from trainer.plan.make_plan import plan_for

@@ -1,7 +1,7 @@
 """Forecasts the steps of published runs, for the table in docs/explanation/published_runs.md: `make published`.
 
-Fits the constants of `planner/systems.py` to every other run of each benchmark, in the order of docs/published.json,
-and tests the constants on the other runs. Measures nothing.
+Fits the constants of `torchx_recsys/planner/systems.py` to every other run of each benchmark, in the order of
+docs/published.json, and tests the constants on the other runs. Measures nothing.
 """
 
 import json
@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from apps.plan.clusters import parse_cluster
-from apps.plan.planning import plan_on
 from docs.generate import ROOT, table, write_measured
-from planner.step_time import StepTime
-from planner.systems import ACHIEVED, SYSTEMS
+from torchx_recsys.apps.plan.clusters import parse_cluster
+from torchx_recsys.apps.plan.planning import plan_on
+from torchx_recsys.planner.step_time import StepTime
+from torchx_recsys.planner.systems import ACHIEVED, SYSTEMS
 from trainer.config.root import Config
 from trainer.training.sharded_model import build_unsharded_model
 

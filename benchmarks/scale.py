@@ -50,7 +50,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.planners import Tables
 from benchmarks.published import mlperf
 from docs.generate import ROOT, table, write_measured
-from planner.hardware import Cluster
+from torchx_recsys.planner.hardware import Cluster
 from trainer.checkpoint.reader import CheckpointReader
 from trainer.checkpoint.retention import expired
 from trainer.checkpoint.store import Checkpoints, entry_of, find_damage

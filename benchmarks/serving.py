@@ -21,11 +21,11 @@ from torch.fx import GraphModule
 from torchrec.fx import Tracer
 from torchrec.inference.modules import quantize_inference_model
 
-from apps.export.load import load
-from apps.export.reference import managed_ids, read_rows
-from apps.export.weights import SavedWeights, load_model
 from benchmarks.machine import describe_machine
 from docs.generate import ROOT, table, write_measured
+from torchx_recsys.apps.export.load import load
+from torchx_recsys.apps.export.reference import managed_ids, read_rows
+from torchx_recsys.apps.export.weights import SavedWeights, load_model
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.commands import read_command
 from trainer.config.root import load_config

@@ -25,12 +25,12 @@ import pyarrow.parquet as pq
 import tomli_w
 import torch
 
-from apps.export.delta import keep_changes
-from apps.export.directory import CURRENT, publish, write_manifest
-from apps.export.load import Export, load
-from apps.export.program import save_program
 from benchmarks.machine import describe_machine
 from docs.generate import ROOT, table, write_measured
+from torchx_recsys.apps.export.delta import keep_changes
+from torchx_recsys.apps.export.directory import CURRENT, publish, write_manifest
+from torchx_recsys.apps.export.load import Export, load
+from torchx_recsys.apps.export.program import save_program
 
 PAGE = ROOT / "docs" / "guides" / "serve.md"
 FEATURES, COLUMNS, ROWS = 4, 64, 4096

@@ -95,14 +95,14 @@ def configuration() -> str:
 
 def pipeline_keys() -> str:
     """Lists every key of a pipeline file, in a table for the file and one for a step."""
-    from pipelines.file import FileSection
+    from torchx_recsys.pipelines.file import FileSection
 
     return _keys(FileSection)
 
 
 def sweep_keys() -> str:
     """Lists every key of a sweep file."""
-    from sweeps.file import SweepSection
+    from torchx_recsys.sweeps.file import SweepSection
 
     return _keys(SweepSection)
 
@@ -246,7 +246,7 @@ def sources() -> str:
     """Lists every command that makes a data set, with its flags."""
     parts = []
     for name in SOURCES:
-        function = getattr(importlib.import_module(f"apps.datasets.{name}"), name)
+        function = getattr(importlib.import_module(f"torchx_recsys.apps.datasets.{name}"), name)
         about = f"## `{name}`\n\n{_docs(function).short_description}\n\n{_docs(function).long_description}"
         parts.append(f"{about}\n\n{_arguments(function, _trainer_flag)}")
     return "\n\n".join(parts)
@@ -308,7 +308,7 @@ def _option(name: str, option: runopt) -> list[str]:
 
 def resources() -> str:
     """Lists every host with its figures."""
-    from planner.hardware import HOSTS
+    from torchx_recsys.planner.hardware import HOSTS
 
     rows = [[f"`{name}`", *_host(host)] for name, host in HOSTS.items() if not name.endswith(("_4", "_2", "_1"))]
     headers = ["Name", "Cores", "Host GiB", "GPUs", "GPU GiB", "HBM", "NVLink", "TFLOPS", "Network", "Figures"]

@@ -1,11 +1,11 @@
-"""Named resources for `-h`: the hosts of planner/hardware.py as requests to a scheduler."""
+"""Named resources for `-h`: the hosts of torchx_recsys/planner/hardware.py as requests to a scheduler."""
 
 from functools import partial
 
 from torchx.specs import Resource
 from torchx.specs.named_resources_aws import K8S_ITYPE, MEM_TAX
 
-from planner.hardware import REGISTERED, Host
+from torchx_recsys.planner.hardware import REGISTERED, Host
 
 
 def resource_of(host: Host) -> Resource:

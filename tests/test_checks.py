@@ -16,9 +16,9 @@ PLANTED = """# Planted
 [page](nowhere.md), [anchor](files.md#nowhere), [object][nowhere.Nothing]
 """
 FAULTS = {
-    "ruff format --check .": {"planner/planted.py": '"""Planted."""\n\nx  =  1\n'},
-    "ruff check .": {"planner/planted.py": '"""Planted."""\n\nimport os\n'},
-    "pyrefly check": {"planner/planted.py": '"""Planted."""\n\nx: int = "text"\n'},
+    "ruff format --check .": {"torchx_recsys/planner/planted.py": '"""Planted."""\n\nx  =  1\n'},
+    "ruff check .": {"torchx_recsys/planner/planted.py": '"""Planted."""\n\nimport os\n'},
+    "pyrefly check": {"torchx_recsys/planner/planted.py": '"""Planted."""\n\nx: int = "text"\n'},
     "mkdocs build --strict": {"docs/guides/data.md": PLANTED},
 }
 REPORTED = {

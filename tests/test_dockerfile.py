@@ -13,11 +13,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PLACES = [
-    place
-    for place in ("apps", "components", "pipelines", "planner", "schedulers", "sweeps", "trainer")
-    if (ROOT / place).is_dir()
-]
+PLACES = [place for place in ("components", "schedulers", "torchx_recsys", "trainer") if (ROOT / place).is_dir()]
 
 
 def ignored(name):

@@ -17,8 +17,8 @@ from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import get_component
 
 from docs.generate import render
-from pipelines.file import FileSection
-from sweeps.file import SweepSection
+from torchx_recsys.pipelines.file import FileSection
+from torchx_recsys.sweeps.file import SweepSection
 from trainer.__main__ import main as trainer
 from trainer.commands import COMMANDS, read_command
 from trainer.config.root import READY_MADE, Config, load_config, to_toml
@@ -46,7 +46,7 @@ def shown(*programs: str) -> list[str]:
 def workspace(tmp_path_factory):
     """A directory as the reader's, with the files that the documentation asks to save."""
     folder = tmp_path_factory.mktemp("reader")
-    for name in ("trainer", "components", "pipelines", "planner", "apps", "sweeps", ".torchxconfig"):
+    for name in ("trainer", "components", "torchx_recsys", ".torchxconfig"):
         (folder / name).symlink_to(ROOT / name)
     for block in [*blocks("python"), *blocks("toml")]:
         if name := re.match(r"# (\w+\.\w+)\n", block):
@@ -183,7 +183,10 @@ def test_files_and_keys_of_a_run_are_documented(name, runs):
 def test_environment_variables_are_documented():
     page = (ROOT / "docs/reference/environment.md").read_text()
     files = [
-        file for place in ("apps", "trainer") for file in (ROOT / place).rglob("*.py") if "environ" in file.read_text()
+        file
+        for place in ("torchx_recsys", "trainer")
+        for file in (ROOT / place).rglob("*.py")
+        if "environ" in file.read_text()
     ]
     assert files
     for file in files:
@@ -192,7 +195,7 @@ def test_environment_variables_are_documented():
 
 
 def test_pages_that_the_code_names_are_there():
-    places = ("apps", "benchmarks", "components", "docs", "planner", "schedulers", "tests", "trainer")
+    places = ("benchmarks", "components", "docs", "schedulers", "tests", "torchx_recsys", "trainer")
     files = [file for place in places for file in (ROOT / place).rglob("*") if file.suffix in (".py", ".toml")]
     named = {page for file in [ROOT / "Makefile", *files] for page in re.findall(r"docs/[\w/]+\.md", file.read_text())}
     assert len(named) > 20

@@ -22,24 +22,28 @@ PLACE = """the "runs" of $USER's"""  # what a shell would read otherwise, or not
 PRINTED_BY = {
     "trainer/training/setup.py": ["train config.toml --out RUN"],
     "trainer/training/finish.py": ["train config.toml --out RUN"],
-    "apps/datasets/writer.py": ["synthetic --rows 2000 --validation-rows 100 --test-rows 100 --out PLACE/data"],
-    "apps/check_data/check_data.py": ["check-data --source PLACE/clicks.parquet --write-config PLACE/clicks.toml"],
-    "apps/plan/answer.py": [
+    "torchx_recsys/apps/datasets/writer.py": [
+        "synthetic --rows 2000 --validation-rows 100 --test-rows 100 --out PLACE/data"
+    ],
+    "torchx_recsys/apps/check_data/check_data.py": [
+        "check-data --source PLACE/clicks.parquet --write-config PLACE/clicks.toml"
+    ],
+    "torchx_recsys/apps/plan/answer.py": [
         "plan config.toml --out PLACE/plan.json",
         "plan config.toml --find aws_p5.48xlarge gcp_a3-highgpu-8g --train.steps 5",
     ],
-    "apps/predict/resume.py": [
+    "torchx_recsys/apps/predict/resume.py": [
         "predict RUN/config.toml --out RUN --source rows --to PLACE/predictions",
         "embed RUN/config.toml --out RUN --table s1 --to PLACE/vectors",
     ],
-    "apps/runs/checkpoints.py": [
+    "torchx_recsys/apps/runs/checkpoints.py": [
         "checkpoints --out RUN",
         "checkpoints --out RUN --convert PLACE/run.pt",
         "checkpoints --out RUN --convert PLACE/run.safetensors",
     ],
-    "apps/runs/rewind.py": ["rewind --out DAYS --segment a --to PLACE/mended"],
+    "torchx_recsys/apps/runs/rewind.py": ["rewind --out DAYS --segment a --to PLACE/mended"],
     "components/cli/run.py": ["torchx run utils.echo --msg PLACE"],
-    "pipelines/actions.py": ["torchx pipeline run PLACE/p.toml"],
+    "torchx_recsys/pipelines/actions.py": ["torchx pipeline run PLACE/p.toml"],
 }
 
 PROGRAMS = {"torchx": {*get_sub_cmds()}, "python": {f"-m trainer {name}" for name in COMMANDS}}
@@ -85,7 +89,7 @@ def messages(file: Path) -> list[str]:
 
 
 def sources() -> dict[str, Path]:
-    places = ("apps", "components", "pipelines", "planner", "schedulers", "sweeps", "trainer")
+    places = ("components", "schedulers", "torchx_recsys", "trainer")
     files = [file for name in places for file in (ROOT / name).rglob("*.py")]
     return {str(file.relative_to(ROOT)): file for file in files}
 

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Literal
 
-from apps.calibrate.steps import scratch_run
 from benchmarks.bench.checkpoint import compare_checkpoints, render_restores, time_restores
 from benchmarks.bench.comparison import Comparison, render_comparisons
 from benchmarks.bench.growth import measure_growth, render_growth
@@ -31,6 +30,7 @@ from benchmarks.bench.roofline import measure_roofline, render_roofline
 from benchmarks.bench.setting import make_config, make_data
 from benchmarks.bench.training import compare_features, compare_loops
 from benchmarks.machine import describe_machine
+from torchx_recsys.apps.calibrate.steps import scratch_run
 from trainer.config.root import load_config
 from trainer.core.distributed import broadcast_from_rank0, process_group
 from trainer.core.errors import InputError

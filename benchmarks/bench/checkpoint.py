@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from tabulate import tabulate
 
-from apps.calibrate.steps import batches_in_memory
-from apps.runs.local_job import run_job
 from benchmarks.bench.comparison import Comparison, alternate, median_and_spread
 from benchmarks.bench.setting import WARM_STEPS
 from benchmarks.machine import available_cores
+from torchx_recsys.apps.calibrate.steps import batches_in_memory
+from torchx_recsys.apps.runs.local_job import run_job
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import FOLDER, MANIFEST, Checkpoints
 from trainer.config.root import Config, to_toml

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tabulate import tabulate
 
-from apps.calibrate.steps import batches_in_memory
 from benchmarks.bench.setting import WARM_STEPS
+from torchx_recsys.apps.calibrate.steps import batches_in_memory
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
 from trainer.core.run_directory import RunDirectory

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from apps.calibrate.steps import MEMORY_BATCHES, batches_in_memory
-from apps.datasets.movielens import TRAIN, write_data_set
 from benchmarks.bench.comparison import Comparison, alternate
 from benchmarks.bench.training import LEARNING_RATE, changed, samples_per_second, train
+from torchx_recsys.apps.calibrate.steps import MEMORY_BATCHES, batches_in_memory
+from torchx_recsys.apps.datasets.movielens import TRAIN, write_data_set
 from trainer.config.root import READY_MADE, Config, load_config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError, nearest

@@ -2,9 +2,9 @@
 
 import time
 
-from apps.predict.inference import Predictor, predict_parts
-from apps.predict.parts import PartFiles
 from benchmarks.bench.comparison import Comparison, alternate
+from torchx_recsys.apps.predict.inference import Predictor, predict_parts
+from torchx_recsys.apps.predict.parts import PartFiles
 from trainer.config.root import Config
 from trainer.core.run_directory import RunDirectory
 from trainer.data.features import features_only

@@ -18,10 +18,10 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import torch
 
-from apps.check_data.check_data import check_data
-from apps.datasets.synthetic import synthetic
 from benchmarks.bench.comparison import Comparison, alternate
 from benchmarks.bench.setting import TABLE_ROWS
+from torchx_recsys.apps.check_data.check_data import check_data
+from torchx_recsys.apps.datasets.synthetic import synthetic
 from trainer.config.csv import CsvConfig
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature

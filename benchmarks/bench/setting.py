@@ -1,6 +1,6 @@
 """The data set and the model that `bench` measures."""
 
-from apps.datasets.synthetic import DENSE_FEATURES, SPARSE_FEATURES, synthetic
+from torchx_recsys.apps.datasets.synthetic import DENSE_FEATURES, SPARSE_FEATURES, synthetic
 from trainer.config.data import DataConfig
 from trainer.config.features import DenseFeature, SparseFeature
 from trainer.config.root import Config

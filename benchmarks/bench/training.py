@@ -19,9 +19,9 @@ from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from apps.calibrate.steps import batches_in_memory
 from benchmarks.bench.comparison import Comparison, alternate
 from benchmarks.bench.setting import WARM_STEPS
+from torchx_recsys.apps.calibrate.steps import batches_in_memory
 from trainer.config.root import Config
 from trainer.data.batch import Batch
 from trainer.models.embeddings import table_configs

@@ -12,8 +12,8 @@ from checked_data import clean_data
 from command import write_config
 from jobs import config, write_rows
 
-from apps.datasets.movielens import movielens
-from apps.datasets.synthetic import synthetic
+from torchx_recsys.apps.datasets.movielens import movielens
+from torchx_recsys.apps.datasets.synthetic import synthetic
 from trainer.__main__ import main as trainer
 from trainer.config.root import READY_MADE
 from trainer.core.splitmix import mix

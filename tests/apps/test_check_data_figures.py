@@ -9,8 +9,8 @@ import pytest
 from checked_data import clean_data
 from command import write_config
 
-from apps.check_data.distinct import ERROR, KEPT, Distinct, distinct_of
-from apps.check_data.figures import (
+from torchx_recsys.apps.check_data.distinct import ERROR, KEPT, Distinct, distinct_of
+from torchx_recsys.apps.check_data.figures import (
     auc,
     auc_alone,
     auc_of_ids,
@@ -23,9 +23,9 @@ from apps.check_data.figures import (
     skewness,
     zipf_exponent,
 )
-from apps.check_data.hashes import bits_of, different
-from apps.check_data.reading import chosen_rows
-from apps.check_data.splits import computed, kind_of
+from torchx_recsys.apps.check_data.hashes import bits_of, different
+from torchx_recsys.apps.check_data.reading import chosen_rows
+from torchx_recsys.apps.check_data.splits import computed, kind_of
 from trainer.__main__ import main as trainer
 
 

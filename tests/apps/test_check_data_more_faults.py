@@ -186,7 +186,7 @@ def test_clean_times_have_no_fault(tmp_path):
 
 def test_a_check_of_ones_own_stands_beside_the_others(tmp_path, monkeypatch, capsys):
     (tmp_path / "ours.py").write_text(
-        "from apps.check_data.finding import Finding\n"
+        "from torchx_recsys.apps.check_data.finding import Finding\n"
         "def old(checked):\n"
         "    highest = checked.profiles['age'].first.tally('age').maximum\n"
         "    if highest > 60:\n"

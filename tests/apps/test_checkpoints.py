@@ -16,7 +16,7 @@ from forked import start_forked
 from jobs import config, saved_tensors, write_rows
 from safetensors import safe_open
 
-from apps.runs.checkpoints import checkpoints
+from torchx_recsys.apps.runs.checkpoints import checkpoints
 
 BLOCKED = """
 import sys

@@ -14,8 +14,8 @@ import pytest
 from command import run_trainer
 from object_store import object_store
 
-from apps.datasets.criteo import criteo, find_sources
-from apps.datasets.writer import SPLITS
+from torchx_recsys.apps.datasets.criteo import criteo, find_sources
+from torchx_recsys.apps.datasets.writer import SPLITS
 from trainer.core.errors import InputError
 
 RUN = "import sys; from trainer.commands import read_command; read_command(['criteo', *sys.argv[1:]])()"

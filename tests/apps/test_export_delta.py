@@ -11,10 +11,10 @@ from exported import ask, parity_of
 from object_store import object_store
 from raw_columns import columns_config, write_columns
 
-from apps.export.delta import WholeExportError, keep_changes
-from apps.export.load import load, read_changes
-from apps.serve.source import Source
-from apps.vocabulary.vocabulary import vocabulary
+from torchx_recsys.apps.export.delta import WholeExportError, keep_changes
+from torchx_recsys.apps.export.load import load, read_changes
+from torchx_recsys.apps.serve.source import Source
+from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
 
 FORMS = {"wide": (), "wide-int8": ("--quantize", "int8"), "rules": ()}

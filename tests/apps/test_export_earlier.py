@@ -6,9 +6,9 @@ import pytest
 import torch
 from sequences import sequence_config, write_histories
 
-from apps.export.reference import ALONE, plain_answers, read_rows, torchrec_answers
-from apps.export.signature import signature
-from apps.export.tables import replace_tables
+from torchx_recsys.apps.export.reference import ALONE, plain_answers, read_rows, torchrec_answers
+from torchx_recsys.apps.export.signature import signature
+from torchx_recsys.apps.export.tables import replace_tables
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError

@@ -18,7 +18,7 @@ from raw_columns import columns_config, write_columns
 from ready_made import NAMES, ready_made, sampled, write_ratings
 from sequences import sequence_config, write_histories
 
-from apps.vocabulary.vocabulary import vocabulary
+from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
 
 PATHS = rb"/(tmp|work|home|root|usr|site-packages)/"
@@ -203,7 +203,7 @@ def test_wrong_input(runs, tmp_path, capfd, flags, words):
 
 def test_the_trainer_imports_none_of_it_unasked(tmp_path):
     """Nor does any other of its commands, which are all imported where this is forked."""
-    code = "import sys, apps.export.export; print({'onnx', 'onnxscript', 'onnxruntime'} & {*sys.modules})"
+    code = "import sys, torchx_recsys.apps.export.export; print({'onnx', 'onnxscript', 'onnxruntime'} & {*sys.modules})"
     assert run_forked(exec, code, folder=tmp_path) == "set()\n"
 
 

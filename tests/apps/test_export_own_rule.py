@@ -14,7 +14,7 @@ from exported import ONNX_ALONE, TORCH_ALONE, ask, export, parity_of
 from jobs import launch, losses
 from transformed import transformed_config, write_transformed
 
-from apps.export.load import ColumnError, load
+from torchx_recsys.apps.export.load import ColumnError, load
 from trainer.__main__ import main as trainer
 from trainer.config.root import Config
 from trainer.core.errors import InputError

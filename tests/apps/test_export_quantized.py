@@ -11,7 +11,7 @@ from exported import ask, parity_of, step_directory
 from jobs import config, launch, write_rows
 from ready_made import ready_made, write_ratings
 
-from apps.export.quantized import BITS, QuantizedTable
+from torchx_recsys.apps.export.quantized import BITS, QuantizedTable
 from trainer.__main__ import main as trainer
 
 ALLOWED = {"int8": 0.001, "int4": 0.005}  # of AUC

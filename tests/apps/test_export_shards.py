@@ -15,8 +15,8 @@ from raw_columns import columns_config, write_columns
 from ready_made import NAMES, ready_made, sampled, write_ratings
 from sequences import sequence_config, write_histories
 
-from apps.export.load import load
-from apps.vocabulary.vocabulary import vocabulary
+from torchx_recsys.apps.export.load import load
+from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
 from trainer.checkpoint.store import find_damage
 from trainer.core.storage import open_storage

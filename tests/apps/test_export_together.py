@@ -9,9 +9,9 @@ from command import start_trainer
 from deltas import command, copied, export, train, wide_config
 from object_store import object_store
 
-from apps.export.directory import LOCK
-from apps.export.load import load
-from apps.serve.source import Source
+from torchx_recsys.apps.export.directory import LOCK
+from torchx_recsys.apps.export.load import load
+from torchx_recsys.apps.serve.source import Source
 from trainer.core.run_directory import RunDirectory
 from trainer.run.lock import RunLock
 

@@ -14,7 +14,7 @@ from exported import ONNX_ALONE, TORCH_ALONE, ask, parity_of, step_directory
 from jobs import launch
 from transformed import transformed_config, write_transformed
 
-from apps.export.signature import signature
+from torchx_recsys.apps.export.signature import signature
 from trainer.__main__ import main as trainer
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError

@@ -11,7 +11,7 @@ from endpoint import Served
 from exported import ONNX_ALONE, ask, parity_of, step_directory
 from jobs import config, launch
 
-from apps.export.load import ColumnError, load
+from torchx_recsys.apps.export.load import ColumnError, load
 from trainer.__main__ import main as trainer
 
 ROWS = 200

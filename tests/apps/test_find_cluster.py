@@ -8,11 +8,11 @@ import pytest
 import torch
 from plan_command import planned, refused, write_tables
 
-from apps.plan.clusters import parse_cluster
-from apps.plan.find import QUICK_TRIES
-from apps.plan.planning import plan_on
-from apps.plan.prices import SHIPPED
-from planner.hardware import HOSTS
+from torchx_recsys.apps.plan.clusters import parse_cluster
+from torchx_recsys.apps.plan.find import QUICK_TRIES
+from torchx_recsys.apps.plan.planning import plan_on
+from torchx_recsys.apps.plan.prices import SHIPPED
+from torchx_recsys.planner.hardware import HOSTS
 from trainer.commands import read_command
 from trainer.training.sharded_model import build_unsharded_model
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from apps.datasets.movielens import REQUIREMENT, TABLES, movielens, sums_before
+from torchx_recsys.apps.datasets.movielens import REQUIREMENT, TABLES, movielens, sums_before
 from trainer.core.errors import InputError
 
 

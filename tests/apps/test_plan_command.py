@@ -9,7 +9,7 @@ import pytest
 from plan_command import planned, refused, write_tables
 from torchx.specs.finder import get_component
 
-from planner.rank_memory import ON_GPU
+from torchx_recsys.planner.rank_memory import ON_GPU
 from trainer.commands import read_command
 
 GIB = 2**30

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageDraw
 from plan_command import planned, refused, write_tables
 
-from apps.pages.image import FAINT, FONT, HEIGHT, INK, LARGE, MARGIN, NAMES, PLOT, VALUES
+from torchx_recsys.apps.pages.image import FAINT, FONT, HEIGHT, INK, LARGE, MARGIN, NAMES, PLOT, VALUES
 
 pytestmark = pytest.mark.slow
 

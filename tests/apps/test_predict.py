@@ -40,8 +40,8 @@ def predict(data, run, tmp_path, capfd):
 
 
 def test_outputs_are_those_of_float64_in_the_order_of_the_rows(data, run, predict, monkeypatch):
-    monkeypatch.setattr("apps.predict.inference.INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr("apps.predict.parts.ROW_GROUP_ROWS", 50)
+    monkeypatch.setattr("torchx_recsys.apps.predict.inference.INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("torchx_recsys.apps.predict.parts.ROW_GROUP_ROWS", 50)
     folder, said = predict(*SMALL)
     found, expected = read(folder), by_hand(data, run)
     given = pq.read_table(data / "new")
@@ -73,7 +73,7 @@ def test_the_loss_of_predictions_is_that_of_the_evaluation(data, run, predict):
 
 
 def test_columns_of_every_type_pass_through(data, run, predict, tmp_path, monkeypatch):
-    monkeypatch.setattr("apps.predict.parts.ROW_GROUP_ROWS", 50)
+    monkeypatch.setattr("torchx_recsys.apps.predict.parts.ROW_GROUP_ROWS", 50)
     given = pq.read_table(data / "new")
     for name, column in zip((every := columns_of_every_type(640)).column_names, every.columns, strict=True):
         given = given.append_column(name, column)

@@ -14,7 +14,7 @@ import pytest
 from command import run_trainer, write_config
 from jobs import config
 
-from apps.export.publishing import NotPublished, check_rules
+from torchx_recsys.apps.export.publishing import NotPublished, check_rules
 from trainer.__main__ import main as trainer
 from trainer.config.root import load_config
 from trainer.data.segments import contents_of

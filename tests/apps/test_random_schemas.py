@@ -16,7 +16,7 @@ from random_features import with_more_features
 from random_schemas import draw_data
 from sent_columns import sent_columns
 
-from apps.export.load import load
+from torchx_recsys.apps.export.load import load
 from trainer.__main__ import main as trainer
 
 SAMPLE = random.Random(0).sample(range(300), 5)

@@ -12,7 +12,7 @@ from command import run_trainer, start_trainer, write_config
 from jobs import config, losses, write_rows
 from trainer_process import committed
 
-from apps.runs.rewind import rewind
+from torchx_recsys.apps.runs.rewind import rewind
 from trainer.checkpoint.consolidate import read_tensors
 from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import RunDirectory

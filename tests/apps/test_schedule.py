@@ -9,7 +9,7 @@ from command import write_config
 from jobs import config
 from PIL import Image
 
-from apps.pages.chart import COLUMNS, Curve, draw, text_chart
+from torchx_recsys.apps.pages.chart import COLUMNS, Curve, draw, text_chart
 from trainer.__main__ import main as trainer
 from trainer.config.root import load_config
 from trainer.optim.schedules import learning_rates

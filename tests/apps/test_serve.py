@@ -15,8 +15,8 @@ from jobs import launch
 from predictions import read
 from raw_columns import columns_config, write_columns
 
-from apps.export.load import load
-from apps.vocabulary.vocabulary import vocabulary
+from torchx_recsys.apps.export.load import load
+from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
 
 REQUESTS = 1000

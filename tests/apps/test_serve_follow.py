@@ -14,8 +14,8 @@ from endpoint import Served
 from exported import first_rows, parity_of
 from sequences import sequence_config, write_histories
 
-from apps.export.load import load, read_changes
-from apps.serve.batching import Batcher
+from torchx_recsys.apps.export.load import load, read_changes
+from torchx_recsys.apps.serve.batching import Batcher
 from trainer.__main__ import main as trainer
 
 FOLLOWED = ("--follow", "True", "--poll-seconds", "0.05")

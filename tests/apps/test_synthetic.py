@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from apps.datasets.synthetic import ranking_auc, synthetic
+from torchx_recsys.apps.datasets.synthetic import ranking_auc, synthetic
 from trainer.core.errors import InputError, StorageError
 
 pytestmark = pytest.mark.slow

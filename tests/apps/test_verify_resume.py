@@ -20,7 +20,7 @@ from jobs import config, saved_tensors
 from managed import settings as managed
 from managed import write_ids
 
-from apps.runs.differences import difference, differences
+from torchx_recsys.apps.runs.differences import difference, differences
 from trainer.__main__ import main as trainer
 from trainer.config.root import READY_MADE
 

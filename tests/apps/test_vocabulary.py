@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from apps.vocabulary.vocabulary import vocabulary
+from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.core.errors import InputError
 
 

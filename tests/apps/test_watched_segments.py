@@ -13,7 +13,7 @@ from browser import opened, with_a_browser
 from command import write_config
 from jobs import config, write_rows
 
-from apps.runs.watched_segments import end_of
+from torchx_recsys.apps.runs.watched_segments import end_of
 from trainer.__main__ import main as trainer
 
 DAYS = [f"2026-11-{day}" for day in range(21, 26)]

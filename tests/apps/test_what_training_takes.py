@@ -13,8 +13,8 @@ from exported import ONNX_ALONE, ask, export, parity_of
 from jobs import config, launch
 from predictions import read
 
-from apps.export.load import ColumnError, load
-from apps.vocabulary.vocabulary import vocabulary
+from torchx_recsys.apps.export.load import ColumnError, load
+from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
 from trainer.rules.strings import to_texts
 

@@ -16,14 +16,14 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from apps.calibrate.steps import MEMORY_BATCHES
 from benchmarks.bench.bench import bench
 from benchmarks.bench.comparison import Comparison, render_comparisons
 from benchmarks.bench.models import compare_models
 from benchmarks.bench.setting import WARM_STEPS, make_config, make_data
 from benchmarks.bench.training import BASELINE, FEATURES, changed, compare_loops
 from benchmarks.costs import render
-from planner.step_parts import PARTS
+from torchx_recsys.apps.calibrate.steps import MEMORY_BATCHES
+from torchx_recsys.planner.step_parts import PARTS
 from trainer.config.root import Config
 from trainer.core.distributed import process_group
 from trainer.core.errors import InputError

@@ -15,7 +15,7 @@ from trainer.core.own_modules import PACKAGES, ROOT, find_own_first, rename
 RAISES = "raise RuntimeError('not the project')\n"
 OWN = """
 from my_package.part import build_model as make
-import planner, schedulers, sweeps, components
+import schedulers, torchx_recsys, components
 """
 PART = "from trainer.models.dlrm import dlrm as build_model\n"
 # Ranks as hosts with GPUs have them, each a program of its own.
@@ -39,8 +39,7 @@ def shadow(folder, *names):
 
 @pytest.mark.parametrize("variables", [{}, {"PYTHONPATH": "."}])
 def test_a_typed_command_is_ours_beside_names_of_ours(rows, tmp_path, variables):
-    shadow(tmp_path, "apps", "schedulers")
-    (tmp_path / "planner.py").write_text(RAISES)
+    shadow(tmp_path, "components", "schedulers")
     file = write_config(tmp_path / "config.toml", config(rows))
     done = type_in(tmp_path, "python", "-m", "trainer", "check-data", file.name, **variables)
     assert done.returncode in (0, 1), done.stderr
@@ -81,7 +80,7 @@ def test_ranks_that_are_programs_of_their_own_leave_the_directory_alone(tmp_path
 
 
 def test_an_own_aim_of_a_sweep_is_found(rows, tmp_path):
-    shadow(tmp_path, "planner", "trainer")
+    shadow(tmp_path, "components", "trainer")
     (tmp_path / "my_metric.py").write_text("raise ImportError('found and refused')\n")
     data = {"data__validation": [str(rows)], "evaluate__metrics": ["my_metric:Mine"], "evaluate__every_steps": 5}
     write_config(tmp_path / "config.toml", config(rows, **data))
@@ -94,10 +93,10 @@ def test_an_own_aim_of_a_sweep_is_found(rows, tmp_path):
 def test_a_module_that_ours_hides_is_to_be_renamed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", ROOT])
-    shadow(tmp_path, "apps")
+    shadow(tmp_path, "components")
     find_own_first()
     assert sys.path[-1] == os.path.realpath(Path.cwd())
-    assert rename("apps.mine") == (
-        f"; 'apps' is a package of torchx-recsys, which hides the one in '{tmp_path}': rename that"
+    assert rename("components.mine") == (
+        f"; 'components' is a package of torchx-recsys, which hides the one in '{tmp_path}': rename that"
     )
     assert rename("planner") == rename("my_model") == ""

@@ -8,8 +8,8 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from apps.check_data.check_data import check_data
-from apps.engines.source import guess_reader
+from torchx_recsys.apps.check_data.check_data import check_data
+from torchx_recsys.apps.engines.source import guess_reader
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files

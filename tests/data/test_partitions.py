@@ -11,7 +11,7 @@ from jobs import config as job_config
 from jobs import launch, losses
 from predictions import read
 
-from apps.vocabulary.vocabulary import vocabulary
+from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
 from trainer.config.data import DataConfig
 from trainer.config.root import Config, to_toml

@@ -17,7 +17,7 @@ import schemas
 from shell import free_port, typed
 from torchx.runner import get_runner
 
-from apps.export.load import load
+from torchx_recsys.apps.export.load import load
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = sorted(folder.name for folder in EXAMPLES.iterdir() if (folder / "README.md").exists())

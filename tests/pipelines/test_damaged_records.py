@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from pipelines.record import Record, Submission
 from schedulers.errors import SchedulerError
 from schedulers.local.record import Record as LocalRecord
-from sweeps.file import read_sweep
-from sweeps.study import Study
+from torchx_recsys.pipelines.record import Record, Submission
+from torchx_recsys.sweeps.file import read_sweep
+from torchx_recsys.sweeps.study import Study
 from trainer.core.errors import InputError
 
 FORMS = {

@@ -9,7 +9,7 @@ import pytest
 from command import run_torchx
 from torchx.cli.main import main
 
-from pipelines.file import READY_MADE, read_pipeline
+from torchx_recsys.pipelines.file import READY_MADE, read_pipeline
 from trainer.core.errors import InputError
 
 FILE = """

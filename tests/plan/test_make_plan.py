@@ -10,8 +10,8 @@ from jobs import config, write_rows
 from sequences import sequence_config
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
-from planner.hardware import Cluster
-from planner.planned_table import PlannedTable
+from torchx_recsys.planner.hardware import Cluster
+from torchx_recsys.planner.planned_table import PlannedTable
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes

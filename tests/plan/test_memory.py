@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.hardware import GIB
+from torchx_recsys.planner.hardware import GIB
 from trainer.plan.memory import host_memory_bytes
 
 MACHINE = 64 * GIB

@@ -9,8 +9,8 @@ from jobs import config
 from test_make_plan import planned
 from torch.profiler import ProfilerActivity, profile
 
-from planner.hardware import GIB
-from planner.rank_memory import ON_CPU
+from torchx_recsys.planner.hardware import GIB
+from torchx_recsys.planner.rank_memory import ON_CPU
 from trainer.config.root import Config
 from trainer.core.distributed import process_group
 from trainer.core.errors import InputError

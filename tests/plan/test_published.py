@@ -11,11 +11,11 @@ from command import write_config
 from jobs import config
 from plan_command import planned
 
-from apps.plan.clusters import parse_cluster
-from apps.plan.planning import plan_on
 from benchmarks.published import PAGE, error, fit, forecast, published, render
-from planner.hardware import HOSTS
-from planner.systems import ACHIEVED, SYSTEMS
+from torchx_recsys.apps.plan.clusters import parse_cluster
+from torchx_recsys.apps.plan.planning import plan_on
+from torchx_recsys.planner.hardware import HOSTS
+from torchx_recsys.planner.systems import ACHIEVED, SYSTEMS
 from trainer.config.root import Config
 from trainer.training.sharded_model import build_unsharded_model
 

@@ -4,7 +4,7 @@ import pytest
 from command import run_trainer
 from jobs import config
 
-from planner.hardware import GIB, HOSTS
+from torchx_recsys.planner.hardware import GIB, HOSTS
 from trainer.config.root import Config
 from trainer.plan.topology import GB_PER_SECOND, topology_to_plan_for
 

@@ -12,10 +12,10 @@ from torchrec.distributed.types import CacheParams
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from planner.options import CACHED, KERNELS, KINDS, all_options
-from planner.problem import Table
-from planner.torchrec_costs import costs
-from planner.torchrec_memory import shard_bytes, sum_of_shards
+from torchx_recsys.planner.options import CACHED, KERNELS, KINDS, all_options
+from torchx_recsys.planner.problem import Table
+from torchx_recsys.planner.torchrec_costs import costs
+from torchx_recsys.planner.torchrec_memory import shard_bytes, sum_of_shards
 from trainer.config.plan import CommsConfig
 from trainer.plan.sharding import SequenceSharder, Sharder
 

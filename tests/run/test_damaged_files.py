@@ -12,8 +12,8 @@ import pytest
 from command import run_trainer, write_config
 from jobs import config, losses, write_rows
 
-from apps.export.load import load
-from apps.serve.source import Source
+from torchx_recsys.apps.export.load import load
+from torchx_recsys.apps.serve.source import Source
 from trainer.__main__ import main as trainer
 from trainer.core import run_directory
 from trainer.core.errors import InputError

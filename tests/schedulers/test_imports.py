@@ -7,7 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(
-    file for room in ("components", "pipelines", "schedulers", "sweeps") for file in (ROOT / room).rglob("*.py")
+    file
+    for room in ("components", "schedulers", "torchx_recsys/pipelines", "torchx_recsys/sweeps")
+    for file in (ROOT / room).rglob("*.py")
 )
 MODULES = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in FILES]
 CONTRACT = re.compile(r"\b75\b|TORCHX_OUTCOME_FILE|TORCHX_RANK0_HOST|['\"]?\b(finished|stopped)\b['\"*]")

@@ -6,8 +6,8 @@ import pytest
 from torchx.specs import named_resources
 from torchx.specs import resource as find
 
-from planner.hardware import AMAZON, HOSTS, PARTS, REGISTERED, WHOLE
 from schedulers.resources import resource_of
+from torchx_recsys.planner.hardware import AMAZON, HOSTS, PARTS, REGISTERED, WHOLE
 
 
 @pytest.mark.parametrize("name", HOSTS)

@@ -10,7 +10,7 @@ import torch
 from exported import step_directory
 from jobs import config, launch, write_rows
 
-from apps.export.load import Model
+from torchx_recsys.apps.export.load import Model
 from trainer.__main__ import main as trainer
 
 STEPS = (5, 10, 15, 20)

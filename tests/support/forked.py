@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import BinaryIO
 
-from apps.runs import local_job
+from torchx_recsys.apps.runs import local_job
 from trainer.core.own_modules import find_own_first
 
 QUIET = {"TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}

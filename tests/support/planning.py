@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from planner.options import KINDS
-from planner.problem import Table, Topology
+from torchx_recsys.planner.options import KINDS
+from torchx_recsys.planner.problem import Table, Topology
 
 
 def random_tables(number, seed, **changes):

@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from planner.plan import Problem
-from planner.problem import DensePart
-from planner.solve import Solution
+from torchx_recsys.planner.plan import Problem
+from torchx_recsys.planner.problem import DensePart
+from torchx_recsys.planner.solve import Solution
 from trainer.plan.dense_part import NO_WORK
 
 FOLDER = "TESTS_REMEMBERED"

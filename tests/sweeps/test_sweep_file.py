@@ -8,7 +8,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from torchx.cli.main import main
 
-from sweeps.file import read_sweep
+from torchx_recsys.sweeps.file import read_sweep
 
 FILE = """
 out = "runs/sweep"

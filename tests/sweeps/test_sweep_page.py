@@ -8,9 +8,9 @@ from browser import opened, with_a_browser
 from optuna.trial import TrialState
 from PIL import Image
 
-from sweeps.file import read_sweep
-from sweeps.page import write_page
-from sweeps.study import Study
+from torchx_recsys.sweeps.file import read_sweep
+from torchx_recsys.sweeps.page import write_page
+from torchx_recsys.sweeps.study import Study
 
 FILE = """
 out = "{out}"

@@ -7,7 +7,7 @@ import torch
 from command import run_trainer, write_config
 from jobs import config, launch, write_rows
 
-from apps.vocabulary.vocabulary import vocabulary
+from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.checkpoint.consolidate import read_tensors
 from trainer.models.embeddings import table_of_weight
 

@@ -45,7 +45,7 @@ def test_an_overflow_at_a_scale_of_1_leaves_it_there():
 @pytest.fixture(scope="module")
 def movielens_losses(tmp_path_factory):
     """The losses of MovieLens, by precision."""
-    from apps.datasets.movielens import movielens  # pip has to download it
+    from torchx_recsys.apps.datasets.movielens import movielens  # pip has to download it
 
     folder = tmp_path_factory.mktemp("movielens")
     movielens(str(folder / "data"))

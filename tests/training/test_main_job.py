@@ -57,9 +57,8 @@ def _check_out(folder):
         "pyproject.toml",
         "requirements-cpu.txt",
         "components",
-        "pipelines",
         "schedulers",
-        "sweeps",
+        "torchx_recsys",
         "trainer",
     ):
         (folder / name).symlink_to(ROOT / name)

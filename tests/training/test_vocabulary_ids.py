@@ -10,7 +10,7 @@ import pytest
 from command import write_config
 from jobs import config, launch, losses
 
-from apps.vocabulary.vocabulary import vocabulary
+from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
 from trainer.config.data import DataConfig
 from trainer.core.splitmix import mix

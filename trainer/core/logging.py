@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 
 LOGGERS = ("torch.fx", "torchrec", "fbgemm_gpu")
-WARNERS = ("torch", "torchrec", "fbgemm_gpu", "trainer", "apps")
+WARNERS = ("torch", "torchrec", "fbgemm_gpu", "trainer", "torchx_recsys")
 
 
 def quiet_libraries() -> None:

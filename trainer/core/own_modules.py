@@ -1,13 +1,13 @@
 """Which modules a process of ours finds: the project's own, whatever modules of their names a user has.
 
 `python -m` puts the working directory first on sys.path. Our packages have names that a user's directory may have as
-well: a `planner.py`, or packages `apps` or `trainer`.
+well: a `trainer.py`, or a package `components`.
 """
 
 import os
 import sys
 
-PACKAGES = ("apps", "components", "pipelines", "planner", "schedulers", "sweeps", "trainer")
+PACKAGES = ("components", "schedulers", "torchx_recsys", "trainer")
 ROOT = os.path.realpath(f"{__file__}/../../..")
 
 

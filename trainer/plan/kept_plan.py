@@ -4,7 +4,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from planner.plan import Problem
+from torchx_recsys.planner.plan import Problem
 from trainer.config.root import Config
 from trainer.core.digest import digest
 from trainer.core.errors import DamagedError

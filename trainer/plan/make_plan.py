@@ -3,12 +3,12 @@
 from torch import nn
 from torchrec.distributed.types import ShardingPlan
 
-from planner.hardware import GIB, HOSTS, Cluster
-from planner.options import KERNELS
-from planner.plan import Problem, find_plan
-from planner.problem import SHARDING_TYPES
-from planner.reasons import in_words, takes
-from planner.solve import NothingFits, Solution
+from torchx_recsys.planner.hardware import GIB, HOSTS, Cluster
+from torchx_recsys.planner.options import KERNELS
+from torchx_recsys.planner.plan import Problem, find_plan
+from torchx_recsys.planner.problem import SHARDING_TYPES
+from torchx_recsys.planner.reasons import in_words, takes
+from torchx_recsys.planner.solve import NothingFits, Solution
 from trainer.config.data import DataConfig
 from trainer.config.plan import PlannerConfig
 from trainer.config.root import Config

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from planner.hardware import GIB
+from torchx_recsys.planner.hardware import GIB
 from trainer.core.errors import InputError
 
 LARGEST = 3  # tables that a message names

@@ -4,10 +4,10 @@ from functools import partial
 
 from torch import nn
 
-from planner.hardware import Cluster
-from planner.plan import Problem
-from planner.problem import Topology
-from planner.systems import SYSTEMS
+from torchx_recsys.planner.hardware import Cluster
+from torchx_recsys.planner.plan import Problem
+from torchx_recsys.planner.problem import Topology
+from torchx_recsys.planner.systems import SYSTEMS
 from trainer.config.plan import PlannerConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext

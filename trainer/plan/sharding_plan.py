@@ -10,12 +10,12 @@ from torchrec.distributed.planner.utils import placement
 from torchrec.distributed.types import CacheParams, EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from planner.plan import Problem
-from planner.planned_table import PlannedTable, planned_table
-from planner.problem import Table
-from planner.rank_memory import RankMemory, Shards, join_shards, shards_of_table
-from planner.solve import Solution
-from planner.step_time import StepTime, step_time
+from torchx_recsys.planner.plan import Problem
+from torchx_recsys.planner.planned_table import PlannedTable, planned_table
+from torchx_recsys.planner.problem import Table
+from torchx_recsys.planner.rank_memory import RankMemory, Shards, join_shards, shards_of_table
+from torchx_recsys.planner.solve import Solution
+from torchx_recsys.planner.step_time import StepTime, step_time
 from trainer.models.embeddings import name_in_model, table_of_name, table_of_weight
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pydantic
 
-from planner.skew import ids_behind
+from torchx_recsys.planner.skew import ids_behind
 from trainer.config.features import SparseFeature
 from trainer.config.root import Config
 from trainer.core.errors import InputError, nearest

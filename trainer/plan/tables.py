@@ -2,11 +2,11 @@
 
 from torch import nn
 
-from planner.options import KERNELS, KINDS, LANES, OF_COLUMNS, has_options
-from planner.plan import Problem
-from planner.problem import SHARDING_TYPES, Table, Zipf
-from planner.shard_memory import FLOAT
-from planner.torchrec_memory import STATE_BYTES
+from torchx_recsys.planner.options import KERNELS, KINDS, LANES, OF_COLUMNS, has_options
+from torchx_recsys.planner.plan import Problem
+from torchx_recsys.planner.problem import SHARDING_TYPES, Table, Zipf
+from torchx_recsys.planner.shard_memory import FLOAT
+from torchx_recsys.planner.torchrec_memory import STATE_BYTES
 from trainer.config.data import DataConfig
 from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import PlannerConfig, TablePlan

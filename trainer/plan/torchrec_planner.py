@@ -25,10 +25,10 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.planner.types import Topology as TorchrecTopology
 from torchrec.distributed.types import ShardingPlan
 
-from planner.options import LANES
-from planner.problem import Topology
-from planner.solve import NothingFits
-from planner.torchrec_memory import STATE_BYTES
+from torchx_recsys.planner.options import LANES
+from torchx_recsys.planner.problem import Topology
+from torchx_recsys.planner.solve import NothingFits
+from torchx_recsys.planner.torchrec_memory import STATE_BYTES
 from trainer.config.optim import OptimizerConfig
 from trainer.config.plan import PlannerConfig, TablePlan
 from trainer.config.root import Config

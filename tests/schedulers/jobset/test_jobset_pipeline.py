@@ -11,8 +11,8 @@ import pytest
 from pipelines_of_shell import done, held, submissions, submitted, table, until_submitted, verbs, write_pipeline
 from shells import wait_for
 
-from pipelines import actions
 from schedulers.jobset import after
+from torchx_recsys.pipelines import actions
 
 
 @pytest.fixture(autouse=True)

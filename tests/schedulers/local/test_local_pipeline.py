@@ -12,7 +12,7 @@ import pytest
 from pipelines_of_shell import done, held, submissions, submitted, table, until_submitted, verbs, write_pipeline
 from shells import ENDED, wait_for
 
-from pipelines.record import Record
+from torchx_recsys.pipelines.record import Record
 
 LATE = """
 import time

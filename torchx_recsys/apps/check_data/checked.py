@@ -1,0 +1,69 @@
+"""What a check looks at: the configuration, what was read of each split, and the figures of each column."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from torchx_recsys.apps.check_data.finding import Finding
+from torchx_recsys.apps.check_data.profile import Profile
+from torchx_recsys.apps.check_data.reading import Measured, Tally
+from trainer.config.data import DataConfig
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A data set that was read.
+
+    Attributes:
+        config: Its use, limited to the features that are the values of a column of their name.
+        splits: What was read of each split; the first is the one to train on.
+        profiles: Figures of each column, by name.
+        time: A column to compare label rates along. Unset: files only.
+        retrieved: Labels that only losses of vectors learn: these compare a sample's item with others, so all may be 1.
+    """
+
+    config: DataConfig
+    splits: Sequence[Measured]
+    profiles: Mapping[str, Profile]
+    time: str | None = None
+    retrieved: Collection[str] = ()
+
+    @property
+    def first(self) -> Measured:
+        """The split to train on."""
+        return self.splits[0]
+
+    @property
+    def probabilities(self) -> list[str]:
+        """The labels in [0, 1]."""
+        return [name for name in self.config.labels if name not in self.config.numeric_labels]
+
+    @property
+    def features(self) -> list[str]:
+        """The names of all features."""
+        return [*self.config.dense, *self.config.sparse]
+
+    def of(self, names: Iterable[str | None]) -> Iterator[Profile]:
+        """Yields the columns that were read, of some names."""
+        return (self.profiles[name] for name in names if name in self.profiles)
+
+    def columns(self, names: Iterable[str | None]) -> Iterator[tuple[Profile, Measured, Tally]]:
+        """Yields these columns in every split that has them, with the tally there."""
+        return (
+            (profile, measured, measured.tally(profile.name))
+            for profile in self.of(names)
+            for measured in profile.measured
+        )
+
+    def used(self, *kinds: str) -> Iterator[Profile]:
+        """Yields the features of some kinds of values: integer, number, text, integers, texts."""
+        return (profile for profile in self.of(self.features) if profile.kind in kinds)
+
+    def dtype(self, name: str) -> pa.DataType:
+        """Returns the type of a column in the first file."""
+        return self.first.split.files.files[0].schema.field(name).type
+
+
+Check = Callable[[Checked], Iterable[Finding]]
+"""A check: yields what it finds. Its docstring says why that is a fault; its findings say what to do."""

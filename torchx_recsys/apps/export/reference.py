@@ -1,0 +1,190 @@
+"""The trainer's own answers: rows from its loader, looked up by TorchRec in one process, without shards."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchx_recsys.apps.export.features import IdLists
+from trainer.config.data import DataConfig
+from trainer.config.features import SparseFeature, columns_of, takes
+from trainer.config.root import Config
+from trainer.core.distributed import DistributedContext
+from trainer.data.batch import Batch, to_batch
+from trainer.data.chunk import Chunk
+from trainer.data.dataset import FileSet
+from trainer.data.decode import decode
+from trainer.data.jagged import with_values
+from trainer.data.row_groups import RowGroupReader
+from trainer.data.transforms import earlier_lists, seconds_of
+from trainer.models.base import Predictions
+from trainer.models.embeddings import table_of_weight
+from trainer.models.outputs import ModelOutput, compute_outputs
+from trainer.rules.plain_types import as_lists, id_type, is_string
+from trainer.rules.strings import to_texts
+from trainer.training.managed_ids import ManagedIds
+
+ALONE = DistributedContext(0, 1, 0, 1, torch.device("cpu"))
+READ_ROWS = 4096
+PARITY_ROWS = 64
+
+
+def managed_ids(config: Config, state: dict[str, Tensor]) -> ManagedIds:
+    """Returns the managed ids of a checkpoint; `state` has the names of the checkpoint."""
+    managed = ManagedIds(config.data, ALONE)
+    for name, value in managed.tensors().items():
+        value.copy_(state[name])
+    return managed
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """Consecutive rows of a split.
+
+    Attributes:
+        columns: The features' raw values, by column.
+        batch: The same rows, read by the loader.
+    """
+
+    columns: dict[str, list[Any]]
+    batch: Batch
+
+
+def read_rows(files: FileSet, config: Config, managed: ManagedIds, at_once: int = READ_ROWS) -> Iterator[SplitRows]:
+    """Yields the rows of a split in order, `at_once` at a time."""
+    data, reader = config.data, RowGroupReader(files, config.data)
+    for group in files.row_groups:
+        with reader.open(group) as column:
+            for start in range(0, group.rows, at_once):
+                rows = range(start, min(start + at_once, group.rows))
+                chunk = Chunk(column, rows, partial(reader.where, group))
+                batch = managed.looked_up(to_batch(decode(chunk, data, files.files[0].lists), data, 1.0))
+                yield SplitRows(_raw_columns(chunk, data), batch)
+
+
+def _raw_columns(chunk: Chunk, data: DataConfig) -> dict[str, list[Any]]:
+    """Returns the values of the features' columns, as a client sends them."""
+    uses: dict[str, set[str]] = {}
+    for name, feature in (*data.dense.items(), *data.sparse.items()):
+        for column in columns_of(name, feature):
+            uses.setdefault(column, set()).add("nulls" if feature.transform == "is_missing" else takes(feature))
+    for feature in data.sparse.values():
+        if feature.weights:
+            uses.setdefault(feature.weights, set()).add("numbers")
+    timed = {
+        column: one
+        for name, one in data.sparse.items()
+        for column in (one.column or name, one.weights)
+        if one.times and column
+    }
+    return {column: _raw_column(column, chunk, found, timed.get(column)) for column, found in uses.items()}
+
+
+def _raw_column(column: str, chunk: Chunk, uses: set[str], timed: SparseFeature | None) -> list[Any]:
+    if "times" in uses:
+        return seconds_of(column, chunk).to_pylist()
+    if uses == {"nulls"}:  # of any type; only presence matters
+        return [None if missing else 0 for missing in chunk.array(column).is_null(nan_is_null=True).to_pylist()]
+    array = chunk.ids(column) if "ids" in uses else chunk.numbers(column)
+    if timed:  # a client has no later ones to send
+        array = earlier_lists(column, timed, chunk, as_lists(array))
+    return to_texts(array) if is_string(id_type(array.type)) else array.to_pylist()
+
+
+def first_rows(rows: Callable[..., Iterator[SplitRows]]) -> list[SplitRows]:
+    """Returns the first rows of a split, at least `PARITY_ROWS` if the split has them; `rows` returns `read_rows`."""
+    found: list[SplitRows] = []
+    for part in rows(at_once=PARITY_ROWS):
+        found.append(part)
+        if sum(len(one.batch.weights) for one in found) >= PARITY_ROWS:
+            break
+    return found
+
+
+Answers = Callable[[nn.Module, Batch], Tensor | Predictions]
+"""Returns a model's predictions for a batch."""
+
+
+def torchrec_answers(model: nn.Module, batch: Batch) -> Tensor | Predictions:
+    """Returns the predictions of a model with TorchRec's tables."""
+    return model(batch.dense, batch.sparse)
+
+
+def trained_parity(
+    model: nn.Module, rows: dict[str, Tensor], outputs: list[ModelOutput], samples: list[SplitRows], data: DataConfig
+) -> dict[str, dict[str, list[Any]]]:
+    """Returns the `parity` of samples with the trainer's answers, and leaves the model with only these rows.
+
+    Args:
+        model: The model, with TorchRec's tables.
+        rows: The `rows_of_samples` themselves, `[R, D]`, by table.
+        outputs: The outputs.
+        samples: The samples.
+        data: Names the tables.
+    """
+    # In float32, in which FBGEMM's kernels add up rows of any precision; TorchRec's own modules would round each sum.
+    _put_rows(model, {table: one.float() for table, one in rows.items()})
+    numbers = rows_of_samples(samples, data)
+    renumbered = [SplitRows(part.columns, _renumbered(part.batch, numbers, data)) for part in samples]
+    return parity(model, torchrec_answers, outputs, renumbered)
+
+
+def rows_of_samples(samples: list[SplitRows], data: DataConfig) -> dict[str, Tensor]:
+    """Returns the rows of each table that samples need, at least one, in ascending order."""
+    found = {}
+    for table, names in data.features_of_tables().items():
+        ids = [part.batch.sparse[name].values().long() for part in samples for name in names]
+        found[table] = torch.cat([torch.zeros(1, dtype=torch.int64), *ids]).unique()
+    return found
+
+
+def _renumbered(batch: Batch, rows: dict[str, Tensor], data: DataConfig) -> Batch:
+    """Returns a batch with renumbered ids, for tables with only these rows."""
+    ids = {name: one.values().long() for name, one in batch.sparse.to_dict().items()}
+    values = [
+        one if name in data.raw else torch.searchsorted(rows[data.table_of(name)], one) for name, one in ids.items()
+    ]
+    return replace(batch, sparse=with_values(batch.sparse, torch.cat(values)))
+
+
+def _put_rows(model: nn.Module, rows: dict[str, Tensor]) -> None:
+    """Cuts TorchRec's tables in a model to a few rows each."""
+    for path, _ in [*model.named_parameters(remove_duplicate=False)]:
+        if table := table_of_weight(path):
+            module = model.get_submodule(path.rpartition(".")[0])
+            module.weight = nn.Parameter(rows[table], requires_grad=False)
+
+
+def plain_answers(model: nn.Module, batch: Batch) -> Tensor | Predictions:
+    """Returns the predictions of a model with plain tables."""
+    features = batch.sparse.to_dict()
+    ids = {
+        name: IdLists(one.values().long(), one.lengths().long(), weights=one.weights_or_none())
+        for name, one in features.items()
+    }
+    return model(batch.dense, ids)
+
+
+@torch.inference_mode()
+def parity(
+    model: nn.Module, answers: Answers, outputs: list[ModelOutput], samples: list[SplitRows]
+) -> dict[str, dict[str, list[Any]]]:
+    """Returns the raw `columns` of the first `PARITY_ROWS` rows, and the model's `answers`.
+
+    Args:
+        model: The model.
+        answers: Calls the model.
+        outputs: The outputs.
+        samples: The `first_rows` of a split.
+    """
+    found: dict[str, dict[str, list[Any]]] = {"columns": {}, "answers": {}}
+    for part in samples:
+        computed = compute_outputs(outputs, answers(model, part.batch))
+        more = {"columns": part.columns, "answers": {name: one.tolist() for name, one in computed.items()}}
+        for kind, columns in more.items():
+            for name, values in columns.items():
+                found[kind].setdefault(name, []).extend(values)
+    return {kind: {name: one[:PARITY_ROWS] for name, one in columns.items()} for kind, columns in found.items()}

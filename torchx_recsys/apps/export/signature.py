@@ -1,0 +1,172 @@
+"""The signature of an exported model: its columns with their types and rules, its inputs in order, its outputs."""
+
+from collections.abc import Collection
+from typing import Any
+
+import pyarrow as pa
+
+from torchx_recsys.apps.export.served import name_of_presence, name_of_weights, names_of_list
+from trainer.config.data import DataConfig
+from trainer.config.features import DenseFeature, SparseFeature, columns_of, takes
+from trainer.core.errors import InputError
+from trainer.data.dataset import FileSet
+from trainer.models.outputs import ModelOutput
+from trainer.rules.cross import inputs_of_cross
+from trainer.rules.plain_types import SECOND, has_values, id_type, is_list, is_moment, is_string, plain_type
+from trainer.rules.registry import id_rule
+from trainer.rules.times import SECONDS
+
+VERSION = 2  # 1 had no inputs that mark missing ids: -2^63, a valid id, stood for a missing one
+HASH_OF_STRINGS = "BLAKE2b of the UTF-8 bytes, 8 bytes, little-endian, signed"
+
+
+def signature(
+    data: DataConfig, types: dict[str, pa.DataType], lists: Collection[str], outputs: list[ModelOutput]
+) -> dict[str, Any]:
+    """Returns the signature as JSON values.
+
+    Args:
+        data: The columns and their rules.
+        types: The types of columns.
+        lists: The sparse features that are lists of ids.
+        outputs: The outputs.
+
+    Raises:
+        InputError: Two features would have the same input, or different values of a column.
+    """
+    _check_times(data, types)
+    _check_earlier(data)
+    columns = [_of_dense(name, feature, types) for name, feature in data.dense.items()]
+    for name, feature in data.sparse.items():
+        columns += _of_sparse(name, feature, types, name in lists)
+    inputs = [entry for column in columns for entry in _inputs(column)]
+    names = [entry["name"] for entry in inputs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(
+            f"feature '{twice[0]}' has the name of an input of another one, such as NAME, NAME.present or NAME.values; "
+            "rename it and name its column"
+        )
+    return {
+        "version": VERSION,
+        "columns": columns,
+        "hash_of_strings": HASH_OF_STRINGS,
+        "inputs": inputs,
+        "outputs": [{"name": output.name, "kind": output.kind} for output in outputs],
+    }
+
+
+def column_types(files: FileSet, data: DataConfig) -> dict[str, pa.DataType]:
+    """Returns the plain type of each feature column, from the first file with values in the column."""
+    features = [*data.dense.items(), *data.sparse.items()]
+    columns = [column for name, feature in features for column in columns_of(name, feature)]
+    return {column: _type_of(column, files) for column in columns}
+
+
+def _type_of(column: str, files: FileSet) -> pa.DataType:
+    types = [plain_type(schema.field(column).type) for schema in files.files.first_of_schemas()]
+    return next((dtype for dtype in types if has_values(dtype)), types[0])
+
+
+def lists_in(files: FileSet, data: DataConfig) -> list[str]:
+    """Returns the sparse features whose column has lists. Training also keeps single ids with weights in lists."""
+    columns = {name: columns_of(name, data.sparse[name])[0] for name in files.files[0].lists}
+    return [
+        name
+        for name, column in columns.items()
+        if any(is_list(schema.field(column).type) for schema in files.files.first_of_schemas())
+    ]
+
+
+def type_of_ids(dtype: pa.DataType) -> str:
+    """Returns `string`, `int64` or `uint64` for the type of a column."""
+    ids = id_type(dtype)
+    return "string" if is_string(ids) else "uint64" if pa.types.is_uint64(ids) else "int64"
+
+
+def _check_times(data: DataConfig, types: dict[str, pa.DataType]) -> None:
+    """Refuses a column of times that are other numbers to one feature than to another, as clients send one list."""
+    uses: dict[str, dict[str, str]] = {}
+    for kind, features in (("dense", data.dense), ("sparse", data.sparse)):
+        for name, feature in features.items():
+            for column in columns_of(name, feature):
+                if feature.transform != "is_missing":
+                    uses.setdefault(column, {})[takes(feature)] = f"data.{kind}.{name}"
+    for column, found in uses.items():
+        differ = is_moment(types[column]) if "times" in found else _has_ticks(types[column])
+        if differ and len(found) > 1:
+            one, other, *_ = sorted(found, reverse=True)  # times before others
+            raise InputError(
+                f"column '{column}' has {one} to {found[one]}, but {other} to {found[other]}; an exported model "
+                "takes a column in one way: write it as two"
+            )
+
+
+def _has_ticks(dtype: pa.DataType) -> bool:
+    """Returns whether times are other numbers as ids, in ticks, than as numbers, in seconds."""
+    return SECOND.get(getattr(dtype, "unit", "s"), 1) > 1
+
+
+def _check_earlier(data: DataConfig) -> None:
+    """Refuses a column of which two features keep the ids before different times, as clients send one list."""
+    first: dict[str, str] = {}
+    for name, feature in data.sparse.items():
+        for column in columns_of(name, feature):
+            other = data.sparse[first.setdefault(column, name)]
+            for key in ("times", "before", "within_seconds"):
+                if (here := getattr(feature, key)) != (there := getattr(other, key)):
+                    raise InputError(
+                        f"data.sparse.{name}.{key} is {here!r}, but data.sparse.{first[column]}.{key} is {there!r} for "
+                        f"the same column '{column}'; an exported model takes a column in one way: write it as two"
+                    )
+
+
+def _of_dense(name: str, feature: DenseFeature, types: dict[str, pa.DataType]) -> dict[str, Any]:
+    (column,), rules = columns_of(name, feature), feature.model_dump(exclude={"column"})
+    if takes(feature) == "times":
+        return _time(name, column, types[column]) | rules
+    return {"name": column, "input": name, "kind": "number", "type": "float32", **rules}
+
+
+def _of_sparse(name: str, feature: SparseFeature, types: dict[str, pa.DataType], is_list: bool) -> list[dict[str, Any]]:
+    """Returns the entries of a feature's columns."""
+    columns, made = columns_of(name, feature), feature.model_dump(include={"buckets", "transform"})
+    if takes(feature) == "times":
+        return [_time(name, columns[0], types[columns[0]]) | made]
+    if takes(feature) == "numbers":
+        return [{"name": columns[0], "input": name, "kind": "number", "type": "float32", **made}]
+    rules = {"rule": feature.ids, "rows": feature.rows, **feature.model_dump(include={"offset", "salt"})}
+    rules |= id_rule(name, feature).described()
+    cut = feature.model_dump(include={"max_ids", "keep"}) if feature.max_ids and is_list else {}
+    kind, inputs = "list" if is_list else "id", inputs_of_cross(name, feature) or [name]
+    ids = [
+        {"name": column, "input": one, "kind": kind, "type": type_of_ids(types[column]), **rules, **cut}
+        for column, one in zip(columns, inputs, strict=True)
+    ]
+    if feature.weights is None:
+        return ids
+    rules = {"ids": columns[0], "pooling": feature.pooling, **cut}
+    kind = "weights" if is_list else "weight"
+    return [*ids, {"name": feature.weights, "input": name, "kind": kind, "type": "float32", **rules}]
+
+
+def _time(name: str, column: str, dtype: pa.DataType) -> dict[str, Any]:
+    limits = {} if is_moment(dtype) else {"range": [SECONDS.start, SECONDS.stop]}
+    return {"name": column, "input": name, "kind": "time", "type": "int64", **limits}
+
+
+def _inputs(column: dict[str, Any]) -> list[dict[str, Any]]:
+    name = column["input"]
+    if column["kind"] == "number":
+        return [{"name": name, "dtype": "float32", "shape": ["B"]}]
+    if column["kind"] in ("id", "time"):
+        present = {"name": name_of_presence(name), "dtype": "bool", "shape": ["B"], "present_of": name}
+        return [{"name": name, "dtype": "int64", "shape": ["B"]}, present]
+    if column["kind"] == "weight":
+        return [{"name": name_of_weights(name), "dtype": "float32", "shape": ["B"]}]
+    if column["kind"] == "weights":
+        return [{"name": name_of_weights(name), "dtype": "float32", "shape": [f"N of {name}"]}]
+    values, lengths = names_of_list(name)
+    return [
+        {"name": values, "dtype": "int64", "shape": [f"N of {name}"]},
+        {"name": lengths, "dtype": "int64", "shape": ["B"], "lengths_of": values},
+    ]

@@ -1,0 +1,84 @@
+"""Options with their costs, as the search uses them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchx_recsys.planner import step_costs, torchrec_costs
+from torchx_recsys.planner.options import Options, all_options, has_options
+from torchx_recsys.planner.problem import Table, Topology
+from torchx_recsys.planner.shard_memory import shard_memory
+from torchx_recsys.planner.torchrec_memory import shard_bytes, sum_of_shards
+
+
+@dataclass(frozen=True)
+class Rated:
+    """Options with the cost and memory of one shard, and of all shards together.
+
+    Attributes:
+        options: The options.
+        phase_names: The phases of a step.
+        phases: Milliseconds of a shard in each phase, `[O, phases]`.
+        cost: Milliseconds of a shard, `[O]`.
+        memory: Bytes of the largest shard, on the GPU and on the host, `[O, 2]`.
+        total_cost: Milliseconds of all shards.
+        total_memory: Bytes of all shards.
+        starts: Number of the first option of each table, `[T]`.
+    """
+
+    options: Options
+    phase_names: Sequence[str]
+    phases: np.ndarray
+    cost: np.ndarray
+    memory: np.ndarray
+    total_cost: np.ndarray
+    total_memory: np.ndarray
+    starts: np.ndarray
+
+    @property
+    def tables(self) -> int:
+        """Number of tables."""
+        return len(self.starts)
+
+    def of_table(self, table: int) -> slice:
+        """Returns the options of a table."""
+        stop = self.starts[table + 1] if table + 1 < self.tables else len(self.options)
+        return slice(int(self.starts[table]), int(stop))
+
+
+def rate(
+    tables: Sequence[Table], topology: Topology, memory_of_shard: Callable[..., np.ndarray] | None = None
+) -> Rated:
+    """Returns the options of tables with their costs.
+
+    Args:
+        tables: The tables.
+        topology: The topology of identical ranks.
+        memory_of_shard: Returns the memory of shards; unset for the most that shards take, or for TorchRec's estimate
+            if the topology has no speeds.
+
+    Raises:
+        ValueError: A table has no option.
+    """
+    for table in tables:
+        if not has_options(table, topology):
+            raise ValueError(f"table '{table.name}' cannot be sharded as allowed")
+    memory_of_shard = memory_of_shard or (shard_bytes if topology.speeds is None else shard_memory)
+    options = all_options(tables, topology)
+    names, phases = phases_of(options, tables, topology)
+    cost = phases.sum(axis=1)
+    memory = memory_of_shard(options, tables, topology)
+    starts = np.searchsorted(options.table, np.arange(len(tables)))
+    total_memory = sum_of_shards(options, tables, topology, memory_of_shard)
+    return Rated(options, names, phases, cost, memory, cost * options.shards, total_memory, starts)
+
+
+def phases_of(options: Options, tables: Sequence[Table], topology: Topology) -> tuple[Sequence[str], np.ndarray]:
+    """Returns the phases of a step, and the milliseconds of a shard of each option in each, `[O, phases]`.
+
+    The phases are TorchRec's if the topology has no speeds.
+    """
+    if topology.speeds is None:
+        return torchrec_costs.PHASES, torchrec_costs.costs(options, tables, topology)
+    return step_costs.PHASES, step_costs.costs(options, tables, topology, topology.speeds)

@@ -1,0 +1,149 @@
+"""The time of a step, for many options at once: the time of a rank's shards in each phase.
+
+Unlike TorchRec's estimate, this counts bags and updated rows beside bytes: on a CPU they dominate. Ranks wait for each
+other in every exchange, so a step takes the sum of the slowest rank's time in each phase.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from torchx_recsys.planner.options import CACHED, DATA_PARALLEL, GRID, OF_ROWS, ROW_WISE, TABLE_ROW_WISE, UVM, Options
+from torchx_recsys.planner.problem import Table, Topology
+from torchx_recsys.planner.skew import hit_rates, touched_rows
+from torchx_recsys.planner.speeds import Speeds
+from torchx_recsys.planner.torchrec_costs import device_bandwidth, value_bytes
+
+PHASES = ("input", "forward", "forward_comms", "backward_comms", "backward")
+LEAST_BYTES = 64  # of a lookup: one cache line
+GRADIENT_BYTES = 4  # of each value
+MILLISECONDS = 1e-6  # in a nanosecond
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """Work of a shard of each option in a step, each `[O]`.
+
+    Attributes:
+        bags: Bags that are looked up.
+        ids: Ids in these bags.
+        exchanged: Ids that are sent; an id sent with a weight counts for two.
+        bucketed: Ids of a rank's own batch that it sorts by row shard.
+        unique: Rows that are updated.
+        row_bytes: Bytes of a row.
+        outputs: Values that are output.
+        table_bytes: Bytes of the whole shard.
+    """
+
+    bags: np.ndarray
+    ids: np.ndarray
+    exchanged: np.ndarray
+    bucketed: np.ndarray
+    unique: np.ndarray
+    row_bytes: np.ndarray
+    outputs: np.ndarray
+    table_bytes: np.ndarray
+
+
+def unique_rows(draws: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns the expected number of different rows that uniform draws hit."""
+    with np.errstate(divide="ignore"):
+        missed = np.log1p(-1.0 / rows)  # minus infinity for a single row
+    return np.where(draws > 0, -rows * np.expm1(np.maximum(draws, np.finfo(float).tiny) * missed), 0.0)
+
+
+def costs(options: Options, tables: Sequence[Table], topology: Topology, speeds: Speeds) -> np.ndarray:
+    """Returns the milliseconds of a shard of each option in each phase, `[O, 5]`."""
+    work, replicated = _work(options, tables, topology), options.kind == DATA_PARALLEL
+    slower = _slower(replace(options, cached=hit_rates(options, tables)), topology)
+    exchanged = np.where(replicated, 0.0, work.exchanged)
+    lookup = work.bags * speeds.bag + work.ids * np.maximum(work.row_bytes, LEAST_BYTES) * speeds.lookup_byte * slower
+    updated = GRADIENT_BYTES * work.ids * options.columns + 2 * work.unique * work.row_bytes * slower
+    update = work.unique * speeds.unique_row + updated * speeds.update_byte
+    whole = np.where(replicated, work.table_bytes * speeds.replicated_byte, 0.0)
+    forward, backward = _exchanges(options, tables, topology, speeds, work)
+    distributed = exchanged * speeds.id + work.bucketed * speeds.bucketed_id
+    phases = [distributed, lookup, forward, backward, update + whole]
+    return MILLISECONDS * np.stack(phases, axis=1)
+
+
+def _work(options: Options, tables: Sequence[Table], topology: Topology) -> _Work:
+    of = {
+        key: np.array([getattr(table, key) for table in tables])[options.table] for key in ("value_bytes", "is_pooled")
+    }
+    samples = topology.batch_size * np.where(options.kind == DATA_PARALLEL, 1, topology.ranks)
+    parts = np.select(
+        [options.kind == ROW_WISE, np.isin(options.kind, OF_ROWS)], [topology.ranks, topology.per_host], 1
+    )
+    hotness = np.array([sum(table.hotness) for table in tables])[options.table]
+    ids = samples * hotness / parts
+    # Every row shard has all bags, but most of their ids are elsewhere; each id of a sequence is a bag.
+    bags = np.where(of["is_pooled"], samples * np.array([len(table.hotness) for table in tables])[options.table], ids)
+    row_bytes = options.columns * of["value_bytes"]
+    with_weight = np.array([table.weight_bytes > 0 for table in tables])[options.table]
+    return _Work(
+        bags=bags,
+        ids=ids,
+        exchanged=ids * (1 + with_weight),
+        bucketed=np.where(np.isin(options.kind, OF_ROWS), topology.batch_size * hotness, 0.0),
+        unique=touched_rows(unique_rows(ids, options.rows), samples, parts, options, tables),
+        row_bytes=row_bytes,
+        outputs=bags * options.columns,
+        table_bytes=options.rows * row_bytes,
+    )
+
+
+def _slower(options: Options, topology: Topology) -> np.ndarray:
+    """Returns how many times slower a table's memory is than the rank's own."""
+    elsewhere = np.isin(options.kernel, (UVM, CACHED))
+    return np.where(elsewhere, topology.gpu_bandwidth / device_bandwidth(options, topology), 1.0)
+
+
+def _exchanges(
+    options: Options, tables: Sequence[Table], topology: Topology, speeds: Speeds, work: _Work
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the nanoseconds of exchanges forward and backward."""
+    value = np.array([table.value_bytes for table in tables])[options.table]
+    pooled = np.array([table.is_pooled for table in tables])[options.table]
+    all_to_all, partial_sums = value_bytes(topology, value)
+    in_host = np.isin(options.kind, (TABLE_ROW_WISE, GRID))
+    ways = []
+    for way, summing_byte in enumerate((speeds.reduce_scatter_byte, speeds.all_gather_byte)):
+        whole, summed = work.outputs * all_to_all[way], work.outputs * partial_sums[way]
+        inside = summed * _others(topology.per_host) * summing_byte
+        between = whole / topology.per_host * _others(topology.hosts) * speeds.network_byte
+        ways.append(
+            np.select(
+                [options.kind == DATA_PARALLEL, in_host, (options.kind == ROW_WISE) & pooled],
+                [0.0, inside + between, ring(summed, topology, speeds, summing_byte)],
+                _all_to_all(whole, topology, speeds),
+            )
+        )
+    reduced = 2 * ring(work.table_bytes, topology, speeds, speeds.all_reduce_byte)
+    return ways[0], np.where(options.kind == DATA_PARALLEL, reduced, ways[1])
+
+
+def _others(number: int) -> float:
+    """Returns the part of a member's data that belongs to other members."""
+    return (number - 1) / number
+
+
+def _all_to_all(size: np.ndarray, topology: Topology, speeds: Speeds) -> np.ndarray:
+    """Returns the nanoseconds of an all-to-all of a buffer: links inside and between hosts work in parallel."""
+    inside = (topology.per_host - 1) / topology.ranks * speeds.all_to_all_byte
+    between = (topology.ranks - topology.per_host) / topology.ranks * speeds.network_byte
+    return size * max(inside, between)
+
+
+def ring(size: np.ndarray, topology: Topology, speeds: Speeds, inside_byte: float) -> np.ndarray:
+    """Returns the nanoseconds of a ring over all ranks: traffic between hosts uses the links of all.
+
+    Args:
+        size: Bytes that each rank gives.
+        topology: The topology of identical ranks.
+        speeds: Speeds of the ranks.
+        inside_byte: Nanoseconds of a byte that leaves a rank in this kind of exchange inside a host.
+    """
+    between = speeds.network_byte / topology.per_host if topology.hosts > 1 else 0.0
+    return size * _others(topology.ranks) * max(inside_byte, between)

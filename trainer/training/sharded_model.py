@@ -17,7 +17,6 @@ from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import table_of_weight, table_shapes
 from trainer.models.precision import DTYPES, allow_tf32
 from trainer.models.tasks import ModelWithLoss
-from trainer.models.weighting import Pareto
 from trainer.optim.averages import Averages
 from trainer.optim.dense_optimizers import freeze
 from trainer.optim.optimizers import Optimizers
@@ -144,8 +143,7 @@ def build_sharded_model(
     with allocating(shapes, torch.float32.itemsize):
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema.decay else None
     cut = Cut(model)
-    if isinstance(unsharded.losses.weighting, Pareto):
-        unsharded.losses.weighting.shared = lambda: cut.leaves
+    unsharded.losses.weighting.attach(lambda: cut.leaves)
     return ShardedModel(
         model=model,
         optimizers=Optimizers(model, replicated_tables(plan), config.optimizer, lanes.steps if lanes else 1),

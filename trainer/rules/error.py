@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 class Error(IdRule):
     """Refuses ids that are not rows."""
 
+    keeps_rows = True
+
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Returns ids unchanged; raises RefusedId for an id outside [0, rows)."""
         highest, negative = greatest(ids)

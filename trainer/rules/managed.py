@@ -44,6 +44,7 @@ class Managed(IdRule):
 
     takes_strings = True
     lists_ids = True
+    keeps_rows = True
     ids_of_rows: np.ndarray
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:

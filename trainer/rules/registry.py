@@ -38,6 +38,11 @@ def lists_ids(feature: SparseKeys) -> bool:
     return feature.ids in ID_RULES and ID_RULES[feature.ids].lists_ids
 
 
+def keeps_rows(feature: SparseKeys) -> bool:
+    """Returns whether ids keep their rows when the feature's table gets more."""
+    return feature.ids in ID_RULES and ID_RULES[feature.ids].keeps_rows
+
+
 def id_rule(name: str, feature: SparseKeys) -> IdRule:
     """Returns the rule for the ids of a sparse feature.
 

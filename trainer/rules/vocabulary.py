@@ -48,6 +48,7 @@ class Listed(IdRule):
 
     takes_strings = True
     lists_ids = True
+    keeps_rows = True
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Returns the rows of ids."""

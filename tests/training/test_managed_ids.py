@@ -117,7 +117,7 @@ def test_a_checkpoint_without_a_rule_is_of_the_earlier_default():
         DataConfig.model_validate({"sparse": features}), DistributedContext(0, 1, 0, 1, torch.device("cpu"))
     )
     assert managed.rules()["evict"] == {"a": "least_used", "b": "least_used"}
-    managed.keep_rules({})
+    managed.restoring({})
     assert managed.rules() == {
         "evict": {"a": "least_recent", "b": "least_used"},
         "blocks": {"a": [1, 9], "b": [1, 9]},

@@ -24,10 +24,6 @@ class Places:
         self._ids = ids
         self._entries: list[Entries] = []  # all ids, and those that came since; empty until the first search
 
-    def forget(self) -> None:
-        """Makes the next search sort all ids. Call this after filling the array."""
-        self._entries = []
-
     def of(self, ids: np.ndarray) -> np.ndarray:
         """Returns the places of ids, `[N]` to `[N]` int64, NOWHERE for ids without a place."""
         if not self._entries:

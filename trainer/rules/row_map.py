@@ -53,7 +53,8 @@ class RowMap:
     Attributes:
         blocks: As above.
         evict: As above.
-        state: Id, last step and count of each of these rows, `[3, R]` int64; a row's column is its place.
+        state: Id, last step and count of each of these rows, `[3, R]` int64; a row's column is its place. It may be
+            filled before the first call.
         totals: Rows in use, evictions, and ids without a row, summed over steps, `[3]` int64.
     """
 
@@ -64,11 +65,6 @@ class RowMap:
         self.state[IDS] = FREE
         self.totals = np.zeros(3, np.int64)
         self._places, self._choice = Places(self.state[IDS]), RowChoice(self._part, self.state)
-
-    def forget(self) -> None:
-        """Makes the next batch look at all state again. Call this after filling it."""
-        self._places.forget()
-        self._choice.forget()
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Returns the rows of ids of these blocks, `[N]` int64 to `[N]` int64, SHARED for ids without a row."""

@@ -342,7 +342,7 @@ class Chain:
             session.evaluate(self._steps, training_step.detach(), "validation")
         take_steps(session, training_step)
         training_step.detach()
-        session.model.managed.end()
+        session.model.id_map.end()
         require_saved(session, place.last_step)
         session.reporter.close()
 

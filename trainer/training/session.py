@@ -188,7 +188,7 @@ class Session:
         if result.skipped:
             self.reporter.log(f"step {step:,} is skipped: its loss or a gradient is not finite")
         with named_range("report"):
-            counts = self.step_state.report(self.config.train.scales_loss) | self.model.managed.report()
+            counts = self.step_state.report(self.config.train.scales_loss) | self.model.id_map.report()
             counts |= self._rates(step) if self.reporter.due(step) else {}
             self.reporter.step(step, epoch, result.means, samples, self.batches.stalled_seconds, counts)
             if self.reporter.due(step):
@@ -240,9 +240,9 @@ class Session:
         Raises:
             Stopped: A signal requested a stop.
         """
-        with self.model.averaged(), self.model.managed.rewound(), named_range("evaluation"):
+        with self.model.averaged(), self.model.id_map.rewound(), named_range("evaluation"):
             metrics = self.evaluator.evaluate(
-                model, split, self.model.managed, partial(self._stop_requested, step, split)
+                model, split, self.model.id_map, partial(self._stop_requested, step, split)
             )
         if metrics is None:
             self.stop(step)
@@ -287,13 +287,13 @@ class Session:
             "types": {**self.order.types.meanings},
             "vocabularies": fingerprints(self.config.data.sparse),
             "catalogue": self.order.catalogue.fingerprint if self.order.catalogue else None,
-            **self.model.managed.rules(),
+            **self.model.id_map.rules(),
         }
         if segment := self.order.segment:
             train_state["segment"] = asdict(segment)
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}
         self.reporter.flush()  # on storage without append: a resumed run does not write the lines up to here again
-        with named_range("save"), self.model.managed.rewound():
+        with named_range("save"), self.model.id_map.rewound():
             self.saver.save(step, self.model.tensors(), train_state, texts)
         self.reporter.resume_clock()
 

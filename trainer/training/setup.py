@@ -130,7 +130,7 @@ def session_of(
             reporter=reporter,
             histograms=Histograms(claimed.config.report.histograms_every_steps, claimed.context),
             profiler=_open_profiler(claimed, order, job.requests, reporter),
-            batches=StallTimer(model.managed.batches(order.batches(), order.steps_done, order.unused_since)),
+            batches=StallTimer(model.id_map.batches(order.batches(), order.steps_done, order.unused_since)),
             stop_requests=job.stop_requests,
             watchdog=job.watchdog,
             step_state=step_state,
@@ -274,12 +274,11 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, types: Recorde
         if model.averages:
             model.averages.begin()
         return facts
-    model.managed.keep_rules(claimed.start.train_state)
     grows = config.checkpoint.grow_tables
     if grows and model.averages:
         model.averages.begin()  # of the new rows
     started = time.monotonic()
-    restore(claimed.start, model.tensors(), context, grown=grows)
+    restore(claimed.start, model.restoring(claimed.start.train_state), context, grown=grows)
     model.optimizers.tables.earlier_steps = claimed.start.train_state.get("earlier_table_steps", 0)
     seconds = claimed.verify_seconds + time.monotonic() - started
     earlier = broadcast_from_rank0(context, claimed.directory.facts)

@@ -1,6 +1,6 @@
 """The trainer's own answers: rows from its loader, looked up by TorchRec in one process, without shards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,19 +25,19 @@ from trainer.models.embeddings import table_of_weight
 from trainer.models.outputs import ModelOutput, compute_outputs
 from trainer.rules.plain_types import as_lists, id_type, is_string
 from trainer.rules.strings import to_texts
-from trainer.training.managed_ids import ManagedIds
+from trainer.training.id_map import IdMap, make_id_map
 
 ALONE = DistributedContext(0, 1, 0, 1, torch.device("cpu"))
 READ_ROWS = 4096
 PARITY_ROWS = 64
 
 
-def managed_ids(config: Config, state: dict[str, Tensor]) -> ManagedIds:
-    """Returns the managed ids of a checkpoint; `state` has the names of the checkpoint."""
-    managed = ManagedIds(config.data, ALONE)
-    for name, value in managed.tensors().items():
+def saved_id_map(config: Config, train_state: Mapping[str, Any], state: dict[str, Tensor]) -> IdMap:
+    """Returns the rows of ids of a checkpoint; `state` has the names of the checkpoint."""
+    id_map = make_id_map(config, ALONE)
+    for name, value in id_map.restoring(train_state).items():
         value.copy_(state[name])
-    return managed
+    return id_map
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SplitRows:
     batch: Batch
 
 
-def read_rows(files: FileSet, config: Config, managed: ManagedIds, at_once: int = READ_ROWS) -> Iterator[SplitRows]:
+def read_rows(files: FileSet, config: Config, id_map: IdMap, at_once: int = READ_ROWS) -> Iterator[SplitRows]:
     """Yields the rows of a split in order, `at_once` at a time."""
     data, reader = config.data, RowGroupReader(files, config.data)
     for group in files.row_groups:
@@ -61,7 +61,7 @@ def read_rows(files: FileSet, config: Config, managed: ManagedIds, at_once: int 
             for start in range(0, group.rows, at_once):
                 rows = range(start, min(start + at_once, group.rows))
                 chunk = Chunk(column, rows, partial(reader.where, group))
-                batch = managed.looked_up(to_batch(decode(chunk, data, files.files[0].lists), data, 1.0))
+                batch = id_map.looked_up(to_batch(decode(chunk, data, files.files[0].lists), data, 1.0))
                 yield SplitRows(_raw_columns(chunk, data), batch)
 
 

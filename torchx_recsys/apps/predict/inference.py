@@ -50,7 +50,7 @@ class Predictor:
     def compute(self, batches: Iterator[Batch]) -> Iterator[Columns]:
         """Yields the outputs of each batch, on the CPU."""
         for batch in batches:
-            rows = self._model.managed.looked_up(with_all_features(batch, self._here, self._every))
+            rows = self._model.id_map.looked_up(with_all_features(batch, self._here, self._every))
             _, found = self._model.model(rows.to(self._device))
             yield {name: value.cpu() for name, value in compute_outputs(self._outputs, found.predictions).items()}
 

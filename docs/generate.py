@@ -7,7 +7,7 @@ take an argument: `<!-- generated: scheduler-options slurm -->`.
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin
@@ -105,12 +105,12 @@ def other_keys() -> str:
     for path, meaning, keys in described(Config):
         first = FIRST.get(path, "").split()
         above = f"\n\nAbove: {', '.join(f'`{name}`' for name in first)}." if first else ""
-        if others := [tuple(key) for key in keys if key.name not in first]:
+        if others := [key for key in keys if key.name not in first]:
             found.append(f"### `[{path}]`\n\n{meaning}{above}\n\n{_table_of_keys(others)}")
     return "\n\n".join(found)
 
 
-def _table_of_keys(keys: list[tuple[str, ...]]) -> str:
+def _table_of_keys(keys: Iterable[tuple[str, ...]]) -> str:
     return table(["Key", "Type", "Default", "Meaning"], [[f"`{name}`", *facts] for name, *facts in keys])
 
 
@@ -132,8 +132,7 @@ def _keys(section: type[Section]) -> str:
     from trainer.config.help import described
 
     return "\n\n".join(
-        (f"`[{path}]`:\n\n" if path else "") + _table_of_keys([tuple(key) for key in keys])
-        for path, _, keys in described(section)
+        (f"`[{path}]`:\n\n" if path else "") + _table_of_keys(keys) for path, _, keys in described(section)
     )
 
 

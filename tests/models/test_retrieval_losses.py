@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from trainer.config.catalogue import LaneRows
+from trainer.config.data import LaneRows
 from trainer.data.rows import NO_ITEM
 from trainer.models.losses_over_samples import LossOverSamples, in_batch_softmax, sampled_softmax
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.nn import functional as differentiable
 from torch.nn import functional
 
-from trainer.config.catalogue import LaneRows
+from trainer.config.data import LaneRows
 from trainer.config.tasks import TaskConfig
 from trainer.core.console import plural
 from trainer.core.errors import InputError

@@ -44,8 +44,8 @@ from torchx_recsys.apps.export.weights import SavedWeights, load_dense, load_mod
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.checkpoint.store import MANIFEST, Checkpoint, FileEntry
 from trainer.config.features import columns_of
-from trainer.config.publish import PublishConfig
 from trainer.config.root import Config, load_config
+from trainer.config.train import PublishConfig
 from trainer.core.digest import digest
 from trainer.core.errors import InputError, some_of
 from trainer.core.run_directory import RunDirectory

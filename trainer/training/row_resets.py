@@ -10,7 +10,7 @@ from torch import Tensor
 from trainer.checkpoint.state_dict import State, is_table, table_of
 from trainer.config.optimizer import OptimizerConfig
 from trainer.core.local_shards import placed_shards
-from trainer.models.table_init import initial_rows
+from trainer.models.embeddings import initial_rows
 from trainer.optim.optimizers import ACCUMULATORS
 
 

@@ -159,7 +159,7 @@ def torchrec_quantized(run: Run, folder: Path, seconds: float) -> list[str]:
     chosen = find_checkpoint(RunDirectory(run.out), "--out", NEWEST, "--checkpoint")
     model = load_model(config, SavedWeights(chosen, config.optimizer.ema, averages=False))
     files = find_files("data.test", config.data.test, config.data)
-    batch = next(read_rows(files, config, make_id_map(config, ALONE))).batch
+    batch = next(read_rows(files, config.data, make_id_map(config, ALONE))).batch
     scripted = script(model)
     torch.jit.save(scripted, folder / "scripted.pt")
     found = []

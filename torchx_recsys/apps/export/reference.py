@@ -53,9 +53,9 @@ class SplitRows:
     batch: Batch
 
 
-def read_rows(files: FileSet, config: Config, id_map: IdMap, at_once: int = READ_ROWS) -> Iterator[SplitRows]:
+def read_rows(files: FileSet, data: DataConfig, id_map: IdMap, at_once: int = READ_ROWS) -> Iterator[SplitRows]:
     """Yields the rows of a split in order, `at_once` at a time."""
-    data, reader = config.data, RowGroupReader(files, config.data)
+    reader = RowGroupReader(files, data)
     for group in files.row_groups:
         with reader.open(group) as column:
             for start in range(0, group.rows, at_once):

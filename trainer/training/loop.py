@@ -2,7 +2,7 @@
 
 from trainer.config.root import Config, check_training
 from trainer.core.distributed import DistributedContext, process_group
-from trainer.run.preflight import preflight
+from trainer.training.extensions import check_extensions, found
 from trainer.training.finish import finish
 from trainer.training.resume import Resume
 from trainer.training.segments import train_on_segments
@@ -24,9 +24,10 @@ def train(config: Config, out: str, resume: Resume = "auto") -> None:
         Stopped: A signal requested a stop.
     """
     check_training(config)
+    check_extensions(config)
     with process_group(config.train.collective_timeout_seconds) as context:
-        if config.train.preflight_seconds:
-            preflight(context, config.train.preflight_seconds)
+        for start in found(config, "start"):
+            start(config, context)
         if config.data.segments.path:
             train_on_segments(config, out, resume, context)
         else:

@@ -12,7 +12,7 @@ from trainer.data.features import features_only, with_all_features
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives
-from trainer.training.managed_ids import ManagedIds
+from trainer.extensions.managed_ids.managed_ids import ManagedIds
 
 TAGS, SCORES = [[1, 2], [], [3]], [[0.5, 2.0], [], [4.0]]
 

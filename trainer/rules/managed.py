@@ -8,12 +8,14 @@ import numpy as np
 from trainer.core.errors import InputError
 from trainer.core.section import MayChange
 from trainer.rules.base import IdRule, SparseKeys
-from trainer.rules.places import FREE
-from trainer.rules.row_map import SHARED
 from trainer.rules.vocabulary import look_up
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+FREE = -1  # in place of the id of a row without one; ids are at least 0
+SHARED = 0  # the row of all ids without a row of their own
 
 
 class ManagedKeys(SparseKeys):

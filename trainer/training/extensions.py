@@ -19,7 +19,7 @@ Place = Literal["start", "check", "driver", "wrap", "ids", "watcher"]
 * `check`, `(config, context) -> None`: on rank 0, before the run directory is claimed; raises InputError.
 * `driver`, `(config, out, resume, context) -> None`: trains, in place of one session from the first step to the last.
 * `wrap`, `(model, context, config) -> None`: changes the model after its tables are sharded, before it has optimizers.
-* `ids`, a class `(data, context, plan)`: gives rows of tables to raw ids; at most one.
+* `ids`, an `IdMap` (`id_map.py`): gives rows of tables to raw ids; at most one.
 * `watcher`, a class `(claimed)`: watches the run, and changes none of its bits.
 """
 
@@ -44,11 +44,17 @@ def _set(key: str) -> Callable[[Config], str | None]:
     return lambda config: key if reduce(getattr, key.split("."), config) else None
 
 
+def _managed_ids(config: Config) -> str | None:
+    features = next(iter(config.data.managed_tables.values()), None)
+    return f'data.sparse.{features[0]}.ids = "managed"' if features else None
+
+
 EXTENSIONS = {
     "preflight": Extension(
         places={"start": "trainer.extensions.preflight:preflight"}, key=_set("train.preflight_seconds")
     ),
     "compiled": Extension(places={"wrap": "trainer.extensions.compiled:compile_dense_part"}, key=_set("train.compile")),
+    "managed_ids": Extension(places={"ids": "trainer.extensions.managed_ids.managed_ids:ManagedIds"}, key=_managed_ids),
 }
 """The extensions by name, in the order in which they act at a place."""
 

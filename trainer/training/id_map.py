@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +12,7 @@ from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.data.batch import Batch
+from trainer.training.extensions import found
 
 Reset = Callable[[str, Tensor, int], None]
 """Sets rows of a table, `[N]`, to initial values in a step, and clears their optimizer state."""
@@ -92,5 +92,5 @@ def make_id_map(config: Config, context: DistributedContext, plan: ShardingPlan 
     Raises:
         InputError: The map cannot work with the plan.
     """
-    made = import_module("trainer.training.managed_ids").ManagedIds if config.data.managed_tables else IdMap
+    made = next(found(config, "ids"), IdMap)
     return made(config.data, context, plan)

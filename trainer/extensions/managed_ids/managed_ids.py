@@ -16,19 +16,17 @@ from trainer.checkpoint.state_dict import State
 from trainer.config.data import DataConfig
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError
-from trainer.core.exchange import Exchange
 from trainer.core.local_shards import with_rows_elsewhere
 from trainer.data.batch import Batch
 from trainer.data.host_tensors import to_tensor
 from trainer.data.jagged import with_values
+from trainer.extensions.managed_ids.blocks import Blocks
+from trainer.extensions.managed_ids.exchange import Exchange, IdRequests, RowHolders
+from trainer.extensions.managed_ids.row_map import EVICTED, LAST_USED, OVERFLOWED, USED, Change, RowMap
 from trainer.models.embeddings import name_in_model
 from trainer.optim.table_averages import CACHING
-from trainer.plan.row_holders import RowHolders
 from trainer.plan.sharding_plan import table_plans
-from trainer.rules.blocks import Blocks
-from trainer.rules.row_map import EVICTED, LAST_USED, OVERFLOWED, USED, Change, RowMap
 from trainer.training.id_map import IdMap, Reset
-from trainer.training.id_requests import IdRequests
 
 DEFAULT, EARLIER_DEFAULT = "least_used", "least_recent"  # of `evict`; checkpoints of the earlier do not record it
 

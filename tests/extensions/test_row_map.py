@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.rules.blocks import Blocks
-from trainer.rules.places import FREE
-from trainer.rules.row_map import COUNTS, EVICTED, HALF_LIFE, IDS, LAST_USED, OVERFLOWED, SHARED, USED, RowMap
+from trainer.extensions.managed_ids.blocks import Blocks
+from trainer.extensions.managed_ids.row_map import COUNTS, EVICTED, HALF_LIFE, IDS, LAST_USED, OVERFLOWED, USED, RowMap
+from trainer.rules.managed import FREE, SHARED
 
 BATCHES = st.lists(st.lists(st.integers(0, 12), max_size=14), max_size=12)
 APART = st.sampled_from([1, 5, HALF_LIFE, 900])  # steps from a batch to the next
@@ -169,8 +169,8 @@ def test_as_a_dict_would(batches, blocks, parts, evict, apart, let_go, resumed):
 def test_many_rows_as_a_dict_would(evict):
     # More ids than are looked up apart from the others, and more rows than are looked at together.
     with (
-        patch("trainer.rules.places.RECENT", 3),
-        patch("trainer.rules.row_choice.ROWS_AT_ONCE", 40),
+        patch("trainer.extensions.managed_ids.row_map.RECENT", 3),
+        patch("trainer.extensions.managed_ids.row_map.ROWS_AT_ONCE", 40),
     ):
         draw, blocks = np.random.default_rng(0), Blocks(7, (90, 131))
         ours, naive = Parts(blocks, evict, 3), Naive(blocks, evict)

@@ -5,10 +5,11 @@ The position of such a run is a segment, a step and the last name reached, and a
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 
 from tabulate import tabulate
 
-from trainer.checkpoint.retention import ends_of_segments
+from trainer.checkpoint.retention import named_ends
 from trainer.checkpoint.store import Checkpoints
 from trainer.config.root import Config
 from trainer.core.console import plural
@@ -27,9 +28,9 @@ from trainer.run.page import segments_table, write_page
 from trainer.run.preemption import Action, Stopped
 from trainer.training.evaluate import Evaluator, open_catalogue
 from trainer.training.finish import require_saved
-from trainer.training.ledger import LEDGER, Ledger, Line, fingerprints
+from trainer.training.ledger import LEDGER, Ledger, Line, SegmentPlace, fingerprints
 from trainer.training.resume import Resume, check_start
-from trainer.training.session import EpochOrder, SegmentPlace, Session
+from trainer.training.session import EpochOrder, Session
 from trainer.training.setup import (
     Job,
     announce,
@@ -127,10 +128,10 @@ class Chain:
         return [line["segment"] for line in self._ledger.lines() if line["samples"]]
 
     def _restore_ledger(self) -> None:
-        """Adds the lines that are lost of segments whose ends have checkpoints."""
+        """Adds the lines that are lost of segments whose ends have checkpoints, which are committed before the line."""
         checkpoints = self._job.claimed.checkpoints
         for step in checkpoints.steps():
-            if step <= self._steps and step in ends_of_segments(checkpoints, [step]):
+            if step <= self._steps and step in named_ends(checkpoints, [step]):
                 self._ledger.note(SegmentPlace(**{"reached": ""} | checkpoints.at(step).train_state["segment"]))
 
     def _pass_over(self, segment: Segment, why: str) -> None:
@@ -302,7 +303,10 @@ class Chain:
             types=self._types,
             steps_done=self._steps,
             last_step=place.last_step,
-            segment=place,
+            steps_before=place.first_step,
+            epochs_before=place.number,
+            state={"segment": asdict(place)},
+            ends=place.name,
             unused_since=broadcast_from_rank0(context, self._unused_since),
         )
 
@@ -316,8 +320,7 @@ class Chain:
 
     def _train(self, order: EpochOrder) -> None:
         """Evaluates on a segment, unless that is done, trains on it, saves, and notes it."""
-        assert order.segment
-        config, place = self._config, order.segment
+        config, place = self._config, SegmentPlace(**order.state["segment"])
         urls = [file.url for file in order.files.files]
         data = config.data.model_copy(update={"validation": urls})
         evaluator = Evaluator(config.model_copy(update={"data": data}), self._context, order.types, order.catalogue)

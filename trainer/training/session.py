@@ -1,15 +1,15 @@
 """A training run in progress: records steps, evaluates, saves and stops."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
 from torch import nn
 
 from trainer.checkpoint.saver import Saver
-from trainer.checkpoint.store import Checkpoint, Checkpoints
+from trainer.checkpoint.store import ENDS, Checkpoint, Checkpoints
 from trainer.config.root import Config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.outcome import SAVED_WORD, STOPPED_WORD, write_outcome
@@ -69,7 +69,10 @@ class EpochOrder:
         types: The types of the columns, which the run keeps.
         steps_done: Steps that the run has taken before this job; the next step is one more.
         last_step: The step that training ends with.
-        segment: The segment that these are the samples of; None if the data has none.
+        steps_before: Steps that the run took on other samples before, such as those of earlier days.
+        epochs_before: Epochs of those.
+        state: What is added to the train state of each checkpoint.
+        ends: Name of what ends with the last step, such as a day, which retention goes by; None if nothing does.
         unused_since: Managed ids that no step after this one had lose their rows with the next step; None keeps all.
     """
 
@@ -80,49 +83,20 @@ class EpochOrder:
     types: RecordedTypes
     steps_done: int
     last_step: int
-    segment: "SegmentPlace | None" = None
+    steps_before: int = 0
+    epochs_before: int = 0
+    state: Mapping[str, Any] = field(default_factory=dict)
+    ends: str | None = None
     unused_since: int | None = None
 
-    @property
-    def steps_before(self) -> int:
-        """Steps that the run took on earlier segments."""
-        return self.segment.first_step if self.segment else 0
-
     def place_of(self, step: int) -> tuple[int, int]:
-        """Returns the epoch of a step, of several segments their number, and the steps of that epoch before it."""
+        """Returns the epoch of a step and the steps of that epoch before it."""
         epoch, epoch_step = divmod(step - 1 - self.steps_before, self.lanes.steps)
-        return epoch + (self.segment.number if self.segment else 0), epoch_step
+        return epoch + self.epochs_before, epoch_step
 
     def batches(self) -> Iterator[Batch]:
         """Returns this rank's batches of the steps that are left."""
         return self.loader.batches(self.steps_done - self.steps_before, self.last_step - self.steps_before)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SegmentPlace:
-    """Where a segment is in the life of a run; a part of the train state.
-
-    Attributes:
-        name: Its name.
-        number: Segments before it.
-        first_step: Steps that the run took on those.
-        last_step: Steps when it has been trained on.
-        samples: Its samples.
-        files: Number of its files.
-        fingerprint: Changes with its files and their sizes.
-        reached: The last name of it and those before; of a segment that came late, a later one than its own.
-        contents: The same for the same files under other names; empty without rows.
-    """
-
-    name: str
-    number: int
-    first_step: int
-    last_step: int
-    samples: int
-    files: int
-    fingerprint: str
-    reached: str
-    contents: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,9 +262,10 @@ class Session:
             "vocabularies": fingerprints(self.config.data.sparse),
             "catalogue": self.order.catalogue.fingerprint if self.order.catalogue else None,
             **self.model.managed.rules(),
+            **self.order.state,
         }
-        if segment := self.order.segment:
-            train_state["segment"] = asdict(segment)
+        if self.order.ends is not None and step == self.order.last_step:
+            train_state[ENDS] = self.order.ends
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}
         self.reporter.flush()  # on storage without append: a resumed run does not write the lines up to here again
         with named_range("save"), self.model.managed.rewound():

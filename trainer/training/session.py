@@ -26,7 +26,7 @@ from trainer.run.histograms import Histograms
 from trainer.run.page import write_page
 from trainer.run.preemption import Action, Stopped, StopRequests
 from trainer.run.profiler import Profiler
-from trainer.run.reporter import Reporter, StallTimer
+from trainer.run.reporter import Reporter, StallTimer, tolerate_failed_writes
 from trainer.run.step_clock import named_range
 from trainer.run.watchdog import Watchdog
 from trainer.training.evaluate import Evaluator
@@ -56,6 +56,11 @@ class ClaimedRun:
     start: Checkpoint | None
     verify_seconds: float
 
+    def log(self, text: str) -> None:
+        """Prints a line on rank 0."""
+        if self.context.is_rank0:
+            print(without_secrets(text), flush=True)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOrder:
@@ -72,6 +77,8 @@ class EpochOrder:
         steps_before: Steps that the run took on other samples before, such as those of earlier days.
         epochs_before: Epochs of those.
         state: What is added to the train state of each checkpoint.
+        evaluated_first: Whether the model is evaluated on these samples before it is trained on them, in place of
+            data.validation.
         ends: Name of what ends with the last step, such as a day, which retention goes by; None if nothing does.
         unused_since: Managed ids that no step after this one had lose their rows with the next step; None keeps all.
     """
@@ -86,6 +93,7 @@ class EpochOrder:
     steps_before: int = 0
     epochs_before: int = 0
     state: Mapping[str, Any] = field(default_factory=dict)
+    evaluated_first: bool = False
     ends: str | None = None
     unused_since: int | None = None
 
@@ -232,8 +240,10 @@ class Session:
         self.reporter.resume_clock()
 
     def lacks_evaluation(self) -> bool:
-        """Returns whether the run resumes from a step that was saved, but whose evaluation was interrupted."""
+        """Returns whether an evaluation comes before the next step: an interrupted one, or the first of all."""
         step = self.order.steps_done
+        if self.order.evaluated_first:  # what was evaluated after this step may have been other samples
+            return step == self.order.steps_before
         return 0 < step < self.order.last_step and self.evaluator.due(step) and not self.is_validated(step)
 
     def is_validated(self, step: int) -> bool:
@@ -286,7 +296,8 @@ class Session:
             self.saver.wait()
         outcome = f"{STOPPED_WORD} at step {step}, {self.saved(step)}"
         self.profiler.stop(step)
-        self.end("stopped", step, outcome)
+        self.reporter.close()
+        record_end(self.claimed, "stopped", step, outcome)
         self.reporter.log(f"{outcome}\n\nThe same command resumes it.")
         raise Stopped
 
@@ -299,22 +310,25 @@ class Session:
         # Schedulers look for the word, and read the step at the end of the line.
         return f"{lost}: {f'the newest checkpoint {SAVED_WORD} is {url}' if url else 'there is no checkpoint'}"
 
-    def end(self, state: str, step: int, outcome: str, measured: dict[str, Any] | None = None) -> None:
-        """Closes the files of the run and records how it ended.
 
-        Args:
-            state: `state` of run.json.
-            step: Steps done.
-            outcome: The last line, which schedulers read.
-            measured: Times of steps and memory, for run.json; a run that took no step keeps those it has.
-        """
-        self.reporter.close()
-        if self.context.is_rank0:
-            with self.reporter.tolerate_failed_writes():
-                facts = self.directory.facts()
-                facts |= {"state": state, "step": step, "outcome": without_secrets(outcome)}
-                facts |= {"measured": measured} if measured else {}
-                self.directory.write_json("run.json", facts)
-            write_outcome(without_secrets(outcome))
-            with self.reporter.tolerate_failed_writes():  # last, as a disk may be almost full
-                write_page(self.directory, self.claimed.checkpoints)
+def record_end(
+    claimed: ClaimedRun, state: str, step: int, outcome: str, measured: Mapping[str, Any] | None = None
+) -> None:
+    """Records how a run ended, in run.json, its page, and for its scheduler; a failure of storage ends nothing.
+
+    Args:
+        claimed: The run, whose reports are closed.
+        state: `state` of run.json.
+        step: Steps done.
+        outcome: The last line, which schedulers read.
+        measured: Times of steps and memory, for run.json; a run that took no step keeps those it has.
+    """
+    if not claimed.context.is_rank0:
+        return
+    directory = claimed.directory
+    with tolerate_failed_writes(directory, claimed.log):
+        facts = directory.facts() | {"state": state, "step": step, "outcome": without_secrets(outcome)}
+        directory.write_json("run.json", facts | ({"measured": measured} if measured else {}))
+    write_outcome(without_secrets(outcome))
+    with tolerate_failed_writes(directory, claimed.log):  # last, as a disk may be almost full
+        write_page(directory, claimed.checkpoints)

@@ -21,6 +21,7 @@ from trainer.core.distributed import DistributedContext, broadcast_from_rank0, b
 from trainer.core.errors import InputError, NoRows
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
+from trainer.data.catalogue import Catalogue
 from trainer.data.dataset import FileSet
 from trainer.data.lanes import Lanes, check_lanes, default_lanes
 from trainer.data.loader import Loader
@@ -60,6 +61,7 @@ class Job:
         lock: The lock of the run directory.
         requests: Requests for profiles.
         staging: The copy of the state that saves are made of.
+        step_state: State that a step leaves to later steps.
     """
 
     claimed: ClaimedRun
@@ -68,6 +70,7 @@ class Job:
     lock: RunLock
     requests: ProfileRequests
     staging: Staging
+    step_state: StepState
 
 
 @contextmanager
@@ -77,17 +80,11 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
     Raises:
         InputError: The configuration, the data or the run directory cannot be used.
     """
-    with begin_job(config, out, resume, context) as job:
-        claimed = job.claimed
-        # Wrong data is refused within seconds, before the model is built, which takes longest.
-        order = plan_epochs(config, claimed.start, context)
-        evaluator = Evaluator(config, context, order.types, order.catalogue)
-        model = build_sharded_model(config, context, order.lanes, claimed.directory)
-        origin = restore_or_finetune(claimed, model, order.types)
-        continue_chain(job, model)
-        with session_of(job, order, evaluator, model, first_step_state(claimed)) as session:
-            announce(session, origin)
-            yield session
+    with (
+        begin_job(config, out, resume, context) as job,
+        session_of(job, plan_epochs(config, job.claimed.start, context)) as session,
+    ):
+        yield session
 
 
 @contextmanager
@@ -110,18 +107,31 @@ def begin_job(config: Config, out: str, resume: Resume, context: DistributedCont
         locked(directory, context) as lock,
         profile_requests(directory, context) as requests,
     ):
-        yield Job(claim_run(config, directory, resume, context), watchdog, stop_requests, lock, requests, Staging())
+        claimed = claim_run(config, directory, resume, context)
+        step_state = _first_step_state(claimed)
+        yield Job(claimed, watchdog, stop_requests, lock, requests, Staging(), step_state)
 
 
 @contextmanager
-def session_of(
-    job: Job, order: EpochOrder, evaluator: Evaluator, model: ShardedModel, step_state: StepState
-) -> Iterator[Session]:
-    """Opens the reports and the saver of a run, and yields it, ready to train."""
-    claimed = job.claimed
+def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -> Iterator[Session]:
+    """Yields a session that trains on an order of samples.
+
+    Args:
+        job: What the job holds.
+        order: The order.
+        model: The model as the session before left it; the first session of a job builds and fills it.
+    """
+    claimed, origin = job.claimed, None
+    config, context = claimed.config, claimed.context
+    # Wrong data is refused within seconds, before the model is built, which takes longest.
+    evaluator = Evaluator(_evaluated(config, order), context, order.types, order.catalogue)
+    if model is None:
+        model = build_sharded_model(config, context, order.lanes, claimed.directory)
+        origin = restore_or_finetune(claimed, model, order.types)
+        continue_chain(job, model)
     reporter = _open_reporter(claimed, order)
     with _open_saver(job, order, reporter) as saver:
-        yield Session(
+        session = Session(
             claimed=claimed,
             order=order,
             model=model,
@@ -133,11 +143,22 @@ def session_of(
             batches=StallTimer(model.managed.batches(order.batches(), order.steps_done, order.unused_since)),
             stop_requests=job.stop_requests,
             watchdog=job.watchdog,
-            step_state=step_state,
+            step_state=job.step_state,
         )
+        if origin is not None:
+            announce(session, origin)
+        yield session
 
 
-def first_step_state(claimed: ClaimedRun) -> StepState:
+def _evaluated(config: Config, order: EpochOrder) -> Config:
+    """Returns the configuration with what the model is evaluated on while it is trained on an order of samples."""
+    if not order.evaluated_first:
+        return config
+    data = config.data.model_copy(update={"validation": [file.url for file in order.files.files]})
+    return config.model_copy(update={"data": data})
+
+
+def _first_step_state(claimed: ClaimedRun) -> StepState:
     """Returns the state of the steps that a job begins with."""
     saved = claimed.start.train_state.get("step_state") if claimed.start else None
     return start_state(claimed.config.train, saved)
@@ -195,20 +216,25 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
             "with dlrm.evaluate"
         )
     types = held_types(config, files, "data.train", start)
-    rank, world_size, seed = context.rank, context.world_size, config.train.seed
     catalogue = open_catalogue(config, context, types, files.files[0], start)
-    negatives = Negatives(catalogue, config.data, seed) if catalogue else None
-    data = config.data
-    loader = Loader(files, data, lanes, rank, world_size, seed, data.shuffle, negatives, data.balance)
     return EpochOrder(
         files=files,
         lanes=lanes,
-        loader=loader,
+        loader=open_loader(config, files, lanes, catalogue, context),
         catalogue=catalogue,
         types=types,
         steps_done=steps_done,
         last_step=last_step,
     )
+
+
+def open_loader(
+    config: Config, files: FileSet, lanes: Lanes, catalogue: Catalogue | None, context: DistributedContext
+) -> Loader:
+    """Returns the loader of this rank's batches for training."""
+    data, seed = config.data, config.train.seed
+    negatives = Negatives(catalogue, data, seed) if catalogue else None
+    return Loader(files, data, lanes, context.rank, context.world_size, seed, data.shuffle, negatives, data.balance)
 
 
 def held_types(

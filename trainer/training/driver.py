@@ -10,8 +10,9 @@ from trainer.core.outcome import FINISHED_WORD
 from trainer.run.page import PAGE
 from trainer.run.step_clock import in_words
 from trainer.training.finish import Finished
-from trainer.training.session import EpochOrder, record_end
-from trainer.training.setup import Job, plan_epochs
+from trainer.training.order import EpochOrder, plan_epochs
+from trainer.training.session import record_end
+from trainer.training.setup import Job
 
 
 class Driver(Protocol):
@@ -53,9 +54,7 @@ class OneOrder:
         """Records how the run ended, and prints its files and the next commands."""
         assert finished
         claimed, step = self._claimed, finished.step
-        outcome = f"{FINISHED_WORD} at step {step}"
-        if finished.reason:
-            outcome += f", before {finished.last_step}: {finished.reason}"
+        outcome = f"{FINISHED_WORD} at step {step}" + (f", {finished.early}" if finished.early else "")
         finished.reporter.track(finished.evaluated_step, claimed.checkpoints.url(finished.evaluated_step))
         if finished.measured:
             claimed.log(in_words(finished.measured))

@@ -23,8 +23,7 @@ class Finished:
     Attributes:
         model: The model, for the next order.
         step: Steps done.
-        last_step: The step that training was to end with.
-        reason: Why it ended before that; None if it did not.
+        early: Why it ended before its last step; None if it did not.
         evaluated_step: The step whose weights were evaluated last.
         measured: Times of steps and memory, for run.json; empty if no step was taken.
         reporter: The reports, which are closed.
@@ -32,8 +31,7 @@ class Finished:
 
     model: ShardedModel
     step: int
-    last_step: int
-    reason: str | None
+    early: str | None
     evaluated_step: int
     measured: dict[str, Any]
     reporter: Reporter
@@ -52,15 +50,16 @@ def finish(session: Session, step: int, training_step: TrainingStep) -> Finished
         SystemExit: The last step could not be saved.
     """
     model = training_step.detach()
-    measured = training_step.clock.measured(session.context)
+    measured, early = training_step.clock.measured(session.context), None
     if reason := session.reason_to_stop(step):
         session.reporter.log(f"step {step:,}  training ends early: {reason}")
         _save_unless_saved(session, step)
+        early = f"before {session.order.last_step}: {reason}"
     session.model.managed.end()
     evaluated_step = _evaluate(session, step, model)
     _require_saved(session, step)
     session.reporter.close()
-    return Finished(session.model, step, session.order.last_step, reason, evaluated_step, measured, session.reporter)
+    return Finished(session.model, step, early, evaluated_step, measured, session.reporter)
 
 
 def _require_saved(session: Session, step: int) -> None:

@@ -5,9 +5,9 @@ from trainer.core.distributed import DistributedContext, process_group
 from trainer.run.preflight import preflight
 from trainer.training.driver import Driver, OneOrder
 from trainer.training.finish import Finished, finish
+from trainer.training.order import EpochOrder
 from trainer.training.resume import Resume
 from trainer.training.segments import Segments
-from trainer.training.session import EpochOrder
 from trainer.training.setup import Job, begin_job, session_of
 from trainer.training.sharded_model import ShardedModel
 from trainer.training.take_steps import take_steps

@@ -25,9 +25,10 @@ from trainer.run.preemption import Action, Stopped
 from trainer.training.evaluate import open_catalogue
 from trainer.training.finish import Finished
 from trainer.training.ledger import LEDGER, Ledger, Line, SegmentPlace, fingerprints
+from trainer.training.order import EpochOrder, held_types, open_loader, plan_lanes
 from trainer.training.resume import check_start
-from trainer.training.session import EpochOrder, record_end
-from trainer.training.setup import Job, held_types, open_loader, plan_lanes
+from trainer.training.session import record_end
+from trainer.training.setup import Job
 
 LOOKED_AT_AGAIN = 30  # of the segments that are done, for changes; each takes a listing
 TICK_SECONDS = 1.0  # between two looks for a signal

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -16,11 +16,6 @@ from trainer.core.outcome import SAVED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.batch import Batch
-from trainer.data.catalogue import Catalogue
-from trainer.data.dataset import FileSet
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
-from trainer.data.recorded_types import RecordedTypes
 from trainer.rules.vocabulary import fingerprints
 from trainer.run.histograms import Histograms
 from trainer.run.page import write_page
@@ -31,6 +26,7 @@ from trainer.run.step_clock import named_range
 from trainer.run.watchdog import Watchdog
 from trainer.training.evaluate import Evaluator
 from trainer.training.nonfinite import StepState
+from trainer.training.order import EpochOrder
 from trainer.training.sharded_model import ShardedModel
 from trainer.training.step import StepResult, TrainingStep
 from trainer.training.stop_early import reason_to_stop
@@ -60,51 +56,6 @@ class ClaimedRun:
         """Prints a line on rank 0."""
         if self.context.is_rank0:
             print(without_secrets(text), flush=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochOrder:
-    """The order in which a run trains on its samples.
-
-    Attributes:
-        files: The training data.
-        lanes: The samples of every step.
-        loader: This rank's batches.
-        catalogue: All items; None without data.catalogue.
-        types: The types of the columns, which the run keeps.
-        steps_done: Steps that the run has taken before this job; the next step is one more.
-        last_step: The step that training ends with.
-        steps_before: Steps that the run took on other samples before, such as those of earlier days.
-        epochs_before: Epochs of those.
-        state: What is added to the train state of each checkpoint.
-        evaluated_first: Whether the model is evaluated on these samples before it is trained on them, in place of
-            data.validation.
-        ends: Name of what ends with the last step, such as a day, which retention goes by; None if nothing does.
-        unused_since: Managed ids that no step after this one had lose their rows with the next step; None keeps all.
-    """
-
-    files: FileSet
-    lanes: Lanes
-    loader: Loader
-    catalogue: Catalogue | None
-    types: RecordedTypes
-    steps_done: int
-    last_step: int
-    steps_before: int = 0
-    epochs_before: int = 0
-    state: Mapping[str, Any] = field(default_factory=dict)
-    evaluated_first: bool = False
-    ends: str | None = None
-    unused_since: int | None = None
-
-    def place_of(self, step: int) -> tuple[int, int]:
-        """Returns the epoch of a step and the steps of that epoch before it."""
-        epoch, epoch_step = divmod(step - 1 - self.steps_before, self.lanes.steps)
-        return epoch + self.epochs_before, epoch_step
-
-    def batches(self) -> Iterator[Batch]:
-        """Returns this rank's batches of the steps that are left."""
-        return self.loader.batches(self.steps_done - self.steps_before, self.last_step - self.steps_before)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from trainer.checkpoint.io import ChecksumWriter
-from trainer.checkpoint.retention import ends_of_segments, expired
+from trainer.checkpoint.retention import expired, named_ends
 from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.state_dict import State
 from trainer.checkpoint.store import STATE, Chain, Checkpoints, FileEntry
@@ -225,7 +225,7 @@ class Saver:
         def prune() -> None:
             keep, predecessors = self._config.keep, self._checkpoints.with_predecessors()
             steps = [*predecessors]
-            ends = ends_of_segments(self._checkpoints, steps) if keep.segments else {}
+            ends = named_ends(self._checkpoints, steps) if keep.segments else {}
             # The newest first, as a delta whose predecessor is gone is damaged.
             for step in reversed(expired(keep, steps, self._evaluations(), ends, predecessors)):
                 self._checkpoints.remove(step)

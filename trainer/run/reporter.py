@@ -32,6 +32,16 @@ NOT_FINITE = (
 ZERO_LOSS = "warning: the loss is exactly 0, so nothing is learned; does every sample have weight 0 (data.weight)?"
 
 
+@contextmanager
+def tolerate_failed_writes(run: RunDirectory, log: Callable[[str], None]) -> Iterator[None]:
+    """Logs a failure of storage in the block, as it must not end training."""
+    try:
+        with os_errors():
+            yield
+    except OSError as error:
+        log(f"{run.url} cannot be written to: {error}; training continues, and the next write is tried")
+
+
 class StallTimer(Iterator[T]):
     """An iterator that measures how long its consumer waits for items.
 
@@ -256,11 +266,8 @@ class Reporter:
     @contextmanager
     def tolerate_failed_writes(self) -> Iterator[None]:
         """Logs a failure of storage in the block, as it must not end training; `flush` writes the rest later."""
-        try:
-            with os_errors():
-                yield
-        except OSError as error:
-            self.log(f"{self._run.url} cannot be written to: {error}; training continues, and the next write is tried")
+        with tolerate_failed_writes(self._run, self.log):
+            yield
 
     def close(self) -> None:
         """Writes what is left and closes the files."""

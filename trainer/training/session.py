@@ -1,7 +1,7 @@
 """A training run in progress: records steps, evaluates, saves and stops."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -9,28 +9,24 @@ from typing import Any, NoReturn
 from torch import nn
 
 from trainer.checkpoint.saver import Saver
-from trainer.checkpoint.store import Checkpoint, Checkpoints
+from trainer.checkpoint.store import ENDS, Checkpoint, Checkpoints
 from trainer.config.root import Config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.outcome import SAVED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.batch import Batch
-from trainer.data.catalogue import Catalogue
-from trainer.data.dataset import FileSet
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
-from trainer.data.recorded_types import RecordedTypes
 from trainer.rules.vocabulary import fingerprints
 from trainer.run.histograms import Histograms
 from trainer.run.page import write_page
 from trainer.run.preemption import Action, Stopped, StopRequests
 from trainer.run.profiler import Profiler
-from trainer.run.reporter import Reporter, StallTimer
+from trainer.run.reporter import Reporter, StallTimer, tolerate_failed_writes
 from trainer.run.step_clock import named_range
 from trainer.run.watchdog import Watchdog
 from trainer.training.evaluate import Evaluator
 from trainer.training.nonfinite import StepState
+from trainer.training.order import EpochOrder
 from trainer.training.sharded_model import ShardedModel
 from trainer.training.step import StepResult, TrainingStep
 from trainer.training.stop_early import reason_to_stop
@@ -56,73 +52,10 @@ class ClaimedRun:
     start: Checkpoint | None
     verify_seconds: float
 
-
-@dataclass(frozen=True, kw_only=True)
-class EpochOrder:
-    """The order in which a run trains on its samples.
-
-    Attributes:
-        files: The training data.
-        lanes: The samples of every step.
-        loader: This rank's batches.
-        catalogue: All items; None without data.catalogue.
-        types: The types of the columns, which the run keeps.
-        steps_done: Steps that the run has taken before this job; the next step is one more.
-        last_step: The step that training ends with.
-        segment: The segment that these are the samples of; None if the data has none.
-        unused_since: Managed ids that no step after this one had lose their rows with the next step; None keeps all.
-    """
-
-    files: FileSet
-    lanes: Lanes
-    loader: Loader
-    catalogue: Catalogue | None
-    types: RecordedTypes
-    steps_done: int
-    last_step: int
-    segment: "SegmentPlace | None" = None
-    unused_since: int | None = None
-
-    @property
-    def steps_before(self) -> int:
-        """Steps that the run took on earlier segments."""
-        return self.segment.first_step if self.segment else 0
-
-    def place_of(self, step: int) -> tuple[int, int]:
-        """Returns the epoch of a step, of several segments their number, and the steps of that epoch before it."""
-        epoch, epoch_step = divmod(step - 1 - self.steps_before, self.lanes.steps)
-        return epoch + (self.segment.number if self.segment else 0), epoch_step
-
-    def batches(self) -> Iterator[Batch]:
-        """Returns this rank's batches of the steps that are left."""
-        return self.loader.batches(self.steps_done - self.steps_before, self.last_step - self.steps_before)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SegmentPlace:
-    """Where a segment is in the life of a run; a part of the train state.
-
-    Attributes:
-        name: Its name.
-        number: Segments before it.
-        first_step: Steps that the run took on those.
-        last_step: Steps when it has been trained on.
-        samples: Its samples.
-        files: Number of its files.
-        fingerprint: Changes with its files and their sizes.
-        reached: The last name of it and those before; of a segment that came late, a later one than its own.
-        contents: The same for the same files under other names; empty without rows.
-    """
-
-    name: str
-    number: int
-    first_step: int
-    last_step: int
-    samples: int
-    files: int
-    fingerprint: str
-    reached: str
-    contents: str = ""
+    def log(self, text: str) -> None:
+        """Prints a line on rank 0."""
+        if self.context.is_rank0:
+            print(without_secrets(text), flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,8 +191,10 @@ class Session:
         self.reporter.resume_clock()
 
     def lacks_evaluation(self) -> bool:
-        """Returns whether the run resumes from a step that was saved, but whose evaluation was interrupted."""
+        """Returns whether an evaluation comes before the next step: an interrupted one, or the first of all."""
         step = self.order.steps_done
+        if self.order.evaluated_first:  # what was evaluated after this step may have been other samples
+            return step == self.order.steps_before
         return 0 < step < self.order.last_step and self.evaluator.due(step) and not self.is_validated(step)
 
     def is_validated(self, step: int) -> bool:
@@ -288,9 +223,10 @@ class Session:
             "vocabularies": fingerprints(self.config.data.sparse),
             "catalogue": self.order.catalogue.fingerprint if self.order.catalogue else None,
             **self.model.id_map.rules(),
+            **self.order.state,
         }
-        if segment := self.order.segment:
-            train_state["segment"] = asdict(segment)
+        if self.order.ends is not None and step == self.order.last_step:
+            train_state[ENDS] = self.order.ends
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}
         self.reporter.flush()  # on storage without append: a resumed run does not write the lines up to here again
         with named_range("save"), self.model.id_map.rewound():
@@ -311,7 +247,8 @@ class Session:
             self.saver.wait()
         outcome = f"{STOPPED_WORD} at step {step}, {self.saved(step)}"
         self.profiler.stop(step)
-        self.end("stopped", step, outcome)
+        self.reporter.close()
+        record_end(self.claimed, "stopped", step, outcome)
         self.reporter.log(f"{outcome}\n\nThe same command resumes it.")
         raise Stopped
 
@@ -324,22 +261,25 @@ class Session:
         # Schedulers look for the word, and read the step at the end of the line.
         return f"{lost}: {f'the newest checkpoint {SAVED_WORD} is {url}' if url else 'there is no checkpoint'}"
 
-    def end(self, state: str, step: int, outcome: str, measured: dict[str, Any] | None = None) -> None:
-        """Closes the files of the run and records how it ended.
 
-        Args:
-            state: `state` of run.json.
-            step: Steps done.
-            outcome: The last line, which schedulers read.
-            measured: Times of steps and memory, for run.json; a run that took no step keeps those it has.
-        """
-        self.reporter.close()
-        if self.context.is_rank0:
-            with self.reporter.tolerate_failed_writes():
-                facts = self.directory.facts()
-                facts |= {"state": state, "step": step, "outcome": without_secrets(outcome)}
-                facts |= {"measured": measured} if measured else {}
-                self.directory.write_json("run.json", facts)
-            write_outcome(without_secrets(outcome))
-            with self.reporter.tolerate_failed_writes():  # last, as a disk may be almost full
-                write_page(self.directory, self.claimed.checkpoints)
+def record_end(
+    claimed: ClaimedRun, state: str, step: int, outcome: str, measured: Mapping[str, Any] | None = None
+) -> None:
+    """Records how a run ended, in run.json, its page, and for its scheduler; a failure of storage ends nothing.
+
+    Args:
+        claimed: The run, whose reports are closed.
+        state: `state` of run.json.
+        step: Steps done.
+        outcome: The last line, which schedulers read.
+        measured: Times of steps and memory, for run.json; a run that took no step keeps those it has.
+    """
+    if not claimed.context.is_rank0:
+        return
+    directory = claimed.directory
+    with tolerate_failed_writes(directory, claimed.log):
+        facts = directory.facts() | {"state": state, "step": step, "outcome": without_secrets(outcome)}
+        directory.write_json("run.json", facts | ({"measured": measured} if measured else {}))
+    write_outcome(without_secrets(outcome))
+    with tolerate_failed_writes(directory, claimed.log):  # last, as a disk may be almost full
+        write_page(directory, claimed.checkpoints)

@@ -49,6 +49,10 @@ EXTENSIONS = {
         places={"start": "trainer.extensions.preflight:preflight"}, key=_set("train.preflight_seconds")
     ),
     "compiled": Extension(places={"wrap": "trainer.extensions.compiled:compile_dense_part"}, key=_set("train.compile")),
+    "histograms": Extension(
+        places={"watcher": "trainer.extensions.histograms:Histograms"}, key=_set("report.histograms_every_steps")
+    ),
+    "page": Extension(places={"watcher": "trainer.extensions.page.watcher:Page"}, always=True),
 }
 """The extensions by name, in the order in which they act at a place."""
 

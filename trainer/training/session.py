@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from trainer.batches.batch import Batch
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.store import ENDS, Checkpoint, Checkpoints
 from trainer.config.root import Config, to_toml
@@ -15,7 +16,6 @@ from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.outcome import SAVED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.data.batch import Batch
 from trainer.rules.vocabulary import fingerprints
 from trainer.run.preemption import Action, Stopped, StopRequests
 from trainer.run.reporter import Reporter, StallTimer, tolerate_failed_writes

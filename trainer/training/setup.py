@@ -20,7 +20,7 @@ from trainer.core.digest import digest
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.data.recorded_types import RecordedTypes
+from trainer.data.columns import RecordedTypes
 from trainer.metrics.checks import check_metrics, check_watched_metrics
 from trainer.plan.kept_plan import PLANNED_FOR
 from trainer.run.lock import RunLock, locked

@@ -55,6 +55,18 @@ EXTENSIONS = {
     ),
     "compiled": Extension(places={"wrap": "trainer.extensions.compiled:compile_dense_part"}, key=_set("train.compile")),
     "managed_ids": Extension(places={"ids": "trainer.extensions.managed_ids.managed_ids:ManagedIds"}, key=_managed_ids),
+    "histograms": Extension(
+        places={"watcher": "trainer.extensions.histograms:Histograms"}, key=_set("report.histograms_every_steps")
+    ),
+    "profiler": Extension(
+        places={
+            "check": "trainer.extensions.profiler.profiler:check",
+            "watcher": "trainer.extensions.profiler.profiler:Profiler",
+        },
+        key=_set("report.profile.first_step"),
+        always=True,
+    ),
+    "page": Extension(places={"watcher": "trainer.extensions.page.watcher:Page"}, always=True),
 }
 """The extensions by name, in the order in which they act at a place."""
 

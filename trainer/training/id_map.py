@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor
 from torchrec.distributed.types import ShardingPlan
 
+from trainer.batches.batch import Batch
 from trainer.checkpoint.state_dict import State
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
-from trainer.data.batch import Batch
 from trainer.training.extensions import found
 
 Reset = Callable[[str, Tensor, int], None]

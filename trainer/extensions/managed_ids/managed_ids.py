@@ -12,14 +12,12 @@ from torch import Tensor
 from torchrec.distributed.types import ParameterSharding, ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from trainer.batches.batch import Batch, to_tensor, with_values
 from trainer.checkpoint.state_dict import State
 from trainer.config.data import DataConfig
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError
 from trainer.core.local_shards import with_rows_elsewhere
-from trainer.data.batch import Batch
-from trainer.data.host_tensors import to_tensor
-from trainer.data.jagged import with_values
 from trainer.extensions.managed_ids.blocks import Blocks
 from trainer.extensions.managed_ids.exchange import Exchange, IdRequests, RowHolders
 from trainer.extensions.managed_ids.row_map import EVICTED, LAST_USED, OVERFLOWED, USED, Change, RowMap

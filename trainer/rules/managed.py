@@ -38,7 +38,7 @@ class ManagedKeys(SparseKeys):
 
 
 class Managed(IdRule):
-    """Cuts ids to 63 bits, as negative numbers are no ids. A `RowMap` gives them rows, once per global batch.
+    """Cuts ids to 63 bits, as negative numbers are no ids. Training gives them rows, once per global batch.
 
     Attributes:
         ids_of_rows: The id of each row in a checkpoint, `[R]`, for an export.

@@ -94,7 +94,7 @@ class ManagedIds(IdMap):
         }
 
     def restoring(self, saved: Mapping[str, Any], tables: Mapping[str, str] | None = None) -> State:
-        """Takes the blocks of a checkpoint's tables, and of the same run `evict` of tables that leave it unset."""
+        """Takes the blocks of a checkpoint, with new rows beside them, and `evict` of the same run if it is unset."""
         for table, one in [*self._maps.items()]:
             source = table if tables is None else tables.get(table)
             if source is None:

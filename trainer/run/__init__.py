@@ -1,4 +1,4 @@
-"""Preflight, lock, stop requests, watchdog, reports, profiles and histograms of a run.
+"""Lock, stop requests, watchdog, reports, profiles and histograms of a run.
 
 Uses checkpoint (names and shards of weights), plan, config and core.
 """

@@ -2,8 +2,8 @@
 
 from trainer.config.root import Config, check_training
 from trainer.core.distributed import DistributedContext, process_group
-from trainer.run.preflight import preflight
 from trainer.training.driver import Driver, OneOrder
+from trainer.training.extensions import check_extensions, found
 from trainer.training.finish import Finished, finish
 from trainer.training.order import EpochOrder
 from trainer.training.resume import Resume
@@ -26,9 +26,10 @@ def train(config: Config, out: str, resume: Resume = "auto") -> None:
         Stopped: A signal requested a stop.
     """
     check_training(config)
+    check_extensions(config)
     with process_group(config.train.collective_timeout_seconds) as context:
-        if config.train.preflight_seconds:
-            preflight(context, config.train.preflight_seconds)
+        for start in found(config, "start"):
+            start(config, context)
         _train(config, out, resume, context)
 
 

@@ -17,7 +17,7 @@ from trainer.data.loader import Loader
 from trainer.data.negatives import Negatives
 from trainer.data.recorded_types import RecordedTypes
 from trainer.data.selected_files import find_training_files
-from trainer.models.losses_over_samples import check_units
+from trainer.models.losses import check_units
 from trainer.training.evaluate import open_catalogue
 from trainer.training.micro_batches import check_micro_batches
 from trainer.training.resume import check_start

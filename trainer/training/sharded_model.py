@@ -31,8 +31,8 @@ from trainer.plan.plan_file import plan_to_json
 from trainer.plan.report import render_plan
 from trainer.plan.sharding import shard, sharders
 from trainer.plan.sharding_plan import replicated_tables
-from trainer.training.compiled import compile_dense_part
 from trainer.training.cut import Cut, CutSequences, CutTables, needs_cut
+from trainer.training.extensions import found
 from trainer.training.managed_ids import ManagedIds, check_managed
 
 
@@ -139,8 +139,8 @@ def build_sharded_model(
     if config.optimizer.ema.tables:
         check_kernels(plan)
     model = shard(unsharded, by_kind, plan, context, config.train.seed)
-    if config.train.compile:
-        compile_dense_part(unsharded, context, config)
+    for wrap in found(config, "wrap"):
+        wrap(unsharded, context, config)
     with allocating(shapes, torch.float32.itemsize):
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema.decay else None
     cut = Cut(model)

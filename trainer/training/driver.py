@@ -7,7 +7,6 @@ from tabulate import tabulate
 
 from trainer.core.console import next_commands
 from trainer.core.outcome import FINISHED_WORD
-from trainer.run.page import PAGE
 from trainer.run.step_clock import in_words
 from trainer.training.finish import Finished
 from trainer.training.order import EpochOrder, plan_epochs
@@ -71,7 +70,7 @@ class OneOrder:
             ["configuration", url_of("config.toml")],
             ["metrics", url_of("metrics.jsonl")],
             ["evaluations", url_of("evaluations.jsonl")],
-            ["page", url_of(PAGE)],
+            *([name, url_of(file)] for watcher in self._claimed.watchers for name, file in watcher.files.items()),
         ]
         if config.report.tensorboard:
             rows.append(["TensorBoard", url_of("tensorboard")])

@@ -52,6 +52,10 @@ EXTENSIONS = {
         places={"driver": "trainer.extensions.segments.segments:Segments"}, key=_set("data.segments.path")
     ),
     "compiled": Extension(places={"wrap": "trainer.extensions.compiled:compile_dense_part"}, key=_set("train.compile")),
+    "histograms": Extension(
+        places={"watcher": "trainer.extensions.histograms:Histograms"}, key=_set("report.histograms_every_steps")
+    ),
+    "page": Extension(places={"watcher": "trainer.extensions.page.watcher:Page"}, always=True),
 }
 """The extensions by name, in the order in which they act at a place."""
 

@@ -1,7 +1,7 @@
 """A training run in progress: records steps, evaluates, saves and stops."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -17,8 +17,6 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.batch import Batch
 from trainer.rules.vocabulary import fingerprints
-from trainer.run.histograms import Histograms
-from trainer.run.page import write_page
 from trainer.run.preemption import Action, Stopped, StopRequests
 from trainer.run.profiler import Profiler
 from trainer.run.reporter import Reporter, StallTimer, tolerate_failed_writes
@@ -30,6 +28,7 @@ from trainer.training.order import EpochOrder
 from trainer.training.sharded_model import ShardedModel
 from trainer.training.step import StepResult, TrainingStep
 from trainer.training.stop_early import reason_to_stop
+from trainer.training.watchers import RunView, Watcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +42,7 @@ class ClaimedRun:
         checkpoints: Its checkpoints.
         start: The checkpoint to resume from; None for a start from scratch.
         verify_seconds: Time that finding and verifying it took.
+        watchers: What watches the run.
     """
 
     config: Config
@@ -51,6 +51,7 @@ class ClaimedRun:
     checkpoints: Checkpoints
     start: Checkpoint | None
     verify_seconds: float
+    watchers: Sequence[Watcher]
 
     def log(self, text: str) -> None:
         """Prints a line on rank 0."""
@@ -69,7 +70,7 @@ class Session:
         evaluator: Evaluates the model.
         saver: Saves checkpoints.
         reporter: Writes metrics.
-        histograms: Writes histograms of the weights.
+        view: The run as its watchers see it.
         profiler: Profiles steps.
         batches: The batches to train on, in order.
         stop_requests: Signals that request a stop.
@@ -83,7 +84,7 @@ class Session:
     evaluator: Evaluator
     saver: Saver
     reporter: Reporter
-    histograms: Histograms
+    view: RunView
     profiler: Profiler
     batches: StallTimer[Batch]
     stop_requests: StopRequests
@@ -114,7 +115,7 @@ class Session:
         return self.order.loader.locate(step - self.order.steps_before, position)
 
     def record(self, step: int, result: StepResult) -> None:
-        """Records a step's loss, samples, time, scalars and histograms."""
+        """Records a step's loss, samples, time and scalars, and calls the watchers."""
         self.watchdog.note(f"the work after step {step}")
         epoch, epoch_step = self.order.place_of(step)
         samples = self.order.lanes.samples_in_step(epoch_step)
@@ -124,20 +125,18 @@ class Session:
             counts = self.step_state.report(self.config.train.scales_loss) | self.model.managed.report()
             counts |= self._rates(step) if self.reporter.due(step) else {}
             self.reporter.step(step, epoch, result.means, samples, self.batches.stalled_seconds, counts)
-            if self.reporter.due(step):
-                self.reporter.scalars(step, lambda: self._norm(result))
-            if self.histograms.due(step):
-                self.reporter.histograms(step, self.histograms.compute(self.model.weights()))
+            if self.reporter.due(step) and result.gradient_norm is None:  # or clipping reports it
+                self.reporter.draw(lambda board: board.add_scalar("train/gradient_norm", self._norm(), step))
+        for watcher in self.claimed.watchers:
+            watcher.after_step(self.view, step)
         if self.profiler.after(step):
             self.reporter.resume_clock()
 
     def _rates(self, step: int) -> dict[str, float]:
         return {f"rate/{key}": rate for key, rate in self.model.optimizers.rates(step).items()}
 
-    def _norm(self, result: StepResult) -> dict[str, float]:
-        """Returns the norm of a step's gradients unless clipping reports the norm already."""
-        norm = self.model.optimizers.gradient_norm
-        return {"train/gradient_norm": norm()} if result.gradient_norm is None else {}
+    def _norm(self) -> float:
+        return self.model.optimizers.gradient_norm()
 
     def requested_action(self, step: int) -> Action:
         """Returns the action that any rank requests after a step, the same on all ranks; begins a requested profile."""
@@ -179,15 +178,11 @@ class Session:
             )
         if metrics is None:
             self.stop(step)
-        self.reporter.evaluation(step if of_step is None else of_step, split, metrics)
-        self._write_page()
-
-    def _write_page(self) -> None:
-        """Writes the page of the run; the time that this takes counts for no step."""
-        self.reporter.flush()  # the page is made of the run's files
-        if self.context.is_rank0:
-            with self.reporter.tolerate_failed_writes():
-                write_page(self.directory, self.claimed.checkpoints)
+        of_step = step if of_step is None else of_step
+        self.reporter.evaluation(of_step, split, metrics)
+        self.reporter.flush()  # watchers read the run's files
+        for watcher in self.claimed.watchers:
+            watcher.after_evaluation(self.view, of_step, split, metrics)
         self.reporter.resume_clock()
 
     def lacks_evaluation(self) -> bool:
@@ -265,7 +260,7 @@ class Session:
 def record_end(
     claimed: ClaimedRun, state: str, step: int, outcome: str, measured: Mapping[str, Any] | None = None
 ) -> None:
-    """Records how a run ended, in run.json, its page, and for its scheduler; a failure of storage ends nothing.
+    """Records how a run ended, in run.json and for its scheduler; a failure of storage ends nothing. All ranks call it.
 
     Args:
         claimed: The run, whose reports are closed.
@@ -274,12 +269,12 @@ def record_end(
         outcome: The last line, which schedulers read.
         measured: Times of steps and memory, for run.json; a run that took no step keeps those it has.
     """
-    if not claimed.context.is_rank0:
-        return
     directory = claimed.directory
-    with tolerate_failed_writes(directory, claimed.log):
-        facts = directory.facts() | {"state": state, "step": step, "outcome": without_secrets(outcome)}
-        directory.write_json("run.json", facts | ({"measured": measured} if measured else {}))
-    write_outcome(without_secrets(outcome))
-    with tolerate_failed_writes(directory, claimed.log):  # last, as a disk may be almost full
-        write_page(directory, claimed.checkpoints)
+    if claimed.context.is_rank0:
+        with tolerate_failed_writes(directory, claimed.log):
+            facts = directory.facts() | {"state": state, "step": step, "outcome": without_secrets(outcome)}
+            directory.write_json("run.json", facts | ({"measured": measured} if measured else {}))
+        write_outcome(without_secrets(outcome))
+    view = RunView(config=claimed.config, context=claimed.context, directory=directory)
+    for watcher in claimed.watchers:
+        watcher.at_end(view, step, state)

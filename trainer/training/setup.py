@@ -3,7 +3,7 @@
 import shlex
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,7 +23,6 @@ from trainer.core.secrets import without_secrets
 from trainer.data.recorded_types import RecordedTypes
 from trainer.metrics.checks import check_metrics, check_watched_metrics
 from trainer.plan.kept_plan import PLANNED_FOR
-from trainer.run.histograms import Histograms
 from trainer.run.lock import RunLock, locked
 from trainer.run.preemption import StopRequests, stop_on_signals
 from trainer.run.profiler import Profiler, ProfileRequests, check_profile, profile_requests
@@ -38,6 +37,7 @@ from trainer.training.order import EpochOrder, plan_epochs
 from trainer.training.resume import Resume, check_saved_before, find_start, open_run
 from trainer.training.session import ClaimedRun, Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
+from trainer.training.watchers import RunView, Watcher, make_watchers
 
 ENDED_WITHOUT_A_WORD = "ended without a word: killed, or by an error that its log has"
 
@@ -90,6 +90,7 @@ def begin_job(config: Config, out: str, resume: Resume, context: DistributedCont
     broadcast_from_rank0(context, lambda: check_metrics(config))
     broadcast_from_rank0(context, lambda: check_watched_metrics(config))
     broadcast_from_rank0(context, lambda: check_profile(config.report.profile, context))
+    watchers = make_watchers(config)
     directory = broadcast_from_rank0(context, lambda: RunDirectory(out))
     broadcast_from_rank0(context, lambda: check_saved_before(directory))
     # A start can hang, and can be stopped, so the watchdog and the signals come before the lock.
@@ -99,7 +100,7 @@ def begin_job(config: Config, out: str, resume: Resume, context: DistributedCont
         locked(directory, context) as lock,
         profile_requests(directory, context) as requests,
     ):
-        claimed = claim_run(config, directory, resume, context)
+        claimed = claim_run(config, directory, resume, context, watchers)
         step_state = _first_step_state(claimed)
         yield Job(claimed, watchdog, stop_requests, lock, requests, Staging(), step_state)
 
@@ -130,7 +131,13 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
             evaluator=evaluator,
             saver=saver,
             reporter=reporter,
-            histograms=Histograms(claimed.config.report.histograms_every_steps, claimed.context),
+            view=RunView(
+                config=config,
+                context=context,
+                directory=claimed.directory,
+                _reporter=reporter,
+                _weights=model.weights,
+            ),
             profiler=_open_profiler(claimed, order, job.requests, reporter),
             batches=StallTimer(model.managed.batches(order.batches(), order.steps_done, order.unused_since)),
             stop_requests=job.stop_requests,
@@ -139,6 +146,8 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
         )
         if origin is not None:
             announce(session, origin)
+        for watcher in claimed.watchers:
+            watcher.begin(session.view, order.steps_done, order.last_step)
         yield session
 
 
@@ -156,7 +165,13 @@ def _first_step_state(claimed: ClaimedRun) -> StepState:
     return start_state(claimed.config.train, saved)
 
 
-def claim_run(config: Config, directory: RunDirectory, resume: Resume, context: DistributedContext) -> ClaimedRun:
+def claim_run(
+    config: Config,
+    directory: RunDirectory,
+    resume: Resume,
+    context: DistributedContext,
+    watchers: Sequence[Watcher],
+) -> ClaimedRun:
     """Opens the run directory, whose lock this job holds, and finds the checkpoint to resume from.
 
     Raises:
@@ -175,6 +190,7 @@ def claim_run(config: Config, directory: RunDirectory, resume: Resume, context: 
         checkpoints=checkpoints,
         start=start,
         verify_seconds=verify_seconds,
+        watchers=watchers,
     )
 
 

@@ -21,7 +21,7 @@ from trainer.data.recorded_types import RecordedTypes
 from trainer.data.segments import Segment, contents_of, is_left_out, look_at_segment, names_of_segments
 from trainer.data.selected_files import find_training_files
 from trainer.extensions.segments.ledger import LEDGER, Ledger, Line, SegmentPlace, fingerprints
-from trainer.run.page import segments_table
+from trainer.pages.segments import segments_table
 from trainer.run.preemption import Action, Stopped
 from trainer.training.evaluate import open_catalogue
 from trainer.training.finish import Finished

@@ -252,7 +252,7 @@ def continue_chain(job: Job, model: ShardedModel) -> None:
 
 def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
     """Opens the reports of a run; a resumed run continues the reports up to its checkpoint."""
-    # Of the report interval under way; each segment begins one.
+    # Of the report interval under way; each order begins one.
     start = claimed.start if order.steps_done > order.steps_before else None
     running = start.train_state["running"] if start else None
     return Reporter(

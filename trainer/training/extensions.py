@@ -20,7 +20,7 @@ Place = Literal["start", "check", "driver", "wrap", "ids", "watcher"]
 * `driver`, a class `(job)`: the `Driver` of the run, in place of the one that has one order of samples; at most one.
 * `wrap`, `(model, context, config) -> None`: changes the model after its tables are sharded, before it has optimizers.
 * `ids`, a class `(data, context, plan)`: gives rows of tables to raw ids; at most one.
-* `watcher`, a class `(claimed)`: watches the run, and changes none of its bits.
+* `watcher`, a `Watcher` class without options: watches the run, and changes none of its bits.
 """
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trainer.metrics.base import Metric, Samples, Sums
     from trainer.models.base import ModelInputs
     from trainer.rules.base import IdRule, RefusedId
+    from trainer.training.watchers import RunView, Watcher
 
 __all__ = [
     "Changes",
@@ -23,9 +24,11 @@ __all__ = [
     "ModelInputs",
     "Reader",
     "RefusedId",
+    "RunView",
     "Samples",
     "Statistics",
     "Sums",
+    "Watcher",
     "load",
     "read_changes",
 ]
@@ -34,6 +37,7 @@ _MODULES = {
     **dict.fromkeys(("FileContents", "Reader", "Statistics"), "trainer.data.readers.base"),
     **dict.fromkeys(("Metric", "Samples", "Sums"), "trainer.metrics.base"),
     **dict.fromkeys(("IdRule", "RefusedId"), "trainer.rules.base"),
+    **dict.fromkeys(("RunView", "Watcher"), "trainer.training.watchers"),
     "ModelInputs": "trainer.models.base",
 }
 

@@ -136,7 +136,7 @@ class Saver:
             self._pending = None
 
     def close(self) -> None:
-        """Waits for the save in the background, and ends its thread and its group, as runs over segments have many."""
+        """Waits for the save in the background, and ends its thread and its group, as a job may have many savers."""
         self.wait()
         self._background.shutdown()
         with suppress(ValueError):  # it is gone already where the job ends in the middle of a save

@@ -17,10 +17,10 @@ Place = Literal["start", "check", "driver", "wrap", "ids", "watcher"]
 
 * `start`, `(config, context) -> None`: once all ranks are connected, before the run directory is claimed.
 * `check`, `(config, context) -> None`: on rank 0, before the run directory is claimed; raises InputError.
-* `driver`, `(config, out, resume, context) -> None`: trains, in place of one session from the first step to the last.
+* `driver`, a class `(job)`: the `Driver` of the run, in place of the one that has one order of samples; at most one.
 * `wrap`, `(model, context, config) -> None`: changes the model after its tables are sharded, before it has optimizers.
-* `ids`, an `IdMap` (`id_map.py`): gives rows of tables to raw ids; at most one.
-* `watcher`, a class `(claimed)`: watches the run, and changes none of its bits.
+* `ids`, an `IdMap` class (`id_map.py`): gives rows of tables to raw ids; at most one.
+* `watcher`, a `Watcher` class without options: watches the run, and changes none of its bits.
 """
 
 
@@ -52,6 +52,9 @@ def _managed_ids(config: Config) -> str | None:
 EXTENSIONS = {
     "preflight": Extension(
         places={"start": "trainer.extensions.preflight:preflight"}, key=_set("train.preflight_seconds")
+    ),
+    "segments": Extension(
+        places={"driver": "trainer.extensions.segments.segments:Segments"}, key=_set("data.segments.path")
     ),
     "compiled": Extension(places={"wrap": "trainer.extensions.compiled:compile_dense_part"}, key=_set("train.compile")),
     "managed_ids": Extension(places={"ids": "trainer.extensions.managed_ids.managed_ids:ManagedIds"}, key=_managed_ids),

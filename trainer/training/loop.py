@@ -7,7 +7,6 @@ from trainer.training.extensions import check_extensions, found
 from trainer.training.finish import Finished, finish
 from trainer.training.order import EpochOrder
 from trainer.training.resume import Resume
-from trainer.training.segments import Segments
 from trainer.training.setup import Job, begin_job, session_of
 from trainer.training.sharded_model import ShardedModel
 from trainer.training.take_steps import take_steps
@@ -41,10 +40,12 @@ def _train(config: Config, out: str, resume: Resume, context: DistributedContext
 
 def run(job: Job) -> None:
     """Trains on each order of samples that the run has left, and records how it ended."""
-    driver: Driver = Segments(job) if job.claimed.config.data.segments.path else OneOrder(job)
+    driver: Driver = next(found(job.claimed.config, "driver"), OneOrder)(job)
     finished: Finished | None = None
     for order in driver.orders():
         finished = _train_on(job, order, finished.model if finished else None)
+        if finished.early:
+            break
     driver.end(finished)
 
 

@@ -37,7 +37,7 @@ from trainer.training.order import EpochOrder, plan_epochs
 from trainer.training.resume import Resume, check_saved_before, find_start, open_run
 from trainer.training.session import ClaimedRun, Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
-from trainer.training.watchers import RunView, Watcher, make_watchers
+from trainer.training.watchers import RunView, StopRequest, Watcher, make_watchers
 
 ENDED_WITHOUT_A_WORD = "ended without a word: killed, or by an error that its log has"
 
@@ -120,7 +120,7 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
         model = build_sharded_model(config, context, order.lanes, claimed.directory)
         origin = restore_or_finetune(claimed, model, order.types)
         continue_chain(job, model)
-    reporter = _open_reporter(claimed, order)
+    reporter, stop_request = _open_reporter(claimed, order), StopRequest()
     with _open_saver(job, order, reporter) as saver:
         session = Session(
             claimed=claimed,
@@ -135,7 +135,9 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
                 directory=claimed.directory,
                 _reporter=reporter,
                 _weights=model.weights,
+                _stop=stop_request,
             ),
+            stop_request=stop_request,
             batches=StallTimer(model.id_map.batches(order.batches(), order.steps_done, order.unused_since)),
             stop_requests=job.stop_requests,
             watchdog=job.watchdog,
@@ -251,7 +253,7 @@ def continue_chain(job: Job, model: ShardedModel) -> None:
 
 def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
     """Opens the reports of a run; a resumed run continues the reports up to its checkpoint."""
-    # Of the report interval under way; each segment begins one.
+    # Of the report interval under way; each order begins one.
     start = claimed.start if order.steps_done > order.steps_before else None
     running = start.train_state["running"] if start else None
     return Reporter(

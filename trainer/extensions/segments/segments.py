@@ -20,11 +20,11 @@ from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
 from trainer.data.row_groups import find_training_files
 from trainer.data.segments import Segment, contents_of, is_left_out, look_at_segment, names_of_segments
+from trainer.extensions.segments.ledger import LEDGER, Ledger, Line, SegmentPlace, fingerprints
 from trainer.pages.segments import segments_table
 from trainer.run.preemption import Action, Stopped
 from trainer.training.evaluate import open_catalogue
 from trainer.training.finish import Finished
-from trainer.training.ledger import LEDGER, Ledger, Line, SegmentPlace, fingerprints
 from trainer.training.order import EpochOrder, held_types, open_loader, plan_lanes
 from trainer.training.resume import check_start
 from trainer.training.session import record_end
@@ -84,11 +84,15 @@ class Segments:
         Raises:
             InputError: There was no segment to train on.
         """
-        if not self._steps:
+        if not self._steps and not finished:
             raise InputError(
                 f"data.segments.path is '{self._config.data.segments.path}', where no segment is there to train on; "
                 "check the path, or wait for one with data.segments.follow"
             )
+        if finished and finished.early:  # inside of a segment, which stays under way
+            outcome = f"{FINISHED_WORD} at step {finished.step}, {finished.early}"
+            record_end(self._job.claimed, "finished", finished.step, outcome)
+            return
         after = f" after segment {self._place.name}" if self._place else ""
         record_end(self._job.claimed, "finished", self._steps, f"{FINISHED_WORD} at step {self._steps}{after}")
         if self._context.is_rank0:

@@ -181,6 +181,22 @@ def assert_same_weights(out, other):
         torch.testing.assert_close(tensor, there[name], rtol=0, atol=0, msg=name)
 
 
+def test_a_watcher_ends_it_inside_a_segment_and_the_same_command_goes_on(undisturbed, week, tmp_path):
+    settings = tree(week)
+    settings["report"]["watchers"] = {"own_watchers:Stopper": {"rank": 0, "step": STEPS[-2] + 1}}
+    file, out = write_config(tmp_path / "config.toml", settings), tmp_path / "out"
+    assert run_trainer("train", file, "--out", out).returncode == 0
+    facts = json.loads((out / "run.json").read_text())
+    assert facts["state"] == "finished"
+    assert facts["outcome"] == f"finished at step 9, before 10: step {STEPS[-2] + 1} was enough"
+    assert [line["segment"] for line in ledger(out)] == [*SIZES][:-1]
+    assert run_trainer("train", file, "--out", out).returncode == 0
+    for name in ("segments.jsonl", "evaluations.jsonl"):
+        assert (out / name).read_text() == (undisturbed[1] / name).read_text()
+    assert losses(out) == losses(undisturbed[1])
+    assert_same_weights(out, undisturbed[1])
+
+
 def test_ids_that_the_segments_before_did_not_have_are_let_go(undisturbed, week):
     """At the end there are the ids of the last two segments, as all earlier ones went when the last began."""
     tensors = read_tensors(Checkpoints(RunDirectory(str(undisturbed["managed"]))).url(STEPS[-1]))
@@ -371,6 +387,13 @@ def test_checkpoints_at_the_ends_of_segments_stay(week, tmp_path):
     listed = run_trainer("checkpoints", "--out", tmp_path / "out").stdout
     for name in ("thu", "tue", "wed"):
         assert f"end of segment {name}" in listed
+    for step, name in zip(STEPS[1:], ("thu", "tue", "wed"), strict=True):
+        file = tmp_path / f"out/checkpoints/step-{step:09}/state.json"
+        state = json.loads(file.read_text())
+        assert state.pop("ends") == name
+        file.write_text(json.dumps(state))  # as saved before ends were marked
+    unmarked = run_trainer("checkpoints", "--out", tmp_path / "out").stdout
+    assert re.findall("end of segment .*", unmarked) == re.findall("end of segment .*", listed)
 
 
 def test_a_segment_that_changes_under_way_is_refused(here, tmp_path):

@@ -54,9 +54,9 @@ from torchx_recsys.planner.hardware import Cluster
 from trainer.checkpoint.reader import CheckpointReader
 from trainer.checkpoint.retention import expired
 from trainer.checkpoint.store import Checkpoints, entry_of, find_damage
-from trainer.config.checkpoint import Retention
 from trainer.config.plan import CommsConfig
 from trainer.config.root import Config
+from trainer.config.train import Retention
 from trainer.core.distributed import DistributedContext
 from trainer.core.exchange import Exchange
 from trainer.core.run_directory import JsonLines, RunDirectory

@@ -7,7 +7,7 @@ take an argument: `<!-- generated: scheduler-options slurm -->`.
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin
@@ -80,17 +80,38 @@ def table(headers: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def configuration() -> str:
-    """Lists every key of the configuration, in a table for each section."""
-    from trainer.config.help import described
+def first_keys() -> str:
+    """Lists the keys of the configuration to know first."""
+    from trainer.config.help import FIRST, described
     from trainer.config.root import Config
 
-    return "\n\n".join(
-        f"### `[{path}]`\n\n{meaning}\n\n"
-        + table(["Key", "Type", "Default", "Meaning"], [[f"`{name}`", *facts] for name, *facts in keys])
-        for path, meaning, keys in described(Config)
-        if keys
+    sections = {section.path: section.keys for section in described(Config)}
+    return _table_of_keys(
+        [
+            (f"{path}.{key.name}", *key[1:])
+            for path in FIRST
+            for key in sections[path]
+            if key.name in FIRST[path].split()
+        ]
     )
+
+
+def other_keys() -> str:
+    """Lists the other keys of the configuration, in a table for each section."""
+    from trainer.config.help import FIRST, described
+    from trainer.config.root import Config
+
+    found = []
+    for path, meaning, keys in described(Config):
+        first = FIRST.get(path, "").split()
+        above = f"\n\nAbove: {', '.join(f'`{name}`' for name in first)}." if first else ""
+        if others := [key for key in keys if key.name not in first]:
+            found.append(f"### `[{path}]`\n\n{meaning}{above}\n\n{_table_of_keys(others)}")
+    return "\n\n".join(found)
+
+
+def _table_of_keys(keys: Iterable[tuple[str, ...]]) -> str:
+    return table(["Key", "Type", "Default", "Meaning"], [[f"`{name}`", *facts] for name, *facts in keys])
 
 
 def pipeline_keys() -> str:
@@ -111,9 +132,7 @@ def _keys(section: type[Section]) -> str:
     from trainer.config.help import described
 
     return "\n\n".join(
-        (f"`[{path}]`:\n\n" if path else "")
-        + table(["Key", "Type", "Default", "Meaning"], [[f"`{name}`", *facts] for name, *facts in keys])
-        for path, _, keys in described(section)
+        (f"`[{path}]`:\n\n" if path else "") + _table_of_keys(keys) for path, _, keys in described(section)
     )
 
 
@@ -335,7 +354,8 @@ def _host(host: Any) -> list[str]:
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__.replace("_", "-"): part
     for part in (
-        configuration,
+        first_keys,
+        other_keys,
         pipeline_keys,
         sweep_keys,
         may_change,

@@ -15,7 +15,7 @@ from trainer.checkpoint.saved_rows import SavedRows
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.store import Checkpoints
-from trainer.config.checkpoint import CheckpointConfig
+from trainer.config.train import CheckpointConfig
 from trainer.core.distributed import current_context, process_group
 from trainer.core.run_directory import RunDirectory
 

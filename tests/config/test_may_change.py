@@ -6,8 +6,7 @@ import pytest
 from command import run_trainer, write_config
 from jobs import config
 
-from trainer.config.may_change import changed_keys, named_on_one_side
-from trainer.core.section import MayChange, Section
+from trainer.core.section import MayChange, Section, changed_keys, named_on_one_side
 
 
 class Feature(Section):

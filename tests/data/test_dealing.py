@@ -9,7 +9,7 @@ import pytest
 import torch
 from sequences import sequence_config, write_histories
 
-from trainer.config.balance import BalanceConfig, EvenStepsConfig
+from trainer.config.data import BalanceConfig, EvenStepsConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files

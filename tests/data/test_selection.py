@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
-from trainer.config.data import DataConfig
-from trainer.config.select import COMPARISONS
+from trainer.config.data import COMPARISONS, DataConfig
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
 from trainer.data.filters import by_statistics, meets_all

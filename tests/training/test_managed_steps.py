@@ -9,7 +9,7 @@ from managed import rows_of_ids, settings, with_labels, write_ids
 from test_chaos import evaluations
 from test_chaos_models import Job
 
-from trainer.models.table_init import initial_rows
+from trainer.models.embeddings import initial_rows
 
 BAD_ROW = 200  # of 256. Unshuffled, in 8 lanes of 32 rows and 4 steps an epoch, it is in the second step.
 BAD_STEPS = {2, 6}

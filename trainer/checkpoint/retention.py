@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from trainer.checkpoint.store import Checkpoints
-from trainer.config.checkpoint import Retention
+from trainer.config.train import Retention
 from trainer.core.console import plural
 from trainer.core.errors import DamagedError
 from trainer.metrics.registry import higher_is_better, result_name

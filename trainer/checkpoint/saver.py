@@ -19,7 +19,7 @@ from trainer.checkpoint.retention import ends_of_segments, expired
 from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.state_dict import State
 from trainer.checkpoint.store import STATE, Chain, Checkpoints, FileEntry
-from trainer.config.checkpoint import CheckpointConfig
+from trainer.config.train import CheckpointConfig
 from trainer.core.distributed import DistributedContext, background_group, broadcast_from_rank0, gather_to_all
 from trainer.core.outcome import SAVED_WORD, write_outcome
 from trainer.core.secrets import without_secrets

@@ -4,7 +4,7 @@ import heapq
 
 import numpy as np
 
-from trainer.config.balance import BalanceConfig, EvenStepsConfig
+from trainer.config.data import BalanceConfig, EvenStepsConfig
 from trainer.data.rows import Rows
 
 

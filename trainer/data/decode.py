@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.config.catalogue import CatalogueConfig
-from trainer.config.data import DataConfig
+from trainer.config.data import CatalogueConfig, DataConfig
 from trainer.config.features import SparseFeature
 from trainer.data.buffers import empty_block
 from trainer.data.chunk import Chunk

@@ -6,8 +6,7 @@ from dataclasses import replace
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from trainer.config.catalogue import CatalogueConfig
-from trainer.config.data import DataConfig
+from trainer.config.data import CatalogueConfig, DataConfig
 from trainer.data.batch import Batch
 from trainer.rules.weights import pooling_weights
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.config.select import Clause, Value
+from trainer.config.data import Clause, Value
 from trainer.core.errors import InputError, nearest
 from trainer.data.readers.base import Column, Statistics
 from trainer.rules.plain_types import is_moment, plain_column, plain_type

@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainer.config.balance import BalanceConfig
-from trainer.config.data import DataConfig
+from trainer.config.data import BalanceConfig, DataConfig
 from trainer.core.errors import InputError
 from trainer.data.batch import Batch, to_batches
 from trainer.data.chunk import Chunk

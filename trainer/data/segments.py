@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
 from trainer.config.data import DataConfig
-from trainer.config.segments import NAME, SegmentsConfig
+from trainer.config.files import NAME, SegmentsConfig
 from trainer.core.storage import named, open_storage
 from trainer.data.left_out import HiddenNames, LeftOutPaths
 from trainer.data.listing import matching_files

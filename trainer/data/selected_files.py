@@ -8,8 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from trainer.config.data import DataConfig
-from trainer.config.select import Clause, SelectConfig
+from trainer.config.data import Clause, DataConfig, SelectConfig
 from trainer.core.console import plural
 from trainer.core.errors import InputError, NoRows
 from trainer.core.secrets import without_secrets

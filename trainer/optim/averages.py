@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.config.optim import AverageConfig
+from trainer.config.optimizer import AverageConfig
 from trainer.models.embeddings import table_of_weight
 from trainer.optim.table_averages import TableAverages, replaced
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from trainer.config.dense_optim import DenseOptimizerConfig
+from trainer.config.optimizer import DenseOptimizerConfig
 
 
 def clip(parameters: Iterable[nn.Parameter], config: DenseOptimizerConfig) -> Tensor | None:

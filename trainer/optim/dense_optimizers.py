@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torchrec.optim.keyed import KeyedOptimizer, KeyedOptimizerWrapper
 
-from trainer.config.dense_optim import BETAS, DENSE_OPTIONS, DenseOptimizerConfig, DensePart
+from trainer.config.optimizer import BETAS, DENSE_OPTIONS, DenseOptimizerConfig, DensePart
 from trainer.core.errors import InputError
 from trainer.core.registry import find_by_name
 from trainer.models.embeddings import table_of_weight

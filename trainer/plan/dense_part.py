@@ -21,8 +21,7 @@ from trainer.core.errors import InputError
 from trainer.data.batch import Batch
 from trainer.data.lanes import MIN_LANES
 from trainer.models.builder import build_model_with_loss
-from trainer.models.embeddings import table_of_weight
-from trainer.models.table_init import BLOCK_VALUES
+from trainer.models.embeddings import BLOCK_VALUES, table_of_weight
 from trainer.models.tasks import ModelWithLoss
 from trainer.optim.dense_optimizers import dense_optimizers, freeze
 

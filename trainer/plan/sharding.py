@@ -34,8 +34,7 @@ from torchx_recsys.planner.problem import SHARDING_TYPES
 from trainer.config.plan import CommsConfig
 from trainer.core.distributed import DistributedContext, limit_collectives
 from trainer.data.jagged import SingleIds, of_block
-from trainer.models.embeddings import table_of_weight, table_shapes, value_bytes
-from trainer.models.table_init import initialize_tables
+from trainer.models.embeddings import initialize_tables, table_of_weight, table_shapes, value_bytes
 from trainer.plan.communication import codecs
 from trainer.plan.memory import allocating
 from trainer.plan.single_ids import SingleIdsExchange

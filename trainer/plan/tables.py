@@ -8,7 +8,7 @@ from torchx_recsys.planner.problem import SHARDING_TYPES, Table, Zipf
 from torchx_recsys.planner.shard_memory import FLOAT
 from torchx_recsys.planner.torchrec_memory import STATE_BYTES
 from trainer.config.data import DataConfig
-from trainer.config.optim import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.config.plan import PlannerConfig, TablePlan
 from trainer.config.root import Config
 from trainer.core.console import plural

@@ -29,7 +29,7 @@ from torchx_recsys.planner.options import LANES
 from torchx_recsys.planner.problem import Topology
 from torchx_recsys.planner.solve import NothingFits
 from torchx_recsys.planner.torchrec_memory import STATE_BYTES
-from trainer.config.optim import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.config.plan import PlannerConfig, TablePlan
 from trainer.config.root import Config
 from trainer.core.errors import InputError

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerAction, profile
 
-from trainer.config.report import ProfileConfig
+from trainer.config.train import ProfileConfig
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory

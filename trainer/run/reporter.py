@@ -15,7 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torchx.tracker import app_run_from_env
 from tqdm import tqdm
 
-from trainer.config.report import ReportConfig
+from trainer.config.train import ReportConfig
 from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext, sum_over_ranks
 from trainer.core.run_directory import JsonLines, RunDirectory

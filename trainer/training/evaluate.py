@@ -10,7 +10,7 @@ from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import Checkpoint
 from trainer.checkpoint.verify import verify_together
-from trainer.config.optim import AverageConfig
+from trainer.config.optimizer import AverageConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done, process_group
 from trainer.core.errors import InputError

@@ -28,7 +28,7 @@ from trainer.data.negatives import Negatives
 from trainer.data.recorded_types import RecordedTypes
 from trainer.data.selected_files import find_training_files
 from trainer.metrics.checks import check_metrics, check_watched_metrics
-from trainer.models.losses_over_samples import check_units
+from trainer.models.losses import check_units
 from trainer.plan.kept_plan import PLANNED_FOR
 from trainer.run.histograms import Histograms
 from trainer.run.lock import RunLock, locked

@@ -9,8 +9,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from trainer.config.data import DataConfig
-from trainer.config.select import SelectConfig
+from trainer.config.data import DataConfig, SelectConfig
 from trainer.data.dataset import FileSet, RowGroup, inspect_files
 from trainer.data.listing import list_files
 from trainer.data.readers.registry import make_reader

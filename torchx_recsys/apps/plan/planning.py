@@ -27,7 +27,7 @@ def problem_on(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
     Raises:
         InputError: The ranks cannot share the batch, or the tables cannot be sharded as allowed.
     """
-    check_batch(config, cluster)
+    check_batch(config.data.global_batch_size, cluster)
     config = config.model_copy(update={"planner": config.planner.model_copy(update={"hardware": cluster.name})})
     problem = problem_of(model, config, cluster)
     check_options(problem)

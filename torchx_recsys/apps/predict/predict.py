@@ -118,9 +118,9 @@ class PredictArguments:
     keep_key: str = "--keep-columns"
     names: tuple[str, ...] = ()
 
-    def data(self, config: Config) -> DataConfig:
+    def data(self, data: DataConfig) -> DataConfig:
         """Returns the columns to read."""
-        return features_only(config.data, self.features)
+        return features_only(data, self.features)
 
     def check(self) -> None:
         """Refuses unusable numbers.
@@ -197,7 +197,7 @@ def _find_source(config: Config, arguments: PredictArguments) -> Source:
     """Finds the data. Writes nothing."""
     arguments.check()
     directory = RunDirectory(arguments.to, "--to")
-    files = find_files(arguments.source_key, arguments.source, arguments.data(config))
+    files = find_files(arguments.source_key, arguments.source, arguments.data(config.data))
     kept = kept_schema(arguments.keep_key, arguments.keep_columns, files)
     outputs = _chosen_outputs(config, arguments.outputs, kept)
     return Source(directory, files, kept, [output.name for output in outputs])
@@ -209,7 +209,7 @@ def _find_checkpoint(
     """Finds the checkpoint, and what decides the contents of the parts."""
     checkpoint = choose_checkpoint(source.directory, arguments.out, arguments.checkpoint, find)
     types = RecordedTypes.of_checkpoint(checkpoint.url, checkpoint.train_state)
-    types.check(arguments.data(config), source.files.files)
+    types.check(arguments.data(config.data), source.files.files)
     return checkpoint, {
         "checkpoint": record_of_checkpoint(checkpoint),
         "model": _fingerprint(config),
@@ -271,7 +271,7 @@ def _make(
     batch_size = claim.record["batch_size"]
     evaluate = config.evaluate.model_copy(update={"global_batch_size": batch_size * context.world_size})
     config = config.model_copy(update={"evaluate": evaluate})
-    data = arguments.data(config)
+    data = arguments.data(config.data)
     outputs = _chosen_outputs(config, arguments.outputs, job.kept)
     model = restore_evaluated(config, job.checkpoint, context)
     with model.averaged():

@@ -12,7 +12,7 @@ from tabulate import tabulate
 from trainer.checkpoint.choice import read_evaluations
 from trainer.checkpoint.retention import best_step, ends_of_segments, reasons_to_keep, scores
 from trainer.checkpoint.store import MANIFEST, Checkpoints
-from trainer.config.checkpoint import Retention
+from trainer.config.train import Retention
 from trainer.core.console import next_commands, plural, python_command
 from trainer.core.errors import DamagedError, InputError, some_of
 from trainer.core.run_directory import RunDirectory, pass_over

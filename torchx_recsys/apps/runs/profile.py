@@ -3,7 +3,7 @@
 python -m trainer profile --out runs/mine --steps 5
 """
 
-from trainer.config.report import ProfileConfig
+from trainer.config.train import ProfileConfig
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import place, without_secrets

@@ -5,8 +5,8 @@ from itertools import accumulate
 from tabulate import tabulate
 
 from torchx_recsys.apps.pages.chart import Curve, columns, draw, text_chart
+from trainer.config.optimizer import Schedule
 from trainer.config.root import Config, check_training
-from trainer.config.schedule import Schedule
 from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets

@@ -20,9 +20,9 @@ from tqdm import tqdm
 from torchx_recsys.apps.engines.source import guess_reader
 from torchx_recsys.apps.vocabulary.id_counts import IdCounts, plain_ids
 from torchx_recsys.apps.vocabulary.spark_counts import SparkCounts
-from trainer.config.csv import CSV_READERS
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
+from trainer.config.files import CSV_READERS
 from trainer.config.root import load_config
 from trainer.core.console import plural
 from trainer.core.digest import as_file_name

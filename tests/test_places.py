@@ -48,6 +48,7 @@ ROOMS = [
     "metrics",
     "optim",
     "models",
+    "batches",
     "data",
     "config",
     "rules",

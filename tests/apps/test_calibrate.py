@@ -126,14 +126,6 @@ def test_a_file_that_cannot_be_read_leads_to_one_line(tmp_path, text, line, caps
     assert capsys.readouterr().err.startswith(f"error: planner.calibration is '{file}', {line}")
 
 
-def test_torchrecs_estimate_takes_no_calibration(tmp_path, capsys):
-    planned = write_config(
-        tmp_path / "config.toml", config(tmp_path, planner__calibration="a.toml", planner__cost_model="torchrec")
-    )
-    assert trainer(["plan", str(planned)]) == 2
-    assert capsys.readouterr().err.startswith("error: planner.calibration is 'a.toml', which planner.cost_model")
-
-
 @pytest.mark.parametrize("flag", ["--batch-size", "--table-mib", "--exchange-mib", "--repeats"])
 def test_sizes_must_be_positive(flag, capsys):
     assert trainer(["calibrate", flag, "0"]) == 2

@@ -250,14 +250,6 @@ def test_a_calibration_that_is_gone_ends_the_forecast_and_not_the_run(rows, tmp_
     assert numbers["forecast"]["step_ms"] > 0
 
 
-def test_a_plan_of_torchrec_is_compared(rows, tmp_path, calibrated):
-    file, out = write_config(tmp_path / "config.toml", calibrated(rows, planner__engine="torchrec")), tmp_path / "out"
-    assert run_trainer("train", file, "--out", out, ranks=2).returncode == 0
-    numbers, page = compared(out)
-    assert numbers.keys() == {"forecast", "measured"}
-    assert len(bars(page, "Forecast and measured")["step"]) == 2
-
-
 def test_a_plan_by_hand_is_compared_though_it_cannot_be_rated(rows, tmp_path, calibrated):
     """The shards of a table are uneven, which the planner would not choose."""
     file, out = write_config(tmp_path / "config.toml", calibrated(rows)), tmp_path / "out"

@@ -7,14 +7,14 @@ from itertools import product
 
 import numpy as np
 import pytest
-from planning import gpus, random_tables
+from planning import gpus, random_tables, solve
 from scipy.optimize import linprog
 
 from torchx_recsys.planner.bound import allowed_under, lower_bound, relax
 from torchx_recsys.planner.options import KINDS
 from torchx_recsys.planner.planned_table import planned_table
 from torchx_recsys.planner.rated import rate
-from torchx_recsys.planner.solve import NothingFits, solve
+from torchx_recsys.planner.solve import NothingFits
 
 SINGLE = ("data_parallel", "table_wise", "row_wise", "column_wise")
 
@@ -172,8 +172,7 @@ def test_what_cannot_fit_is_proven():
 
 def test_a_plan_is_the_same_under_every_hash_seed():
     code = (
-        "from planning import gpus, random_tables\n"
-        "from torchx_recsys.planner.solve import solve\n"
+        "from planning import gpus, random_tables, solve\n"
         "found = solve(random_tables(40, 3), gpus(16, gib=4)).placement\n"
         "print(found.option.tolist(), [where.tolist() for where in found.where], found.load.tolist())\n"
     )

@@ -100,7 +100,7 @@ def test_costs_are_those_of_each_shard_by_itself(on_gpu, number, per_host, sizes
     numbers = random.Random(f"{number} {on_gpu} {pooled}")
     tables = [table(numbers, pooled, place) for place in range(6)]
     options = all_options(tables, topology)
-    found = costs(options, tables, topology, topology.speeds)
+    found = costs(options, tables, topology)
     for index in range(len(options)):
         kind, kernel, columns = KINDS[options.kind[index]], KERNELS[options.kernel[index]], int(options.columns[index])
         cached = float(options.cached[index])
@@ -175,9 +175,3 @@ def test_tables_in_host_memory_are_slower(kernel):
     rated = rate([dataclasses.replace(table(random.Random(1), True, 0), kinds=("table_wise",))], topology)
     fused, other = rated.cost[rated.options.kernel == 1], rated.cost[rated.options.kernel == kernel]
     assert fused.max() < other.min()
-
-
-def test_torchrecs_estimate_is_taken_without_speeds():
-    topology = dataclasses.replace(drawn_topology(4, 4, True), speeds=None)
-    rated = rate([table(random.Random(1), True, 0)], topology)
-    assert rated.phases.shape == (len(rated.options), 4) == (len(rated.options), len(rated.phase_names))

@@ -49,7 +49,7 @@ def test_batches_in_flight_have_room_for_weights():
 
 
 def test_a_weight_is_sent_as_an_id_is():
-    plain, weighted = (costs(OPTIONS, tables, TOPOLOGY, TOPOLOGY.speeds) for tables in (PLAIN, WEIGHTED))
+    plain, weighted = (costs(OPTIONS, tables, TOPOLOGY) for tables in (PLAIN, WEIGHTED))
     place = PHASES.index("input")
     sent = np.where(OPTIONS.kind == DATA_PARALLEL, 0, ids_of_shards()) * TOPOLOGY.speeds.id / 1e6
     np.testing.assert_allclose((weighted - plain)[:, place], sent, atol=1e-9)

@@ -4,21 +4,21 @@ import numpy as np
 
 from torchx_recsys.planner.options import DATA_PARALLEL, GRID, OF_ROWS, ROW_WISE, TABLE_ROW_WISE
 from torchx_recsys.planner.planned import Planned
-from torchx_recsys.planner.torchrec_costs import lookups, value_bytes
+from torchx_recsys.planner.step_costs import value_bytes
 
 
 def sent_by_hosts(planned: Planned) -> np.ndarray:
     """Returns the bytes that each host sends to others in a step, forward and backward together, `[H]`."""
     topology, placement = planned.topology, planned.found.placement
     options, chosen = placement.rated.options, placement.option
-    ids, embeddings = lookups(planned.tables, topology.batch_size)
     value = np.array([table.value_bytes for table in planned.tables])
     pooled = np.array([table.is_pooled for table in planned.tables])
+    hotness = [sum(min(1.0, one) if table.is_pooled else one for one in table.hotness) for table in planned.tables]
     kind, columns = options.kind[chosen], options.columns[chosen]
     summed = np.isin(kind, OF_ROWS) & pooled
     ways = zip(*value_bytes(topology, value), strict=True)
     each = sum(np.where(summed, partial, whole) for whole, partial in ways)  # bytes of a value, forward and backward
-    size = np.where(pooled, embeddings, ids) * topology.ranks * columns * each
+    size = np.array(hotness) * topology.batch_size * topology.ranks * columns * each
     found = np.zeros(topology.ranks)
     for table, where in enumerate(placement.where):
         found[where] += _leaving(int(kind[table]), float(size[table]), planned, table)

@@ -15,7 +15,7 @@ import numpy as np
 from torchx_recsys.planner.bound import allowed_under, lower_bound, relax
 from torchx_recsys.planner.hardware import Cluster
 from torchx_recsys.planner.planned_table import planned_table
-from torchx_recsys.planner.problem import DensePart, DenseWork, Table, Topology
+from torchx_recsys.planner.problem import DensePart, Table, Topology
 from torchx_recsys.planner.rank_memory import (
     RankMemory,
     Shards,
@@ -46,7 +46,6 @@ class Problem:
         topology: The topology, with all memory of the ranks.
         measure_dense: Returns the dense part of the model. Called only on demand, as measuring takes seconds.
         reserve: The part of the device's memory to keep free.
-        counts_all: Whether all memory is counted; else only tables are, and the rest is reserved.
         slower: How much slower than the fastest plan found the plan may be, relative, to save memory.
         of_systems: The topology with each system's speeds, by system name; empty if none is forecast.
     """
@@ -56,7 +55,6 @@ class Problem:
     topology: Topology
     measure_dense: Callable[[], DensePart]
     reserve: float
-    counts_all: bool = True
     slower: float = 0.0
     of_systems: Mapping[str, Topology] = field(default_factory=dict)
 
@@ -64,11 +62,6 @@ class Problem:
     def dense(self) -> DensePart:
         """The dense part of the model."""
         return self.measure_dense()
-
-    @property
-    def work(self) -> DenseWork | None:
-        """The dense part's work in a step; None if its time is not counted."""
-        return self.dense.work if self.topology.speeds else None
 
     @property
     def device(self) -> int:
@@ -95,16 +88,14 @@ class Problem:
             times: Multiple of the memory that a rank has.
         """
         found = times * self.usable
-        if self.counts_all:
-            capacity = found[self.device]
-            found[self.device] = room_for_shards(capacity, self.tables, self.topology, self.dense.memory, phase=phase)
+        capacity = found[self.device]
+        found[self.device] = room_for_shards(capacity, self.tables, self.topology, self.dense.memory, phase=phase)
         return found
 
     def beside_shards(self) -> dict[str, float]:
         """Returns the bytes of a rank's device that shards cannot take, by name."""
         reserved = (self.there - self.usable)[self.device]
-        beside = beside_shards(self.tables, self.topology, self.dense.memory) if self.counts_all else {}
-        return beside | {"planner.reserve": reserved}
+        return beside_shards(self.tables, self.topology, self.dense.memory) | {"planner.reserve": reserved}
 
     @cached_property
     def rated(self) -> Rated:
@@ -112,16 +103,9 @@ class Problem:
         return rate(self.tables, self.topology)
 
     @cached_property
-    def by_phase(self) -> dict[str | None, Rated]:
-        """The options with the least memory that they need in each counted phase."""
-        if not self.counts_all:
-            return {None: self.rated}
+    def by_phase(self) -> dict[str, Rated]:
+        """The options with the least memory that they need in each phase."""
         return {phase: rate(self.tables, self.topology, partial(memory_in_phase, phase)) for phase in PHASES}
-
-    def topology_for_shards(self) -> Topology:
-        """Returns the topology with the memory that shards may take."""
-        gpu, host = self.for_shards()
-        return replace(self.topology, gpu_bytes=int(gpu), host_bytes=int(host))
 
     def peak(self, solution: Solution) -> RankMemory:
         """Returns the memory of each rank at the peak, under a solution."""
@@ -151,8 +135,6 @@ def find_plan(problem: Problem, tries: int = TRIES) -> Solution:
     try:
         found = solve_within(problem.rated, problem.topology, problem.for_shards(), problem.slower, tries)
     except NothingFits:
-        if not problem.counts_all:
-            raise
         found = _fitting_in_phases(problem, tries)
     return with_bound_of_all(problem, found)
 
@@ -190,7 +172,7 @@ def _leanest(problem: Problem, tries: int) -> Solution:
     return found
 
 
-def _fitting_in_phase(problem: Problem, phase: str | None, tries: int) -> Solution | None:
+def _fitting_in_phase(problem: Problem, phase: str, tries: int) -> Solution | None:
     """Returns a plan that fits, found by counting one phase with ever less room; None if none is found."""
     room = problem.for_shards(phase)
     for _ in range(NARROWER):
@@ -221,7 +203,7 @@ def least_cost(problem: Problem) -> float:
 
 def least_milliseconds(problem: Problem) -> float:
     """Returns the proven least milliseconds of a step under any plan; infinite if no plan fits."""
-    beside = sum(beside_tables(problem.topology, problem.work))
+    beside = sum(beside_tables(problem.topology, problem.dense.work))
     return (least_cost(problem) + beside) * (1 - ROUNDING)
 
 

@@ -82,13 +82,13 @@ class Planned:
     @cached_property
     def step(self) -> StepTime:
         """The time of a step."""
-        return step_time(self.placed, self.tables, self.topology, self.problem.work)
+        return step_time(self.placed, self.tables, self.topology, self.problem.dense.work)
 
     @property
     def step_of_others(self) -> dict[System, StepTime]:
         """The time of a step under each other system, if the plan is for a system."""
         return {
-            SYSTEMS[name]: step_time(self.placed, self.tables, topology, self.problem.work)
+            SYSTEMS[name]: step_time(self.placed, self.tables, topology, self.problem.dense.work)
             for name, topology in self.problem.of_systems.items()
             if topology.system is not self.topology.system
         }

@@ -82,15 +82,12 @@ class Topology:
         on_gpu: Whether the ranks have GPUs.
         gpu_bytes: GPU memory per rank; 0 without GPUs.
         host_bytes: Host memory per rank.
-        gpu_bandwidth: Bandwidth of GPU memory; all bandwidths are in bytes per millisecond.
-        host_bandwidth: Bandwidth of host memory.
-        pcie_bandwidth: Bandwidth between GPU and host memory.
-        intra_bandwidth: Bandwidth between two ranks of a host.
-        inter_bandwidth: Bandwidth from a rank to other hosts.
+        gpu_bandwidth: Bandwidth of GPU memory, in bytes per millisecond.
+        pcie_bandwidth: Bandwidth between GPU and host memory, in the same unit.
         batch_size: Samples of a rank in a step.
+        speeds: The speeds to forecast times by.
         bytes_of_value: Bytes of an exchanged value: all-to-all forward and backward, then partial sums forward and
             backward; None for the bytes of the table's values.
-        speeds: The speeds to forecast times by; None for TorchRec's estimate, which uses the bandwidths.
         speeds_source: Source of the speeds, as text to print.
         system: The system that reaches these speeds; None if speeds were measured, or are a usual CPU's.
     """
@@ -101,13 +98,10 @@ class Topology:
     gpu_bytes: int
     host_bytes: int
     gpu_bandwidth: float
-    host_bandwidth: float
     pcie_bandwidth: float
-    intra_bandwidth: float
-    inter_bandwidth: float
     batch_size: int
+    speeds: Speeds
     bytes_of_value: tuple[float, float, float, float] | None = None
-    speeds: Speeds | None = None
     speeds_source: str = ""
     system: System | None = None
 

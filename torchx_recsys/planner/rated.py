@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchx_recsys.planner import step_costs, torchrec_costs
 from torchx_recsys.planner.options import Options, all_options, has_options
 from torchx_recsys.planner.problem import Table, Topology
-from torchx_recsys.planner.shard_memory import shard_memory
-from torchx_recsys.planner.torchrec_memory import shard_bytes, sum_of_shards
+from torchx_recsys.planner.shard_memory import shard_memory, sum_of_shards
+from torchx_recsys.planner.step_costs import costs
 
 
 @dataclass(frozen=True)
@@ -18,8 +17,6 @@ class Rated:
 
     Attributes:
         options: The options.
-        phase_names: The phases of a step.
-        phases: Milliseconds of a shard in each phase, `[O, phases]`.
         cost: Milliseconds of a shard, `[O]`.
         memory: Bytes of the largest shard, on the GPU and on the host, `[O, 2]`.
         total_cost: Milliseconds of all shards.
@@ -28,8 +25,6 @@ class Rated:
     """
 
     options: Options
-    phase_names: Sequence[str]
-    phases: np.ndarray
     cost: np.ndarray
     memory: np.ndarray
     total_cost: np.ndarray
@@ -48,15 +43,14 @@ class Rated:
 
 
 def rate(
-    tables: Sequence[Table], topology: Topology, memory_of_shard: Callable[..., np.ndarray] | None = None
+    tables: Sequence[Table], topology: Topology, memory_of_shard: Callable[..., np.ndarray] = shard_memory
 ) -> Rated:
     """Returns the options of tables with their costs.
 
     Args:
         tables: The tables.
         topology: The topology of identical ranks.
-        memory_of_shard: Returns the memory of shards; unset for the most that shards take, or for TorchRec's estimate
-            if the topology has no speeds.
+        memory_of_shard: Returns the memory of shards; unset for the most that shards take.
 
     Raises:
         ValueError: A table has no option.
@@ -64,21 +58,9 @@ def rate(
     for table in tables:
         if not has_options(table, topology):
             raise ValueError(f"table '{table.name}' cannot be sharded as allowed")
-    memory_of_shard = memory_of_shard or (shard_bytes if topology.speeds is None else shard_memory)
     options = all_options(tables, topology)
-    names, phases = phases_of(options, tables, topology)
-    cost = phases.sum(axis=1)
+    cost = costs(options, tables, topology).sum(axis=1)
     memory = memory_of_shard(options, tables, topology)
     starts = np.searchsorted(options.table, np.arange(len(tables)))
     total_memory = sum_of_shards(options, tables, topology, memory_of_shard)
-    return Rated(options, names, phases, cost, memory, cost * options.shards, total_memory, starts)
-
-
-def phases_of(options: Options, tables: Sequence[Table], topology: Topology) -> tuple[Sequence[str], np.ndarray]:
-    """Returns the phases of a step, and the milliseconds of a shard of each option in each, `[O, phases]`.
-
-    The phases are TorchRec's if the topology has no speeds.
-    """
-    if topology.speeds is None:
-        return torchrec_costs.PHASES, torchrec_costs.costs(options, tables, topology)
-    return step_costs.PHASES, step_costs.costs(options, tables, topology, topology.speeds)
+    return Rated(options, cost, memory, cost * options.shards, total_memory, starts)

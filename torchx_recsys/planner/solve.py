@@ -1,6 +1,5 @@
 """The search: bound, placement under a bisected limit, improvement."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,8 +7,8 @@ import numpy as np
 from torchx_recsys.planner.bound import Bound, allowed_under, lower_bound, relax
 from torchx_recsys.planner.improve import improve
 from torchx_recsys.planner.placement import Placement, place
-from torchx_recsys.planner.problem import Table, Topology
-from torchx_recsys.planner.rated import Rated, rate
+from torchx_recsys.planner.problem import Topology
+from torchx_recsys.planner.rated import Rated
 
 FIRST, WIDER = 1.05, 1.5  # growth of a limit under which nothing was placed: 1.05, then 1.05 to the 1.5, ...
 BISECTIONS = 10
@@ -48,34 +47,18 @@ class NothingFits(Exception):
         self.is_proven = is_proven
 
 
-def solve(tables: Sequence[Table], topology: Topology, slower: float = 0.0, tries: int = TRIES) -> Solution:
-    """Returns the best placement found; equal arguments give equal placements.
-
-    Args:
-        tables: The tables.
-        topology: The topology of identical ranks.
-        slower: How much slower than the fastest placement found the result may be, relative, to take the least memory
-            of the fullest rank.
-        tries: How often tables may be repacked to improve a placement.
-
-    Raises:
-        NothingFits: No placement was found.
-    """
-    memory = np.array([topology.gpu_bytes, topology.host_bytes], dtype=float)
-    return solve_within(rate(tables, topology), topology, memory, slower, tries)
-
-
 def solve_within(
     rated: Rated, topology: Topology, memory: np.ndarray, slower: float = 0.0, tries: int = TRIES
 ) -> Solution:
-    """Returns the best placement found for rated options within some memory.
+    """Returns the best placement found for rated options within some memory; equal arguments give equal placements.
 
     Args:
         rated: The options.
         topology: The topology, whose own memory does not count.
         memory: Bytes of a rank, `[2]`.
-        slower: As in `solve`.
-        tries: As in `solve`.
+        slower: How much slower than the fastest placement found the result may be, relative, to take the least memory
+            of the fullest rank.
+        tries: How often tables may be repacked to improve a placement.
 
     Raises:
         NothingFits: No placement was found.

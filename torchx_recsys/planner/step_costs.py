@@ -1,7 +1,7 @@
 """The time of a step, for many options at once: the time of a rank's shards in each phase.
 
-Unlike TorchRec's estimate, this counts bags and updated rows beside bytes: on a CPU they dominate. Ranks wait for each
-other in every exchange, so a step takes the sum of the slowest rank's time in each phase.
+Unlike TorchRec's own estimate, this counts bags and updated rows beside bytes: on a CPU they dominate. Ranks wait for
+each other in every exchange, so a step takes the sum of the slowest rank's time in each phase.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ from torchx_recsys.planner.options import CACHED, DATA_PARALLEL, GRID, OF_ROWS, 
 from torchx_recsys.planner.problem import Table, Topology
 from torchx_recsys.planner.skew import hit_rates, touched_rows
 from torchx_recsys.planner.speeds import Speeds
-from torchx_recsys.planner.torchrec_costs import device_bandwidth, value_bytes
 
 PHASES = ("input", "forward", "forward_comms", "backward_comms", "backward")
 LEAST_BYTES = 64  # of a lookup: one cache line
@@ -53,9 +52,10 @@ def unique_rows(draws: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.where(draws > 0, -rows * np.expm1(np.maximum(draws, np.finfo(float).tiny) * missed), 0.0)
 
 
-def costs(options: Options, tables: Sequence[Table], topology: Topology, speeds: Speeds) -> np.ndarray:
+def costs(options: Options, tables: Sequence[Table], topology: Topology) -> np.ndarray:
     """Returns the milliseconds of a shard of each option in each phase, `[O, 5]`."""
-    work, replicated = _work(options, tables, topology), options.kind == DATA_PARALLEL
+    speeds, replicated = topology.speeds, options.kind == DATA_PARALLEL
+    work = _work(options, tables, topology)
     slower = _slower(replace(options, cached=hit_rates(options, tables)), topology)
     exchanged = np.where(replicated, 0.0, work.exchanged)
     lookup = work.bags * speeds.bag + work.ids * np.maximum(work.row_bytes, LEAST_BYTES) * speeds.lookup_byte * slower
@@ -97,7 +97,21 @@ def _work(options: Options, tables: Sequence[Table], topology: Topology) -> _Wor
 def _slower(options: Options, topology: Topology) -> np.ndarray:
     """Returns how many times slower a table's memory is than the rank's own."""
     elsewhere = np.isin(options.kernel, (UVM, CACHED))
-    return np.where(elsewhere, topology.gpu_bandwidth / device_bandwidth(options, topology), 1.0)
+    return np.where(elsewhere, topology.gpu_bandwidth / host_table_bandwidth(options, topology), 1.0)
+
+
+def host_table_bandwidth(options: Options, topology: Topology) -> np.ndarray:
+    """Returns the bandwidth of tables in host memory as TorchRec estimates it, in bytes per millisecond."""
+    cached = options.cached * topology.gpu_bandwidth + (1 - options.cached) * topology.pcie_bandwidth
+    return np.where(options.kernel == CACHED, cached, topology.pcie_bandwidth) / 10
+
+
+def value_bytes(topology: Topology, value: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Returns the bytes of an exchanged value, forward and backward: in all-to-all, and in partial sums."""
+    if topology.bytes_of_value is None:
+        return [value, value], [value, value]
+    found = [np.full_like(value, one, dtype=float) for one in topology.bytes_of_value]
+    return found[:2], found[2:]
 
 
 def _exchanges(

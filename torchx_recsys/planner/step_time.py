@@ -7,8 +7,7 @@ import numpy as np
 
 from torchx_recsys.planner.planned_table import PlannedTable, options_of
 from torchx_recsys.planner.problem import DenseWork, Table, Topology
-from torchx_recsys.planner.rated import phases_of
-from torchx_recsys.planner.step_costs import MILLISECONDS, ring
+from torchx_recsys.planner.step_costs import MILLISECONDS, PHASES, costs, ring
 from torchx_recsys.planner.step_parts import EXCHANGE, FORWARD, OTHER, UPDATE
 from torchx_recsys.planner.systems import latency
 
@@ -85,7 +84,7 @@ class StepTime:
 
 
 def step_time(
-    planned: Sequence[PlannedTable], tables: Sequence[Table], topology: Topology, dense: DenseWork | None
+    planned: Sequence[PlannedTable], tables: Sequence[Table], topology: Topology, dense: DenseWork
 ) -> StepTime:
     """Returns the time of a step under a plan.
 
@@ -93,15 +92,15 @@ def step_time(
         planned: The placement of each table.
         tables: The tables, in the same order.
         topology: The topology of identical ranks.
-        dense: Work of the dense part; TorchRec's estimate has no speeds and leaves it out.
+        dense: Work of the dense part.
     """
-    names, phases = phases_of(options_of(planned), tables, topology)
-    by_rank = np.zeros((topology.ranks, len(names)))
+    phases = costs(options_of(planned), tables, topology)
+    by_rank = np.zeros((topology.ranks, len(PHASES)))
     for table, placed in enumerate(planned):
         np.add.at(by_rank, np.asarray(placed.ranks), phases[table])
     of_dense, of_latency, constant = beside_tables(topology, dense)
     return StepTime(
-        phases=names,
+        phases=PHASES,
         by_rank=by_rank,
         dense=of_dense,
         latency=of_latency,
@@ -110,11 +109,9 @@ def step_time(
     )
 
 
-def beside_tables(topology: Topology, dense: DenseWork | None) -> tuple[float, float, float]:
+def beside_tables(topology: Topology, dense: DenseWork) -> tuple[float, float, float]:
     """Returns the milliseconds of a step's dense part, of its exchange latency, and of all else but tables."""
     speeds, system = topology.speeds, topology.system
-    if speeds is None or dense is None:
-        return 0.0, 0.0, 0.0
     products = dense.flops * speeds.flop + dense.batched_flops * speeds.batched_flop
     computed = products + dense.bytes * speeds.dense_byte
     gradients = float(2 * ring(np.array(dense.gradients), topology, speeds, speeds.all_reduce_byte))

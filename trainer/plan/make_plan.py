@@ -25,7 +25,6 @@ from trainer.plan.problem import cluster_of_job, problem_of
 from trainer.plan.sharding_plan import to_sharding_plan
 from trainer.plan.statistics import with_statistics
 from trainer.plan.tables import check_options, kinds_of
-from trainer.plan.torchrec_planner import torchrec_plan
 
 
 def make_plan(
@@ -80,8 +79,6 @@ def plan_for(model: nn.Module, config: Config, cluster: Cluster) -> tuple[Shardi
 
 def _plan(problem: Problem, model: nn.Module, config: Config) -> tuple[ShardingPlan, str]:
     try:
-        if config.planner.engine == "torchrec":
-            return torchrec_plan(model, config, with_allowed_types(config), problem.topology_for_shards()), ""
         check_options(problem)
         solution = find_plan(problem)
         return to_sharding_plan(solution, problem.tables, model), say_gap(solution, config.planner)

@@ -16,7 +16,7 @@ from trainer.plan.dense_part import dense_part
 from trainer.plan.tables import tables_to_plan
 from trainer.plan.topology import topology_to_plan_for
 
-RESERVE, RESERVE_OF_TORCHREC = 0.05, 0.15
+RESERVE = 0.05
 
 
 def problem_of(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
@@ -32,15 +32,12 @@ def problem_of(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
     """
     planner = with_allowed_types(config)
     topology = _topology(config, planner, cluster)
-    counts_all = planner.engine == "search" and topology.speeds is not None
-    reserve = RESERVE if counts_all else RESERVE_OF_TORCHREC
     return Problem(
         cluster=cluster,
         tables=tables_to_plan(model, config, planner),
         topology=topology,
         measure_dense=partial(dense_part, config, cluster.ranks),
-        reserve=reserve if planner.reserve is None else planner.reserve,
-        counts_all=counts_all,
+        reserve=RESERVE if planner.reserve is None else planner.reserve,
         slower=planner.slower_for_memory,
         of_systems=_of_systems(config, planner, cluster) if topology.system else {},
     )

@@ -86,7 +86,7 @@ def time_of_plan(plan: ShardingPlan, problem: Problem) -> StepTime:
     """Returns the time of a step under a plan, however the plan was made."""
     plans = table_plans(plan)
     planned = [even_table(plans[table.name], (table.rows, table.columns)) for table in problem.tables]
-    return step_time(planned, problem.tables, problem.topology, problem.work)
+    return step_time(planned, problem.tables, problem.topology, problem.dense.work)
 
 
 def memory_of_plan(plan: ShardingPlan, problem: Problem) -> RankMemory:

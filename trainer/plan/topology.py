@@ -1,7 +1,7 @@
 """The topology to plan for: memory and bandwidths from the configuration, its hardware or this machine."""
 
 import torch
-from torchrec.distributed.planner.constants import DDR_MEM_BW, HBM_MEM_BW, HBM_TO_DDR_MEM_BW
+from torchrec.distributed.planner.constants import HBM_MEM_BW, HBM_TO_DDR_MEM_BW
 
 from torchx_recsys.planner.hardware import A100, GIB, HOSTS, Host
 from torchx_recsys.planner.problem import Topology
@@ -10,7 +10,6 @@ from torchx_recsys.planner.systems import ACHIEVED, SYSTEMS, System, speeds_of
 from trainer.config.data import DataConfig
 from trainer.config.plan import CommsConfig, PlannerConfig
 from trainer.config.train import TrainConfig
-from trainer.core.errors import InputError
 from trainer.plan.calibration import load_calibration
 from trainer.plan.communication import BYTES_PER_VALUE
 from trainer.plan.memory import host_memory_bytes
@@ -47,10 +46,7 @@ def topology_to_plan_for(
         gpu_bytes=int(_gpu_memory_bytes(config)) if on_gpu else 0,
         host_bytes=host,
         gpu_bandwidth=bandwidths["hbm_gb_per_second"],
-        host_bandwidth=DDR_MEM_BW,
         pcie_bandwidth=HBM_TO_DDR_MEM_BW,
-        intra_bandwidth=bandwidths["intra_node_gb_per_second"],
-        inter_bandwidth=bandwidths["inter_node_gb_per_second"],
         batch_size=data.global_batch_size // world_size,
         bytes_of_value=None if comms.forward == comms.backward == "fp32" else sizes * 2,
         speeds=speeds,
@@ -61,15 +57,8 @@ def topology_to_plan_for(
 
 def _speeds(
     config: PlannerConfig, train: TrainConfig, on_gpu: bool, bandwidths: dict[str, float]
-) -> tuple[Speeds | None, str, System | None]:
-    """Returns the speeds (None: TorchRec's estimate), their source, and the system that reaches them, if any."""
-    if config.cost_model == "torchrec":
-        if config.calibration:
-            raise InputError(
-                f"planner.calibration is '{config.calibration}', which planner.cost_model 'torchrec' does not count "
-                "with; use cost_model 'step', or leave the calibration out"
-            )
-        return None, "TorchRec's estimate", None
+) -> tuple[Speeds, str, System | None]:
+    """Returns the speeds, their source, and the system that reaches them, if any."""
     if config.calibration:
         calibration = load_calibration(config.calibration, "cuda" if on_gpu else "cpu")
         return calibration.speeds, calibration.source, None

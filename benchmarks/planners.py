@@ -24,8 +24,8 @@ from benchmarks.torchrec_estimate import Bandwidths, rate_by_torchrec
 from benchmarks.torchrec_planner import topology_of, torchrec_plan
 from docs.generate import ROOT, table, write_measured
 from torchx_recsys.planner.hardware import H100, HOSTS
-from torchx_recsys.planner.problem import SHARDING_TYPES
-from torchx_recsys.planner.solve import solve_within
+from torchx_recsys.planner.search import solve_within
+from torchx_recsys.planner.tables import SHARDING_TYPES
 from trainer.config.root import Config
 from trainer.models.embeddings import name_in_model, table_configs
 from trainer.plan.sharding import sharders

@@ -10,7 +10,10 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from torchx_recsys.planner.options import (
+from torchx_recsys.planner.bound import Rated, rate
+from torchx_recsys.planner.shard_memory import CACHE_BYTES_PER_ROW, CACHE_BYTES_PER_SLOT, STATE_BYTES
+from torchx_recsys.planner.step_time import host_table_bandwidth, value_bytes
+from torchx_recsys.planner.tables import (
     CACHED,
     DATA_PARALLEL,
     DENSE,
@@ -22,11 +25,9 @@ from torchx_recsys.planner.options import (
     TABLE_ROW_WISE,
     UVM,
     Options,
+    Table,
 )
-from torchx_recsys.planner.problem import Table, Topology
-from torchx_recsys.planner.rated import Rated, rate
-from torchx_recsys.planner.shard_memory import CACHE_BYTES_PER_ROW, CACHE_BYTES_PER_SLOT, STATE_BYTES
-from torchx_recsys.planner.step_costs import host_table_bandwidth, value_bytes
+from torchx_recsys.planner.topology import Topology
 
 ID_BYTES = 8
 BACKWARD = 2.0  # times forward

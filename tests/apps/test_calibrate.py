@@ -11,7 +11,7 @@ from command import run_trainer, start_trainer, write_config
 from jobs import config
 
 from torchx_recsys.apps.calibrate.timing import explain
-from torchx_recsys.planner.speeds import cpu_speeds
+from torchx_recsys.planner.topology import cpu_speeds
 from trainer.__main__ import main as trainer
 from trainer.config.root import Config
 from trainer.plan.calibration import Calibration, load_calibration, save_calibration

@@ -8,7 +8,7 @@ from command import run_trainer, write_config
 from jobs import config as uncalibrated
 from jobs import losses
 
-from torchx_recsys.planner.speeds import cpu_speeds
+from torchx_recsys.planner.topology import cpu_speeds
 from trainer.__main__ import main as trainer
 from trainer.plan.calibration import Calibration, save_calibration
 

@@ -13,9 +13,8 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, Emb
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from benchmarks.torchrec_estimate import Bandwidths, costs, shard_bytes
-from torchx_recsys.planner.options import CACHED, KERNELS, KINDS, all_options
-from torchx_recsys.planner.problem import Table
 from torchx_recsys.planner.shard_memory import sum_of_shards
+from torchx_recsys.planner.tables import CACHED, KERNELS, KINDS, Table, all_options
 from trainer.config.plan import CommsConfig
 from trainer.plan.sharding import SequenceSharder, Sharder
 

@@ -11,7 +11,7 @@ from sequences import sequence_config
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 from torchx_recsys.planner.hardware import Cluster
-from torchx_recsys.planner.planned_table import PlannedTable
+from torchx_recsys.planner.tables import PlannedTable
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes

@@ -5,7 +5,7 @@ from command import run_trainer
 from jobs import config
 
 from torchx_recsys.planner.hardware import GIB, HOSTS
-from torchx_recsys.planner.systems import ACHIEVED
+from torchx_recsys.planner.topology import ACHIEVED
 from trainer.config.root import Config
 from trainer.plan.topology import GB_PER_SECOND, topology_to_plan_for
 

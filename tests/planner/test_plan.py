@@ -9,7 +9,7 @@ from jobs import config
 
 from torchx_recsys.planner.hardware import GIB, Cluster
 from torchx_recsys.planner.plan import find_plan, times_needed
-from torchx_recsys.planner.solve import NothingFits
+from torchx_recsys.planner.search import NothingFits
 from trainer.config.root import Config
 from trainer.models.builder import build_model
 from trainer.plan.dense_part import dense_part

@@ -10,11 +10,9 @@ import pytest
 from planning import gpus, random_tables, solve
 from scipy.optimize import linprog
 
-from torchx_recsys.planner.bound import allowed_under, lower_bound, relax
-from torchx_recsys.planner.options import KINDS
-from torchx_recsys.planner.planned_table import planned_table
-from torchx_recsys.planner.rated import rate
-from torchx_recsys.planner.solve import NothingFits
+from torchx_recsys.planner.bound import allowed_under, lower_bound, rate, relax
+from torchx_recsys.planner.search import NothingFits, planned_table
+from torchx_recsys.planner.tables import KINDS
 
 SINGLE = ("data_parallel", "table_wise", "row_wise", "column_wise")
 

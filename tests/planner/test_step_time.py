@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 from planning import topology_of
 
-from torchx_recsys.planner.options import CACHED, KERNELS, KINDS, UVM, all_options
-from torchx_recsys.planner.planned_table import PlannedTable
-from torchx_recsys.planner.problem import DenseWork, Table
-from torchx_recsys.planner.rated import rate
-from torchx_recsys.planner.speeds import Speeds, cpu_speeds, data_sheet_speeds
-from torchx_recsys.planner.step_costs import PHASES, costs, unique_rows
-from torchx_recsys.planner.step_time import step_time
+from torchx_recsys.planner.bound import rate
+from torchx_recsys.planner.step_time import PHASES, costs, step_time, unique_rows
+from torchx_recsys.planner.tables import CACHED, KERNELS, KINDS, UVM, DenseWork, PlannedTable, Table, all_options
+from torchx_recsys.planner.topology import Speeds, cpu_speeds, data_sheet_speeds
 
 CLUSTERS = [(1, 1), (4, 4), (16, 8), (6, 2), (64, 8)]
 

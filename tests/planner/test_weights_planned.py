@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from planning import random_tables, topology_of
 
-from torchx_recsys.planner.options import DATA_PARALLEL, KINDS, all_options
 from torchx_recsys.planner.shard_memory import COPIES_OF_IDS, memory_by_kind
-from torchx_recsys.planner.speeds import cpu_speeds
-from torchx_recsys.planner.step_costs import PHASES, costs
+from torchx_recsys.planner.step_time import PHASES, costs
+from torchx_recsys.planner.tables import DATA_PARALLEL, KINDS, all_options
+from torchx_recsys.planner.topology import cpu_speeds
 from trainer.config.root import Config
 from trainer.models.builder import build_model
 from trainer.plan.tables import tables_to_plan

@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from torchx_recsys.planner.options import KINDS
-from torchx_recsys.planner.problem import Table, Topology
-from torchx_recsys.planner.rated import rate
-from torchx_recsys.planner.solve import solve_within
-from torchx_recsys.planner.speeds import data_sheet_speeds
+from torchx_recsys.planner.bound import rate
+from torchx_recsys.planner.search import solve_within
+from torchx_recsys.planner.tables import KINDS, Table
+from torchx_recsys.planner.topology import Topology, data_sheet_speeds
 
 
 def random_tables(number, seed, **changes):

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from torchx_recsys.planner.plan import Problem
-from torchx_recsys.planner.problem import DensePart
-from torchx_recsys.planner.solve import Solution
+from torchx_recsys.planner.search import Solution
+from torchx_recsys.planner.tables import DensePart
 from trainer.plan.dense_part import NO_WORK
 
 FOLDER = "TESTS_REMEMBERED"

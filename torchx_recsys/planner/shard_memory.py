@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from torchx_recsys.planner.options import CACHED, DATA_PARALLEL, OF_ROWS, ON_WHOLE_HOSTS, ROW_WISE, UVM, Options
-from torchx_recsys.planner.problem import Table, Topology
+from torchx_recsys.planner.tables import CACHED, DATA_PARALLEL, OF_ROWS, ON_WHOLE_HOSTS, ROW_WISE, UVM, Options, Table
+from torchx_recsys.planner.topology import Topology
 
 INT, FLOAT = 4, 4  # bytes of an id, and of a value of an embedding, whatever the table's precision
 STATE_BYTES = 4  # of each value of a state or an average, whatever the table's precision

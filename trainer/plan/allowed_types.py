@@ -2,7 +2,7 @@
 
 from torchrec.distributed.types import ShardingPlan
 
-from torchx_recsys.planner.problem import SHARDING_TYPES
+from torchx_recsys.planner.tables import SHARDING_TYPES
 from trainer.config.plan import PlannerConfig, TablePlan
 from trainer.config.root import Config
 from trainer.core.errors import InputError

@@ -8,7 +8,7 @@ from typing import Literal
 import pydantic
 import tomli_w
 
-from torchx_recsys.planner.speeds import Speeds
+from torchx_recsys.planner.topology import Speeds
 from trainer.core.errors import InputError
 from trainer.core.section import explain
 from trainer.core.storage import named, read_text, write_file

@@ -4,11 +4,10 @@ from torch import nn
 from torchrec.distributed.types import ShardingPlan
 
 from torchx_recsys.planner.hardware import GIB, HOSTS, Cluster
-from torchx_recsys.planner.options import KERNELS
 from torchx_recsys.planner.plan import Problem, find_plan
-from torchx_recsys.planner.problem import SHARDING_TYPES
 from torchx_recsys.planner.reasons import in_words, takes
-from torchx_recsys.planner.solve import NothingFits, Solution
+from torchx_recsys.planner.search import NothingFits, Solution
+from torchx_recsys.planner.tables import KERNELS, SHARDING_TYPES
 from trainer.config.data import DataConfig
 from trainer.config.plan import PlannerConfig
 from trainer.config.root import Config

@@ -6,8 +6,7 @@ from torch import nn
 
 from torchx_recsys.planner.hardware import Cluster
 from torchx_recsys.planner.plan import Problem
-from torchx_recsys.planner.problem import Topology
-from torchx_recsys.planner.systems import SYSTEMS
+from torchx_recsys.planner.topology import SYSTEMS, Topology
 from trainer.config.plan import PlannerConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext

@@ -4,7 +4,7 @@ from tabulate import tabulate
 from torch import nn
 from torchrec.distributed.types import ShardingPlan
 
-from torchx_recsys.planner.planned_table import ranges
+from torchx_recsys.planner.tables import ranges
 from trainer.models.embeddings import table_shapes, value_bytes
 from trainer.plan.memory import table_bytes
 from trainer.plan.sharding_plan import shards_of, table_plans

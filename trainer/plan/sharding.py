@@ -30,7 +30,7 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from torchx_recsys.planner.problem import SHARDING_TYPES
+from torchx_recsys.planner.tables import SHARDING_TYPES
 from trainer.config.plan import CommsConfig
 from trainer.core.distributed import DistributedContext, limit_collectives
 from trainer.data.jagged import SingleIds, of_block

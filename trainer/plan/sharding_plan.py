@@ -11,11 +11,10 @@ from torchrec.distributed.types import CacheParams, EmbeddingModuleShardingPlan,
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from torchx_recsys.planner.plan import Problem
-from torchx_recsys.planner.planned_table import PlannedTable, planned_table
-from torchx_recsys.planner.problem import Table
 from torchx_recsys.planner.rank_memory import RankMemory, Shards, join_shards, shards_of_table
-from torchx_recsys.planner.solve import Solution
+from torchx_recsys.planner.search import Solution, planned_table
 from torchx_recsys.planner.step_time import StepTime, step_time
+from torchx_recsys.planner.tables import PlannedTable, Table
 from trainer.models.embeddings import name_in_model, table_of_name, table_of_weight
 
 

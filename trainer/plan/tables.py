@@ -2,10 +2,9 @@
 
 from torch import nn
 
-from torchx_recsys.planner.options import KERNELS, KINDS, LANES, OF_COLUMNS, has_options
 from torchx_recsys.planner.plan import Problem
-from torchx_recsys.planner.problem import SHARDING_TYPES, Table, Zipf
 from torchx_recsys.planner.shard_memory import FLOAT, STATE_BYTES
+from torchx_recsys.planner.tables import KERNELS, KINDS, LANES, OF_COLUMNS, SHARDING_TYPES, Table, Zipf, has_options
 from trainer.config.data import DataConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.plan import PlannerConfig, TablePlan

@@ -4,9 +4,16 @@ import torch
 from torchrec.distributed.planner.constants import HBM_MEM_BW, HBM_TO_DDR_MEM_BW
 
 from torchx_recsys.planner.hardware import A100, GIB, HOSTS, Host
-from torchx_recsys.planner.problem import Topology
-from torchx_recsys.planner.speeds import Speeds, cpu_speeds, data_sheet_speeds
-from torchx_recsys.planner.systems import ACHIEVED, SYSTEMS, System, speeds_of
+from torchx_recsys.planner.topology import (
+    ACHIEVED,
+    SYSTEMS,
+    Speeds,
+    System,
+    Topology,
+    cpu_speeds,
+    data_sheet_speeds,
+    speeds_of,
+)
 from trainer.config.data import DataConfig
 from trainer.config.plan import CommsConfig, PlannerConfig
 from trainer.config.train import TrainConfig

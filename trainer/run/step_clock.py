@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.profiler import record_function
 
-from torchx_recsys.planner.step_parts import OTHER, PARTS
+from torchx_recsys.planner.step_time import OTHER, PARTS
 from trainer.core.distributed import DistributedContext, gather_to_all
 from trainer.plan.memory import GIB
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchrec.distributed.train_pipeline import TrainPipelineContext, TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.postproc import NoOpStream
 
-from torchx_recsys.planner.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, UPDATE
+from torchx_recsys.planner.step_time import BACKWARD, EXCHANGE, FORWARD, INPUT, UPDATE
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.core.random_state import seed_step

@@ -13,7 +13,7 @@ import torch
 
 from torchx_recsys.apps.calibrate.timing import explain, nanoseconds
 from torchx_recsys.apps.datasets.synthetic import DENSE_FEATURES, synthetic
-from torchx_recsys.planner.speeds import Speeds
+from torchx_recsys.planner.topology import Speeds
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
 from trainer.core.run_directory import RunDirectory

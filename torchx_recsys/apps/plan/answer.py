@@ -16,7 +16,7 @@ from torchx_recsys.apps.plan.prices import Prices
 from torchx_recsys.apps.plan.text import render, shortage
 from torchx_recsys.apps.plan.vary import effects_of
 from torchx_recsys.planner.hardware import Cluster
-from torchx_recsys.planner.planned import Planned
+from torchx_recsys.planner.plan import Planned
 from trainer.config.root import Config
 from trainer.core.console import next_commands, plural
 from trainer.core.distributed import current_context

@@ -4,9 +4,8 @@ from torch import nn
 
 from torchx_recsys.apps.plan.clusters import check_batch
 from torchx_recsys.planner.hardware import Cluster
-from torchx_recsys.planner.plan import Problem
-from torchx_recsys.planner.planned import NotRatedError, Planned, plan, rate_plan
-from torchx_recsys.planner.solve import TRIES
+from torchx_recsys.planner.plan import NotRatedError, Planned, Problem, plan, rate_plan
+from torchx_recsys.planner.search import TRIES
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes

@@ -14,8 +14,7 @@ from torchx_recsys.apps.plan.page import draw_page
 from torchx_recsys.apps.plan.planning import plan_on
 from torchx_recsys.planner.hardware import GIB, Cluster
 from torchx_recsys.planner.rank_memory import RankMemory
-from torchx_recsys.planner.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, OTHER, PARTS, UPDATE
-from torchx_recsys.planner.step_time import StepTime
+from torchx_recsys.planner.step_time import BACKWARD, EXCHANGE, FORWARD, INPUT, OTHER, PARTS, UPDATE, StepTime
 from trainer.config.root import Config, load_config
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory

@@ -29,8 +29,8 @@ from trainer.core.distributed import DistributedContext, process_group
 from trainer.core.logging import quiet_libraries
 from trainer.models.builder import build_model
 from trainer.models.embeddings import table_shapes
+from trainer.plan.make_plan import problem_of
 from trainer.plan.plan_file import load_plan
-from trainer.plan.problem import problem_of
 from trainer.plan.sharding_plan import shards_in_plan
 from trainer.training.setup import open_session
 

@@ -14,7 +14,7 @@ from torchx_recsys.apps.calibrate.timing import explain
 from torchx_recsys.planner.topology import cpu_speeds
 from trainer.__main__ import main as trainer
 from trainer.config.root import Config
-from trainer.plan.calibration import Calibration, load_calibration, save_calibration
+from trainer.plan.measurements import Calibration, load_calibration, save_calibration
 from trainer.plan.topology import topology_to_plan_for
 
 # Lookups so large that no noise hides them in the time of a call.

@@ -10,7 +10,7 @@ from jobs import losses
 
 from torchx_recsys.planner.topology import cpu_speeds
 from trainer.__main__ import main as trainer
-from trainer.plan.calibration import Calibration, save_calibration
+from trainer.plan.measurements import Calibration, save_calibration
 
 GIB = 2**30
 STEPS = 24

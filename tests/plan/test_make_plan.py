@@ -15,12 +15,10 @@ from torchx_recsys.planner.tables import PlannedTable
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes
-from trainer.plan.allowed_types import OF_SEQUENCES, check_types, column_shards_in_words
 from trainer.plan.make_plan import plan_for
 from trainer.plan.plan_file import load_plan, plan_to_json
-from trainer.plan.report import render_plan
-from trainer.plan.sharding_plan import parameter_sharding, shards_of, table_plans
-from trainer.plan.tables import tables_to_plan
+from trainer.plan.sharding_plan import parameter_sharding, render_plan, shards_of, table_plans
+from trainer.plan.tables import OF_SEQUENCES, check_types, column_shards_in_words, tables_to_plan
 from trainer.training.sharded_model import build_unsharded_model
 
 TWO_HOSTS = Cluster(None, nodes=2, per_host=2, on_gpu=False)

@@ -13,8 +13,7 @@ from torchx_recsys.planner.search import NothingFits
 from trainer.config.root import Config
 from trainer.models.builder import build_model
 from trainer.plan.dense_part import dense_part
-from trainer.plan.make_plan import plan_for
-from trainer.plan.problem import problem_of
+from trainer.plan.make_plan import plan_for, problem_of
 
 pytestmark = pytest.mark.slow
 

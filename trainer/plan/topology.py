@@ -1,5 +1,10 @@
 """The topology to plan for: memory and bandwidths from the configuration, its hardware or this machine."""
 
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
 import torch
 from torchrec.distributed.planner.constants import HBM_MEM_BW, HBM_TO_DDR_MEM_BW
 
@@ -17,9 +22,8 @@ from torchx_recsys.planner.topology import (
 from trainer.config.data import DataConfig
 from trainer.config.plan import CommsConfig, PlannerConfig
 from trainer.config.train import TrainConfig
-from trainer.plan.calibration import load_calibration
 from trainer.plan.communication import BYTES_PER_VALUE
-from trainer.plan.memory import host_memory_bytes
+from trainer.plan.measurements import load_calibration
 
 GB_PER_SECOND = 1e9 / 1e3  # bandwidths are counted in bytes per millisecond
 # TorchRec's own defaults, for hardware without figures.
@@ -28,6 +32,35 @@ UNKNOWN_HARDWARE = {
     "inter_node_gb_per_second": 12.5,
     "hbm_gb_per_second": HBM_MEM_BW / GB_PER_SECOND,
 }
+
+
+def host_memory_bytes(
+    groups: Path = Path("/proc/self/cgroup"), hierarchy: Path = Path("/sys/fs/cgroup"), machine: int | None = None
+) -> int:
+    """Returns the memory that processes here may use: the machine's, or the least limit of their control groups.
+
+    Args:
+        groups: The kernel's list of this process's control groups.
+        hierarchy: Their mount point, version 1 or 2.
+        machine: The machine's memory; None to ask the kernel.
+    """
+    machine = machine or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *_limits(groups, hierarchy)])
+
+
+def _limits(groups: Path, hierarchy: Path) -> Iterator[int]:
+    """Yields the limits of all groups from this process's up to the root, or up to the container's root."""
+    for line in groups.read_text().splitlines() if groups.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            group, name = hierarchy / path.lstrip("/"), "memory.max"
+        elif "memory" in controllers.split(","):
+            group, name = hierarchy / "memory" / path.lstrip("/"), "memory.limit_in_bytes"
+        else:
+            continue
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):  # not there, or "max"
+                yield int((folder / name).read_text())
 
 
 def topology_to_plan_for(

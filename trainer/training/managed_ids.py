@@ -23,8 +23,7 @@ from trainer.data.host_tensors import to_tensor
 from trainer.data.jagged import with_values
 from trainer.models.embeddings import name_in_model
 from trainer.optim.table_averages import CACHING
-from trainer.plan.row_holders import RowHolders
-from trainer.plan.sharding_plan import table_plans
+from trainer.plan.sharding_plan import RowHolders, table_plans
 from trainer.rules.blocks import Blocks
 from trainer.rules.row_map import EVICTED, LAST_USED, OVERFLOWED, USED, Change, RowMap
 from trainer.training.id_requests import IdRequests

@@ -29,7 +29,7 @@ from trainer.data.recorded_types import RecordedTypes
 from trainer.data.selected_files import find_training_files
 from trainer.metrics.checks import check_metrics, check_watched_metrics
 from trainer.models.losses import check_units
-from trainer.plan.kept_plan import PLANNED_FOR
+from trainer.plan.make_plan import PLANNED_FOR
 from trainer.run.histograms import Histograms
 from trainer.run.lock import RunLock, locked
 from trainer.run.preemption import StopRequests, stop_on_signals

@@ -24,7 +24,7 @@ from trainer.core.distributed import DistributedContext, broadcast_from_rank0, g
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import refuse_existing
-from trainer.plan.calibration import Calibration, save_calibration
+from trainer.plan.measurements import Calibration, save_calibration
 from trainer.plan.topology import GB_PER_SECOND, UNKNOWN_HARDWARE
 
 MIB = 2**20

@@ -5,7 +5,7 @@ from torchx_recsys.apps.plan.prices import read_prices
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.core.storage import refuse_existing
-from trainer.plan.statistics import with_statistics
+from trainer.plan.measurements import with_statistics
 
 EXCLUDED = {
     "--on": ("--world-size",),

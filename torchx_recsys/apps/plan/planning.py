@@ -9,8 +9,8 @@ from torchx_recsys.planner.search import TRIES
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes
+from trainer.plan.make_plan import problem_of
 from trainer.plan.plan_file import load_plan
-from trainer.plan.problem import problem_of
 from trainer.plan.sharding_plan import even_table, table_plans
 from trainer.plan.tables import check_options
 

@@ -23,10 +23,10 @@ from trainer.core.storage import named, write_file
 from trainer.models.embeddings import table_shapes
 from trainer.pages.figures import Figure, Lying
 from trainer.pages.html import draw_figures
+from trainer.plan.make_plan import problem_of
+from trainer.plan.measurements import with_statistics
 from trainer.plan.plan_file import load_plan
-from trainer.plan.problem import problem_of
 from trainer.plan.sharding_plan import memory_of_plan, time_of_plan
-from trainer.plan.statistics import with_statistics
 from trainer.training.cut import needs_cut
 from trainer.training.sharded_model import build_unsharded_model
 

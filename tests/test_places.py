@@ -10,7 +10,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FREE_OF_TORCH = (
     *(
-        "core.digest",
         "core.errors",
         "core.outcome",
         "core.own_modules",

@@ -5,9 +5,8 @@ import torch
 from jobs import config
 
 from trainer.config.root import Config
-from trainer.core.distributed import process_group
+from trainer.core.distributed import local_shards_of, process_group
 from trainer.core.errors import InputError
-from trainer.core.local_shards import local_shards_of
 from trainer.data.dataset import find_files
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Loader

@@ -15,9 +15,8 @@ from torchx_recsys.planner.hardware import GIB
 from torchx_recsys.planner.rank_memory import ON_CPU
 from torchx_recsys.planner.shard_memory import memory_by_kind
 from trainer.config.root import Config
-from trainer.core.distributed import process_group
+from trainer.core.distributed import local_shards_of, process_group
 from trainer.core.errors import InputError
-from trainer.core.local_shards import local_shards_of
 from trainer.optim.averages import Averages
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
 from trainer.plan.dense_part import BYTES_TO_INITIALIZE

@@ -29,8 +29,6 @@ from torchx_recsys.planner.topology import Speeds, Topology, latency
 # Where the time of a step goes, in forecasts, measurements and profiles. A detail is `PART: DETAIL`: `update: tables`.
 INPUT, FORWARD, EXCHANGE, BACKWARD, UPDATE, OTHER = "input", "forward", "exchange", "backward", "update", "other"
 PARTS = (INPUT, FORWARD, EXCHANGE, BACKWARD, UPDATE, OTHER)
-
-
 PHASES = ("input", "forward", "forward_comms", "backward_comms", "backward")
 LEAST_BYTES = 64  # of a lookup: one cache line
 GRADIENT_BYTES = 4  # of each value

@@ -11,7 +11,7 @@ from torch.distributed.remote_device import _remote_device
 from trainer.checkpoint.deltas import BLOCK_BYTES, ROWS, VALUES, name_of_changes, packed, rows_differ
 from trainer.checkpoint.state_dict import State, is_by_row
 from trainer.checkpoint.store import Chain
-from trainer.core.local_shards import local_shards_of, placed_shards
+from trainer.core.distributed import local_shards_of, placed_shards
 
 
 # DCP's async_save stages, too, but gives the copy away: a failed save could only be retried with later weights. Its

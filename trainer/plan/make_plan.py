@@ -17,10 +17,10 @@ from torchx_recsys.planner.topology import SYSTEMS, Topology
 from trainer.config.data import DataConfig
 from trainer.config.plan import PlannerConfig
 from trainer.config.root import Config
-from trainer.core.digest import digest
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import DamagedError, InputError, nearest
 from trainer.core.run_directory import RunDirectory, pass_over
+from trainer.core.storage import digest
 from trainer.models.embeddings import table_shapes, value_bytes
 from trainer.plan.communication import REDUCING
 from trainer.plan.dense_part import dense_part

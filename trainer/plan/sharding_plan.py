@@ -17,7 +17,6 @@ from torchx_recsys.planner.rank_memory import RankMemory, Shards, join_shards, s
 from torchx_recsys.planner.search import Solution, planned_table
 from torchx_recsys.planner.step_time import StepTime, step_time
 from torchx_recsys.planner.tables import PlannedTable, Table, ranges
-from trainer.core.ragged import places_in_groups
 from trainer.models.embeddings import name_in_model, table_of_name, table_of_weight, table_shapes, value_bytes
 
 
@@ -107,31 +106,6 @@ def shards_in_plan(plan: ShardingPlan, tables: Sequence[Table], world_size: int)
         rows, columns = np.array(sizes).T
         found.append(shards_of_table(number, one.sharding_type, one.compute_kernel, columns, cached, rows, where))
     return join_shards(found)
-
-
-class RowHolders:
-    """The ranks that hold the rows of a table; of a row several, if it is cut into columns or every rank holds it.
-
-    Args:
-        table: The placement of the table.
-        rows: Rows of the table.
-        ranks: Number of ranks.
-    """
-
-    def __init__(self, table: ParameterSharding, rows: int, ranks: int) -> None:
-        shards = [
-            (shard.shard_offsets[0], shard.shard_offsets[0] + shard.shard_sizes[0], shard.placement.rank())  # pyrefly: ignore[missing-attribute]
-            for shard in shards_of(table)
-        ]
-        # Each once, as a rank can hold several of the columns.
-        self._first, self._end, self._ranks = np.unique(shards or [(0, rows, n) for n in range(ranks)], axis=0).T
-
-    def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ranks, `[K]`, and the rows among `[N]` that they hold, `[K]`; a row comes once for each rank."""
-        rows = np.sort(rows)
-        start, stop = np.searchsorted(rows, self._first), np.searchsorted(rows, self._end)
-        numbers = stop - start
-        return np.repeat(self._ranks, numbers), rows[np.repeat(start, numbers) + places_in_groups(numbers)]
 
 
 def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:

@@ -14,16 +14,16 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.checkpoint.state_dict import State
 from trainer.config.data import DataConfig
-from trainer.core.distributed import DistributedContext
+from trainer.core.distributed import DistributedContext, with_rows_elsewhere
 from trainer.core.errors import InputError
 from trainer.core.exchange import Exchange
-from trainer.core.local_shards import with_rows_elsewhere
 from trainer.data.batch import Batch
 from trainer.data.host_tensors import to_tensor
 from trainer.data.jagged import with_values
 from trainer.models.embeddings import name_in_model
 from trainer.optim.table_averages import CACHING
-from trainer.plan.sharding_plan import RowHolders, table_plans
+from trainer.plan.row_holders import RowHolders
+from trainer.plan.sharding_plan import table_plans
 from trainer.rules.blocks import Blocks
 from trainer.rules.row_map import EVICTED, LAST_USED, OVERFLOWED, USED, Change, RowMap
 from trainer.training.id_requests import IdRequests

@@ -16,11 +16,11 @@ from trainer.checkpoint.store import Chain, Checkpoint, Checkpoints
 from trainer.checkpoint.verify import verify_together
 from trainer.config.root import Config, to_toml
 from trainer.core.console import plural
-from trainer.core.digest import digest
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done
 from trainer.core.errors import InputError, NoRows
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
+from trainer.core.storage import digest
 from trainer.data.dataset import FileSet
 from trainer.data.lanes import Lanes, check_lanes, default_lanes
 from trainer.data.loader import Loader

@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from trainer.checkpoint.io import ChecksumWriter
 from trainer.checkpoint.restore import restore
-from trainer.checkpoint.staging import Staging
+from trainer.checkpoint.saver import Staging
 from trainer.checkpoint.store import Checkpoint, Checkpoints
 from trainer.config.root import Config
 from trainer.core.console import quiet_libraries

@@ -21,7 +21,7 @@ from trainer.data.batch import Batch
 from trainer.data.host_tensors import to_tensor
 from trainer.data.jagged import with_values
 from trainer.models.embeddings import name_in_model
-from trainer.optim.table_averages import CACHING
+from trainer.optim.averages import CACHING
 from trainer.plan.row_holders import RowHolders
 from trainer.plan.sharding_plan import table_plans
 from trainer.rules.blocks import Blocks

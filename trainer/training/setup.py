@@ -10,8 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from trainer.checkpoint.restore import restore
-from trainer.checkpoint.saver import Saver
-from trainer.checkpoint.staging import Staging
+from trainer.checkpoint.saver import Saver, Staging
 from trainer.checkpoint.store import Chain, Checkpoint, Checkpoints
 from trainer.checkpoint.verify import verify_together
 from trainer.config.root import Config, to_toml

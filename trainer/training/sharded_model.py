@@ -18,10 +18,9 @@ from trainer.models.embeddings import table_of_weight, table_shapes
 from trainer.models.precision import DTYPES, allow_tf32
 from trainer.models.tasks import ModelWithLoss
 from trainer.models.weighting import Pareto
-from trainer.optim.averages import Averages
+from trainer.optim.averages import Averages, check_kernels
 from trainer.optim.dense_optimizers import freeze
 from trainer.optim.optimizers import Optimizers
-from trainer.optim.table_averages import check_kernels
 from trainer.optim.table_optimizers import check_table_optimizers, fuse
 from trainer.plan.communication import check_comms, communication_volume
 from trainer.plan.make_plan import check_planner, make_plan

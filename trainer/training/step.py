@@ -15,8 +15,7 @@ from torchx_recsys.planner.step_time import BACKWARD, EXCHANGE, FORWARD, INPUT, 
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.data.batch import Batch
-from trainer.optim.clipping import clamp, clip
-from trainer.optim.gradient_average import GradientAverage
+from trainer.optim.gradients import GradientAverage, clamp, clip
 from trainer.optim.table_kernels import replicated_weights
 from trainer.run.step_clock import StepClock, named_range
 from trainer.training.micro_batches import forward_in_slices

@@ -5,7 +5,7 @@ import numpy as np
 from torchx_recsys.planner.bound import rate
 from torchx_recsys.planner.search import solve_within
 from torchx_recsys.planner.tables import KINDS, Table
-from torchx_recsys.planner.topology import Topology, data_sheet_speeds
+from torchx_recsys.planner.topology import SYSTEMS, Topology, data_sheet_speeds, speeds_of
 
 
 def random_tables(number, seed, **changes):
@@ -45,7 +45,7 @@ def topology_of(ranks, per_host, **changes):
         "gpu_bandwidth": 3.35e9,
         "pcie_bandwidth": 3.2e7,
         "batch_size": 1024,
-        "speeds": data_sheet_speeds(memory_bandwidth=3.35e9, intra_bandwidth=9e8, inter_bandwidth=5e7),
+        "speeds": speeds_of(SYSTEMS["torchrec"], data_sheet_speeds(3.35e9, 9e8, 5e7)),
     }
     return Topology(**fields | changes)
 

@@ -47,6 +47,7 @@ ROOMS = [
     "metrics",
     "optim",
     "models",
+    "batches",
     "data",
     "config",
     "rules",

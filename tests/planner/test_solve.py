@@ -1,4 +1,4 @@
-"""The search for plans: its bound is that of a linear program, its plans are close to it, or nearly the best there are."""
+"""The search for plans: its bound is that of a linear program, its plans are close to it, or nearly the best."""
 
 import subprocess
 import sys

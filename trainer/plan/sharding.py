@@ -35,10 +35,10 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from torchx_recsys.planner.hardware import GIB
 from torchx_recsys.planner.tables import SHARDING_TYPES
+from trainer.batches.batch import SingleIds, of_block
 from trainer.config.plan import CommsConfig
 from trainer.core.distributed import DistributedContext, limit_collectives
 from trainer.core.errors import InputError
-from trainer.data.jagged import SingleIds, of_block
 from trainer.models.embeddings import initialize_tables, table_of_weight, table_shapes, value_bytes
 from trainer.plan.communication import codecs
 from trainer.plan.sharding_plan import table_bytes

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tabulate import tabulate
 
+from trainer.batches.catalogue import Catalogue, Negatives
+from trainer.batches.loader import Loader
 from trainer.checkpoint.retention import ends_of_segments
 from trainer.checkpoint.store import Checkpoints
 from trainer.config.root import Config
@@ -16,13 +18,10 @@ from trainer.core.distributed import DistributedContext, broadcast_from_rank0, b
 from trainer.core.errors import InputError, NoRows, some_of
 from trainer.core.outcome import FINISHED_WORD, SAVED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.secrets import without_secrets
-from trainer.data.catalogue import Catalogue
+from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
-from trainer.data.loader import Loader
-from trainer.data.negatives import Negatives
-from trainer.data.recorded_types import RecordedTypes
+from trainer.data.row_groups import find_training_files
 from trainer.data.segments import Segment, contents_of, is_left_out, look_at_segment, names_of_segments
-from trainer.data.selected_files import find_training_files
 from trainer.run.page import segments_table, write_page
 from trainer.run.preemption import Action, Stopped
 from trainer.training.evaluate import Evaluator, open_catalogue

@@ -8,6 +8,9 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from trainer.batches.batch import Batch
+from trainer.batches.catalogue import Catalogue
+from trainer.batches.loader import Loader
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.store import Checkpoint, Checkpoints
 from trainer.config.root import Config, to_toml
@@ -15,12 +18,9 @@ from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.outcome import SAVED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.data.batch import Batch
-from trainer.data.catalogue import Catalogue
+from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
-from trainer.data.recorded_types import RecordedTypes
+from trainer.data.order import Lanes
 from trainer.rules.vocabulary import fingerprints
 from trainer.run.histograms import Histograms
 from trainer.run.page import write_page

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from trainer.batches.catalogue import Negatives
+from trainer.batches.loader import Loader
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.saver import Saver, Staging
 from trainer.checkpoint.store import Chain, Checkpoint, Checkpoints
@@ -20,12 +22,10 @@ from trainer.core.errors import InputError, NoRows
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import digest
+from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
-from trainer.data.lanes import Lanes, check_lanes, default_lanes
-from trainer.data.loader import Loader
-from trainer.data.negatives import Negatives
-from trainer.data.recorded_types import RecordedTypes
-from trainer.data.selected_files import find_training_files
+from trainer.data.order import Lanes, check_lanes, default_lanes
+from trainer.data.row_groups import find_training_files
 from trainer.metrics.checks import check_metrics, check_watched_metrics
 from trainer.models.losses import check_units
 from trainer.plan.make_plan import PLANNED_FOR

@@ -12,9 +12,9 @@ from torchrec.distributed.train_pipeline import TrainPipelineContext, TrainPipel
 from torchrec.distributed.train_pipeline.postproc import NoOpStream
 
 from torchx_recsys.planner.step_time import BACKWARD, EXCHANGE, FORWARD, INPUT, UPDATE
+from trainer.batches.batch import Batch
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
-from trainer.data.batch import Batch
 from trainer.optim.gradients import GradientAverage, clamp, clip
 from trainer.optim.table_kernels import replicated_weights
 from trainer.run.step_clock import StepClock, named_range

@@ -72,8 +72,8 @@ from trainer.metrics.binary import LogitHistogram
 from trainer.models.embeddings import table_shapes
 from trainer.plan.make_plan import plan_for
 from trainer.plan.plan_file import parse_plan, plan_to_json
-from trainer.plan.report import render_plan
 from trainer.plan.sharding import Unwrapped, sharders
+from trainer.plan.sharding_plan import render_plan
 from trainer.run.preemption import StopRequests
 
 PAGE = ROOT / "docs" / "explanation" / "scale.md"

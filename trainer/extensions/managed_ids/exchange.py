@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.types import ParameterSharding
 
+from trainer.core.arrays import places_in_groups
 from trainer.core.distributed import DistributedContext, background_group
-from trainer.core.ragged import places_in_groups
 from trainer.plan.sharding_plan import shards_of
 
 Ids = tuple[np.ndarray, np.ndarray]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from trainer.core.ragged import places_in_groups
+from trainer.core.arrays import places_in_groups
 from trainer.extensions.managed_ids.blocks import Blocks, PartOfBlocks
 from trainer.rules.managed import FREE, SHARED
 

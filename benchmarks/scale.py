@@ -62,9 +62,8 @@ from trainer.core.exchange import Exchange
 from trainer.core.run_directory import JsonLines, RunDirectory
 from trainer.data.dataset import FileSet
 from trainer.data.files import DataFiles
-from trainer.data.lanes import Lanes, default_lanes, share_of
+from trainer.data.order import Lanes, default_lanes, ends_of, epoch_order, share_of, windows
 from trainer.data.outlines import COLUMNS, Outlines
-from trainer.data.shuffling import ends_of, epoch_order, windows
 from trainer.extensions.preflight import partners
 from trainer.metrics.base import Samples
 from trainer.metrics.binary import LogitHistogram

@@ -49,6 +49,7 @@ ROOMS = [
     "metrics",
     "optim",
     "models",
+    "batches",
     "data",
     "config",
     "rules",

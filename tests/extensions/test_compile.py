@@ -14,11 +14,11 @@ from jobs import config, launch_rounds, losses, saved_tensors
 from ready_made import ready_made, sampled, write_ratings
 from torch._dynamo.utils import counters
 
+from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.core.distributed import process_group
 from trainer.data.dataset import find_files
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes
 from trainer.training.sharded_model import build_sharded_model
 
 STEPS, STOP = 8, 3

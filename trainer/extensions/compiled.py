@@ -14,10 +14,10 @@ from torch.func import functional_call, grad_and_value
 from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
+from trainer.batches.batch import Batch
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, gather_to_all
 from trainer.core.errors import first_line
-from trainer.data.batch import Batch
 from trainer.models.base import BatchOutputs, Predictions
 from trainer.models.tasks import ModelWithLoss
 from trainer.models.weighting import Pareto

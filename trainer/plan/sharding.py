@@ -31,9 +31,9 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from torchx_recsys.planner.problem import SHARDING_TYPES
+from trainer.batches.batch import SingleIds, of_block
 from trainer.config.plan import CommsConfig
 from trainer.core.distributed import DistributedContext, limit_collectives
-from trainer.data.jagged import SingleIds, of_block
 from trainer.models.embeddings import initialize_tables, table_of_weight, table_shapes, value_bytes
 from trainer.plan.communication import codecs
 from trainer.plan.memory import allocating

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from trainer.data.jagged import of_block
+from trainer.batches.batch import of_block
 
 
 class SingleIdsExchange:

@@ -1,4 +1,4 @@
-"""Lock, stop requests, watchdog, reports and profiles of a run.
+"""Lock, stop requests, watchdog and reports of a run.
 
-Uses checkpoint (names and shards of weights), plan, config and core.
+Uses plan, config and core.
 """

@@ -55,6 +55,14 @@ EXTENSIONS = {
     "histograms": Extension(
         places={"watcher": "trainer.extensions.histograms:Histograms"}, key=_set("report.histograms_every_steps")
     ),
+    "profiler": Extension(
+        places={
+            "check": "trainer.extensions.profiler.profiler:check",
+            "watcher": "trainer.extensions.profiler.profiler:Profiler",
+        },
+        key=_set("report.profile.first_step"),
+        always=True,
+    ),
     "page": Extension(places={"watcher": "trainer.extensions.page.watcher:Page"}, always=True),
 }
 """The extensions by name, in the order in which they act at a place."""

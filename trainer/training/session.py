@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from trainer.batches.batch import Batch
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.store import ENDS, Checkpoint, Checkpoints
 from trainer.config.root import Config, to_toml
@@ -15,16 +16,14 @@ from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.outcome import SAVED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.data.batch import Batch
 from trainer.rules.vocabulary import fingerprints
 from trainer.run.preemption import Action, Stopped, StopRequests
-from trainer.run.profiler import Profiler
 from trainer.run.reporter import Reporter, StallTimer, tolerate_failed_writes
 from trainer.run.step_clock import named_range
 from trainer.run.watchdog import Watchdog
+from trainer.training.epochs import EpochOrder
 from trainer.training.evaluate import Evaluator
 from trainer.training.nonfinite import StepState
-from trainer.training.order import EpochOrder
 from trainer.training.sharded_model import ShardedModel
 from trainer.training.step import StepResult, TrainingStep
 from trainer.training.stop_early import reason_to_stop
@@ -71,7 +70,6 @@ class Session:
         saver: Saves checkpoints.
         reporter: Writes metrics.
         view: The run as its watchers see it.
-        profiler: Profiles steps.
         batches: The batches to train on, in order.
         stop_requests: Signals that request a stop.
         watchdog: Reports a rank that is stuck.
@@ -85,7 +83,6 @@ class Session:
     saver: Saver
     reporter: Reporter
     view: RunView
-    profiler: Profiler
     batches: StallTimer[Batch]
     stop_requests: StopRequests
     watchdog: Watchdog
@@ -129,8 +126,6 @@ class Session:
                 self.reporter.draw(lambda board: board.add_scalar("train/gradient_norm", self._norm(), step))
         for watcher in self.claimed.watchers:
             watcher.after_step(self.view, step)
-        if self.profiler.after(step):
-            self.reporter.resume_clock()
 
     def _rates(self, step: int) -> dict[str, float]:
         return {f"rate/{key}": rate for key, rate in self.model.optimizers.rates(step).items()}
@@ -139,11 +134,13 @@ class Session:
         return self.model.optimizers.gradient_norm()
 
     def requested_action(self, step: int) -> Action:
-        """Returns the action that any rank requests after a step, the same on all ranks; begins a requested profile."""
+        """Returns the action that any rank requests after a step, the same on all ranks; lets watchers act."""
         with named_range("requests"):
-            action = self.stop_requests.all_reduce(self.saver.overdue(), self.profiler.requested)
-        if action is Action.PROFILE:
-            self.profiler.begin_requested(step)
+            watch = any(watcher.asks() for watcher in self.claimed.watchers)
+            action = self.stop_requests.all_reduce(self.saver.overdue(), watch)
+        if action is Action.WATCH:
+            for watcher in self.claimed.watchers:
+                watcher.asked(self.view, step)
         return action
 
     def steps(self) -> Iterator[int]:
@@ -241,7 +238,6 @@ class Session:
             self.save(step)
             self.saver.wait()
         outcome = f"{STOPPED_WORD} at step {step}, {self.saved(step)}"
-        self.profiler.stop(step)
         self.reporter.close()
         record_end(self.claimed, "stopped", step, outcome)
         self.reporter.log(f"{outcome}\n\nThe same command resumes it.")

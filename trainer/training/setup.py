@@ -20,20 +20,20 @@ from trainer.core.digest import digest
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.data.recorded_types import RecordedTypes
+from trainer.data.columns import RecordedTypes
 from trainer.metrics.checks import check_metrics, check_watched_metrics
 from trainer.plan.kept_plan import PLANNED_FOR
 from trainer.run.lock import RunLock, locked
 from trainer.run.preemption import StopRequests, stop_on_signals
-from trainer.run.profiler import Profiler, ProfileRequests, check_profile, profile_requests
 from trainer.run.provenance import describe_run
 from trainer.run.reporter import Reporter, StallTimer
 from trainer.run.step_clock import skip_unrecorded_ranges
 from trainer.run.watchdog import Watchdog, watched
+from trainer.training.epochs import EpochOrder, plan_epochs
 from trainer.training.evaluate import Evaluator
+from trainer.training.extensions import found
 from trainer.training.finetune import finetune
 from trainer.training.nonfinite import StepState, start_state
-from trainer.training.order import EpochOrder, plan_epochs
 from trainer.training.resume import Resume, check_saved_before, find_start, open_run
 from trainer.training.session import ClaimedRun, Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
@@ -51,7 +51,6 @@ class Job:
         watchdog: Reports a rank that is stuck.
         stop_requests: Signals that request a stop.
         lock: The lock of the run directory.
-        requests: Requests for profiles.
         staging: The copy of the state that saves are made of.
         step_state: State that a step leaves to later steps.
     """
@@ -60,7 +59,6 @@ class Job:
     watchdog: Watchdog
     stop_requests: StopRequests
     lock: RunLock
-    requests: ProfileRequests
     staging: Staging
     step_state: StepState
 
@@ -89,7 +87,8 @@ def begin_job(config: Config, out: str, resume: Resume, context: DistributedCont
     skip_unrecorded_ranges()
     broadcast_from_rank0(context, lambda: check_metrics(config))
     broadcast_from_rank0(context, lambda: check_watched_metrics(config))
-    broadcast_from_rank0(context, lambda: check_profile(config.report.profile, context))
+    for check in found(config, "check"):
+        broadcast_from_rank0(context, lambda check=check: check(config, context))
     watchers = make_watchers(config)
     directory = broadcast_from_rank0(context, lambda: RunDirectory(out))
     broadcast_from_rank0(context, lambda: check_saved_before(directory))
@@ -98,11 +97,10 @@ def begin_job(config: Config, out: str, resume: Resume, context: DistributedCont
         watched(context, config.train.stuck_seconds) as watchdog,
         stop_on_signals(context) as stop_requests,
         locked(directory, context) as lock,
-        profile_requests(directory, context) as requests,
     ):
         claimed = claim_run(config, directory, resume, context, watchers)
         step_state = _first_step_state(claimed)
-        yield Job(claimed, watchdog, stop_requests, lock, requests, Staging(), step_state)
+        yield Job(claimed, watchdog, stop_requests, lock, Staging(), step_state)
 
 
 @contextmanager
@@ -138,7 +136,6 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
                 _reporter=reporter,
                 _weights=model.weights,
             ),
-            profiler=_open_profiler(claimed, order, job.requests, reporter),
             batches=StallTimer(model.managed.batches(order.batches(), order.steps_done, order.unused_since)),
             stop_requests=job.stop_requests,
             watchdog=job.watchdog,
@@ -260,19 +257,6 @@ def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
     running = start.train_state["running"] if start else None
     return Reporter(
         claimed.directory, claimed.config.report, claimed.context, order.last_step, order.steps_done, running
-    )
-
-
-def _open_profiler(claimed: ClaimedRun, order: EpochOrder, requests: ProfileRequests, reporter: Reporter) -> Profiler:
-    """Opens the profiler of a run."""
-    return Profiler(
-        claimed.directory,
-        claimed.config.report.profile,
-        requests,
-        claimed.context,
-        order.steps_done,
-        order.last_step,
-        reporter.log,
     )
 
 

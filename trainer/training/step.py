@@ -11,10 +11,10 @@ from torchrec.distributed.train_pipeline import TrainPipelineContext, TrainPipel
 from torchrec.distributed.train_pipeline.postproc import NoOpStream
 
 from torchx_recsys.planner.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, UPDATE
+from trainer.batches.batch import Batch
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.core.random_state import seed_step
-from trainer.data.batch import Batch
 from trainer.optim.clipping import clamp, clip
 from trainer.optim.gradient_average import GradientAverage
 from trainer.optim.table_kernels import replicated_weights

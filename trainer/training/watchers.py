@@ -90,6 +90,18 @@ class Watcher:
     def after_step(self, run: RunView, step: int) -> None:
         """Called after every step. A watcher that takes long calls `run.resume_clock()`."""
 
+    def asks(self) -> bool:
+        """Returns whether this rank wants all ranks to call `asked` after the same step; called after every step."""
+        return False
+
+    def asked(self, run: RunView, step: int) -> None:
+        """Called on all ranks after the same step, soon after a watcher of any rank asks: this one, or another.
+
+        Args:
+            run: The run.
+            step: Steps done.
+        """
+
     def after_evaluation(self, run: RunView, step: int, split: str, metrics: Mapping[str, float]) -> None:
         """Called after every evaluation, which is in evaluations.jsonl by then; its time counts for no step.
 

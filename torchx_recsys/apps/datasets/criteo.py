@@ -22,8 +22,7 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.progress import progress_bar
 from trainer.core.storage import named, open_storage
-from trainer.data.left_out import LeftOutPaths
-from trainer.data.listing import files_of_glob
+from trainer.data.listing import LeftOutPaths, files_of_glob
 
 SHOWN_FAULTS = 10
 SPLIT_RULES = {

@@ -9,23 +9,23 @@ from dataclasses import asdict
 
 from tabulate import tabulate
 
+from trainer.batches.catalogue import Catalogue
 from trainer.checkpoint.retention import named_ends
 from trainer.checkpoint.store import Checkpoints
 from trainer.core.console import plural
 from trainer.core.distributed import broadcast_from_rank0, broadcast_when_done
 from trainer.core.errors import InputError, NoRows, some_of
 from trainer.core.outcome import FINISHED_WORD, SAVED_WORD, STOPPED_WORD
-from trainer.data.catalogue import Catalogue
+from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
-from trainer.data.recorded_types import RecordedTypes
+from trainer.data.row_groups import find_training_files
 from trainer.data.segments import Segment, contents_of, is_left_out, look_at_segment, names_of_segments
-from trainer.data.selected_files import find_training_files
 from trainer.extensions.segments.ledger import LEDGER, Ledger, Line, SegmentPlace, fingerprints
 from trainer.pages.segments import segments_table
 from trainer.run.preemption import Action, Stopped
+from trainer.training.epochs import EpochOrder, held_types, open_loader, plan_lanes
 from trainer.training.evaluate import open_catalogue
 from trainer.training.finish import Finished
-from trainer.training.order import EpochOrder, held_types, open_loader, plan_lanes
 from trainer.training.resume import check_start
 from trainer.training.session import record_end
 from trainer.training.setup import Job

@@ -1,29 +1,214 @@
-"""Decodes and checks columns: turns a chunk of a row group into training rows."""
+"""Turns consecutive rows of a row group into training rows: reads, transforms, checks and decodes their columns."""
 
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainer.batches.rows import NO_ID, NO_ITEM, Rows, empty_block, id_dtype, take
 from trainer.config.data import CatalogueConfig, DataConfig
-from trainer.config.features import SparseFeature
-from trainer.data.buffers import empty_block
-from trainer.data.chunk import Chunk
-from trainer.data.rows import NO_ID, NO_ITEM, Rows, id_dtype, take
-from trainer.data.selection import weight_factors
-from trainer.data.transforms import dense_values, earlier_lists, single_ids, weighted_lists
+from trainer.config.features import DenseFeature, SparseFeature
+from trainer.core.console import plural
+from trainer.core.errors import InputError
+from trainer.data.readers.base import Column
+from trainer.data.selection import row_in_file, weight_factors
 from trainer.rules.base import RefusedId
+from trainer.rules.buckets import NO_BUCKET, bucketized
+from trainer.rules.cross import crossed
+from trainer.rules.earlier import are_earlier
 from trainer.rules.max_ids import kept
-from trainer.rules.nulls import is_missing
+from trainer.rules.nulls import is_missing, zero_filled
+from trainer.rules.numbers import filled, null_flags, number_of_time, transformed
 from trainer.rules.offset import shifted
-from trainer.rules.plain_types import as_lists, to_float32
+from trainer.rules.plain_types import as_lists, plain_array, to_float32, to_ids, to_numbers
 from trainer.rules.registry import id_rule
 from trainer.rules.strings import as_integers
-from trainer.rules.weights import with_weights
+from trainer.rules.times import NO_TIME, TIMES, are_times, part_of_time, to_seconds
+from trainer.rules.weights import GREATEST, aligned, allowed_weights, is_weight, list_lengths, to_weights, with_weights
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows of a row group.
+
+    Attributes:
+        column: Returns a column of the row group.
+        rows: The rows of the row group.
+        where: Returns the name of a row in messages, given its number, or of the row group, given None. Unset: no file.
+    """
+
+    column: Column
+    rows: range
+    where: Callable[[int | None], str] | None = None
+
+    def array(self, name: str) -> pa.Array:
+        """Returns a column of these rows, without its layout (`to_plain`)."""
+        return plain_array(self.column(name).slice(self.rows.start, len(self.rows)))
+
+    def numbers(self, name: str) -> pa.Array:
+        """Returns a column of these rows as numbers."""
+        return to_numbers(self.array(name))
+
+    def ids(self, name: str) -> pa.Array:
+        """Returns a column of these rows as integers, strings or lists of either."""
+        try:
+            return to_ids(self.array(name))
+        except pa.ArrowInvalid as error:
+            self.refuse(f"column '{name}': an id has more than 64 bits ({error}); ids are 64-bit integers or strings")
+
+    def refuse(self, message: str, row: int | None = None) -> NoReturn:
+        """Raises InputError for a value; counts its row, if known, from the beginning of the chunk."""
+        number = None if row is None else row_in_file(self.column, self.rows.start + row)
+        if self.where:
+            raise InputError(f"{self.where(number)}, {message}")
+        raise InputError(message if number is None else f"row {number}, {message}")
+
+    def check(self, column: str, values: np.ndarray, good: np.ndarray, why: str) -> np.ndarray:
+        """Returns the values of a column, `[R]`, or raises an error that names the first bad value."""
+        if not good.all():
+            row = int(good.argmin())
+            self.refuse(f"column '{column}': {values[row]} {why}", row)
+        return values
+
+
+def dense_values(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
+    """Returns a dense feature, `[R]` float32.
+
+    Raises:
+        InputError: A value is not finite, or not a time.
+    """
+    column = feature.column or name
+    raw = _raw_numbers(column, feature, chunk)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        values = transformed(raw, feature)
+        good = np.isfinite(values.max(initial=0) - values.min(initial=0))  # faster than the mask, which names the value
+    if not good:
+        why = f"has no finite value under the transform '{feature.transform}'"
+        chunk.check(column, raw, np.isfinite(values), why)
+    return values
+
+
+def _raw_numbers(column: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
+    """Returns numbers before the transform, or the transform of nulls and times, `[R]` float32."""
+    if feature.transform == "is_missing":
+        return null_flags(chunk.array(column))
+    if feature.transform in TIMES:
+        return number_of_time(*_seconds(column, chunk), feature)
+    return filled(chunk.numbers(column), feature)
+
+
+def single_ids(name: str, feature: SparseFeature, chunk: Chunk) -> pa.Array:
+    """Returns the id of each row before the rule of `feature.ids`, `[R]` integers or strings, null without an id.
+
+    Raises:
+        InputError: A value is not a number, or not a time.
+    """
+    if feature.columns:
+        return crossed([chunk.ids(column) for column in feature.columns])
+    column = feature.column or name
+    if feature.buckets:
+        array = chunk.numbers(column)
+        values = zero_filled(pc.cast(array, pa.float32(), safe=False))
+        chunk.check(column, values, ~np.isnan(values), NO_BUCKET)
+        return pa.array(bucketized(values, feature.buckets), mask=is_missing(array))
+    if feature.transform != "none":
+        seconds, missing = _seconds(column, chunk)
+        return pa.array(part_of_time(seconds, feature.transform), mask=missing)
+    return shifted(chunk.ids(column), feature.offset)
+
+
+def seconds_of(column: str, chunk: Chunk) -> pa.Array:
+    """Returns a column of times in whole seconds since 1970 in UTC, null for missing times.
+
+    Raises:
+        InputError: An integer is not a time.
+    """
+    seconds, missing = _seconds(column, chunk)
+    return pa.array(seconds, mask=missing)
+
+
+def _seconds(column: str, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
+    array = chunk.array(column)
+    seconds, missing = to_seconds(array)
+    if pa.types.is_integer(array.type):
+        chunk.check(column, seconds, are_times(seconds, missing), NO_TIME)
+    return seconds, missing
+
+
+def earlier_lists(column: str, feature: SparseFeature, chunk: Chunk, lists: pa.Array) -> pa.Array:
+    """Returns lists without the elements that are not before the time of their row, or have no time.
+
+    Args:
+        column: The column of the ids in the lists.
+        feature: Its rules, with `times` and `before`.
+        chunk: The rows.
+        lists: The lists, `[R]`.
+
+    Raises:
+        InputError: An id has no place in the list of times, a row has no time, or an integer is not a time.
+    """
+    lengths, times = list_lengths(lists), as_lists(chunk.array(str(feature.times)))
+    _check_lengths(column, lengths, str(feature.times), list_lengths(times), "time", chunk)
+    now, unknown = _seconds(str(feature.before), chunk)
+    if unknown.any():
+        chunk.refuse(f"column '{feature.before}': null is not allowed for the time of a sample", int(unknown.argmax()))
+    of_ids, offsets = times.flatten(), np.concatenate([[0], np.cumsum(lengths)])
+    seconds, missing = to_seconds(of_ids)
+    if pa.types.is_integer(of_ids.type) and not (good := are_times(seconds, missing)).all():
+        place = int(good.argmin())
+        row = int(np.searchsorted(offsets, place, side="right")) - 1
+        chunk.refuse(f"column '{feature.times}': {seconds[place]} {NO_TIME}", row)
+    stay = are_earlier(seconds, np.repeat(now, lengths), feature.within_seconds) & ~missing
+    if stay.all():
+        return lists
+    lasting = np.concatenate([[0], np.cumsum(stay)])[offsets]
+    return pa.LargeListArray.from_arrays(lasting, lists.flatten().filter(pa.array(stay)))
+
+
+def weighted_lists(column: str, feature: SparseFeature, chunk: Chunk) -> pa.LargeListArray:
+    """Returns the ids of each row with their weights, `[R]` lists; a single id as a list of one.
+
+    Raises:
+        InputError: An id has no weight, or a forbidden weight.
+    """
+    ids, weights = aligned(chunk.ids(column), chunk.array(str(feature.weights)))
+    lengths = list_lengths(ids)
+    _check_lengths(column, lengths, str(feature.weights), list_lengths(weights), "weight", chunk)
+    offsets, ids = np.concatenate([[0], np.cumsum(lengths)]), ids.flatten()
+    weights = to_weights(weights.flatten())
+    _check(ids, weights, offsets, feature, chunk)
+    return pa.LargeListArray.from_arrays(offsets, with_weights(ids, weights))
+
+
+def _check_lengths(column: str, lengths: np.ndarray, beside: str, found: np.ndarray, noun: str, chunk: Chunk) -> None:
+    if not (good := lengths == found).all():
+        row = int(good.argmin())
+        chunk.refuse(
+            f"column '{beside}': {plural(found[row], noun)} for {plural(lengths[row], 'id')} of '{column}'; each id "
+            "needs one",
+            row,
+        )
+
+
+def _check(ids: pa.Array, weights: pa.Array, offsets: np.ndarray, feature: SparseFeature, chunk: Chunk) -> None:
+    values = weights.to_numpy(zero_copy_only=False)  # null as NaN
+    good = is_weight(values, feature.pooling, GREATEST)
+    if ids.null_count:  # a null id is left out with its weight
+        good |= ids.is_null().to_numpy(zero_copy_only=False)
+    if not good.all():
+        place = int(good.argmin())
+        value = "null" if weights[place].as_py() is None else values[place]
+        chunk.refuse(
+            f"column '{feature.weights}': {value} is not a weight; weights of ids are "
+            f"{allowed_weights(feature.pooling)}",
+            int(np.searchsorted(offsets, place, side="right")) - 1,
+        )
+
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

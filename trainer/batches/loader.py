@@ -16,19 +16,26 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainer.batches.batch import Batch, to_batches
+from trainer.batches.catalogue import Negatives
+from trainer.batches.decode import Chunk, decode
+from trainer.batches.rows import Rows
+from trainer.batches.windows import WindowRows, costs, dealt, dealt_to_steps
 from trainer.config.data import BalanceConfig, DataConfig
 from trainer.core.errors import InputError
-from trainer.data.batch import Batch, to_batches
-from trainer.data.chunk import Chunk
 from trainer.data.dataset import FileSet
-from trainer.data.dealing import costs, dealt, dealt_to_steps
-from trainer.data.decode import decode
-from trainer.data.lanes import Lanes, Share, share_of
-from trainer.data.negatives import Negatives
+from trainer.data.order import (
+    Lanes,
+    RowSlice,
+    Share,
+    ShuffleWindow,
+    ends_of,
+    epoch_order,
+    share_of,
+    window_order,
+    windows,
+)
 from trainer.data.row_groups import RowGroupReader
-from trainer.data.rows import Rows
-from trainer.data.shuffling import RowSlice, ShuffleWindow, ends_of, epoch_order, window_order, windows
-from trainer.data.window_rows import WindowRows
 from trainer.rules.vocabulary import fingerprints
 
 T = TypeVar("T")

@@ -1,22 +1,21 @@
-"""The order in which a run trains on its samples: which files, in which lanes, from which step to which."""
+"""The epochs of a run: on which samples it trains, in which lanes, from which step to which."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer.batches.batch import Batch
+from trainer.batches.catalogue import Catalogue, Negatives
+from trainer.batches.loader import Loader
 from trainer.checkpoint.store import Checkpoint
 from trainer.config.root import Config
 from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext, broadcast_when_done
 from trainer.core.errors import InputError, NoRows
-from trainer.data.batch import Batch
-from trainer.data.catalogue import Catalogue
+from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
-from trainer.data.lanes import Lanes, check_lanes, default_lanes
-from trainer.data.loader import Loader
-from trainer.data.negatives import Negatives
-from trainer.data.recorded_types import RecordedTypes
-from trainer.data.selected_files import find_training_files
+from trainer.data.order import Lanes, check_lanes, default_lanes
+from trainer.data.row_groups import find_training_files
 from trainer.models.losses import check_units
 from trainer.training.evaluate import open_catalogue
 from trainer.training.micro_batches import check_micro_batches

@@ -14,8 +14,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.utils.tensorboard import SummaryWriter
 
 from trainer.checkpoint.state_dict import is_table, table_of
-from trainer.core.distributed import DistributedContext
-from trainer.core.local_shards import local_shards_of
+from trainer.core.distributed import DistributedContext, local_shards_of
 from trainer.run.step_clock import named_range
 from trainer.training.watchers import RunView, Watcher
 

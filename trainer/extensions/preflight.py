@@ -26,8 +26,7 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, rank0_host
 from trainer.core.errors import LostRankError, first_line, report_error
 from trainer.core.outcome import DONE, FAILED
-from trainer.core.reach import lost_rank
-from trainer.core.timeouts import ANSWER_SECONDS
+from trainer.core.timeouts import ANSWER_SECONDS, lost_rank
 
 POLL_SECONDS = 0.1
 RANK0 = frozenset({0})

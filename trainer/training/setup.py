@@ -10,19 +10,18 @@ from datetime import datetime
 from typing import Any
 
 from trainer.checkpoint.restore import restore
-from trainer.checkpoint.saver import Saver
-from trainer.checkpoint.staging import Staging
+from trainer.checkpoint.saver import Saver, Staging
 from trainer.checkpoint.store import Chain, Checkpoints
 from trainer.checkpoint.verify import verify_together
 from trainer.config.root import Config, to_toml
 from trainer.core.console import plural
-from trainer.core.digest import digest
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
+from trainer.core.storage import digest
 from trainer.data.columns import RecordedTypes
 from trainer.metrics.checks import check_metrics, check_watched_metrics
-from trainer.plan.kept_plan import PLANNED_FOR
+from trainer.plan.make_plan import PLANNED_FOR
 from trainer.run.lock import RunLock, locked
 from trainer.run.preemption import StopRequests, stop_on_signals
 from trainer.run.provenance import describe_run

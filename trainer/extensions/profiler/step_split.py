@@ -19,7 +19,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from torchx_recsys.planner.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, OTHER, PARTS, UPDATE
+from torchx_recsys.planner.step_time import BACKWARD, EXCHANGE, FORWARD, INPUT, OTHER, PARTS, UPDATE
 from trainer.core.console import plural
 
 Event = dict[str, Any]

@@ -35,7 +35,7 @@ READING_ORDER = (
     "training/loop",
     "training/driver",
     "training/setup",
-    "training/order",
+    "training/epochs",
     "training/resume",
     "training/session",
     "training/sharded_model",

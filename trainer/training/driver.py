@@ -8,8 +8,8 @@ from tabulate import tabulate
 from trainer.core.console import next_commands
 from trainer.core.outcome import FINISHED_WORD
 from trainer.run.step_clock import in_words
+from trainer.training.epochs import EpochOrder, plan_epochs
 from trainer.training.finish import Finished
-from trainer.training.order import EpochOrder, plan_epochs
 from trainer.training.session import record_end
 from trainer.training.setup import Job
 

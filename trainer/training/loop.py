@@ -3,9 +3,9 @@
 from trainer.config.root import Config, check_training
 from trainer.core.distributed import DistributedContext, process_group
 from trainer.training.driver import Driver, OneOrder
+from trainer.training.epochs import EpochOrder
 from trainer.training.extensions import check_extensions, found
 from trainer.training.finish import Finished, finish
-from trainer.training.order import EpochOrder
 from trainer.training.resume import Resume
 from trainer.training.setup import Job, begin_job, session_of
 from trainer.training.sharded_model import ShardedModel

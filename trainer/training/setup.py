@@ -28,11 +28,11 @@ from trainer.run.provenance import describe_run
 from trainer.run.reporter import Reporter, StallTimer
 from trainer.run.step_clock import skip_unrecorded_ranges
 from trainer.run.watchdog import Watchdog, watched
+from trainer.training.epochs import EpochOrder, plan_epochs
 from trainer.training.evaluate import Evaluator
 from trainer.training.extensions import found
 from trainer.training.finetune import finetune
 from trainer.training.nonfinite import StepState, start_state
-from trainer.training.order import EpochOrder, plan_epochs
 from trainer.training.resume import Resume, check_saved_before, find_start, open_run
 from trainer.training.session import ClaimedRun, Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model

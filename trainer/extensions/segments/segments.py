@@ -23,9 +23,9 @@ from trainer.data.segments import Segment, contents_of, is_left_out, look_at_seg
 from trainer.extensions.segments.ledger import LEDGER, Ledger, Line, SegmentPlace, fingerprints
 from trainer.pages.segments import segments_table
 from trainer.run.preemption import Action, Stopped
+from trainer.training.epochs import EpochOrder, held_types, open_loader, plan_lanes
 from trainer.training.evaluate import open_catalogue
 from trainer.training.finish import Finished
-from trainer.training.order import EpochOrder, held_types, open_loader, plan_lanes
 from trainer.training.resume import check_start
 from trainer.training.session import record_end
 from trainer.training.setup import Job

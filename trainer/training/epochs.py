@@ -1,4 +1,4 @@
-"""The order in which a run trains on its samples: which files, in which lanes, from which step to which."""
+"""The epochs of a run: on which samples it trains, in which lanes, from which step to which."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -7,6 +7,7 @@ sharding type, its columns and the batch, and not on its rows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class Bandwidths(Topology):
     inter_bandwidth: float
 
     @classmethod
-    def of(cls, topology: Topology, **bandwidths: float) -> "Bandwidths":
+    def of(cls, topology: Topology, **bandwidths: Any) -> "Bandwidths":
         """Returns a topology with its bandwidths."""
         return cls(**{field.name: getattr(topology, field.name) for field in fields(topology)}, **bandwidths)
 

@@ -14,7 +14,7 @@ from torchrec.streamable import Pipelineable
 
 from trainer.batches.rows import NO_ID, Rows, empty, join_bags
 from trainer.config.data import CatalogueConfig, DataConfig
-from trainer.rules.weights import ids_in, pooling_weights, weights_of
+from trainer.rules.id_lists import ids_in, pooling_weights, weights_of
 
 # Filled in place by NumPy, and not copied by `Tensor.pin_memory`, which starts a thread on every core for it: of a step
 # of 6.3 ms with 16 cores, 4.5 went by in these copies (an H200, DLRM with 26 tables, batches of 8,192).

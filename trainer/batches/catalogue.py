@@ -19,7 +19,7 @@ from trainer.data.dataset import FileSet, find_files
 from trainer.data.files import DataFile
 from trainer.data.order import philox
 from trainer.data.row_groups import RowGroupReader
-from trainer.rules.weights import ids_in, weights_of
+from trainer.rules.id_lists import ids_in, weights_of
 
 
 @dataclass(frozen=True)

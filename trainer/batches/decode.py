@@ -18,18 +18,31 @@ from trainer.core.errors import InputError
 from trainer.data.readers.base import Column
 from trainer.data.selection import row_in_file, weight_factors
 from trainer.rules.base import RefusedId
-from trainer.rules.buckets import NO_BUCKET, bucketized
-from trainer.rules.cross import crossed
-from trainer.rules.earlier import are_earlier
-from trainer.rules.max_ids import kept
-from trainer.rules.nulls import is_missing, zero_filled
-from trainer.rules.numbers import filled, null_flags, number_of_time, transformed
-from trainer.rules.offset import shifted
-from trainer.rules.plain_types import as_lists, plain_array, to_float32, to_ids, to_numbers
+from trainer.rules.dense import filled, null_flags, number_of_time, transformed
+from trainer.rules.derived_ids import (
+    NO_BUCKET,
+    NO_TIME,
+    TIMES,
+    are_times,
+    bucketized,
+    crossed,
+    part_of_time,
+    to_seconds,
+)
+from trainer.rules.hashing import as_integers, shifted
+from trainer.rules.id_lists import (
+    GREATEST,
+    aligned,
+    allowed_weights,
+    are_earlier,
+    is_weight,
+    kept,
+    list_lengths,
+    to_weights,
+    with_weights,
+)
+from trainer.rules.plain_types import as_lists, is_missing, plain_array, to_float32, to_ids, to_numbers, zero_filled
 from trainer.rules.registry import id_rule
-from trainer.rules.strings import as_integers
-from trainer.rules.times import NO_TIME, TIMES, are_times, part_of_time, to_seconds
-from trainer.rules.weights import GREATEST, aligned, allowed_weights, is_weight, list_lengths, to_weights, with_weights
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from trainer.core.ragged import places_in_groups
 from trainer.core.secrets import without_secrets
 from trainer.data.outlines import Outlines
 from trainer.data.readers.base import Column, Statistics
-from trainer.rules.plain_types import is_string, to_plain
-from trainer.rules.strings import to_texts
+from trainer.rules.plain_types import is_string, to_plain, to_texts
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 INTEGER = re.compile(r"-?\d{1,18}")  # 18 digits always fit into 64 bits; Arrow does not read a plus sign

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ManagedKeys(SparseKeys):
-    """The keys of this rule."""
+    """The key of `ids = "managed"`."""
 
     evict: Annotated[Literal["least_used", "least_recent"] | None, MayChange] = None
     """For ids = "managed": the id whose row a new one gets when all are in use. Unset: that of the run so far,

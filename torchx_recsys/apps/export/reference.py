@@ -19,8 +19,7 @@ from trainer.data.row_groups import RowGroupReader
 from trainer.models.base import Predictions
 from trainer.models.embeddings import table_of_weight
 from trainer.models.outputs import ModelOutput, compute_outputs
-from trainer.rules.plain_types import as_lists, id_type, is_string
-from trainer.rules.strings import to_texts
+from trainer.rules.plain_types import as_lists, id_type, is_string, to_texts
 from trainer.training.managed_ids import ManagedIds
 
 ALONE = DistributedContext(0, 1, 0, 1, torch.device("cpu"))

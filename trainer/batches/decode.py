@@ -37,11 +37,20 @@ from trainer.rules.id_lists import (
     are_earlier,
     is_weight,
     kept,
-    list_lengths,
     to_weights,
     with_weights,
 )
-from trainer.rules.plain_types import as_lists, is_missing, plain_array, to_float32, to_ids, to_numbers, zero_filled
+from trainer.rules.plain_types import (
+    as_lists,
+    is_missing,
+    list_lengths,
+    offsets_of,
+    plain_array,
+    to_float32,
+    to_ids,
+    to_numbers,
+    zero_filled,
+)
 from trainer.rules.registry import id_rule
 
 
@@ -170,7 +179,7 @@ def earlier_lists(column: str, feature: SparseFeature, chunk: Chunk, lists: pa.A
     now, unknown = _seconds(str(feature.before), chunk)
     if unknown.any():
         chunk.refuse(f"column '{feature.before}': null is not allowed for the time of a sample", int(unknown.argmax()))
-    of_ids, offsets = times.flatten(), np.concatenate([[0], np.cumsum(lengths)])
+    of_ids, offsets = times.flatten(), offsets_of(lengths)
     seconds, missing = to_seconds(of_ids)
     if pa.types.is_integer(of_ids.type) and not (good := are_times(seconds, missing)).all():
         place = int(good.argmin())
@@ -179,7 +188,7 @@ def earlier_lists(column: str, feature: SparseFeature, chunk: Chunk, lists: pa.A
     stay = are_earlier(seconds, np.repeat(now, lengths), feature.within_seconds) & ~missing
     if stay.all():
         return lists
-    lasting = np.concatenate([[0], np.cumsum(stay)])[offsets]
+    lasting = offsets_of(stay)[offsets]
     return pa.LargeListArray.from_arrays(lasting, lists.flatten().filter(pa.array(stay)))
 
 
@@ -192,7 +201,7 @@ def weighted_lists(column: str, feature: SparseFeature, chunk: Chunk) -> pa.Larg
     ids, weights = aligned(chunk.ids(column), chunk.array(str(feature.weights)))
     lengths = list_lengths(ids)
     _check_lengths(column, lengths, str(feature.weights), list_lengths(weights), "weight", chunk)
-    offsets, ids = np.concatenate([[0], np.cumsum(lengths)]), ids.flatten()
+    offsets, ids = offsets_of(lengths), ids.flatten()
     weights = to_weights(weights.flatten())
     _check(ids, weights, offsets, feature, chunk)
     return pa.LargeListArray.from_arrays(offsets, with_weights(ids, weights))
@@ -350,8 +359,7 @@ def _hard_negatives(catalogue: CatalogueConfig, chunk: Chunk) -> np.ndarray:
     if catalogue.hard_negatives is None:
         return np.empty((0, len(chunk.rows)), np.int64)
     lists = as_lists(chunk.ids(catalogue.hard_negatives))
-    lengths = pc.list_value_length(lists)  # pyrefly: ignore[missing-attribute]
-    offsets, values = _offsets(lengths.fill_null(0)), lists.flatten()
+    offsets, values = offsets_of(list_lengths(lists)), lists.flatten()
     if values.null_count:
         chunk.refuse(f"column '{catalogue.hard_negatives}': null is not allowed in a list of items; leave it out")
     items = as_integers(values).astype(np.int64)
@@ -382,22 +390,15 @@ def _bags(name: str, feature: SparseFeature, dtype: np.dtype, chunk: Chunk) -> p
     array = weighted_lists(column, feature, chunk) if feature.weights else as_lists(chunk.ids(column))
     if feature.times:
         array = earlier_lists(column, feature, chunk, array)
-    lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
-    offsets = _offsets(lengths.fill_null(0))
-    array = array.flatten()
+    offsets, array = offsets_of(list_lengths(array)), array.flatten()
     if array.null_count:
-        offsets = _offsets(array.is_valid())[offsets]
+        offsets = offsets_of(array.is_valid().to_numpy(zero_copy_only=False))[offsets]
         array = array.drop_null()
     offsets, array = kept(offsets, array, feature)
     raw = array.field("id") if feature.weights else array
     ids = _into_table(name, feature, shifted(raw, feature.offset), chunk, offsets).astype(dtype, copy=False)
     rows = with_weights(pa.array(ids), array.field("weight")) if feature.weights else ids
     return pa.LargeListArray.from_arrays(offsets, rows)
-
-
-def _offsets(lengths: pa.Array) -> np.ndarray:
-    """Returns where each list begins, and where the last one ends, `[R + 1]`."""
-    return np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))])
 
 
 def _into_table(

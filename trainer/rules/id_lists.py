@@ -10,7 +10,7 @@ import pydantic
 
 from trainer.core.errors import InputError
 from trainer.rules.base import SparseKeys
-from trainer.rules.plain_types import as_lists, is_list, is_number, plain_type, to_numbers
+from trainer.rules.plain_types import as_lists, is_list, is_number, offsets_of, plain_type, to_numbers
 
 GREATEST = (2 - 2**-23) * 2.0**127  # the greatest float32
 
@@ -63,7 +63,7 @@ def kept(offsets: np.ndarray, array: pa.Array, feature: MaxIdsKeys) -> tuple[np.
     begin, end = kept_range(lengths, longest, feature.keep)
     places = np.arange(len(array)) - np.repeat(offsets[:-1], lengths)
     stay = (places >= np.repeat(begin, lengths)) & (places < np.repeat(end, lengths))
-    return np.concatenate([[0], np.cumsum(end - begin)]), array.filter(pa.array(stay))
+    return offsets_of(end - begin), array.filter(pa.array(stay))
 
 
 class EarlierKeys(SparseKeys):
@@ -176,12 +176,6 @@ def aligned(ids: pa.Array, weights: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 def _one_each(array: pa.Array) -> pa.LargeListArray:
     return pa.LargeListArray.from_arrays(np.arange(len(array) + 1), array)
-
-
-def list_lengths(lists: pa.Array) -> np.ndarray:
-    """Returns the lengths of lists, `[R]`; 0 for a null list."""
-    lengths = pc.list_value_length(lists)  # pyrefly: ignore[missing-attribute]
-    return lengths.fill_null(0).to_numpy(zero_copy_only=False)
 
 
 def to_weights(weights: pa.Array) -> pa.Array:

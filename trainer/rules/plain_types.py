@@ -182,6 +182,17 @@ def as_lists(array: pa.Array) -> pa.Array:
     return array if _has_lists(array.type) else pa.nulls(len(array), pa.large_list(pa.int32()))
 
 
+def list_lengths(lists: pa.Array) -> np.ndarray:
+    """Returns the lengths of lists, `[R]`; 0 for a null list."""
+    lengths = pc.list_value_length(lists)  # pyrefly: ignore[missing-attribute]
+    return lengths.fill_null(0).to_numpy(zero_copy_only=False)
+
+
+def offsets_of(lengths: np.ndarray) -> np.ndarray:
+    """Returns where each list begins, and where the last one ends, `[R + 1]`, given their lengths, `[R]`."""
+    return np.concatenate([[0], np.cumsum(lengths)])
+
+
 def to_texts(array: pa.Array) -> list[Any]:
     """Returns plain strings or bytes, in lists or not, as text in Python, from which `bytes_of` makes the same bytes.
 
@@ -242,9 +253,7 @@ def _ticks(dtype: pa.DataType) -> pa.DataType:
 
 def _map_lists(change: Callable[[pa.Array], pa.Array], array: pa.Array) -> pa.LargeListArray:
     """Returns lists with changed elements; also for list views, whose own cast to lists loses elements after a null."""
-    lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
-    sizes = lengths.fill_null(0).to_numpy(zero_copy_only=False)
-    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int64())
+    offsets = pa.array(offsets_of(list_lengths(array)), pa.int64())
     return pa.LargeListArray.from_arrays(offsets, change(array.flatten()), mask=array.is_null())
 
 

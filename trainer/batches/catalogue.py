@@ -161,7 +161,7 @@ def _as_samples(items: Rows, columns: DataConfig, data: DataConfig, lists: Colle
     return replace(rows, bags=rows.bags | bags)
 
 
-STREAM = 1  # of the random numbers; stream 0 orders the samples
+STREAM = 1  # the stream of the random numbers; stream 0 orders the samples
 
 
 class Negatives:

@@ -136,7 +136,7 @@ def with_path_columns(
     return read
 
 
-AT_ONCE = 1 << 14  # files that are Python objects at the same time
+AT_ONCE = 1 << 14  # files become Python objects in groups of this size, to save memory
 
 
 @dataclass(frozen=True)

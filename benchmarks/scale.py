@@ -69,8 +69,8 @@ from trainer.metrics.binary import LogitHistogram
 from trainer.models.embeddings import table_shapes
 from trainer.plan.make_plan import plan_for
 from trainer.plan.plan_file import parse_plan, plan_to_json
-from trainer.plan.report import render_plan
 from trainer.plan.sharding import Unwrapped, sharders
+from trainer.plan.sharding_plan import render_plan
 from trainer.rules.blocks import Blocks
 from trainer.rules.row_map import RowMap
 from trainer.run.network_speed import partners

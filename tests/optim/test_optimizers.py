@@ -6,9 +6,8 @@ from jobs import config
 
 from trainer.batches.loader import Loader
 from trainer.config.root import Config
-from trainer.core.distributed import process_group
+from trainer.core.distributed import local_shards_of, process_group
 from trainer.core.errors import InputError
-from trainer.core.local_shards import local_shards_of
 from trainer.data.dataset import find_files
 from trainer.data.order import Lanes
 from trainer.models.embeddings import table_of_weight

@@ -138,8 +138,8 @@ def count_sent_bytes() -> dict[str, list[int]]:
 def run_jobs(jobs: list[dict]) -> None:
     """Runs jobs on this rank."""
     from trainer.config.root import Config
+    from trainer.core.console import quiet_libraries
     from trainer.core.distributed import process_group
-    from trainer.core.logging import quiet_libraries
     from trainer.training.loop import run
     from trainer.training.setup import open_session
 

@@ -15,7 +15,7 @@ from trainer.__main__ import main as trainer
 from trainer.batches.decode import Chunk, decode
 from trainer.batches.rows import NO_ID
 from trainer.config.data import DataConfig
-from trainer.core.splitmix import mix
+from trainer.core.arrays import mix
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def to_tensor(array: np.ndarray) -> Tensor:
 class SingleIds(KeyedJaggedTensor):
     """Ids of features that have at most one for each sample, without weights.
 
-    All ranks of a step have such ids, or none, since they are exchanged in another way: `trainer.plan.single_ids`.
+    All ranks of a step have such ids, or none, since they are exchanged in another way: `trainer.plan.sharding`.
     """
 
     def to(self, device: torch.device, non_blocking: bool = False, dtype: torch.dtype | None = None) -> "SingleIds":

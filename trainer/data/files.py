@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainer.core.arrays import places_in_groups
 from trainer.core.errors import InputError
-from trainer.core.ragged import places_in_groups
 from trainer.core.secrets import without_secrets
 from trainer.data.outlines import Outlines
 from trainer.data.readers.base import Column, Statistics

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from torchx_recsys.planner.problem import DenseMemory, DensePart, DenseWork
+from torchx_recsys.planner.tables import DenseMemory, DensePart, DenseWork
 from trainer.batches.batch import Batch
 from trainer.config.root import Config
 from trainer.core.errors import InputError

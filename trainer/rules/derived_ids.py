@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainer.core.arrays import mix, splitmix64
 from trainer.core.errors import InputError
-from trainer.core.splitmix import mix, splitmix64
 from trainer.rules.base import SparseKeys
 from trainer.rules.hashing import as_integers
 from trainer.rules.plain_types import SECOND, is_list, is_missing, plain_type, zero_filled

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pydantic
 
+from trainer.core.arrays import mix, splitmix64
 from trainer.core.errors import InputError
-from trainer.core.splitmix import mix, splitmix64
 from trainer.rules.base import IdRule, RefusedId, SparseKeys
 from trainer.rules.plain_types import id_type, is_missing, is_string, zero_filled
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from trainer.checkpoint.state_dict import is_table, table_of
-from trainer.core.distributed import DistributedContext
-from trainer.core.local_shards import local_shards_of
+from trainer.core.distributed import DistributedContext, local_shards_of
 
 BINS = 64
 CHUNK = 2**20  # values that are converted at a time

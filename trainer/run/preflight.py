@@ -19,8 +19,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from trainer.core.distributed import DistributedContext, rank0_host
 from trainer.core.errors import LostRankError, first_line, report_error
 from trainer.core.outcome import DONE, FAILED
-from trainer.core.reach import lost_rank
-from trainer.core.timeouts import ANSWER_SECONDS
+from trainer.core.timeouts import ANSWER_SECONDS, lost_rank
 from trainer.run.network_speed import all_reduce_speed, pair_speed
 
 POLL_SECONDS = 0.1

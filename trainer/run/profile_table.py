@@ -5,7 +5,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from torchx_recsys.planner.step_parts import BACKWARD, FORWARD, UPDATE
+from torchx_recsys.planner.step_time import BACKWARD, FORWARD, UPDATE
 from trainer.core.console import plural
 from trainer.run.step_split import StepSplit
 

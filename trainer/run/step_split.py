@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from torchx_recsys.planner.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, OTHER, PARTS, UPDATE
+from torchx_recsys.planner.step_time import BACKWARD, EXCHANGE, FORWARD, INPUT, OTHER, PARTS, UPDATE
 
 Event = dict[str, Any]
 """An event of a Chrome trace: `name`, `cat`, start `ts` and length `dur` in microseconds, thread `tid`, `args`."""

@@ -15,12 +15,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from trainer.batches.batch import Batch, to_tensor, with_values
 from trainer.checkpoint.state_dict import State
 from trainer.config.data import DataConfig
-from trainer.core.distributed import DistributedContext
+from trainer.core.distributed import DistributedContext, with_rows_elsewhere
 from trainer.core.errors import InputError
 from trainer.core.exchange import Exchange
-from trainer.core.local_shards import with_rows_elsewhere
 from trainer.models.embeddings import name_in_model
-from trainer.optim.table_averages import CACHING
+from trainer.optim.averages import CACHING
 from trainer.plan.row_holders import RowHolders
 from trainer.plan.sharding_plan import table_plans
 from trainer.rules.blocks import Blocks

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from torchx_recsys.planner.step_parts import BACKWARD
+from torchx_recsys.planner.step_time import BACKWARD
 from trainer.batches.batch import Batch
 from trainer.core.console import plural
 from trainer.core.errors import InputError

@@ -12,24 +12,23 @@ from typing import Any
 from trainer.batches.catalogue import Negatives
 from trainer.batches.loader import Loader
 from trainer.checkpoint.restore import restore
-from trainer.checkpoint.saver import Saver
-from trainer.checkpoint.staging import Staging
+from trainer.checkpoint.saver import Saver, Staging
 from trainer.checkpoint.store import Chain, Checkpoint, Checkpoints
 from trainer.checkpoint.verify import verify_together
 from trainer.config.root import Config, to_toml
 from trainer.core.console import plural
-from trainer.core.digest import digest
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done
 from trainer.core.errors import InputError, NoRows
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
+from trainer.core.storage import digest
 from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
 from trainer.data.order import Lanes, check_lanes, default_lanes
 from trainer.data.row_groups import find_training_files
 from trainer.metrics.checks import check_metrics, check_watched_metrics
 from trainer.models.losses import check_units
-from trainer.plan.kept_plan import PLANNED_FOR
+from trainer.plan.make_plan import PLANNED_FOR
 from trainer.run.histograms import Histograms
 from trainer.run.lock import RunLock, locked
 from trainer.run.preemption import StopRequests, stop_on_signals

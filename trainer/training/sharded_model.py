@@ -18,19 +18,16 @@ from trainer.models.embeddings import table_of_weight, table_shapes
 from trainer.models.precision import DTYPES, allow_tf32
 from trainer.models.tasks import ModelWithLoss
 from trainer.models.weighting import Pareto
-from trainer.optim.averages import Averages
+from trainer.optim.averages import Averages, check_kernels
 from trainer.optim.dense_optimizers import freeze
 from trainer.optim.optimizers import Optimizers
-from trainer.optim.table_averages import check_kernels
 from trainer.optim.table_optimizers import check_table_optimizers, fuse
-from trainer.plan.allowed_types import check_types, column_shards_in_words
 from trainer.plan.communication import check_comms, communication_volume
 from trainer.plan.make_plan import check_planner, make_plan
-from trainer.plan.memory import allocating
 from trainer.plan.plan_file import plan_to_json
-from trainer.plan.report import render_plan
-from trainer.plan.sharding import shard, sharders
-from trainer.plan.sharding_plan import replicated_tables
+from trainer.plan.sharding import allocating, shard, sharders
+from trainer.plan.sharding_plan import render_plan, replicated_tables
+from trainer.plan.tables import check_types, column_shards_in_words
 from trainer.training.compiled import compile_dense_part
 from trainer.training.cut import Cut, CutSequences, CutTables, needs_cut
 from trainer.training.managed_ids import ManagedIds, check_managed

@@ -10,8 +10,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from trainer.checkpoint.io import StoredRows
 from trainer.checkpoint.reader import CheckpointReader
-from trainer.checkpoint.stored_rows import StoredRows
 from trainer.core.errors import InputError
 from trainer.core.storage import Storage, named, open_storage, partial_name
 

@@ -27,10 +27,9 @@ from trainer.config.features import SparseFeature
 from trainer.config.files import CSV_READERS
 from trainer.config.root import load_config
 from trainer.core.console import plural
-from trainer.core.digest import as_file_name
 from trainer.core.errors import InputError
 from trainer.core.secrets import place, without_secrets
-from trainer.core.storage import below, named, open_storage, refuse_existing
+from trainer.core.storage import as_file_name, below, named, open_storage, refuse_existing
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.files import DataFiles
 from trainer.data.row_groups import RowGroupReader

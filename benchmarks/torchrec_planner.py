@@ -1,6 +1,5 @@
-"""TorchRec's planner, for comparison: planner.engine = "torchrec"."""
+"""TorchRec's planner, for `benchmarks.planners`."""
 
-import re
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,8 +15,6 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import (
     HardwareConfig,
     KernelConfig,
-    PlannerError,
-    PlannerErrorType,
     ShardingOption,
     TopologyFactory,
     TrainerConfig,
@@ -25,70 +22,40 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.planner.types import Topology as TorchrecTopology
 from torchrec.distributed.types import ShardingPlan
 
-from torchx_recsys.planner.options import LANES
-from torchx_recsys.planner.problem import Topology
-from torchx_recsys.planner.solve import NothingFits
-from torchx_recsys.planner.torchrec_memory import STATE_BYTES
+from benchmarks.torchrec_estimate import Bandwidths
+from torchx_recsys.planner.shard_memory import STATE_BYTES
 from trainer.config.optimizer import OptimizerConfig
-from trainer.config.plan import PlannerConfig, TablePlan
 from trainer.config.root import Config
-from trainer.core.errors import InputError
 from trainer.models.embeddings import name_in_model, table_of_name
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
 from trainer.plan.sharding import sharders
-from trainer.plan.sharding_plan import shards_of, table_plans
-from trainer.plan.tables import kinds_to_choose, no_option, odd_columns
+from trainer.plan.tables import kinds_to_choose
 
-# The message of a plain RuntimeError if a table's kernels and sharding types leave no choice.
-NO_OPTION = re.compile(
-    r"No available sharding type.* constraints for (?P<table>.*?)\. .*device: (?P<device>\w+)", re.DOTALL
-)
 # Without a choice of kernels, TorchRec also tries kernels for tables on the host. This takes five times as long, and
 # yields a plan with such a kernel only if nothing else fits.
 KERNELS = ["fused", "dense"]
 
 
-def torchrec_plan(model: nn.Module, config: Config, planner: PlannerConfig, topology: Topology) -> ShardingPlan:
-    """Returns the plan of TorchRec's planner.
-
-    Raises:
-        InputError: A table cannot be sharded as allowed.
-        NothingFits: No plan found fits the memory.
-    """
-    try:
-        plan = _planner(config, planner, topology).plan(model, sharders(config.comms))
-    except PlannerError as error:
-        if error.error_type in (PlannerErrorType.INSUFFICIENT_STORAGE, PlannerErrorType.PARTITION):
-            raise NothingFits(is_proven=False) from error
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(f"the tables cannot be placed: {reason}; allow more planner.sharding_types") from error
-    except RuntimeError as error:
-        found = NO_OPTION.search(str(error))
-        if not found:
-            raise
-        raise no_option(table_of_name(found["table"]), found["device"]) from error
-    _check_columns(plan)
-    return plan
-
-
-def _planner(config: Config, planner: PlannerConfig, topology: Topology) -> EmbeddingShardingPlanner:
-    of_torchrec, constraints = topology_of(topology), _constraints(config, planner)
+def torchrec_plan(model: nn.Module, config: Config, topology: Bandwidths) -> ShardingPlan:
+    """Returns the plan of TorchRec's planner."""
+    of_torchrec, constraints = topology_of(topology), _constraints(config)
     estimators = [
         EmbeddingPerfEstimator(topology=of_torchrec, constraints=constraints),
         MemoryEstimator(of_torchrec, constraints, config.optimizer),
     ]
-    return EmbeddingShardingPlanner(
+    planner = EmbeddingShardingPlanner(
         topology=of_torchrec,
         batch_size=topology.batch_size,
         enumerator=EmbeddingEnumerator(of_torchrec, topology.batch_size, constraints, estimators),
         constraints=constraints,
         storage_reservation=FixedPercentageStorageReservation(0.0),  # the reserve is left out already
-        stats=NoopEmbeddingStats(),  # `render_plan` prints less: TorchRec's tables take hundreds of lines
+        stats=NoopEmbeddingStats(),
         debug=False,
     )
+    return planner.plan(model, sharders(config.comms))
 
 
-def topology_of(topology: Topology) -> TorchrecTopology:
+def topology_of(topology: Bandwidths) -> TorchrecTopology:
     """Returns TorchRec's form of a topology."""
     return TopologyFactory.create_topology(
         TrainerConfig(world_size=topology.ranks, local_world_size=topology.per_host),
@@ -106,35 +73,27 @@ def topology_of(topology: Topology) -> TorchrecTopology:
     )
 
 
-def _constraints(config: Config, planner: PlannerConfig) -> dict[str, ParameterConstraints]:
+def _constraints(config: Config) -> dict[str, ParameterConstraints]:
     return {
         name_in_model(table): ParameterConstraints(
-            sharding_types=kinds_to_choose(table, config, planner),
-            compute_kernels=planner.tables.get(table, TablePlan()).compute_kernels or KERNELS,
-            min_partition=planner.min_columns,
+            sharding_types=kinds_to_choose(table, config, config.planner),
+            compute_kernels=config.planner.tables[table].compute_kernels or KERNELS,
+            min_partition=config.planner.min_columns,
             pooling_factors=[config.data.sparse[name].hotness for name in names],
         )
         for table, names in config.data.features_of_tables().items()
     }
 
 
-def _check_columns(plan: ShardingPlan) -> None:
-    for name, table in table_plans(plan).items():
-        for columns in {shard.shard_sizes[1] for shard in shards_of(table)}:
-            if columns % LANES:
-                raise odd_columns(name, columns)
-
-
 class MemoryEstimator(EmbeddingStorageEstimator):
-    """TorchRec's estimate of a shard's memory, with optimizer state and averages as allocated.
+    """TorchRec's estimate of a shard's memory, with optimizer state as allocated.
 
-    TorchRec counts no averages and only one value of state for each weight of LAMB, which has two. It splits row-wise
-    state among column shards, though every column shard has its own.
+    TorchRec splits row-wise state among column shards, though every column shard has its own.
 
     Args:
         topology: The topology.
         constraints: TorchRec's constraints of the tables.
-        optimizer: The optimizers and averages.
+        optimizer: The optimizers.
     """
 
     def __init__(self, topology: TorchrecTopology, constraints: dict[str, Any], optimizer: OptimizerConfig) -> None:
@@ -152,12 +111,6 @@ class MemoryEstimator(EmbeddingStorageEstimator):
         rows, columns = shard.size
         state = state_bytes(rows, columns, table_of_name(option.name), self._optimizer)
         state -= _counted_by_torchrec(option.tensor, rows * columns)
-        averages = average_bytes(rows, columns, option.tensor.element_size(), self._optimizer)
-        # State is where the table is; averages are on the device even if the table is not.
-        if self._on_gpu:
-            shard.storage.hbm += averages
-        else:
-            shard.storage.ddr += averages
         if self._on_gpu and "uvm" not in option.compute_kernel:
             shard.storage.hbm += state
         else:
@@ -180,18 +133,3 @@ def state_bytes(rows: int, columns: int, table: str, config: OptimizerConfig) ->
     """
     slots = TABLE_OPTIMIZERS[config.of_table(table).name].slots
     return STATE_BYTES * rows * sum(columns if dimensions == 2 else 1 for dimensions in slots)
-
-
-def average_bytes(rows: int, columns: int, value_bytes: int, config: OptimizerConfig) -> int:
-    """Returns the bytes of a shard's averages, and of its trained weights while the averages are in their place.
-
-    Args:
-        rows: Rows of the shard.
-        columns: Columns of the shard.
-        value_bytes: Bytes of a value.
-        config: The averages.
-    """
-    if not config.ema.tables:
-        return 0
-    aside = rows * columns * value_bytes if config.ema.evaluate else 0
-    return STATE_BYTES * rows * (columns + 1) + aside  # one value per row: the step that last touched it

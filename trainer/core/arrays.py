@@ -1,8 +1,17 @@
-"""splitmix64, a 64-bit hash (Steele, Lea, Flood: OOPSLA 2014), in NumPy and in torch, which has signed numbers."""
+"""Arrays: numbers within groups, and splitmix64, a 64-bit hash (Steele, Lea, Flood: OOPSLA 2014).
+
+splitmix64 is in NumPy and in torch, which has signed numbers.
+"""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+
+def places_in_groups(sizes: np.ndarray) -> np.ndarray:
+    """Returns 0, 1, 2, ... for each group, `[sum of sizes]` int64, given the sizes of the groups, `[N]`."""
+    return np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes)
+
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,10 +12,9 @@ from torchrec.distributed.types import CacheParams
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from torchx_recsys.planner.options import CACHED, KERNELS, KINDS, all_options
-from torchx_recsys.planner.problem import Table
-from torchx_recsys.planner.torchrec_costs import costs
-from torchx_recsys.planner.torchrec_memory import shard_bytes, sum_of_shards
+from benchmarks.torchrec_estimate import Bandwidths, costs, shard_bytes
+from torchx_recsys.planner.shard_memory import sum_of_shards
+from torchx_recsys.planner.tables import CACHED, KERNELS, KINDS, Table, all_options
 from trainer.config.plan import CommsConfig
 from trainer.plan.sharding import SequenceSharder, Sharder
 
@@ -94,7 +93,12 @@ def by_torchrec(table, topology, comms, option):
 @pytest.mark.parametrize(("number", "per_host"), CLUSTERS)
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_costs_and_memory_equal_torchrecs(on_gpu, number, per_host, forward, backward, sizes, pooled):
-    topology = topology_of(number, per_host, on_gpu=on_gpu, batch_size=517, bytes_of_value=sizes)
+    topology = Bandwidths.of(
+        topology_of(number, per_host, on_gpu=on_gpu, batch_size=517, bytes_of_value=sizes),
+        host_bandwidth=5.1e7,
+        intra_bandwidth=4.5e8,
+        inter_bandwidth=5e7,
+    )
     comms = CommsConfig(forward=forward, backward=backward)
     tables = random_tables(number + on_gpu, pooled)
     options = all_options(tables, topology)

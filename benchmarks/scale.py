@@ -64,6 +64,7 @@ from trainer.data.dataset import FileSet
 from trainer.data.files import DataFiles
 from trainer.data.order import Lanes, default_lanes, ends_of, epoch_order, share_of, windows
 from trainer.data.outlines import COLUMNS, Outlines
+from trainer.extensions.preflight import partners
 from trainer.metrics.base import Samples
 from trainer.metrics.binary import LogitHistogram
 from trainer.models.embeddings import table_shapes
@@ -73,7 +74,6 @@ from trainer.plan.sharding import Unwrapped, sharders
 from trainer.plan.sharding_plan import render_plan
 from trainer.rules.blocks import Blocks
 from trainer.rules.row_map import RowMap
-from trainer.run.network_speed import partners
 from trainer.run.preemption import StopRequests
 from trainer.training.id_requests import IdRequests
 

@@ -40,6 +40,7 @@ MAY_IMPORT = {
 }
 # The rooms of the trainer. Each may use those after it.
 ROOMS = [
+    "extensions",
     "training",
     "run",
     "checkpoint",
@@ -107,6 +108,14 @@ def test_a_file_imports_what_its_place_and_room_may_use(file):
         if place == there == "trainer" and room_of(name) != room_of(module):
             allowed = ROOMS if room_of(name) is None else ROOMS[ROOMS.index(room_of(name)) :]
             assert room_of(module) in allowed or room_of(name) is None, f"{name} imports {module}"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "trainer" / "extensions").iterdir()), ids=lambda file: file.stem)
+def test_an_extension_imports_no_other_extension(file):
+    own = f"trainer.extensions.{file.stem}"
+    for one in [file] if file.is_file() else file.rglob("*.py"):
+        others = {name for name in imported(one) if name.startswith("trainer.extensions.")}
+        assert {name for name in others if not f"{name}.".startswith(f"{own}.")} == set()
 
 
 def test_no_import_goes_in_a_circle():

@@ -14,7 +14,7 @@ from trainer.config.root import Config
 from trainer.core.console import quiet_libraries
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
 from trainer.core.run_directory import RunDirectory
-from trainer.training.setup import plan_epochs
+from trainer.training.epochs import plan_epochs
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
 
 

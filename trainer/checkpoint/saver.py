@@ -21,7 +21,7 @@ from torch.distributed.remote_device import _remote_device
 
 from trainer.checkpoint.deltas import BLOCK_BYTES, ROWS, VALUES, name_of_changes, packed, rows_differ
 from trainer.checkpoint.io import ChecksumWriter
-from trainer.checkpoint.retention import ends_of_segments, expired
+from trainer.checkpoint.retention import expired, named_ends
 from trainer.checkpoint.state_dict import State, is_by_row
 from trainer.checkpoint.store import STATE, Chain, Checkpoints, FileEntry
 from trainer.config.train import CheckpointConfig
@@ -249,7 +249,7 @@ class Saver:
             self._pending = None
 
     def close(self) -> None:
-        """Waits for the save in the background, and ends its thread and its group, as runs over segments have many."""
+        """Waits for the save in the background, and ends its thread and its group, as a job may have many savers."""
         self.wait()
         self._background.shutdown()
         with suppress(ValueError):  # it is gone already where the job ends in the middle of a save
@@ -338,7 +338,7 @@ class Saver:
         def prune() -> None:
             keep, predecessors = self._config.keep, self._checkpoints.with_predecessors()
             steps = [*predecessors]
-            ends = ends_of_segments(self._checkpoints, steps) if keep.segments else {}
+            ends = named_ends(self._checkpoints, steps) if keep.segments else {}
             # The newest first, as a delta whose predecessor is gone is damaged.
             for step in reversed(expired(keep, steps, self._evaluations(), ends, predecessors)):
                 self._checkpoints.remove(step)

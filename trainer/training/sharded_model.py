@@ -28,8 +28,8 @@ from trainer.plan.plan_file import plan_to_json
 from trainer.plan.sharding import allocating, shard, sharders
 from trainer.plan.sharding_plan import render_plan, replicated_tables
 from trainer.plan.tables import check_types, column_shards_in_words
-from trainer.training.compiled import compile_dense_part
 from trainer.training.cut import Cut, CutSequences, CutTables, needs_cut
+from trainer.training.extensions import found
 from trainer.training.managed_ids import ManagedIds, check_managed
 
 
@@ -136,8 +136,8 @@ def build_sharded_model(
     if config.optimizer.ema.tables:
         check_kernels(plan)
     model = shard(unsharded, by_kind, plan, context, config.train.seed)
-    if config.train.compile:
-        compile_dense_part(unsharded, context, config)
+    for wrap in found(config, "wrap"):
+        wrap(unsharded, context, config)
     with allocating(shapes, torch.float32.itemsize):
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema.decay else None
     cut = Cut(model)

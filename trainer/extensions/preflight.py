@@ -1,4 +1,10 @@
-"""The preflight of a job: all ranks exchange data, and rank 0 names the hosts that are dead or slow."""
+"""The preflight of a job: all ranks exchange data, and rank 0 names the hosts that are dead or slow.
+
+A pair is as slow as the slower of the two, and an all-reduce as the slowest rank, so neither names the slow rank.
+Therefore every rank has another partner in each round, and counts by its best exchange: a slow rank is slow with every
+partner, while its partners are fast with others. DLRover checks nodes in this way before training, in two rounds:
+https://github.com/intelligent-machine-learning/dlrover/blob/master/docs/design/straggler-detection.md
+"""
 
 import json
 import math
@@ -7,7 +13,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -16,29 +22,33 @@ import torch.distributed as dist
 from tabulate import tabulate
 from torch.distributed.distributed_c10d import _get_default_store
 
+from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, rank0_host
 from trainer.core.errors import LostRankError, first_line, report_error
 from trainer.core.outcome import DONE, FAILED
 from trainer.core.timeouts import ANSWER_SECONDS, lost_rank
-from trainer.run.network_speed import all_reduce_speed, pair_speed
 
 POLL_SECONDS = 0.1
 RANK0 = frozenset({0})
 """The ranks of a note that only rank 0 writes."""
 SLOW_FACTOR = 2.0  # DLRover's: healthy hosts of one kind differ by less
 SHOWN_HOSTS = 16
+BYTES = 16 * 2**20  # long enough that latency does not count, and little of a GPU's memory
+REPEATS = 6  # the first of them connects, and waits for a partner that is still busy
+ROUNDS = 3  # a rank counts as slow by mistake if all its partners are
 REMEDY = "check these hosts or leave them out, or raise train.preflight_seconds"
 
 
-def preflight(context: DistributedContext, seconds: float) -> None:
+def preflight(config: Config, context: DistributedContext) -> None:
     """Exchanges data between all ranks and reports how fast hosts are; ends the process if a rank does not answer.
 
     Args:
+        config: The configuration, with the time for all ranks to come here and to exchange data.
         context: This process among the ranks.
-        seconds: Time for all ranks to come here and to exchange data.
     """
     if context.world_size == 1:
         return
+    seconds = config.train.preflight_seconds
     code = _lead(context, seconds) if context.is_rank0 else _follow_in_time(context, 2 * (seconds + ANSWER_SECONDS))
     if code != DONE:
         os._exit(code)  # an exchange that hangs cannot be ended, and leaving its group would wait for it
@@ -233,3 +243,94 @@ def _report(notes: Notes) -> str:
             f"{median:.2f} GB/s; check the host or leave it out\n"
         )
     return report
+
+
+def pair_speed(
+    context: DistributedContext, hosts: list[str], group: dist.ProcessGroup, note: Callable[[int], None]
+) -> float | None:
+    """Exchanges data with several partners in turn, and returns the best speed of one direction, in GB/s.
+
+    Args:
+        context: This process among the ranks.
+        hosts: The host of each rank.
+        group: A group of all ranks. NCCL adds a communicator for each pair, until the group is destroyed.
+        note: Called with the partner before each exchange.
+
+    Returns:
+        10^9 bytes per second; None for a rank without a partner, on a host with more ranks than the others.
+    """
+    data = torch.zeros(BYTES // 4, device=context.device)
+
+    def swap(partner: int) -> None:
+        for sender in sorted((context.rank, partner)):
+            if sender == context.rank:
+                dist.send(data, partner, group)
+            else:
+                dist.recv(data, partner, group)
+
+    seconds = []
+    for partner in partners(hosts, context.rank):
+        note(partner)
+        seconds.append(_best_seconds(lambda partner=partner: swap(partner), context.device))
+    return 2 * BYTES / min(seconds) / 1e9 if seconds else None
+
+
+def all_reduce_speed(context: DistributedContext, group: dist.ProcessGroup) -> float:
+    """Returns the best speed of an all-reduce in GB/s of traffic per rank, which NCCL's tests call bus bandwidth."""
+    data = torch.zeros(BYTES // 4, device=context.device)
+    seconds = _best_seconds(lambda: dist.all_reduce(data, group=group), context.device)
+    return 2 * (context.world_size - 1) / context.world_size * BYTES / seconds / 1e9
+
+
+def partners(hosts: list[str], rank: int) -> list[int]:
+    """Returns the ranks that a rank exchanges data with, in order.
+
+    The partners are on other hosts, so that the network is measured; on the same host if there is only one host.
+
+    Args:
+        hosts: The host of each rank.
+        rank: The rank.
+    """
+    of_host: dict[str, list[int]] = {}
+    for other, host in enumerate(hosts):
+        of_host.setdefault(host, []).append(other)
+    sides = [*of_host.values()]
+    if len(sides) == 1:
+        sides = [[other] for other in sides[0]]
+    side = next(number for number, ranks in enumerate(sides) if rank in ranks)
+    place, met = sides[side].index(rank), []
+    for number in range(ROUNDS):
+        other = _opponent(side, number, len(sides))
+        if other is None:
+            continue
+        size = min(len(sides[side]), len(sides[other]))
+        if place < size:
+            # Shifted from round to round, so that ranks of two hosts have several partners, too.
+            met.append(sides[other][(place + (number if side < other else -number)) % size])
+    return [*dict.fromkeys(met)]
+
+
+def _opponent(player: int, number: int, players: int) -> int | None:
+    """Returns whom a player meets in a round of a round-robin tournament, None in a round without a match.
+
+    An odd number of players sits in a circle and meets across it; the last of an even number sits in its centre.
+    """
+    circle = players - 1 + players % 2
+    if player == circle:
+        return number * (circle + 1) // 2 % circle
+    other = (number - player) % circle
+    if other != player:
+        return other
+    return circle if circle < players else None
+
+
+def _best_seconds(exchange: Callable[[], object], device: torch.device) -> float:
+    """Returns the shortest time of an exchange: other work of the machines only adds to the time."""
+    seconds = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        exchange()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)

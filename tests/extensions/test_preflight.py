@@ -13,7 +13,7 @@ from disturbed import FROZEN, train
 from forked import QUIET, start_forked
 from jobs import config
 
-from trainer.run.network_speed import partners
+from trainer.extensions.preflight import partners
 
 HOST = re.escape(socket.gethostname())
 STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # as our components start torchrun: rank 0 hosts the store

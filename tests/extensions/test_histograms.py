@@ -7,7 +7,7 @@ from jobs import config, launch_rounds, saved_tensors
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainer.core.distributed import process_group
-from trainer.run.histograms import BINS, Histograms
+from trainer.extensions.histograms import BINS, histograms_of
 
 KINDS = ["table_wise", "row_wise", "column_wise", "table_row_wise", "grid_shard", "data_parallel"]
 STEPS, DENSE_RATE = 6, 0.1
@@ -114,7 +114,7 @@ def test_weights_that_are_not_finite_are_left_out_and_equal_ones_are_drawn():
             "model.double": torch.arange(3.0).double(),
             "model.empty": torch.zeros(0),
         }
-        equal, half, double = Histograms(1, context).compute(weights)
+        equal, half, double = histograms_of(weights, context)
     assert (equal.name, equal.counts.sum(), equal.sum) == ("weights/equal", 5, 5e6)
     assert (half.name, half.counts.sum(), half.sum, half.sum_of_squares) == ("weights/half", 7, 21, 91)
     assert (double.sum, double.sum_of_squares, weights["model.double"].tolist()) == (3, 5, [0, 1, 2])

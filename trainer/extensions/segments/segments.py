@@ -5,43 +5,30 @@ The position of such a run is a segment, a step and the last name reached, and a
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 
 from tabulate import tabulate
 
-from trainer.batches.catalogue import Catalogue, Negatives
-from trainer.batches.loader import Loader
-from trainer.checkpoint.retention import ends_of_segments
+from trainer.batches.catalogue import Catalogue
+from trainer.checkpoint.retention import named_ends
 from trainer.checkpoint.store import Checkpoints
-from trainer.config.root import Config
 from trainer.core.console import plural
-from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done
+from trainer.core.distributed import broadcast_from_rank0, broadcast_when_done
 from trainer.core.errors import InputError, NoRows, some_of
-from trainer.core.outcome import FINISHED_WORD, SAVED_WORD, STOPPED_WORD, write_outcome
-from trainer.core.secrets import without_secrets
+from trainer.core.outcome import FINISHED_WORD, SAVED_WORD, STOPPED_WORD
 from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
 from trainer.data.row_groups import find_training_files
 from trainer.data.segments import Segment, contents_of, is_left_out, look_at_segment, names_of_segments
-from trainer.run.page import segments_table, write_page
+from trainer.extensions.segments.ledger import LEDGER, Ledger, Line, SegmentPlace, fingerprints
+from trainer.pages.segments import segments_table
 from trainer.run.preemption import Action, Stopped
-from trainer.training.evaluate import Evaluator, open_catalogue
-from trainer.training.finish import require_saved
-from trainer.training.ledger import LEDGER, Ledger, Line, fingerprints
-from trainer.training.resume import Resume, check_start
-from trainer.training.session import EpochOrder, SegmentPlace, Session
-from trainer.training.setup import (
-    Job,
-    announce,
-    begin_job,
-    continue_chain,
-    first_step_state,
-    held_types,
-    plan_lanes,
-    restore_or_finetune,
-    session_of,
-)
-from trainer.training.sharded_model import ShardedModel, build_sharded_model
-from trainer.training.take_steps import take_steps
+from trainer.training.epochs import EpochOrder, held_types, open_loader, plan_lanes
+from trainer.training.evaluate import open_catalogue
+from trainer.training.finish import Finished
+from trainer.training.resume import check_start
+from trainer.training.session import record_end
+from trainer.training.setup import Job
 
 LOOKED_AT_AGAIN = 30  # of the segments that are done, for changes; each takes a listing
 TICK_SECONDS = 1.0  # between two looks for a signal
@@ -49,19 +36,8 @@ SHOWN = 10  # segments at the end, and names in a line
 GO_BACK = "tools.rewind goes back to the end of a segment before"
 
 
-def train_on_segments(config: Config, out: str, resume: Resume, context: DistributedContext) -> None:
-    """Trains on the segments that are complete and not done yet; with `follow`, waits for further ones.
-
-    Raises:
-        InputError: The configuration, the data or the run directory cannot be used.
-        Stopped: A signal requested a stop.
-    """
-    with begin_job(config, out, resume, context) as job:
-        Chain(job).run()
-
-
-class Chain:
-    """A run over segments, from the position of its newest checkpoint on.
+class Segments:
+    """Drives a run over the segments that are complete and not done yet; with `follow`, waits for further ones.
 
     Args:
         job: What the job holds.
@@ -69,6 +45,7 @@ class Chain:
 
     def __init__(self, job: Job) -> None:
         self._job, self._context, self._config = job, job.claimed.context, job.claimed.config
+        self._log = job.claimed.log
         self._directory, start = job.claimed.directory, job.claimed.start
         self._start, self._steps = start, start.step if start else 0
         saved = start.train_state["segment"] if start else None
@@ -76,22 +53,48 @@ class Chain:
         self._ledger = Ledger(self._directory)
         self._looks_for_changes = True  # in the segments that are done
         self._told: set[str] = set()
-        self._step_state = first_step_state(job.claimed)
-        self._model: ShardedModel | None = None
         self._catalogue: Catalogue | None = None
         self._types: RecordedTypes | None = None
         self._done = 0  # segments, by this job
 
-    def run(self) -> None:
-        """Trains on each segment until there is no more."""
+    def orders(self) -> Iterator[EpochOrder]:
+        """Yields the order of each segment's samples until there is no more, and notes the segments that are done.
+
+        Raises:
+            InputError: The data cannot be used.
+            Stopped: A signal requested a stop.
+        """
         broadcast_when_done(self._context, self._begin)
         while self._wanted() and (segment := self._next()):
             order = self._plan(segment)
             if isinstance(order, str):
                 self._pass_over(segment, order)
                 continue
-            self._train(order)
-        self._end()
+            place = SegmentPlace(**order.state["segment"])
+            steps = f"steps {place.first_step + 1:,} to {place.last_step:,}"
+            self._log(f"segment {place.name}: {plural(place.samples, 'sample')}, {steps}")
+            yield order
+            self._steps, self._place = place.last_step, place
+            self._done += 1
+            broadcast_from_rank0(self._context, lambda place=place: self._ledger.note(place))
+
+    def end(self, finished: Finished | None) -> None:
+        """Records how the run ended, and prints what the model was worth on the last segments.
+
+        Raises:
+            InputError: There was no segment to train on.
+        """
+        if not self._steps:
+            raise InputError(
+                f"data.segments.path is '{self._config.data.segments.path}', where no segment is there to train on; "
+                "check the path, or wait for one with data.segments.follow"
+            )
+        after = f" after segment {self._place.name}" if self._place else ""
+        record_end(self._job.claimed, "finished", self._steps, f"{FINISHED_WORD} at step {self._steps}{after}")
+        if self._context.is_rank0:
+            header, *rows = segments_table(self._directory.read_records(LEDGER)[-SHOWN:])
+            table = tabulate(rows, header, disable_numparse=True)
+            self._log(f"\n{table}\n\nThe same command goes on with the next.")
 
     def _begin(self) -> None:
         """Brings the ledger to the step of the checkpoint, and checks it and `skip` against that; on rank 0.
@@ -126,14 +129,14 @@ class Chain:
         return [line["segment"] for line in self._ledger.lines() if line["samples"]]
 
     def _restore_ledger(self) -> None:
-        """Adds the lines that are lost of segments whose ends have checkpoints."""
+        """Adds the lines that are lost of segments whose ends have checkpoints, which are committed before the line."""
         checkpoints = self._job.claimed.checkpoints
         for step in checkpoints.steps():
-            if step <= self._steps and step in ends_of_segments(checkpoints, [step]):
+            if step <= self._steps and step in named_ends(checkpoints, [step]):
                 self._ledger.note(SegmentPlace(**{"reached": ""} | checkpoints.at(step).train_state["segment"]))
 
     def _pass_over(self, segment: Segment, why: str) -> None:
-        self._say(f"segment {segment.name} has {why}, and is passed over")
+        self._log(f"segment {segment.name} has {why}, and is passed over")
         broadcast_from_rank0(self._context, lambda: self._ledger.note(self._place_of(segment, samples=0, steps=0)))
 
     @property
@@ -182,10 +185,10 @@ class Chain:
             after = f" after {self._reached}" if self._reached else ""
             lacks = f"segment {found.name} {found.lacks}" if found else f"there is no segment{after}"
             if is_over or not config.follow:
-                self._say(lacks)
+                self._log(lacks)
                 return None
             if lacks != told:
-                self._say(f"{lacks}; waiting, and looking every {config.poll_seconds:,.0f} s")
+                self._log(f"{lacks}; waiting, and looking every {config.poll_seconds:,.0f} s")
             told = lacks
             self._wait(config.poll_seconds)
 
@@ -224,7 +227,7 @@ class Chain:
                 continue
             segment = look_at_segment(self._config.data, name)
             if not segment.lacks:
-                self._say(f"{what}; it is trained on now")
+                self._log(f"{what}; it is trained on now")
                 return segment
             self._tell(f"{what}, but it {segment.lacks}; training goes on, and it is looked at again")
         self._looks_for_changes = False
@@ -251,7 +254,8 @@ class Chain:
             if self._job.stop_requests.all_reduce() is Action.STOP:
                 url = Checkpoints(self._directory).url(self._steps)
                 saved = f"{SAVED_WORD} {url}" if self._steps else "nothing saved"
-                self._record("stopped", f"{STOPPED_WORD} at step {self._steps}, {saved}")
+                outcome = f"{STOPPED_WORD} at step {self._steps}, {saved}"
+                record_end(self._job.claimed, "stopped", self._steps, outcome)
                 raise Stopped
             time.sleep(min(TICK_SECONDS, seconds))
 
@@ -275,7 +279,7 @@ class Chain:
         if (files := broadcast_when_done(context, find)) is None:
             return "no rows"
         for reason in segment.left_out:
-            self._say(f"segment {segment.name}: {reason}")
+            self._log(f"segment {segment.name}: {reason}")
         try:
             lanes = plan_lanes(config, files, self._start, context)
         except NoRows:
@@ -289,19 +293,19 @@ class Chain:
         place = self._place_of(segment, files.rows, lanes.steps, contents)
         if config.data.catalogue.items and self._catalogue is None:
             self._catalogue = open_catalogue(config, context, self._types, files.files[0], self._start)
-        negatives = Negatives(self._catalogue, config.data, seed) if self._catalogue else None
-        rank, world = context.rank, context.world_size
         return EpochOrder(
             files=files,
             lanes=lanes,
-            loader=Loader(
-                files, config.data, lanes, rank, world, seed, config.data.shuffle, negatives, config.data.balance
-            ),
+            loader=open_loader(config, files, lanes, self._catalogue, context),
             catalogue=self._catalogue,
             types=self._types,
             steps_done=self._steps,
             last_step=place.last_step,
-            segment=place,
+            steps_before=place.first_step,
+            epochs_before=place.number,
+            state={"segment": asdict(place)},
+            evaluated_first=True,
+            ends=place.name,
             unused_since=broadcast_from_rank0(context, self._unused_since),
         )
 
@@ -313,73 +317,17 @@ class Chain:
         first_steps = [line["first_step"] for line in self._ledger.lines() if line["samples"]]
         return first_steps[-after] if len(first_steps) >= after else None
 
-    def _train(self, order: EpochOrder) -> None:
-        """Evaluates on a segment, unless that is done, trains on it, saves, and notes it."""
-        assert order.segment
-        config, place = self._config, order.segment
-        urls = [file.url for file in order.files.files]
-        data = config.data.model_copy(update={"validation": urls})
-        evaluator = Evaluator(config.model_copy(update={"data": data}), self._context, order.types, order.catalogue)
-        is_first, origin = self._model is None, {}
-        if self._model is None:
-            self._model = build_sharded_model(config, self._context, order.lanes, self._directory)
-            origin = restore_or_finetune(self._job.claimed, self._model, order.types)
-            continue_chain(self._job, self._model)
-        with session_of(self._job, order, evaluator, self._model, self._step_state) as session:
-            if is_first:
-                announce(session, origin)
-            samples = plural(place.samples, "sample")
-            self._say(f"segment {place.name}: {samples}, steps {place.first_step + 1:,} to {place.last_step:,}")
-            self._evaluate_and_train(session, place)
-            self._steps, self._place = place.last_step, place
-        self._done += 1
-        broadcast_from_rank0(self._context, lambda: self._ledger.note(place))
-
-    def _evaluate_and_train(self, session: Session, place: SegmentPlace) -> None:
-        training_step = session.training_step()
-        if self._steps == place.first_step:  # what a job before has evaluated after this step may be another segment
-            session.evaluate(self._steps, training_step.detach(), "validation")
-        take_steps(session, training_step)
-        training_step.detach()
-        session.model.managed.end()
-        require_saved(session, place.last_step)
-        session.reporter.close()
-
-    def _end(self) -> None:
-        if not self._steps:
-            raise InputError(
-                f"data.segments.path is '{self._config.data.segments.path}', where no segment is there to train on; "
-                "check the path, or wait for one with data.segments.follow"
-            )
-        after = f" after segment {self._place.name}" if self._place else ""
-        self._record("finished", f"{FINISHED_WORD} at step {self._steps}{after}")
-        if self._context.is_rank0:
-            header, *rows = segments_table(self._directory.read_records(LEDGER)[-SHOWN:])
-            table = tabulate(rows, header, disable_numparse=True)
-            self._say(f"\n{table}\n\nThe same command goes on with the next.")
-
-    def _record(self, state: str, outcome: str) -> None:
-        if self._context.is_rank0:
-            facts = self._directory.facts()
-            self._directory.write_json("run.json", facts | {"state": state, "step": self._steps, "outcome": outcome})
-            write_outcome(without_secrets(outcome))
-            write_page(self._directory, Checkpoints(self._directory))
-
     def _tell_left_out(self, names: Iterable[str]) -> None:
         left_out = [name for name in names if is_left_out(self._config.data.segments, name) and name not in self._told]
         self._told.update(left_out)
         if left_out:
-            self._say(f"data.segments.skip leaves out {_listed(left_out)}")
+            self._log(f"data.segments.skip leaves out {_listed(left_out)}")
 
     def _tell(self, what: str) -> None:
         """Warns once."""
         if what not in self._told:
-            self._say(f"warning: {what}")
+            self._log(f"warning: {what}")
         self._told.add(what)
-
-    def _say(self, text: str) -> None:
-        if self._context.is_rank0:
-            print(without_secrets(text), flush=True)
 
 
 def _listed(names: Sequence[str]) -> str:

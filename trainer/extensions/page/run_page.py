@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file in its directory, with what the directory tells of the run."""
+"""The page of a run: one HTML file, with what its directory tells of the run. Free of torch."""
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +16,8 @@ from trainer.core.secrets import without_secrets
 from trainer.core.section import flat
 from trainer.pages.figures import Lines
 from trainer.pages.html import draw_figure, draw_table, whole_page
+from trainer.pages.segments import Table, is_bound, segments_table, union
 
-PAGE = "run.html"
 CURVES = {
     "loss": "Mean of each report interval.",
     "rate/dense": "Learning rate of the dense weights.",
@@ -26,7 +26,6 @@ CURVES = {
     "data_wait": "Input stall: the share of the time that ranks waited for input.",
     "memory_gib": "Peak memory of rank 0 so far, in GiB.",
 }
-Table = list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Run:
             f"{split} {metric}": value
             for split, line in sorted(last.items(), reverse=True)  # validation, test
             for metric, value in line.items()
-            if metric not in ("step", "split", "samples") and not _is_bound(metric)
+            if metric not in ("step", "split", "samples") and not is_bound(metric)
             if isinstance(value, float) and isfinite(value)
         }
 
@@ -86,12 +85,6 @@ class Run:
             "memory GiB": f"{self.metrics['memory_gib'].max():.2f}" if len(steps) else "",
         }
         return {name: word for name, word in found.items() if word}
-
-
-def write_page(directory: RunDirectory, checkpoints: Checkpoints) -> None:
-    """Writes the page of a run into its directory."""
-    if run := Run.of(directory, directory.url.rpartition("/")[2]):
-        directory.write(PAGE, page_of_run(run, directory, checkpoints))
 
 
 def page_of_run(run: Run, directory: RunDirectory, checkpoints: Checkpoints) -> str:
@@ -131,33 +124,10 @@ def curves(runs: Sequence[Run]) -> list[Lines]:
     return drawn
 
 
-def segments_table(lines: Sequence[Mapping[str, Any]]) -> Table:
-    """Returns the segments of segments.jsonl, with what the model was worth on each before it was trained on it."""
-    # The metrics may be others from one job to the next.
-    names = [name for name in union([line["before"] or {} for line in lines]) if name != "samples"]
-    shown = [name for name in names if not _is_bound(name)]
-    rows = [
-        [line["segment"], f"{line['samples']:,}", f"{line['step']:,}"]
-        + [f"{line['before'][name]:.5f}" if name in (line["before"] or {}) else "" for name in shown]
-        for line in lines
-    ]
-    return [["segment", "samples", "step", *shown], *rows]
-
-
-def _is_bound(metric: str) -> bool:
-    """Returns whether a metric is the largest possible error of another."""
-    return metric.partition("/")[0].endswith("_error")
-
-
 def _evaluated_on(runs: Sequence[Run]) -> str:
     if any(run.config.get("data.segments.path") for run in runs):
         return "On each segment, before it was trained on."
     return "On data.validation."
-
-
-def union(maps: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns the keys of several maps, each once."""
-    return list(dict.fromkeys(key for one in maps for key in one))
 
 
 def _columns(lines: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, np.ndarray]:

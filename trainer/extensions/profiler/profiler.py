@@ -9,8 +9,6 @@ import json
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,19 +16,29 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerAction, profile
 
+from trainer.config.root import Config
 from trainer.config.train import ProfileConfig
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.section import validate
-from trainer.run.profile_table import describe, render
-from trainer.run.step_split import StepSplit, split_steps
+from trainer.extensions.profiler.step_split import StepSplit, describe, render, split_steps
+from trainer.training.watchers import RunView, Watcher
 
 FOLDER = "traces"
 REQUEST_FILE = "profile.request"
 POLL_SECONDS = 5.0  # one small request to storage each, beside training
 MEMORY_ENTRIES = 100_000  # of allocations and releases before the snapshot, the newest
+
+
+def check(config: Config, context: DistributedContext) -> None:
+    """Refuses a configuration whose profile this job cannot make.
+
+    Raises:
+        InputError: As for `check_profile`.
+    """
+    check_profile(config.report.profile, context)
 
 
 def check_profile(config: ProfileConfig, context: DistributedContext) -> None:
@@ -52,16 +60,11 @@ def check_profile(config: ProfileConfig, context: DistributedContext) -> None:
 
 
 class ProfileRequests:
-    """Requests to profile this job, noticed by a thread of rank 0.
+    """Requests to profile this job, noticed by a thread of rank 0."""
 
-    Args:
-        run: The run directory.
-    """
-
-    def __init__(self, run: RunDirectory) -> None:
-        self._run = run
+    def __init__(self) -> None:
         self._pending: ProfileConfig | None = None
-        self._closed = threading.Event()
+        self._is_begun, self._closed = False, threading.Event()
 
     @property
     def pending(self) -> bool:
@@ -74,33 +77,27 @@ class ProfileRequests:
         assert taken is not None
         return taken
 
-    def watch(self) -> None:
-        """Looks for the file until `close`, and removes it when it is read."""
+    def begin(self, run: RunDirectory) -> None:
+        """Begins to look for the file in a run directory, until `close`; a second call does nothing."""
+        if not self._is_begun:
+            self._is_begun = True
+            threading.Thread(target=self._look, args=(run,), name="profile requests", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends looking."""
+        self._closed.set()
+
+    def _look(self, run: RunDirectory) -> None:
+        """Looks for the file, and removes it when it is read."""
         while not self._closed.wait(POLL_SECONDS):
             try:
-                if text := self._run.read(REQUEST_FILE):
-                    self._run.fs.rm_file(self._run.path(REQUEST_FILE))
+                if text := run.read(REQUEST_FILE):
+                    run.fs.rm_file(run.path(REQUEST_FILE))
                     self._pending = validate(ProfileConfig, json.loads(text), lambda _: "")
             except OSError:  # storage that is away for a while
                 continue
             except (InputError, json.JSONDecodeError) as error:
                 print(f"{REQUEST_FILE} cannot be used: {error}", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Ends watching."""
-        self._closed.set()
-
-
-@contextmanager
-def profile_requests(run: RunDirectory, context: DistributedContext) -> Iterator[ProfileRequests]:
-    """Looks for requests on rank 0, as long as the block runs."""
-    requests = ProfileRequests(run)
-    if context.is_rank0:
-        threading.Thread(target=requests.watch, name="profile requests", daemon=True).start()
-    try:
-        yield requests
-    finally:
-        requests.close()
 
 
 class Recording:
@@ -203,97 +200,88 @@ class ProfiledSteps:
     options: ProfileConfig
 
 
-class Profiler:
+class Profiler(Watcher):
     """Profiles windows of steps, on all ranks at once.
 
     All ranks are measured, also those that write no trace: if the profiler slowed down only one rank, that rank would
     seem to be the slow one.
-
-    Args:
-        run: The run directory.
-        config: The window to profile without a request.
-        requests: Requests for others.
-        context: This process among the ranks.
-        first_step: Steps done before.
-        last_step: The step that training ends with.
-        log: Prints on rank 0.
     """
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        config: ProfileConfig,
-        requests: ProfileRequests,
-        context: DistributedContext,
-        first_step: int,
-        last_step: int,
-        log: Callable[[str], None],
-    ) -> None:
-        self._run, self._requests, self._context, self._log = run, requests, context, log
-        self._last_step = last_step
+    def __init__(self) -> None:
+        self._requests = ProfileRequests()
         self._windows: list[ProfiledSteps] = []
         self._recording: Recording | None = None
+        self._last_step = 0
+
+    def begin(self, run: RunView, step: int, last_step: int) -> None:
+        """Looks for requests from here on, and begins the window of the configuration if it is due."""
+        if run.context.is_rank0:
+            self._requests.begin(run.directory)
+        self._windows, self._last_step = [], last_step
+        config = run.config.report.profile
         if config.first_step is not None:
             self._add(config.first_step, config)
-        self._begin_if_due(first_step)
+        self._begin_if_due(run, step)
 
-    @property
-    def requested(self) -> bool:
-        """Whether there is a request that can begin; on rank 0."""
+    def after_step(self, run: RunView, step: int) -> None:
+        """Goes on to the next step, or ends a profile."""
+        if self._recording is None:
+            self._begin_if_due(run, step)
+        elif step < self._recording.last:
+            self._recording.next_step()
+        else:
+            self._finish(run, step)
+            self._begin_if_due(run, step)
+            run.resume_clock()
+
+    def asks(self) -> bool:
+        """Returns whether there is a request that can begin; on rank 0."""
         return self._requests.pending and self._recording is None
 
-    def begin_requested(self, step: int) -> None:
-        """Takes the request that rank 0 has, after a step; all ranks have to call it."""
-        options = broadcast_from_rank0(self._context, self._requests.take)
+    def asked(self, run: RunView, step: int) -> None:
+        """Begins the profile that rank 0 has a request for, if it is that which was asked for."""
+        options = broadcast_from_rank0(run.context, lambda: self._requests.take() if self.asks() else None)
+        if options is None:
+            return
         try:
-            check_profile(options, self._context)
+            check_profile(options, run.context)
         except InputError as error:
-            self._log(f"the requested profile cannot be made: {error}")
+            run.log(f"the requested profile cannot be made: {error}")
             return
         # The next step warms the profiler up.
         self._add(step + 2, options)
-        self._begin_if_due(step)
+        self._begin_if_due(run, step)
 
-    def after(self, step: int) -> bool:
-        """Goes on to the next step; returns whether a profile ended, which took time of its own."""
-        if self._recording is None:
-            self._begin_if_due(step)
-            return False
-        if step < self._recording.last:
-            self._recording.next_step()
-            return False
-        self._finish(step)
-        self._begin_if_due(step)
-        return True
-
-    def stop(self, step: int) -> None:
-        """Ends a profile before its last step, because training stops after a step."""
+    def at_end(self, run: RunView, step: int, state: str) -> None:
+        """Ends a profile before its last step, as training has stopped."""
+        self._requests.close()
         if self._recording is not None:
-            self._finish(step)
+            self._finish(run, step)
 
     def _add(self, first: int, options: ProfileConfig) -> None:
         self._windows.append(ProfiledSteps(first, min(first + options.steps - 1, self._last_step), options))
 
-    def _begin_if_due(self, step: int) -> None:
+    def _begin_if_due(self, run: RunView, step: int) -> None:
         """Begins a window whose warm-up is the next step, or the rest of a window that began before a resume."""
         due = next((window for window in self._windows if window.first <= step + 2 <= window.last), None)
         if due and self._recording is None:
-            self._recording = Recording(step + 2, due.last, due.options, self._context)
+            self._recording = Recording(step + 2, due.last, due.options, run.context)
 
-    def _finish(self, step: int) -> None:
+    def _finish(self, run: RunView, step: int) -> None:
         recording, self._recording = self._recording, None
         assert recording is not None
         if step < recording.first:  # it was warming up
             recording.discard()
             return
-        results = gather_to_all(recording.finish(self._run, step), self._context)
-        if self._context.is_rank0:
-            self._report(recording.first, [split for split, _ in results], [line for _, line in results if line])
+        results = gather_to_all(recording.finish(run.directory, step), run.context)
+        if run.context.is_rank0:
+            _report(run, recording.first, [split for split, _ in results], [line for _, line in results if line])
 
-    def _report(self, first_step: int, splits: list[StepSplit], written: list[str]) -> None:
-        name = f"step-{first_step}.json"
-        try:
-            self._run.write_json(f"{FOLDER}/{name}", describe(first_step, splits))
-        except OSError as error:
-            written = [*written, f"{name} could not be written: {error}"]
-        self._log("\n".join([f"\n{render(first_step, splits)}\n", *written, ""]))
+
+def _report(run: RunView, first_step: int, splits: list[StepSplit], written: list[str]) -> None:
+    name = f"step-{first_step}.json"
+    try:
+        run.directory.write_json(f"{FOLDER}/{name}", describe(first_step, splits))
+    except OSError as error:
+        written = [*written, f"{name} could not be written: {error}"]
+    run.log("\n".join([f"\n{render(first_step, splits)}\n", *written, ""]))

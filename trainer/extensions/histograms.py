@@ -11,9 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.utils.tensorboard import SummaryWriter
 
 from trainer.checkpoint.state_dict import is_table, table_of
 from trainer.core.distributed import DistributedContext, local_shards_of
+from trainer.run.step_clock import named_range
+from trainer.training.watchers import RunView, Watcher
 
 BINS = 64
 CHUNK = 2**20  # values that are converted at a time
@@ -38,47 +41,61 @@ class Histogram:
     sum_of_squares: float
 
 
-class Histograms:
-    """Histograms of a model's weights at an interval of steps; the same on any number of ranks, under any plan.
+class Histograms(Watcher):
+    """Draws histograms of the weights at an interval of steps; the same on any number of ranks, under any plan."""
+
+    def after_step(self, run: RunView, step: int) -> None:
+        """Draws the histograms, if they are due."""
+        if step % run.config.report.histograms_every_steps == 0:
+            with named_range("report"):
+                found = histograms_of(run.weights(), run.context)
+                run.draw(lambda board: _add(board, found, step))
+            run.resume_clock()
+
+
+@torch.no_grad()
+def histograms_of(weights: Mapping[str, Tensor], context: DistributedContext) -> list[Histogram]:
+    """Returns the histogram of every weight whose values are all finite; every rank has to call it.
 
     Args:
-        every_steps: The interval; 0: never.
+        weights: The weights by their names in checkpoints, the same names on all ranks.
         context: This process among the ranks.
     """
+    local = {name: list(_chunks(value, context)) for name, value in weights.items()}
+    # One all-reduce for all bounds and one for all counts: of [-low, high], and of [counts, sum, sum of squares].
+    bounds = torch.stack([_bounds(chunks, context.device) for chunks in local.values()])
+    dist.all_reduce(bounds, dist.ReduceOp.MAX)
+    limits = [_widened(-negated, high) for negated, high in bounds.tolist()]
+    chunks_and_limits = zip(local.values(), limits, strict=True)
+    counts = torch.stack([_count(chunks, between, context.device) for chunks, between in chunks_and_limits])
+    dist.all_reduce(counts)
+    return [
+        Histogram(_label(name), row[:BINS], _edges(between), row[BINS].item(), row[BINS + 1].item())
+        for name, row, between in zip(local, counts.cpu(), limits, strict=True)
+        if between
+    ]
 
-    def __init__(self, every_steps: int, context: DistributedContext) -> None:
-        self._every_steps, self._context = every_steps, context
 
-    def due(self, step: int) -> bool:
-        """Returns whether to compute histograms after a step."""
-        return self._every_steps > 0 and step % self._every_steps == 0
+def _add(board: SummaryWriter, histograms: list[Histogram], step: int) -> None:
+    for one in histograms:
+        board.add_histogram_raw(
+            one.name,
+            one.edges[0].item(),
+            one.edges[-1].item(),
+            one.counts.sum().item(),
+            one.sum,
+            one.sum_of_squares,
+            one.edges[1:].tolist(),
+            one.counts.tolist(),
+            step,
+        )
 
-    @torch.no_grad()
-    def compute(self, weights: Mapping[str, Tensor]) -> list[Histogram]:
-        """Returns the histogram of every weight whose values are all finite; every rank has to call it.
 
-        Args:
-            weights: The weights by their names in checkpoints, the same names on all ranks.
-        """
-        local = {name: list(self._chunks(value)) for name, value in weights.items()}
-        # One all-reduce for all bounds and one for all counts: of [-low, high], and of [counts, sum, sum of squares].
-        bounds = torch.stack([_bounds(chunks, self._context.device) for chunks in local.values()])
-        dist.all_reduce(bounds, dist.ReduceOp.MAX)
-        limits = [_widened(-negated, high) for negated, high in bounds.tolist()]
-        chunks_and_limits = zip(local.values(), limits, strict=True)
-        counts = torch.stack([_count(chunks, between, self._context.device) for chunks, between in chunks_and_limits])
-        dist.all_reduce(counts)
-        return [
-            Histogram(_label(name), row[:BINS], _edges(between), row[BINS].item(), row[BINS + 1].item())
-            for name, row, between in zip(local, counts.cpu(), limits, strict=True)
-            if between
-        ]
-
-    def _chunks(self, value: Tensor) -> Iterator[Tensor]:
-        """Yields the values that this rank counts; rank 0 alone counts a weight that every rank has."""
-        if isinstance(value, ShardedTensor) or self._context.is_rank0:
-            for shard in local_shards_of(value):
-                yield from shard.detach().reshape(-1).split(CHUNK)
+def _chunks(value: Tensor, context: DistributedContext) -> Iterator[Tensor]:
+    """Yields the values that this rank counts; rank 0 alone counts a weight that every rank has."""
+    if isinstance(value, ShardedTensor) or context.is_rank0:
+        for shard in local_shards_of(value):
+            yield from shard.detach().reshape(-1).split(CHUNK)
 
 
 def _bounds(chunks: list[Tensor], device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""The split of a step: where its time goes, from a trace of torch.profiler.
+"""The split of a step: where its time goes, from a trace of torch.profiler, and its table over all ranks.
 
 A step is split by the clock, so that its parts add up. On a CPU an instant belongs to the innermost range of the
 training thread that has a part. On a GPU an instant belongs to the kernel that runs: an exchange counts only while
@@ -13,11 +13,14 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
+from tabulate import tabulate
+
 from torchx_recsys.planner.step_time import BACKWARD, EXCHANGE, FORWARD, INPUT, OTHER, PARTS, UPDATE
+from trainer.core.console import plural
 
 Event = dict[str, Any]
 """An event of a Chrome trace: `name`, `cat`, start `ts` and length `dur` in microseconds, thread `tid`, `args`."""
@@ -45,6 +48,7 @@ HOST_EVENTS = ("cpu_op", "user_annotation")
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 STEP = "ProfilerStep#"
 COSTLIEST = 10
+COMPUTING = (FORWARD, BACKWARD, UPDATE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,40 @@ def split_steps(events: Iterable[Event], first: int, last: int) -> StepSplit:
         parts={part: time * scale for part, time in parts.items()},
         details={name: found.get(name, 0.0) * scale for name in DETAILS},
         costliest={name: time * scale for name, time in times},
+    )
+
+
+def describe(first_step: int, splits: list[StepSplit]) -> dict[str, Any]:
+    """Returns the content of `traces/step-N.json`.
+
+    Args:
+        first_step: The first step of the profile.
+        splits: The split of each rank, in their order.
+    """
+    return {"first_step": first_step, "steps": splits[0].steps, "ranks": [asdict(split) for split in splits]}
+
+
+def render(first_step: int, splits: list[StepSplit]) -> str:
+    """Returns the table of a profile, with the costliest operations of the rank that computes longest."""
+    last = first_step + splits[0].steps - 1
+    step_ms = sum(split.step_ms for split in splits) / len(splits)
+    computing = [sum(split.parts[part] for part in COMPUTING) for split in splits]
+    slowest = computing.index(max(computing))
+    rows = []
+    for part in splits[0].parts:
+        rows.append(_row(part, [split.parts[part] for split in splits], step_ms))
+        details = [name for name in splits[0].details if name.startswith(f"{part}:")]
+        rows += [_row(name, [split.details[name] for split in splits], step_ms) for name in details]
+    rows += [_row("step", [split.step_ms for split in splits], step_ms), _row("computing", computing, step_ms)]
+    headers = ["ms per step", "mean", "share", "slowest rank", "there", "imbalance"]
+    costliest = [
+        [name[:80], f"{time:.3f}", f"{time / splits[slowest].step_ms:.1%}"]
+        for name, time in splits[slowest].costliest.items()
+    ]
+    return (
+        f"profile of steps {first_step:,} to {last:,}, {plural(len(splits), 'rank')}\n"
+        f"{tabulate(rows, headers, disable_numparse=True, colalign=('left', *['right'] * 5))}\n\n"
+        f"{tabulate(costliest, [f'costliest on rank {slowest}', 'ms per step', 'share'], disable_numparse=True)}"
     )
 
 
@@ -199,3 +237,9 @@ def _merge(spans: Iterable[Span]) -> list[Span]:
 
 def _length(spans: Iterable[Span]) -> float:
     return sum(end - start for start, end in spans)
+
+
+def _row(name: str, values: list[float], step_ms: float) -> list[str]:
+    mean, most = sum(values) / len(values), max(values)
+    imbalance = f"{most / mean:.2f}" if mean else ""
+    return [name, f"{mean:.3f}", f"{mean / step_ms:.1%}", str(values.index(most)), f"{most:.3f}", imbalance]

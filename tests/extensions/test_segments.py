@@ -371,6 +371,13 @@ def test_checkpoints_at_the_ends_of_segments_stay(week, tmp_path):
     listed = run_trainer("checkpoints", "--out", tmp_path / "out").stdout
     for name in ("thu", "tue", "wed"):
         assert f"end of segment {name}" in listed
+    for step, name in zip(STEPS[1:], ("thu", "tue", "wed"), strict=True):
+        file = tmp_path / f"out/checkpoints/step-{step:09}/state.json"
+        state = json.loads(file.read_text())
+        assert state.pop("ends") == name
+        file.write_text(json.dumps(state))  # as saved before ends were marked
+    unmarked = run_trainer("checkpoints", "--out", tmp_path / "out").stdout
+    assert re.findall("end of segment .*", unmarked) == re.findall("end of segment .*", listed)
 
 
 def test_a_segment_that_changes_under_way_is_refused(here, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.run.step_split import innermost, split_steps
+from trainer.extensions.profiler.step_split import innermost, split_steps
 
 MAIN, OTHER_THREAD, GPU = 1, 2, 7
 

@@ -5,14 +5,40 @@ Its lines follow from the checkpoints and evaluations.jsonl, so the ledger does 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainer.core.run_directory import RunDirectory
-from trainer.training.session import SegmentPlace
 
 LEDGER = "segments.jsonl"
 Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentPlace:
+    """Where a segment is in the life of a run; a part of the train state.
+
+    Attributes:
+        name: Its name.
+        number: Segments before it.
+        first_step: Steps that the run took on those.
+        last_step: Steps when it has been trained on.
+        samples: Its samples.
+        files: Number of its files.
+        fingerprint: Changes with its files and their sizes.
+        reached: The last name of it and those before; of a segment that came late, a later one than its own.
+        contents: The same for the same files under other names; empty without rows.
+    """
+
+    name: str
+    number: int
+    first_step: int
+    last_step: int
+    samples: int
+    files: int
+    fingerprint: str
+    reached: str
+    contents: str = ""
 
 
 class Ledger:

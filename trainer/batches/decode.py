@@ -120,7 +120,7 @@ def _raw_numbers(column: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray
     if feature.transform == "is_missing":
         return null_flags(chunk.array(column))
     if feature.transform in TIMES:
-        return number_of_time(*_seconds(column, chunk), feature)
+        return number_of_time(*seconds_of(column, chunk), feature)
     return filled(chunk.numbers(column), feature)
 
 
@@ -139,22 +139,17 @@ def single_ids(name: str, feature: SparseFeature, chunk: Chunk) -> pa.Array:
         chunk.check(column, values, ~np.isnan(values), NO_BUCKET)
         return pa.array(bucketized(values, feature.buckets), mask=is_missing(array))
     if feature.transform != "none":
-        seconds, missing = _seconds(column, chunk)
+        seconds, missing = seconds_of(column, chunk)
         return pa.array(part_of_time(seconds, feature.transform), mask=missing)
     return shifted(chunk.ids(column), feature.offset)
 
 
-def seconds_of(column: str, chunk: Chunk) -> pa.Array:
-    """Returns a column of times in whole seconds since 1970 in UTC, null for missing times.
+def seconds_of(column: str, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a column of times in whole seconds since 1970 in UTC, `[R]`, and which are missing, `[R]`.
 
     Raises:
         InputError: An integer is not a time.
     """
-    seconds, missing = _seconds(column, chunk)
-    return pa.array(seconds, mask=missing)
-
-
-def _seconds(column: str, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
     array = chunk.array(column)
     seconds, missing = to_seconds(array)
     if pa.types.is_integer(array.type):
@@ -176,7 +171,7 @@ def earlier_lists(column: str, feature: SparseFeature, chunk: Chunk, lists: pa.A
     """
     lengths, times = list_lengths(lists), as_lists(chunk.array(str(feature.times)))
     _check_lengths(column, lengths, str(feature.times), list_lengths(times), "time", chunk)
-    now, unknown = _seconds(str(feature.before), chunk)
+    now, unknown = seconds_of(str(feature.before), chunk)
     if unknown.any():
         chunk.refuse(f"column '{feature.before}': null is not allowed for the time of a sample", int(unknown.argmax()))
     of_ids, offsets = times.flatten(), offsets_of(lengths)

@@ -18,7 +18,7 @@ PAGE = ROOT / "docs/reference/versions.md"
 ENVIRONMENTS = ROOT / ".versions"
 TESTS = (  # of each room those that show another version first: tables, plans, checkpoints, exports
     *("tests/apps/test_export_names.py", "tests/apps/test_predict.py", "tests/checkpoint/test_checkpoint.py"),
-    *("tests/config/test_config.py", "tests/data/test_loader.py", "tests/metrics/test_binary.py"),
+    *("tests/config/test_config.py", "tests/batches/test_loader.py", "tests/metrics/test_binary.py"),
     *("tests/models/test_pooled_formulas.py", "tests/models/test_sequence_formulas.py", "tests/plan/test_make_plan.py"),
     *("tests/optim/test_optimizers.py", "tests/planner/test_rank_memory.py", "tests/releases"),
     *("tests/extensions/test_row_map.py", "tests/run/test_run_files.py", "tests/schedulers/test_dry_runs.py"),

@@ -14,7 +14,7 @@ from command import run_trainer, write_config
 from jobs import config, losses, write_rows
 from trainer_process import Training, committed
 
-from trainer.checkpoint.consolidate import read_tensors
+from torchx_recsys.apps.runs.saved_tensors import read_tensors
 from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import RunDirectory
 

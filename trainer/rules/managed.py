@@ -19,7 +19,7 @@ SHARED = 0  # the row of all ids without a row of their own
 
 
 class ManagedKeys(SparseKeys):
-    """The keys of this rule."""
+    """The key of `ids = "managed"`."""
 
     evict: Annotated[Literal["least_used", "least_recent"] | None, MayChange] = None
     """For ids = "managed": the id whose row a new one gets when all are in use. Unset: that of the run so far,

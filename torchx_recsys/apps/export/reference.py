@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
@@ -20,8 +21,7 @@ from trainer.data.row_groups import RowGroupReader
 from trainer.models.base import Predictions
 from trainer.models.embeddings import table_of_weight
 from trainer.models.outputs import ModelOutput, compute_outputs
-from trainer.rules.plain_types import as_lists, id_type, is_string
-from trainer.rules.strings import to_texts
+from trainer.rules.plain_types import as_lists, id_type, is_string, to_texts
 from trainer.training.id_map import IdMap, make_id_map
 
 ALONE = DistributedContext(0, 1, 0, 1, torch.device("cpu"))
@@ -82,7 +82,8 @@ def _raw_columns(chunk: Chunk, data: DataConfig) -> dict[str, list[Any]]:
 
 def _raw_column(column: str, chunk: Chunk, uses: set[str], timed: SparseFeature | None) -> list[Any]:
     if "times" in uses:
-        return seconds_of(column, chunk).to_pylist()
+        seconds, missing = seconds_of(column, chunk)
+        return pa.array(seconds, mask=missing).to_pylist()
     if uses == {"nulls"}:  # of any type; only presence matters
         return [None if missing else 0 for missing in chunk.array(column).is_null(nan_is_null=True).to_pylist()]
     array = chunk.ids(column) if "ids" in uses else chunk.numbers(column)

@@ -4,7 +4,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from trainer.batches.batch import features_only, with_all_features
+from torchx_recsys.apps.predict.inference import with_all_features
+from trainer.batches.batch import features_only
 from trainer.batches.catalogue import Negatives, read_catalogue
 from trainer.batches.loader import Loader
 from trainer.config.data import DataConfig

@@ -26,6 +26,7 @@ class Choice(Section):
 class Part(Section):
     """A section of the root."""
 
+    former = {"left": (0, "which is left; leave it out")}
     seed: int = 0
     threads: Annotated[int | None, MayChange] = None
     weight: str | None = None
@@ -91,6 +92,7 @@ def test_a_key_without_the_mark_may_not_change(earlier, now, changed):
     ("earlier", "now"),
     [
         ({"threads": 1}, {"threads": 2}),
+        ({"left": 1}, {}),
         ({}, {"threads": 2}),
         ({}, {"seed": 0}),
         ({"features": {"a": {"rows": 1}}}, {"features": {"a": {"rows": 1, "scale": 1.0}}}),

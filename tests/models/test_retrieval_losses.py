@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
+from trainer.batches.rows import NO_ITEM
 from trainer.config.data import LaneRows
-from trainer.data.rows import NO_ITEM
 from trainer.models.losses import LossOverSamples, in_batch_softmax, sampled_softmax
 
 LANES, ITEMS, TEMPERATURE = 3, 6, 0.7

@@ -1,7 +1,7 @@
 """Sections of configurations: what they refuse, and which keys may change on resume."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, get_args, get_origin
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 import pydantic
 from pydantic.fields import FieldInfo
@@ -36,6 +36,18 @@ class Section(pydantic.BaseModel):
         # Pydantic's use_attribute_docstrings reads the source of each section whenever a program starts: 0.2 s of 2.7.
         json_schema_extra=_add_meanings,
     )
+    # Keys of earlier versions, each with its default, which is passed over, and the end of the error for other values.
+    former: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _pass_over_former(cls, tree: Any) -> Any:
+        if not cls.former or not isinstance(tree, dict):
+            return tree
+        for key, (default, remedy) in cls.former.items():
+            if tree.get(key, default) != default:
+                raise InputError(f"{{key}}.{key} is {tree[key]!r}, {remedy}")
+        return {key: value for key, value in tree.items() if key not in cls.former}
 
 
 class MayChange:
@@ -128,6 +140,8 @@ def changed_keys(section: type[Section], earlier: Tree, now: Tree) -> Iterator[t
     sides = (earlier, flat(earlier)), (now, flat(now))
     for key in sorted({key for _, values in sides for key in values}):
         _, field, entry = follow(section, key)
+        if key[-1] in getattr(follow(section, key[:-1])[0], "former", ()):
+            continue
         # A named thing that only one side has, such as a feature, is a change even if all its keys have their defaults.
         default = None if field is None else field.get_default(call_default_factory=False)
         before, after = (values.get(key, default if _has(tree, entry) else None) for tree, values in sides)

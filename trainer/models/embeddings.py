@@ -12,8 +12,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from trainer.config.data import DataConfig
 from trainer.config.model import ModelConfig
+from trainer.core.arrays import splitmix64
 from trainer.core.errors import InputError
-from trainer.core.splitmix import splitmix64
 
 # TorchRec's names of parameters: `embedding_bags.TABLE.weight` of pooled features, `embeddings.TABLE.weight` of
 # sequences. Models have dense layers called `embeddings`, too, so that a collection has to be `sequences`.

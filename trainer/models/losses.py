@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.distributed.nn import functional as differentiable
 from torch.nn import functional
 
+from trainer.batches.rows import NO_ITEM
 from trainer.config.data import LaneRows
 from trainer.config.tasks import TaskConfig
 from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.data.lanes import Lanes
-from trainer.data.rows import NO_ITEM
+from trainer.data.order import Lanes
 
 
 def binary(logit: Tensor, label: Tensor, label_smoothing: float = 0.0) -> Tensor:

@@ -158,7 +158,7 @@ def check_start(start: Checkpoint, lanes: int, config: Config, files: FileSet | 
         start: The checkpoint.
         lanes: The lanes of the run now.
         config: The configuration now.
-        files: The training data now; None if training goes on with other data, the next segment.
+        files: The training data now; None if training goes on with other data.
 
     Raises:
         InputError: They differ; the message names the change, and the flag that accepts it.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trainer.checkpoint.state_dict import State, is_table, table_of
 from trainer.config.optimizer import OptimizerConfig
-from trainer.core.local_shards import placed_shards
+from trainer.core.distributed import placed_shards
 from trainer.models.embeddings import initial_rows
 from trainer.optim.optimizers import ACCUMULATORS
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 from trainer.config.data import DataConfig, SelectConfig
 from trainer.data.dataset import FileSet, RowGroup, inspect_files
 from trainer.data.listing import list_files
-from trainer.data.readers.registry import make_reader
-from trainer.data.selected_files import find_evaluated_files, find_training_files
+from trainer.data.readers.formats import make_reader
+from trainer.data.row_groups import find_evaluated_files, find_training_files
 from trainer.rules.plain_types import is_list, is_moment, is_string, plain_type
 
 SPLITS = ("train", "validation", "test")

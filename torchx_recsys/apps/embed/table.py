@@ -25,9 +25,8 @@ from trainer.checkpoint.verify import verify_together
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, takes
 from trainer.config.root import Config
-from trainer.core.distributed import DistributedContext, broadcast_from_rank0
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0, placed_shards
 from trainer.core.errors import InputError, nearest
-from trainer.core.local_shards import placed_shards
 from trainer.core.run_directory import RunDirectory
 from trainer.models.embeddings import name_in_model, table_of_weight
 from trainer.rules.managed import own_rows

@@ -47,13 +47,12 @@ from trainer.config.data import DataConfig
 from trainer.config.features import columns_of
 from trainer.config.root import Config, load_config
 from trainer.config.train import PublishConfig
-from trainer.core.digest import digest
 from trainer.core.errors import InputError, some_of
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import named, read_text
+from trainer.core.storage import digest, named, read_text
+from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import find_files
-from trainer.data.recorded_types import RecordedTypes
 from trainer.data.segments import data_of_segment
 from trainer.models.embeddings import name_in_model, table_of_weight
 from trainer.models.outputs import model_outputs

@@ -9,16 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from torchx_recsys.apps.export.features import IdLists
+from trainer.batches.batch import Batch, to_batch, with_values
+from trainer.batches.decode import Chunk, decode, earlier_lists, seconds_of
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, columns_of, takes
 from trainer.core.distributed import DistributedContext
-from trainer.data.batch import Batch, to_batch
-from trainer.data.chunk import Chunk
 from trainer.data.dataset import FileSet
-from trainer.data.decode import decode
-from trainer.data.jagged import with_values
 from trainer.data.row_groups import RowGroupReader
-from trainer.data.transforms import earlier_lists, seconds_of
 from trainer.models.base import Predictions
 from trainer.models.embeddings import table_of_weight
 from trainer.models.outputs import ModelOutput, compute_outputs

@@ -13,7 +13,7 @@ from trainer.checkpoint.store import Checkpoint
 from trainer.config.optimizer import AverageConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
-from trainer.data.recorded_types import RecordedTypes
+from trainer.data.columns import RecordedTypes
 from trainer.models.builder import build_model
 
 MODEL = "model.model."  # the model without its loss

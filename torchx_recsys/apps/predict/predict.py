@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from torchx_recsys.apps.predict.inference import Predictor, predict_parts
+from torchx_recsys.apps.predict.kept import kept_schema
 from torchx_recsys.apps.predict.resume import (
     ON_STOP,
     Claim,
@@ -19,6 +20,7 @@ from torchx_recsys.apps.predict.resume import (
     claimed,
     record_of_checkpoint,
 )
+from trainer.batches.batch import features_only
 from trainer.checkpoint.choice import NEWEST
 from trainer.checkpoint.store import Checkpoint, FindDamage
 from trainer.checkpoint.verify import verify_together
@@ -27,10 +29,8 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_when_done, process_group
 from trainer.core.errors import InputError, nearest
 from trainer.core.run_directory import RunDirectory
+from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet, find_files
-from trainer.data.features import features_only
-from trainer.data.kept import kept_schema
-from trainer.data.recorded_types import RecordedTypes
 from trainer.models.outputs import ModelOutput, model_outputs
 from trainer.run.preemption import stop_on_signals
 from trainer.training.evaluate import restore_evaluated

@@ -9,7 +9,8 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import place, without_secrets
 from trainer.core.section import validate
 from trainer.core.storage import named
-from trainer.run import lock, profiler
+from trainer.extensions.profiler import profiler
+from trainer.run import lock
 
 
 def profile(

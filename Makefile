@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; then each process would compile all of this project again
 
-.PHONY: demo check test test-all test-slurm24 durations lint docs site wheel costs models ids serving plans planned-memory times published peers start growth histories scale segments checkpoint-deltas serving-deltas pictures versions clean
+.PHONY: demo check test test-all test-slurm24 durations lint docs site wheel measure clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -55,80 +55,9 @@ site: $(VENV)/ready
 docs: $(VENV)/ready
 	python -m docs.generate
 
-# What each training feature costs on this machine: the table in docs/explanation/step.md. A few minutes, of a quiet machine.
-costs: $(VENV)/ready
-	python -m benchmarks.costs
-
-# How well the built-in models predict MovieLens: the tables in docs/explanation/results.md. A few minutes, of a quiet machine.
-models: $(VENV)/ready data/movielens/summary.json
-	python -m benchmarks.models
-
-# What each rule for ids costs in AUC on MovieLens: the table in docs/guides/ids.md. A few minutes.
-ids: $(VENV)/ready data/movielens/summary.json
-	python -m benchmarks.ids
-
-# Size, latency and AUC of exported models: the table in docs/guides/export_forms.md. Some minutes, of a quiet machine.
-serving: $(VENV)/ready data/movielens/summary.json
-	python -m benchmarks.serving
-
-# A server that takes over deltas under load: the table in docs/guides/serve.md. Ten minutes, of a quiet machine with 4 GB of disk.
-serving-deltas: $(VENV)/ready
-	python -m benchmarks.serving_deltas
-
-# The pictures of the documentation, taken of real jobs by a Chromium. Some minutes.
-pictures: $(VENV)/ready data/movielens/summary.json
-	python -m benchmarks.pictures
-
-# This project's planner beside TorchRec's: the table in docs/explanation/planner.md. Two minutes.
-plans: $(VENV)/ready
-	python -m benchmarks.planners
-
-# A model that is trained on each segment beside others: the table in docs/explanation/continuous_results.md. Some minutes.
-segments: $(VENV)/ready data/movielens/summary.json
-	python -m benchmarks.segments
-
-# Checkpoints of what changed at Criteo Kaggle's table sizes: the table in docs/guides/checkpoints.md. Some minutes, 8 GB.
-checkpoint-deltas: $(VENV)/ready
-	python -m benchmarks.checkpoint_deltas
-
-# This project beside plain torch, TorchRec and other libraries: the tables in docs/explanation/performance.md. Some 15 minutes, of a
-# quiet machine with 6 GB of disk.
-peers: $(VENV)/ready data/movielens/summary.json
-	python -m benchmarks.peers
-
-# How long the demo takes from `torchx run` to its first step: the table in docs/explanation/performance.md. A minute.
-start: $(VENV)/ready data/movielens/summary.json
-	python -m benchmarks.start
-
-# How a step's processor time grows with tables, ranks and batch: the figure in docs/explanation/step_limits.md. Some 15 minutes.
-growth: $(VENV)/ready
-	python -m benchmarks.growth
-
-# HSTU over histories of unlike lengths, dealt to ranks and steps by cost, and without padding: the tables in docs/explanation/lanes.md and
-# docs/guides/sequences.md. Four minutes of a quiet machine, with 4 GB of memory.
-histories: $(VENV)/ready
-	python -m benchmarks.histories
-
-# What grows with the number of ranks, up to 4,096, without these ranks: the tables in docs/explanation/scale.md. Five minutes.
-scale: $(VENV)/ready
-	python -m benchmarks.scale
-
-# The memory that plans are predicted to take beside what they took: the table in docs/explanation/planner.md. A few minutes.
-planned-memory: $(VENV)/ready
-	python -m benchmarks.planned_memory
-
-# Planned and measured times of steps: the table in docs/explanation/step_times.md. Some minutes, of a quiet machine.
-times: $(VENV)/ready
-	python -m benchmarks.planned_times
-
-# Published training runs beside their forecasts, and the constants that fit: the table in docs/explanation/published_runs.md. A minute.
-published: $(VENV)/ready
-	python -m benchmarks.published
-
-# Tests of every room with other versions of Python and the triple: the table in docs/reference/versions.md. Half an hour and 15 GB; PATH needs
-# python3.11 and python3.13.
-versions: $(VENV)/ready
-	python -m benchmarks.versions
+# Measures WHAT and writes it into the documentation; without WHAT, lists what can be measured. MovieLens is made first.
+measure: $(VENV)/ready $(if $(WHAT),data/movielens/summary.json)
+	@python -m benchmarks $(WHAT)
 
 # An index without torch's CPU builds gives that for CUDA, which does not load without CUDA's libraries, several GB.
 $(VENV)/ready: requirements-cpu.txt pyproject.toml

@@ -1,6 +1,7 @@
-"""Measures deltas between checkpoints at the table sizes of Criteo Kaggle: `python -m benchmarks.checkpoint_deltas`.
+"""Measures deltas between checkpoints at the table sizes of Criteo Kaggle.
 
-Writes the table of docs/guides/checkpoints.md. Takes some minutes, 8 GB of memory and 2 GB of disk.
+Writes docs/guides/checkpoints.md.
+Takes some minutes, 8 GB of memory and 2 GB of disk.
 """
 
 import statistics

@@ -1,4 +1,7 @@
-"""Measures the cost of each training feature, and writes the table of docs/explanation/step.md: `make costs`.
+"""Measures what each training feature costs.
+
+Writes docs/explanation/step.md.
+Takes a few minutes of a quiet machine.
 
 The numbers come from one machine, so unlike the output of `docs.generate` they do not follow changes of the code.
 """

@@ -1,4 +1,7 @@
-"""Draws how a step's processor time grows by tables, ranks, batch, for docs/explanation/step_limits.md: `make growth`.
+"""Measures how the processor time of a step grows by tables, ranks and batch.
+
+Writes docs/explanation/step_limits.md.
+Takes 15 minutes.
 
 A curve that is flat is overhead: what a step costs however few samples it has.
 """

@@ -1,4 +1,7 @@
-"""Measures steps of HSTU over histories of unlike lengths, dealt by cost and without padding: `make histories`.
+"""Measures steps of HSTU over histories of unlike lengths, dealt by cost and without padding.
+
+Writes docs/explanation/lanes.md and docs/guides/sequences.md.
+Takes four minutes of a quiet machine, and 4 GB of memory.
 
 The lengths follow Zipf's law, and are a quarter of the longest in the mean. Times are of the processor, as the ranks
 share the cores of one machine. Memory is the growth of a process in its steps, up to its peak.

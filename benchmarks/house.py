@@ -1,6 +1,9 @@
-"""Counts the files and lines of the project, and what a reader of its core meets: a table for each, in a second.
+"""Counts the files and lines of the project, and what a reader of its core meets.
 
-    python -m benchmarks.house [TREE]
+Writes nothing, but prints a table for each.
+Takes a second.
+
+    python -m benchmarks house [TREE]
 
 TREE is another checkout, to compare with. A line of code is neither blank, nor a comment, nor part of a docstring.
 """

@@ -1,7 +1,9 @@
-"""Trains on MovieLens with each rule for ids and writes the table of docs/guides/ids.md: `python -m benchmarks.ids`.
+"""Trains on MovieLens with each rule for ids, and compares the AUC.
 
-The data set must be in data/movielens. The numbers come from one machine, so unlike the output of `docs.generate` they
-do not follow changes of the code.
+Writes docs/guides/ids.md.
+Takes a few minutes.
+
+The numbers come from one machine, so unlike the output of `docs.generate` they do not follow changes of the code.
 """
 
 import tempfile

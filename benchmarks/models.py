@@ -1,7 +1,9 @@
-"""Trains every built-in model on MovieLens and writes the tables of docs/explanation/results.md: `make models`.
+"""Trains every built-in model on MovieLens, and compares the predictions.
 
-The data set must be in data/movielens. The numbers come from one machine, so unlike the output of `docs.generate` they
-do not follow changes of the code.
+Writes docs/explanation/results.md.
+Takes a few minutes of a quiet machine.
+
+The numbers come from one machine, so unlike the output of `docs.generate` they do not follow changes of the code.
 """
 
 import json

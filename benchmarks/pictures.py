@@ -1,7 +1,9 @@
-"""Takes the pictures of the documentation, of real jobs in a real browser: `make pictures`.
+"""Takes the pictures of the documentation, of real jobs in a real browser.
 
-MovieLens-100k must be in data/movielens (`data.movielens`), and Debian's chromium-headless-shell or another Chromium in
-PATH. A picture has few colors, so that the page that shows it loads at once.
+Writes docs/pictures.
+Takes some minutes, and Debian's chromium-headless-shell or another Chromium in PATH.
+
+A picture has few colors, so that the page that shows it loads at once.
 """
 
 import os

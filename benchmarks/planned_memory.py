@@ -1,8 +1,10 @@
-"""Measures the memory that plans really take, and compares the forecast: `python -m benchmarks.planned_memory`.
+"""Compares the memory that plans are predicted to take with what they take.
+
+Writes docs/explanation/planner.md.
+Takes a few minutes.
 
 Each case trains a model on Gloo ranks of this machine under a profile that records every allocation from the build of
-the model on. docs/planned_memory.json keeps the peaks and the plans, so that forecasts can be compared anew, and
-docs/explanation/planner.md shows the peaks.
+the model on. docs/planned_memory.json keeps the peaks and the plans, so that forecasts can be compared anew.
 """
 
 import gc

@@ -1,4 +1,7 @@
-"""Compares planned and measured times of steps, for docs/explanation/step_times.md: `make times`.
+"""Compares planned and measured times of steps.
+
+Writes docs/explanation/step_times.md.
+Takes some minutes of a quiet machine.
 
 Calibrates this machine on two ranks, then trains two models under nine plans each, in turn within one job, so that a
 busy machine slows down all plans. Plans are drawn at random, and chosen by planned time alone, so that the times

@@ -1,4 +1,7 @@
-"""Compares this project's search for plans with TorchRec's, and writes the table in docs: `make plans`.
+"""Compares this project's search for plans with TorchRec's.
+
+Writes docs/explanation/planner.md.
+Takes two minutes.
 
 Both plan by TorchRec's cost model, and TorchRec's own objects rate both plans. The times come from one machine, so
 unlike the output of `docs.generate` they do not follow changes of the code.

@@ -1,4 +1,7 @@
-"""Forecasts the steps of published runs, for the table in docs/explanation/published_runs.md: `make published`.
+"""Forecasts the steps of published runs, and fits the constants of the forecasts.
+
+Writes docs/explanation/published_runs.md.
+Takes a minute.
 
 Fits the constants of `torchx_recsys/planner/topology.py` to every other run of each benchmark, in the order of
 docs/published.json, and tests the constants on the other runs. Measures nothing.

@@ -1,8 +1,10 @@
-"""Finds what grows with the number of ranks, without these ranks: `python -m benchmarks.scale`.
+"""Finds what grows with the number of ranks, up to 4,096, without these ranks.
 
-Calls the functions of the trainer, the planner and DCP with the number of ranks as an argument, counts what is sent,
-and writes the tables of docs/explanation/scale.md. Only the collectives run between
-processes, of which one machine has few.
+Writes docs/explanation/scale.md.
+Takes five minutes.
+
+Calls the functions of the trainer, the planner and DCP with the number of ranks as an argument, and counts what is
+sent. Only the collectives run between processes, of which one machine has few.
 """
 
 import gc

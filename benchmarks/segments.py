@@ -1,7 +1,9 @@
-"""Compares a model that is trained on each segment with other ways to stay fresh: `python -m benchmarks.segments`.
+"""Compares a model that is trained on each segment with other ways to stay fresh.
 
-Writes the table of docs/explanation/continuous_results.md. MovieLens-100k in 30 segments must be in
-data/movielens (`data.movielens`).
+Writes docs/explanation/continuous_results.md.
+Takes some minutes.
+
+The data set has 30 segments.
 """
 
 import json

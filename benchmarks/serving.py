@@ -1,7 +1,9 @@
-"""Measures exported models and writes the table of docs/guides/export_forms.md: `python -m benchmarks.serving`.
+"""Measures the size, latency and AUC of exported models.
 
-MovieLens must be in data/movielens; the synthetic data set is made. The numbers are those of one machine, so unlike the
-parts that `docs.generate` writes they follow no change of the code.
+Writes docs/guides/export_forms.md.
+Takes some minutes of a quiet machine.
+
+The numbers are those of one machine, so unlike the parts that `docs.generate` writes they follow no change of the code.
 """
 
 import argparse

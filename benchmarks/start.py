@@ -1,4 +1,7 @@
-"""Measures how long a job takes from `torchx run` to its first step, by part, for docs/explanation/performance.md.
+"""Measures how long the demo takes from `torchx run` to its first step, by part.
+
+Writes docs/explanation/performance.md.
+Takes a minute.
 
 Seen from outside, as a user meets it: a part ends when what it does can be seen.
 """

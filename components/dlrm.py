@@ -1,70 +1,12 @@
 """Jobs for recommendation models: training on one node or on many, evaluation and batch inference."""
 
+from typing import Any
+
 import torchx
 from torchx.specs import AppDef
 
 from components import launch
-
-
-def single_node(
-    *trainer_args: str,
-    config: str,
-    out: str = "runs/${app_id}",
-    nproc: int = 1,
-    h: str | None = None,
-    cpu: int = 2,
-    gpu: int = 0,
-    memMB: int = 4096,
-    resume: str = "auto",
-    seeds: list[str] | None = None,
-    image: str = torchx.IMAGE,
-    env: dict[str, str] | None = None,
-    mounts: list[str] | None = None,
-    metadata: dict[str, str] | None = None,
-    max_retries: int = 0,
-    name: str = "dlrm",
-) -> AppDef:
-    """Trains a recommendation model on one node.
-
-    Example: torchx run -s local_cwd dlrm.single_node --config movielens -- --train.steps 100
-
-    Args:
-        trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
-        config: Configuration file (TOML), as the job sees it.
-        out: Run directory, a path or an fsspec URL.
-        nproc: Number of processes (ranks), usually one for each GPU.
-        h: Named resource of the node; replaces cpu, gpu and memMB.
-        cpu: CPU cores of the node.
-        gpu: GPUs of the node.
-        memMB: Memory of the node in MB.
-        resume: Use of checkpoints in the run directory: auto (resume from the newest, if any),
-            never (refuse if there is one) or must (refuse if there is none).
-        seeds: One run for each seed, such as 1,2,3, in OUT/seed-SEED: on Slurm a job array, else jobs of their own.
-        image: Container image, where the scheduler uses one.
-        env: Environment variables of the job: A=1,B=2.
-        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
-        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
-        max_retries: Number of times that the scheduler restarts a failed job.
-        name: Name of the job; its app id begins with it.
-    """
-    return multi_node(
-        *trainer_args,
-        config=config,
-        out=out,
-        j=launch.one_node(nproc),
-        h=h,
-        cpu=cpu,
-        gpu=gpu,
-        memMB=memMB,
-        resume=resume,
-        seeds=seeds,
-        image=image,
-        env=env,
-        mounts=mounts,
-        metadata=metadata,
-        max_retries=max_retries,
-        name=name,
-    )
+from components.program import like, program
 
 
 def multi_node(
@@ -126,68 +68,33 @@ def multi_node(
     return launch.one_run_for_each(seeds, out, lambda out, seed: train(out, "--train.seed", seed))
 
 
-def data_parallel(
-    *trainer_args: str,
-    config: str,
-    out: str = "runs/${app_id}",
-    j: str = "1x2",
-    h: str | None = None,
-    cpu: int = 2,
-    gpu: int = 0,
-    memMB: int = 4096,
-    resume: str = "auto",
-    seeds: list[str] | None = None,
-    image: str = torchx.IMAGE,
-    env: dict[str, str] | None = None,
-    mounts: list[str] | None = None,
-    metadata: dict[str, str] | None = None,
-    max_retries: int = 0,
-    name: str = "dlrm",
-) -> AppDef:
+@like(multi_node, nproc="j")
+def single_node(*trainer_args: str, nproc: int = 1, **flags: Any) -> AppDef:  # noqa: D417
+    """Trains a recommendation model on one node.
+
+    Example: torchx run -s local_cwd dlrm.single_node --config movielens -- --train.steps 100
+
+    Args:
+        out: Run directory, a path or an fsspec URL.
+        nproc: Number of processes (ranks), usually one for each GPU.
+        h: Named resource of the node; replaces cpu, gpu and memMB.
+        cpu: CPU cores of the node.
+        gpu: GPUs of the node.
+        memMB: Memory of the node in MB.
+    """
+    return multi_node(*trainer_args, j=launch.one_node(nproc), **flags)
+
+
+@like(multi_node)
+def data_parallel(*trainer_args: str, **flags: Any) -> AppDef:
     """Trains a recommendation model with a copy of every table on every rank.
 
     Example: torchx run -s local_cwd dlrm.data_parallel --config movielens -j 1x2
-
-    Args:
-        trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
-        config: Configuration file (TOML), as the job sees it.
-        out: Run directory, a path or an fsspec URL that every node reaches.
-        j: NODESxPROCS: nodes, and processes (ranks) on each; MIN:NODESxPROCS starts with MIN nodes.
-        h: Named resource of each node; replaces cpu, gpu and memMB.
-        cpu: CPU cores of each node.
-        gpu: GPUs of each node.
-        memMB: Memory of each node in MB.
-        resume: Use of checkpoints in the run directory: auto (resume from the newest, if any),
-            never (refuse if there is one) or must (refuse if there is none).
-        seeds: One run for each seed, such as 1,2,3, in OUT/seed-SEED: on Slurm a job array, else jobs of their own.
-        image: Container image, where the scheduler uses one.
-        env: Environment variables of the job: A=1,B=2.
-        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
-        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
-        max_retries: Number of times that the scheduler restarts a failed job.
-        name: Name of the job; its app id begins with it.
     """
-    return multi_node(
-        *("--planner.mode", "data_parallel"),
-        *trainer_args,
-        config=config,
-        out=out,
-        j=j,
-        h=h,
-        cpu=cpu,
-        gpu=gpu,
-        memMB=memMB,
-        resume=resume,
-        seeds=seeds,
-        image=image,
-        env=env,
-        mounts=mounts,
-        metadata=metadata,
-        max_retries=max_retries,
-        name=name,
-    )
+    return multi_node("--planner.mode", "data_parallel", *trainer_args, **flags)
 
 
+@program("evaluate")
 def evaluate(
     *trainer_args: str,
     config: str,
@@ -195,16 +102,6 @@ def evaluate(
     split: str = "test",
     checkpoint: str = "newest",
     j: str = "1x2",
-    h: str | None = None,
-    cpu: int = 2,
-    gpu: int = 0,
-    memMB: int = 4096,
-    image: str = torchx.IMAGE,
-    env: dict[str, str] | None = None,
-    mounts: list[str] | None = None,
-    metadata: dict[str, str] | None = None,
-    max_retries: int = 0,
-    name: str = "evaluate",
 ) -> AppDef:
     """Evaluates a checkpoint of a run.
 
@@ -217,27 +114,10 @@ def evaluate(
         split: Split of the data set to evaluate on.
         checkpoint: Checkpoint to evaluate: newest, best (by the run's checkpoint.keep.best) or the number of a step.
         j: NODESxPROCS: nodes, and processes (ranks) on each.
-        h: Named resource of each node; replaces cpu, gpu and memMB.
-        cpu: CPU cores of each node.
-        gpu: GPUs of each node.
-        memMB: Memory of each node in MB.
-        image: Container image, where the scheduler uses one.
-        env: Environment variables of the job: A=1,B=2.
-        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
-        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
-        max_retries: Number of times that the scheduler restarts a failed job.
-        name: Name of the job; its app id begins with it.
     """
-    return launch.torchrun(
-        *("evaluate", config, "--out", out, "--split", split, "--checkpoint", checkpoint),
-        *trainer_args,
-        name=name,
-        j=j,
-        node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
-        max_retries=max_retries,
-    )
 
 
+@program("predict", lists=["keep_columns"])
 def predict(
     *trainer_args: str,
     config: str,
@@ -250,16 +130,6 @@ def predict(
     rows_per_part: int = 262_144,
     batch_size: int = 4096,
     j: str = "1x2",
-    h: str | None = None,
-    cpu: int = 2,
-    gpu: int = 0,
-    memMB: int = 4096,
-    image: str = torchx.IMAGE,
-    env: dict[str, str] | None = None,
-    mounts: list[str] | None = None,
-    metadata: dict[str, str] | None = None,
-    max_retries: int = 0,
-    name: str = "predict",
 ) -> AppDef:
     """Writes a model's outputs for every row of a data set; an interrupted job continues where it stopped.
 
@@ -278,25 +148,4 @@ def predict(
         rows_per_part: Rows of each file that is written, a multiple of batch_size.
         batch_size: Rows that a rank computes at once.
         j: NODESxPROCS: nodes, and processes (ranks) on each.
-        h: Named resource of each node; replaces cpu, gpu and memMB.
-        cpu: CPU cores of each node.
-        gpu: GPUs of each node.
-        memMB: Memory of each node in MB.
-        image: Container image, where the scheduler uses one.
-        env: Environment variables of the job: A=1,B=2.
-        mounts: Mounts of the container: type=bind,src=/host,dst=/job[,readonly].
-        metadata: Metadata of the role: kubernetes=file:///pod.yaml merges that file into its pods.
-        max_retries: Number of times that the scheduler restarts a failed job.
-        name: Name of the job; its app id begins with it.
     """
-    return launch.torchrun(
-        *("predict", config, "--out", out, "--source", *source, "--to", to, "--checkpoint", checkpoint),
-        *("--keep-columns", *filter(None, keep_columns.split(","))),
-        *(("--outputs", *outputs) if outputs else ()),
-        *("--rows-per-part", str(rows_per_part), "--batch-size", str(batch_size)),
-        *trainer_args,
-        name=name,
-        j=j,
-        node=launch.node(h, cpu, gpu, memMB, image, env, mounts, metadata),
-        max_retries=max_retries,
-    )

@@ -1,4 +1,4 @@
-"""Components that only hand their flags to one command of `python -m trainer`.
+"""Components that only hand their flags to one command of `python -m trainer`, or to another component.
 
 Such a component declares the command's flags. The flags of the job (resources, image, environment, ...) are added here.
 
@@ -29,6 +29,7 @@ def program(
     choices: Mapping[str, tuple[str, ...]] | None = None,
     implied: Iterable[str] = (),
     separator: Iterable[str] = (),
+    lists: Iterable[str] = (),
     **defaults: int,
 ) -> Callable[[Component], Component]:
     """Returns a decorator that makes a component of a function without a body.
@@ -46,6 +47,7 @@ def program(
         choices: The allowed values of flags.
         implied: Flags that are left out at their default, as they exclude others.
         separator: Words before the `--`.
+        lists: Flags whose value is a list, separated by commas, which may be empty.
         defaults: Other defaults of cpu, gpu and memMB. One process has no flag `gpu` unless it is here.
     """
     job_name = name or command
@@ -67,6 +69,8 @@ def program(
             words = [command]
             for flag in forwarded:
                 value = given[flag.name]
+                if flag.name in lists:
+                    value = [*filter(None, value.split(","))]
                 if _is_set(value, flag.default) and not (flag.name in implied and value == flag.default):
                     words += _words(flag.name, value, (flags or {}).get(flag.name))
             words += (*separator, *args) if args else ()
@@ -81,6 +85,28 @@ def program(
         component.__signature__ = signature  # pyrefly: ignore[missing-attribute]
         component.__doc__ = _documentation(function, signature, on_ranks)
         return component
+
+    return make
+
+
+def like(base: Component, **replaces: str) -> Callable[[Component], Component]:
+    """Returns a decorator that gives a component the flags of another, with the same defaults and documentation.
+
+    The component takes the flags that it passes on as `**flags`, which TorchX does not know. Its docstring may document
+    a flag in other words.
+
+    Args:
+        base: The other component.
+        replaces: Flags of the component, each with the flag of the other in whose place it stands.
+    """
+    places = {flag: name for name, flag in replaces.items()}
+
+    def make(function: Component) -> Component:
+        own, flags = inspect.signature(function), inspect.signature(base).parameters.values()
+        names = [own.parameters[places[flag.name]] if flag.name in places else flag for flag in flags]
+        function.__signature__ = own.replace(parameters=names)  # pyrefly: ignore[missing-attribute]
+        function.__doc__ = _documented(function, inspect.signature(function), inspect.getdoc(base) or "")
+        return function
 
     return make
 
@@ -130,10 +156,15 @@ def _words(name: str, value: Any, flag: str | None) -> list[str]:
 
 
 def _documentation(function: Component, signature: inspect.Signature, on_ranks: bool) -> str:
-    """Returns a function's docstring with every flag of a signature, in its order."""
-    documented = inspect.getdoc(function) or ""
+    """Returns a function's docstring with every flag of a signature, in its order, those of the job included."""
     numbers = "cpu, gpu and memMB" if "gpu" in signature.parameters else "cpu and memMB"
     text = (inspect.getdoc(_job) or "").format(node="each node" if on_ranks else "the node", numbers=numbers)
-    meanings = {each.arg_name: each.description or "" for part in (text, documented) for each in parse(part).params}
+    return _documented(function, signature, text)
+
+
+def _documented(function: Component, signature: inspect.Signature, defaults: str) -> str:
+    """Returns a function's docstring with every flag of a signature, which another docstring has where it has not."""
+    documented = inspect.getdoc(function) or ""
+    meanings = {each.arg_name: each.description or "" for part in (defaults, documented) for each in parse(part).params}
     lines = [f"    {flag}: {textwrap.indent(meanings.get(flag, ''), ' ' * 8).strip()}" for flag in signature.parameters]
-    return "\n".join([f"{documented.partition('Args:')[0]}Args:", *lines])
+    return "\n".join([documented.partition("Args:")[0].rstrip(), "", "Args:", *lines])

@@ -80,7 +80,10 @@ def wheel(tmp_path_factory):
 
 def test_what_it_copies_is_enough_to_install_the_project(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {*PLACES, "torchx_recsys_home.pth"}
+    places = {name.partition("/")[0] for name in names if ".dist-info" not in name}
+    assert places == {*PLACES, "torchx_recsys_home.pth", "apps"}
+    # Names of the version before, without an __init__.py, which would hide a user's package `apps`.
+    assert [name for name in names if name.startswith("apps/")] == ["apps/check_data/finding.py", "apps/export/load.py"]
     assert {
         "components/dlrm.py",
         "schedulers/jobset/scheduler.py",

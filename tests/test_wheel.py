@@ -97,6 +97,42 @@ def test_bench_says_so_through_torchx(programs, tmp_path):
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("words", ["--help", "tarin", "plan --help", "plan no_such_preset", "train --outt x"])
+def test_the_console_command_is_python_m_trainer(programs, newcomer, words):
+    typed = [type_in(f"{program} {words}", programs, newcomer) for program in ("torchx-recsys", "python -m trainer")]
+    assert len({(done.returncode, done.stdout, done.stderr) for done in typed}) == 1
+
+
+def test_the_console_command_finds_modules_of_the_directory_but_none_of_the_names_of_ours(programs, tmp_path):
+    (tmp_path / "trainer.py").write_text("raise RuntimeError('not the project')\n")
+    (tmp_path / "rows.csv").write_text("user,label\n" + "".join(f"u{row % 7},{row % 2}\n" for row in range(64)))
+    (tmp_path / "mine.py").write_text(
+        "from torchx_recsys import Finding\n\n"
+        "def check(checked):\n    yield Finding('error', 'mine', 'train', 'user', 'found by mine', 'none')\n"
+    )
+    words = "torchx-recsys check-data --source rows.csv --reader csv --label label --checks mine:check"
+    done = type_in(words, programs, tmp_path)
+    assert "found by mine" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("owns", [(), ("apps/mine.py",), ("apps/mine.py", "apps/__init__.py", "apps/export/load.py")])
+def test_names_of_the_version_before_are_found_beside_a_users_own(programs, tmp_path, owns):
+    """A package `apps` of the user's is as without ours: it hides the old names, which have new ones."""
+    for name in owns:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("WHOSE = 'mine'\n")
+    old = (
+        ""
+        if "apps/__init__.py" in owns
+        else "import apps.export.load as old, torchx_recsys; old.load is torchx_recsys.load"
+    )
+    new = "from apps.mine import WHOSE" if owns else ""
+    kept = "import apps.export.load as kept; kept.WHOSE" if "apps/export/load.py" in owns else ""
+    done = type_in(f"python -W default -c '{old}\n{new}\n{kept}'", programs, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("DeprecationWarning: apps.export.load is now torchx_recsys" in done.stderr) == bool(old)
+
+
 NOBODY = "unshare --user --map-user=54321 --map-group=54321 env --unset HOME --unset USER --unset LOGNAME"
 
 

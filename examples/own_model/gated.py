@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from trainer.models.base import ModelInputs
+from torchx_recsys import ModelInputs
 
 GAMMA = 2.0
 

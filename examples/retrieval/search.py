@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from torchx_recsys.apps.export.load import load
+from torchx_recsys import load
 
 EXPORT = Path("exports/tastes")
 ITEMS = Path("runs/tastes-items")

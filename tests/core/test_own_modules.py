@@ -8,23 +8,38 @@ from pathlib import Path
 
 import pytest
 from command import write_config
+from from_wheel import build_wheel, install_wheel
 from jobs import config
 
 from trainer.core.own_modules import PACKAGES, ROOT, find_own_first, rename
 
+PROGRAMS = Path(sys.executable).parent
 RAISES = "raise RuntimeError('not the project')\n"
+# What the user's own model may import, and nobody before it.
+USERS = ("planner.py", "apps/__init__.py", "pipelines/__init__.py", "sweeps/__init__.py")
+USERS_ALONE = f"import sys\nWHOSE = 'mine'\nif 'my_model' not in sys.modules: {RAISES}"
 OWN = """
+import apps, pipelines, planner, sweeps
 from my_package.part import build_model as make
 import schedulers, torchx_recsys, components
+assert {apps.WHOSE, pipelines.WHOSE, planner.WHOSE, sweeps.WHOSE} == {"mine"}
 """
+COMMANDS = (
+    "python -m trainer check-data config.toml || [ $? = 1 ]",  # 1: it has findings
+    "torchx run -s local_cwd dlrm.single_node --config config.toml --nproc 2 --out out",
+    "torchx pipeline run --dryrun pipeline.toml",
+    "torchx sweep run --dryrun sweep.toml",
+    "python -P -m trainer predict out --source {rows} --to predicted",
+    "python -P -m trainer export out --to exported",
+    "python -P -c 'from torchx_recsys import load; import sys; print(callable(load(*sys.argv[1:])))' exported/step-*",
+)
 PART = "from trainer.models.dlrm import dlrm as build_model\n"
 # Ranks as hosts with GPUs have them, each a program of its own.
 RANKS = "import sys; from trainer.torchrun import run_ranks; sys.exit(run_ranks(sys.argv[1:], None))"
 
 
-def type_in(folder, *words, **environment):
+def type_in(folder, *words, programs=PROGRAMS, **environment):
     """Runs a command in a directory as a user's shell would, on the CPU."""
-    programs = os.path.dirname(sys.executable)
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment
     variables |= {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder)}
     return subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True)
@@ -48,15 +63,37 @@ def test_a_typed_command_is_ours_beside_names_of_ours(rows, tmp_path, variables)
     assert "rows" in done.stdout
 
 
-def test_a_job_of_two_ranks_is_ours_and_its_model_the_users(rows, tmp_path):
+@pytest.fixture(scope="module", params=["checkout", "wheel"])
+def place(request, tmp_path_factory):
+    """The programs of a checkout, or of an environment that has the wheel alone."""
+    if request.param == "checkout":
+        return PROGRAMS
+    if not request.config.getoption("all"):
+        pytest.skip("--all: the same from the wheel")
+    wheel = build_wheel(tmp_path_factory.mktemp("built"), ["pyproject.toml", "README.md", "LICENSE", *PACKAGES])
+    return install_wheel(wheel, tmp_path_factory.mktemp("installed"))
+
+
+def test_a_repository_with_names_of_ours_is_ours_where_we_look_and_the_users_where_its_model_does(
+    rows, tmp_path, place
+):
     shadow(tmp_path, *PACKAGES)
+    for name in USERS:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(USERS_ALONE)
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package/part.py").write_text(PART)
     (tmp_path / "my_model.py").write_text(OWN)
-    file = write_config(tmp_path / "config.toml", config(rows, model__name="my_model:make", train__steps=2))
-    job = ("dlrm.single_node", "--config", file.name, "--nproc", "2", "--out", "out")
-    done = type_in(tmp_path, "torchx", "run", "-s", "local_cwd", *job)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    data = {"data__validation": [str(rows)], "evaluate__every_steps": 2}
+    write_config(tmp_path / "config.toml", config(rows, model__name="my_model:make", train__steps=2, **data))
+    training = {"component": "dlrm.single_node", "arguments": {"config": "config.toml", "out": "piped"}}
+    write_config(tmp_path / "pipeline.toml", {"out": "pipeline", "steps": {"train": training}})
+    sweep = {"out": "sweep", "trials": 1, "aim": "auc", "arguments": {"config": "config.toml"}}
+    write_config(tmp_path / "sweep.toml", sweep | {"space": {"model": {"embedding_dim": [8, 16]}}})
+    for command in COMMANDS:
+        done = type_in(tmp_path, "bash", "-c", command.replace("{rows}", str(rows)), programs=place)
+        assert done.returncode == 0, f"$ {command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    assert done.stdout == "True\n"
     assert (tmp_path / "out/metrics.jsonl").read_text().count("\n") == 2
 
 

@@ -62,7 +62,7 @@ def test_the_page_says_which_runs_are_held_out_and_how_far_their_forecasts_are()
 
 @pytest.mark.slow
 def test_the_table_and_the_constants_are_current(steps):
-    assert render(RUNS, steps) in PAGE.read_text(), "run `make published`"
+    assert render(RUNS, steps) in PAGE.read_text(), "run `make measure WHAT=published`"
     achieved, more = fit(RUNS, steps)
     assert achieved == pytest.approx(ACHIEVED, abs=0.01)
     assert more == {name: pytest.approx(system.milliseconds, abs=0.1) for name, system in SYSTEMS.items()}

@@ -6,6 +6,7 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from importlib.metadata import distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,9 @@ def install_wheel(wheel: Path, folder: Path) -> Path:
         files.extractall(site)
     (site / "packages.pth").write_text(f"{sysconfig.get_path('purelib')}\n")  # whose own .pth files are not read
     programs = folder / "bin"
-    for name, module in (("torchx", "torchx.cli.main"), ("torchrun", "torch.distributed.run")):
+    own = [point for found in distributions(path=[str(site)]) for point in found.entry_points]
+    scripts = {point.name: point.module for point in own if point.group == "console_scripts"}
+    for name, module in (scripts | {"torchx": "torchx.cli.main", "torchrun": "torch.distributed.run"}).items():
         (programs / name).write_text(f"#!{programs / 'python'}\nfrom {module} import main\nmain()\n")
         (programs / name).chmod(0o755)
     return programs

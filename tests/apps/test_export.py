@@ -249,9 +249,8 @@ def test_an_environment_with_torch_alone_is_enough(exports, tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
-def test_machine_code_answers_the_same(runs, tmp_path, request):
-    if not request.config.getoption("all"):
-        pytest.skip("compiles for half a minute; --all runs it")
+@pytest.mark.sample(0)  # compiles for half a minute
+def test_machine_code_answers_the_same(runs, tmp_path):
     directory = export(runs, "rules", tmp_path, "--compile", "True", "--quantize", "int8")
     parity = parity_of(directory)
     one = {name: values[:1] for name, values in parity["columns"].items()}

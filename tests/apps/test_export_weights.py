@@ -154,9 +154,8 @@ def test_quantized_tables(dtype, atol, folder, columns, predicted, tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
-def test_machine_code(folder, columns, predicted, tmp_path, request):
-    if not request.config.getoption("all"):
-        pytest.skip("compiles for half a minute; --all runs it")
+@pytest.mark.sample(0)  # compiles for half a minute
+def test_machine_code(folder, columns, predicted, tmp_path):
     (found,) = ask((export(folder, tmp_path, "--compile", "True"), columns), compiled=True)
     same(found, predicted, 1e-6)
 

@@ -216,7 +216,9 @@ def test_what_stands_in_the_way_of_a_model_of_ones_own_is_said_in_one_line(runs,
 def test_what_an_interrupted_export_left_is_replaced(runs, tmp_path):
     (tmp_path / "step-10").mkdir()
     (tmp_path / "step-10/model.pt2").write_text("half")
+    (tmp_path / "step-10/manifest.json.0a1b2c3d.partial").write_text("half")
     directory = export(runs, "half", tmp_path)
+    assert not [*tmp_path.rglob("*.partial")]
     (found,) = ask((directory, parity_of(directory)["columns"]))
     assert_parity(directory, found, exact=True)
 

@@ -3,6 +3,7 @@ import os
 import random
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import durations
@@ -53,6 +54,7 @@ def pytest_collection_modifyitems(config, items):
     """Samples tests, before `-m` takes those of one tier out of the sample, and sorts what is left."""
     if not config.getoption("all"):
         sample(config, items)
+    leave_all_but_few(items)
     yield
     durations.sort_longest_first(items)
 
@@ -63,6 +65,18 @@ def sample(config, items):
     chosen = {id(item) for item in sampled(candidates, UNIT_CASES if of_unit else len(items))}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
     items[:] = [item for item in items if id(item) in chosen]
+
+
+def leave_all_but_few(items):
+    """Marks the cases of tests marked `few` as `more`, but for the first ones of each."""
+    seen = Counter()
+    for item in items:
+        if marker := item.get_closest_marker("few"):
+            number, reason = marker.args
+            test = item.path, item.parent.name, item.originalname
+            seen[test] += 1
+            if seen[test] > number:
+                item.add_marker(pytest.mark.more(reason))
 
 
 def pytest_collection_finish():
@@ -90,8 +104,18 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="module")
 def matrix(request):
-    """The cells of the module's matrix that are run."""
-    return request.module.MATRIX[1](request.config.getoption("all"))
+    """The cells of the module's matrix that are run, which are those of the tests that are."""
+    names, cells = request.module.MATRIX
+    names = names.split(", ")
+    cases = [item.callspec.params for item in request.session.items if is_case(item, request.module, names)]
+    run = [tuple(case[name] for name in names) for case in cases]
+    whole = cells(request.config.getoption("all"))
+    return [cell for cell in whole if not run or (cell if len(names) > 1 else (cell,)) in run]
+
+
+def is_case(item, module, names):
+    """Returns whether a test is one of a cell of the module's matrix."""
+    return item.module is module and hasattr(item, "callspec") and {*names} <= {*item.callspec.params}
 
 
 @pytest.fixture(autouse=True)

@@ -49,6 +49,7 @@ def test_every_command_of_make_lint_has_a_planted_fault():
     assert commands == [*FAULTS]
 
 
+@pytest.mark.more("the checks themselves, again")
 @pytest.mark.slow
 @pytest.mark.parametrize("command", FAULTS)
 def test_a_check_refuses_a_planted_fault(copy, path, command):

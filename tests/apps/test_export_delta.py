@@ -73,6 +73,7 @@ def test_each_delta_is_the_whole_export_bit_for_bit(exports, form):
             assert followed(columns)[name].tolist() == model(columns)[name].tolist() == values.tolist()
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.parametrize("form", ["wide", "rules"])
 def test_torch_alone_is_enough(exports, form):
     deltas, whole = (folder / f"step-{STEPS[-1]}" for folder in exports[form])
@@ -277,6 +278,7 @@ def test_back_and_on(runs, exports, tmp_path, capfd):
     assert "names step-5, before it was step-20" in capfd.readouterr().out
 
 
+@pytest.mark.more("a disk stands for it")
 def test_to_an_object_store(runs, exports, tmp_path, monkeypatch, capfd):
     with object_store() as store:
         for name, value in store.environment.items():

@@ -123,6 +123,7 @@ def assert_answers(directory, **how):
     return parity
 
 
+@pytest.mark.more("unusual names")
 def test_it_is_loaded_and_served_by_its_columns_own_names(features, names, tmp_path):
     parity = assert_answers(features)
     assert parity["columns"].keys() == {"a number", *names}

@@ -91,6 +91,7 @@ def test_the_answer_is_that_of_brute_force(large, prices, capsys, plenty):
     assert by_sample == [one[0] for one in sorted(fitting, key=lambda one: one[2] * one[3])][:8]
 
 
+@pytest.mark.more("brute force checks the others")
 def test_clusters_by_the_hundred_are_found(large, capsys):
     """All hosts with a price, and 19 numbers of each: those that 2 ** 16 * 3 * 5 samples can be shared by."""
     batch = 2**16 * 3 * 5

@@ -49,6 +49,7 @@ def refused(capfd):
     return refused
 
 
+@pytest.mark.few(1, "one data set stands for all")
 def test_it_goes_all_the_way(number, tmp_path, run, refused):
     made, config, found = draw_data(number), tmp_path / "first.toml", tmp_path / "found.json"
     data = made.write(tmp_path / "data")

@@ -81,6 +81,7 @@ def assert_same(run, other):
     assert all(here[name].equal(there[name]) for name in here)
 
 
+@pytest.mark.few(1, "one stands for both")
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_trained_on_it_is_the_run_itself(folder, run, tmp_path, ranks):
     if ranks:
@@ -123,6 +124,7 @@ def test_after_a_segment_that_was_trained_on_late(folder, tmp_path):
     assert_same(tmp_path / "new", tmp_path / "run")
 
 
+@pytest.mark.few(1, "one stands for both")
 @pytest.mark.parametrize("files", [1, 4])
 def test_a_killed_one_is_made_up_for(folder, run, tmp_path, files):
     run = shutil.copytree(run, tmp_path / "run")

@@ -107,6 +107,7 @@ def test_a_killed_run_resumes_exactly(killed, baseline):
     assert run.outcome.read_text() == f"finished at step {last + 10}\n"
 
 
+@pytest.mark.more("test_deltas.py resumes on a disk")
 def test_a_delta_is_resumed_from(store, folder, baseline):
     run, flags = Run(store, folder, "deltas"), ("--checkpoint.full-every", 9, "--checkpoint.keep.newest", 1)
     run.train(*flags, "--train.steps", 4).end()
@@ -118,6 +119,7 @@ def test_a_delta_is_resumed_from(store, folder, baseline):
     assert run.losses() == baseline[:8]
 
 
+@pytest.mark.more("test_saver.py has the rules")
 def test_slow_saves_are_kept_and_deleted_by_the_rules(killed):
     assert killed["most"] <= 3  # the third while the oldest is being deleted
     assert killed["run"].committed() == [killed["last"] + 8, killed["last"] + 10]
@@ -158,6 +160,7 @@ def test_another_run_fine_tunes_from_it(killed, folder):
     assert f"fine-tuning from step {killed['last'] + 10}, {run.url}" in done.stdout
 
 
+@pytest.mark.more("test_rewind.py goes back on a disk")
 def test_a_run_over_segments_goes_back(store, folder):
     for seed, day in enumerate("abc"):
         store.fs.put(str(write_rows(folder / "days" / day, [64], seed)), f"bucket/days/{day}", recursive=True)
@@ -280,6 +283,7 @@ def test_a_misspelt_bucket_is_not_created(store, folder):
     assert store.fs.ls("", detail=False) == ["bucket"]
 
 
+@pytest.mark.more("S3 stands for all")
 @pytest.mark.parametrize(
     ("url", "server", "there", "get"),
     [

@@ -144,6 +144,7 @@ def canonical(tensors: dict) -> dict:
     return {name: whole(name, value) for name, value in tensors.items()}
 
 
+@pytest.mark.few(3, "three moves stand for all")
 def test_a_plan_restores_the_checkpoint_of_another(states, before, after, optimizers):
     expected = canonical(saved_tensors(trained(states, before, optimizers), STEPS))
     assert {name.split(".")[0] for name in expected} == {"model", "table", "dense"}

@@ -191,6 +191,7 @@ def test_a_second_job_is_refused_until_the_first_is_dead(file, tmp_path, baselin
     assert not (first.out / "lock.json").exists()
 
 
+@pytest.mark.more("waits half a minute")
 def test_a_stale_lock_is_taken_over(file, tmp_path):
     (tmp_path / "out").mkdir()
     holder = {"token": "x", "job": None, "host": "elsewhere", "pids": "", "pid": 7, "started": "1", "renewed": 0}
@@ -211,6 +212,7 @@ def test_the_same_torchx_job_does_not_wait_for_itself(file, tmp_path):
     assert job.code == 0
 
 
+@pytest.mark.more("a rare fault")
 def test_a_job_whose_directory_was_taken_over_ends(file, tmp_path):
     job = Training(file, tmp_path / "out", *FOR_EVER, "--checkpoint.every-steps", "0", ranks=0)
     job.after_steps(2)

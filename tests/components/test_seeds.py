@@ -33,6 +33,7 @@ def test_wrong_seeds_are_one_line(torchx, scheduler, seeds):
     assert "launched" not in done.stderr
 
 
+@pytest.mark.more("starts a job for each seed")
 def test_each_is_a_job_and_one_that_fails_leaves_the_others_alone(torchx, rows, path, tmp_path):
     file = write_config(tmp_path / "config.toml", config(rows, train__steps=2))
     (tmp_path / "runs").mkdir()

@@ -68,6 +68,7 @@ def test_own_model(typing):
     assert (json.loads((run / "run.json").read_text()))["world_size"] == 2
 
 
+@pytest.mark.more("one example stands for all")
 def test_multi_task(typing):
     folder = typing("multi_task")
     found = evaluated(folder / "runs/shop")
@@ -77,6 +78,7 @@ def test_multi_task(typing):
     assert {"clicked", "bought", "seconds"} <= {*predictions}
 
 
+@pytest.mark.more("one example stands for all")
 def test_retrieval(typing):
     pytest.importorskip("faiss", reason="pip install faiss-cpu")
     folder = typing("retrieval", "uvicorn")
@@ -135,6 +137,7 @@ def test_the_notebook_is_python():
     assert all(ast.parse(cell) for cell in cells())
 
 
+@pytest.mark.more("one example stands for all")
 def test_the_notebook_reads_a_run(typing, monkeypatch):
     pandas = pytest.importorskip("pandas", reason="pip install pandas")
     monkeypatch.chdir(typing("notebook"))

@@ -17,6 +17,7 @@ def ranks_of(device="cuda", **planner):
     return topology_to_plan_for(settings.data, settings.planner, settings.comms, settings.train, 16, 8, device)
 
 
+@pytest.mark.few(6, "six hosts stand for all")
 @pytest.mark.parametrize("name", [name for name, host in HOSTS.items() if host.gpu])
 def test_memory_and_bandwidths_are_the_hosts(name):
     host, found = HOSTS[name], ranks_of(hardware=name)

@@ -56,6 +56,7 @@ def runs(matrix, tmp_path_factory):
     return folder
 
 
+@pytest.mark.few(3, "three plans stand for all")
 @pytest.mark.parametrize("cut", ["cut", "scaled"])
 def test_no_bit_differs(runs, plan, optimizer, cut):
     plain, other = (runs / f"{plan}-{optimizer}-{name}" for name in ("plain", cut))

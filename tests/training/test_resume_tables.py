@@ -77,6 +77,7 @@ def assert_same(found, expected):
         assert found[name].dtype == value.dtype, name
 
 
+@pytest.mark.few(2, "two stand for all")
 def test_a_resumed_run_ends_bit_for_bit_as_its_baseline(runs, case):
     baseline, resumed = runs / f"{case}-baseline", runs / f"{case}-resumed"
     assert losses(resumed) == losses(baseline)

@@ -17,6 +17,8 @@ from trainer_process import Training, committed
 
 from trainer.rules.blocks import Blocks
 
+pytestmark = pytest.mark.more("test_managed_ids.py has tables of one block")
+
 ROWS, GROWN = 6000, 7000
 STEPS, HALF, BATCH = 12, 6, 960
 LANES = 24  # for 8 ranks, and for 3

@@ -112,6 +112,7 @@ def test_training_ends_early_with_a_checkpoint_and_the_final_evaluation(runs):
     assert (facts["state"], facts["step"]) == ("finished", END)
 
 
+@pytest.mark.few(2, "two stand for all")
 @pytest.mark.parametrize("name", ["again", "killed", "unevaluated", "untested"])
 def test_the_same_command_ends_in_the_same_way(runs, name):
     """After the end at once; killed before it, in the evaluation that decides, or in the last one."""

@@ -99,6 +99,7 @@ def test_cancelled_from_another_shell_it_saves_and_goes_on_later(torchx, undistu
     assert went_on == undisturbed
 
 
+@pytest.mark.more("test_restarts.py starts jobs again")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("sent", "retries", "nodes"),

@@ -9,7 +9,7 @@ import time
 import pytest
 from slurm_shell import Shell, number
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.more("a training on Slurm stands for all")]
 
 NOT_AVAILABLE = "Batch job submission failed: Requested node configuration is not available"
 AWKWARD = {

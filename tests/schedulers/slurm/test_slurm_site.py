@@ -16,7 +16,7 @@ from shells import wait_for
 from slurm_cluster import FEW, USER
 from slurm_shell import app_id, number
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.more("a training on Slurm stands for all")]
 
 NO_MPI = "srun_args=--mpi none"  # in place of the site's default, which is broken
 

@@ -17,6 +17,8 @@ from torchx_recsys.apps.serve.source import Source
 from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
 
+pytestmark = pytest.mark.more("test_serve_follow.py serves deltas")
+
 FORMS = {"wide": (), "wide-int8": ("--quantize", "int8"), "rules": ()}
 STEPS_OF = {"wide": STEPS, "wide-int8": (STEPS[0], STEPS[-1]), "rules": (STEPS[0], *STEPS[-2:])}
 DELTA = ("--delta", "True")

@@ -152,6 +152,7 @@ def test_the_tools_read_it(killed, folder):
     assert json.loads(run.store.fs.cat(f"{run.url}/evaluation-validation.json"))["step"] == killed["last"] + 10
 
 
+@pytest.mark.more("test_finetune.py does so on a disk")
 def test_another_run_fine_tunes_from_it(killed, folder):
     run = killed["run"]
     flags = ["--out", folder / "tuned", "--train.steps", "1", "--finetune.checkpoint", run.url]
@@ -202,6 +203,7 @@ def disturbed(store, folder):
     return {"run": run, "output": output}
 
 
+@pytest.mark.more("waits")
 def test_a_save_that_fails_briefly_is_retried(disturbed):
     assert "saving is tried again in 1 s: [Errno 121] InternalError was asked for" in disturbed["output"]
 
@@ -216,6 +218,7 @@ def test_denied_permission_loses_checkpoints_but_no_step(disturbed, baseline):
     assert disturbed["run"].outcome.read_text().startswith(f"stopped at step {len(alone)}, saved ")
 
 
+@pytest.mark.more("test_checkpoint.py does so on a disk")
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(disturbed):
     """A job whose last save fails reports that, and no save."""
     run = disturbed["run"]

@@ -13,6 +13,8 @@ from forked import run_forked
 from jobs import config
 from trainer_process import Training, committed, ranks_of
 
+pytestmark = pytest.mark.more("test_preemption.py and test_watchdog.py signal and kill ranks")
+
 
 @pytest.fixture
 def job(rows, tmp_path):

@@ -122,6 +122,7 @@ def test_the_same_command_ends_in_the_same_way(runs, name):
     assert all(torch.equal(value, other[key]) for key, value in straight.items())
 
 
+@pytest.mark.more("a detail")
 def test_with_more_patience_the_same_run_trains_on(runs):
     straight, longer = saved_tensors(runs / "off", 16), saved_tensors(runs / "longer", 16)
     assert straight.keys() == longer.keys()

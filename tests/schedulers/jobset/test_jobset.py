@@ -101,6 +101,7 @@ def test_follow_says_why_a_job_waits_before_it_starts_and_after_a_restart(cluste
         assert "sh/0 attempt\n" in follow.communicate(timeout=600)[0]
 
 
+@pytest.mark.more("waits; test_jobset_restarts.py has failures")
 def test_a_failing_replica_is_named_with_its_exit_code_and_last_words(cluster, quick, submit, status):
     script = "test $TORCHX_REPLICA_ID = 0 && echo fine && sleep 60; echo bad; exit 7"
     handle = finish(cluster, submit(script, replicas=2))
@@ -222,6 +223,7 @@ def test_follow_loses_and_repeats_nothing_when_its_connection_is_closed(cluster,
     assert quick("log", "-t", f"{handle}/sh/0") == "".join(f"sh/0 {i}\n" for i in range(1, 6))
 
 
+@pytest.mark.more("a detail")
 def test_follow_pauses_where_a_log_has_ended_and_its_pod_still_runs(monkeypatch):
     """A kubelet reports the end of a container late; until then its log, which is empty by now, ends at once."""
     labels = {"jobset.sigs.k8s.io/replicatedjob-name": "sh", "batch.kubernetes.io/job-completion-index": "0"}

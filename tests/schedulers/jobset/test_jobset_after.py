@@ -64,6 +64,7 @@ def test_it_waits_for_a_job_that_starts_again_and_starts_again_itself(cluster, s
     assert status(first)["num_restarts"] == 1
 
 
+@pytest.mark.more("a detail")
 def test_a_predecessor_that_has_been_deleted_since_does_not_matter_to_a_restart(cluster, submit, status, quick):
     first = submit("true")
     held = "test -e tried && exit 0; touch tried; until test -e go; do sleep 0.05; done; exit 3"
@@ -93,6 +94,7 @@ def test_it_does_not_start_after_one_that_did_not_succeed(cluster, submit, statu
     assert not (cluster.image / "started").exists()
 
 
+@pytest.mark.more("a rare fault")
 def test_the_pod_that_waits_outlasts_a_server_that_does_not_answer(cluster, submit, status, monkeypatch):
     first = submit(HELD)
     get, asked = cluster.get, []

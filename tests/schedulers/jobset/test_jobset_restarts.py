@@ -46,6 +46,7 @@ def test_an_exit_code_of_its_own_decides_nothing_without_an_outcome(cluster, sub
     assert (answer["state"], answer["num_restarts"]) == ("FAILED", 1)
 
 
+@pytest.mark.more("waits")
 def test_stops_that_gain_nothing_are_bounded(cluster, submit, status):
     script = "echo stopped at step 5, nothing saved > $TORCHX_OUTCOME_FILE; exit 1"
     answer = status(finish(cluster, submit(script, cfg="max_free_restarts=1")))
@@ -70,6 +71,7 @@ def ready(cluster, attempt):
     return None
 
 
+@pytest.mark.more("waits")
 def test_evictions_that_gain_nothing_are_bounded(cluster, submit, status):
     handle = submit("trap 'exit 1' TERM; echo ready; while :; do sleep 0.1; done", cfg="max_free_restarts=1")
     evict_twice(cluster)

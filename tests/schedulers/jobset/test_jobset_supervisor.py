@@ -58,6 +58,7 @@ def no_host(tmp_path):
     return f"{getent.parent}:{os.environ['PATH']}"
 
 
+@pytest.mark.few(3, "three stand for all")
 @pytest.mark.parametrize(
     ("script", "code"),
     [
@@ -143,6 +144,7 @@ def test_a_job_has_a_last_restart_whatever_it_gained(supervise, tmp_path):
     assert not (tmp_path / "began").exists()
 
 
+@pytest.mark.more("waits")
 def test_restarts_back_off_and_a_signal_ends_the_pause(start, tmp_path):
     replica = start("touch began", TORCHX_RESTARTS="6")
     assert replica.stdout.readline() == "[torchx] restart 6 begins in 32 s\n"

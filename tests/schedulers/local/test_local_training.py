@@ -14,6 +14,8 @@ from trainer_process import Gate, name_of
 
 from schedulers.local.processes import processes_with
 
+pytestmark = pytest.mark.more("test_main_job.py trains so, and test_preemption.py loses no step")
+
 JOB = ("dlrm.multi_node", "--config", "config.toml")
 STEPS, GATE = 80, 40
 STOPS = "training stops after this step"

@@ -19,6 +19,8 @@ from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import RunDirectory
 from trainer.models.embeddings import table_of_weight
 
+pytestmark = pytest.mark.more("test_resume.py goes on under another plan and on other ranks")
+
 KINDS = [
     "table_wise",
     "row_wise",
@@ -144,7 +146,6 @@ def canonical(tensors: dict) -> dict:
     return {name: whole(name, value) for name, value in tensors.items()}
 
 
-@pytest.mark.few(3, "three moves stand for all")
 def test_a_plan_restores_the_checkpoint_of_another(states, before, after, optimizers):
     expected = canonical(saved_tensors(trained(states, before, optimizers), STEPS))
     assert {name.split(".")[0] for name in expected} == {"model", "table", "dense"}

@@ -12,6 +12,8 @@ from jobs import config
 
 from trainer.core.own_modules import PACKAGES, ROOT, find_own_first, rename
 
+pytestmark = pytest.mark.more("names that are ours, in a user's directory")
+
 RAISES = "raise RuntimeError('not the project')\n"
 OWN = """
 from my_package.part import build_model as make

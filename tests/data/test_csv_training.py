@@ -46,7 +46,6 @@ def runs(matrix, files, tmp_path_factory):
     return folder
 
 
-@pytest.mark.few(2, "two stand for all")
 @pytest.mark.parametrize("kind", ["plain", "gz"])
 def test_the_losses_are_those_of_parquet_bit_for_bit(runs, kind, ranks):
     expected = losses(runs / f"parquet-{ranks}")

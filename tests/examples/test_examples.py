@@ -62,6 +62,7 @@ def test_links_of_a_page_lead_somewhere(name):
         assert (page.parent / target).exists(), target
 
 
+@pytest.mark.more("test_main_job.py types a model of one's own")
 def test_own_model(typing):
     run = typing("own_model") / "runs/gated"
     assert evaluated(run)["auc"] > LEAST_AUC

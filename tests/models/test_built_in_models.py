@@ -60,7 +60,6 @@ def runs(matrix, resumed, tmp_path_factory):
     return folder
 
 
-@pytest.mark.few(4, "four stand for all")
 def test_losses_fall_and_do_not_depend_on_the_number_of_ranks(runs, name, ranks):
     alone = losses(runs / f"{name}-1")
     assert np.mean(alone[-3:]) < np.mean(alone[:3])

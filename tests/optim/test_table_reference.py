@@ -233,7 +233,6 @@ def optimizer_of(case: str, table: str, weight: torch.Tensor, column_sharded: bo
     )
 
 
-@pytest.mark.few(6, "six stand for all")
 def test_a_table_optimizer_is_what_it_is_defined_as(trained, reference, case, kind, ranks):
     out = place(trained, case, kind, ranks)
     assert (out / "plan.json").read_text().count(f'"sharding_type": "{kind}"') >= len(TABLES) - 1

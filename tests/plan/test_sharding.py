@@ -164,7 +164,6 @@ def reference(data, kind, name):
     return model.state_dict()
 
 
-@pytest.mark.few(4, "four stand for all")
 def test_a_sharded_model_equals_plain_autograd(optimized, plan, optimizer):
     folder, data = optimized
     saved = saved_tensors(folder / f"{plan}-{optimizer}", 20)

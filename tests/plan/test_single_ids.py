@@ -83,7 +83,6 @@ def runs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.few(2, "two stand for all")
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", KINDS)
 def test_single_ids_train_and_evaluate_as_the_same_ids_in_lists(runs, name, ranks):

@@ -157,7 +157,6 @@ def assert_is_reference(out, reference):
     assert evaluations(out)[-1]["log_loss"] == pytest.approx(loss, rel=1e-5)
 
 
-@pytest.mark.few(3, "three stand for all")
 def test_averages_are_those_of_a_plain_computation(runs, reference, kind, ranks):
     assert_is_reference(runs / f"{kind}-{ranks}", reference)
 
@@ -188,7 +187,6 @@ def test_tables_need_not_be_averaged(runs, reference):
     assert all(torch.equal(tensors[name], all_averaged[name]) for name in averaged)
 
 
-@pytest.mark.few(3, "three stand for all")
 @pytest.mark.parametrize("kind", PLANS)
 def test_a_resumed_run_has_the_same_averages_bit_for_bit(runs, kind):
     straight, resumed = saved_tensors(runs / f"{kind}-2", STEPS), saved_tensors(runs / f"{kind}-half", STEPS)
@@ -199,7 +197,6 @@ def test_a_resumed_run_has_the_same_averages_bit_for_bit(runs, kind):
     assert [line for line in resumed_lines if line["step"] != 6] == lines
 
 
-@pytest.mark.few(2, "two stand for all")
 @pytest.mark.parametrize(("before", "after"), REPLANNED)
 def test_another_plan_goes_on_with_the_averages(runs, reference, before, after):
     assert_is_reference(runs / f"{before}-to-{after}", reference)

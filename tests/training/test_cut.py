@@ -9,6 +9,8 @@ import pytest
 import torch
 from jobs import config, launch, losses, saved_tensors, write_rows
 
+pytestmark = pytest.mark.more("test_sharding.py compares plans")
+
 PLANS = [
     "table_wise",
     "row_wise",
@@ -56,7 +58,6 @@ def runs(matrix, tmp_path_factory):
     return folder
 
 
-@pytest.mark.few(3, "three plans stand for all")
 @pytest.mark.parametrize("cut", ["cut", "scaled"])
 def test_no_bit_differs(runs, plan, optimizer, cut):
     plain, other = (runs / f"{plan}-{optimizer}-{name}" for name in ("plain", cut))

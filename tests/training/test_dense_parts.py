@@ -188,7 +188,6 @@ def test_a_run_takes_the_rates_of_its_schedules_before_and_after_a_resume(folder
             assert rate.item() == pytest.approx(rate_of(name, step), rel=1e-12), (name, step)
 
 
-@pytest.mark.more("test_resume.py resumes")
 def test_a_resumed_run_ends_bit_for_bit_as_its_baseline(folder, names):
     for name in [*names, "recorded"]:
         assert losses(folder / name) == losses(folder / f"{name}-baseline"), name

@@ -204,7 +204,6 @@ def touched(table: str, columns: dict, rows: list[int]) -> torch.Tensor:
     return found
 
 
-@pytest.mark.few(2, "two stand for all")
 @pytest.mark.parametrize("case", CASES)
 def test_weighted_pooling_trains_as_in_float64(runs, columns, case):
     _, kind, optimizer, _ = CASES[case]

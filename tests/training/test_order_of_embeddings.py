@@ -73,7 +73,6 @@ def runs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.few(2, "two plans stand for all")
 @pytest.mark.parametrize("model", [name.split(":")[1] for name in MODELS])
 @pytest.mark.parametrize("out", ["2", "4", "moved", "cut"])
 def test_every_plan_gives_the_same_losses(runs, model, out):

@@ -4,6 +4,8 @@ import pytest
 import torch
 from jobs import config, launch, losses, saved_tensors, write_rows
 
+pytestmark = pytest.mark.more("test_resume.py resumes")
+
 EPOCH = 4  # steps
 CASES = {
     "adam": ("row_wise", {"name": "adam", "learning_rate": 0.01, "weight_decay": 0.1}, "fp32"),
@@ -77,7 +79,6 @@ def assert_same(found, expected):
         assert found[name].dtype == value.dtype, name
 
 
-@pytest.mark.few(2, "two stand for all")
 def test_a_resumed_run_ends_bit_for_bit_as_its_baseline(runs, case):
     baseline, resumed = runs / f"{case}-baseline", runs / f"{case}-resumed"
     assert losses(resumed) == losses(baseline)

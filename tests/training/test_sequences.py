@@ -189,7 +189,6 @@ def test_the_next_item_is_found_alike_on_any_number_of_ranks(runs, model, ranks)
     assert 0.1 < expected["recall@10"] < 0.9
 
 
-@pytest.mark.few(2, "one stands for all")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_do_not_depend_on_plan_and_ranks(runs, name):
     assert_alike(runs / f"{name}-{several(name)}", runs / f"{name}-1")
@@ -237,7 +236,6 @@ def test_even_steps_train_alike(runs):
     assert_alike(runs / "even-balanced-on-4", runs / "even-2")
 
 
-@pytest.mark.few(2, "one stands for all")
 @pytest.mark.parametrize("precision", SENT)
 @pytest.mark.parametrize("kind", ["table_wise", "row_wise"])
 def test_the_embeddings_of_all_ids_are_sent(runs, kind, precision):

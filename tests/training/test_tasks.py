@@ -94,7 +94,6 @@ def by_hand(data):
     return curves
 
 
-@pytest.mark.few(4, "four stand for all")
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_follows_the_float64_reference(runs, by_hand, kind, ranks):
     assert by_hand[kind][-1] != pytest.approx(by_hand[kind][0], rel=1e-2)
